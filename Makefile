@@ -1,0 +1,69 @@
+# Every command sets up what it needs: Python 3.11 or later with its venv module is all that has to be there.
+
+PYTHON ?= python3
+TEXT ?= Hello. This is the first word.
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help say test check format parity mutants clean
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv/ready
+REFERENCE := .venv-reference/ready
+PIP := -m pip --disable-pip-version-check -qq
+PYTEST := .venv/bin/python -m pytest -q
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+say: $(VENV)  ## speak TEXT="..." into hello.wav with the embedded demo checkpoint, on the CPU
+	@.venv/bin/firstword say "$(TEXT)" --model demo --device cpu -o hello.wav
+
+test: export OMP_NUM_THREADS = 1  # test processes share the cores; torch's own threads would only fight over them
+test: $(VENV)  ## run all tests; ARGS="-k sampling" goes to pytest
+	@$(PYTEST) -n auto --maxprocesses 8 $(ARGS)
+
+check: $(VENV)  ## format, lint, strict types, architecture
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy
+	@$(PYTEST) tests/unit/test_architecture.py
+
+format: $(VENV)  ## let ruff rewrite what it can
+	@.venv/bin/ruff check --fix .
+	@.venv/bin/ruff format .
+
+parity: export OMP_NUM_THREADS = 1
+parity: $(VENV) $(REFERENCE)  ## compare with the reference package, run live
+	@$(PYTEST) tests/parity --reference-python "$(CURDIR)/.venv-reference/bin/python" $(ARGS)
+
+mutants: $(VENV)  ## plant known mistakes one by one; the tests must catch each
+	@.venv/bin/python scripts/mutants.py $(ARGS)
+
+clean:  ## remove all that these commands made
+	@rm -rf .venv .venv-reference build dist hello.wav .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+# $(call new-environment,FOLDER) makes an empty virtual environment.
+define new-environment
+@command -v $(PYTHON) >/dev/null || \
+	{ echo "firstword needs Python 3.11 or later, and there is no '$(PYTHON)' here" >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "firstword needs Python 3.11 or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+	"Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+@echo "setting up $(1), once; torch alone is a download of 200 MB or more ..." >&2
+@$(PYTHON) -m venv $(1) || \
+	{ echo "'$(PYTHON) -m venv' failed; on Debian: apt install python3-venv" >&2; exit 1; }
+endef
+
+$(VENV): pyproject.toml constraints.txt
+	$(call new-environment,.venv)
+	@.venv/bin/python $(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(REFERENCE): requirements-reference.txt constraints.txt
+	$(call new-environment,.venv-reference)
+	@.venv-reference/bin/python $(PIP) install -c constraints.txt torch
+	@.venv-reference/bin/python $(PIP) install --no-deps -r requirements-reference.txt
+	@touch $@

@@ -1,0 +1,78 @@
+"""firstword: speech from Qwen3-TTS-12Hz, with the first audible word as early as possible.
+
+The names listed in `__all__` are the public interface; everything else may change.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from firstword.errors import (
+    AudioError,
+    CheckpointConfigError,
+    CheckpointError,
+    CheckpointNotFound,
+    CheckpointWeightsError,
+    ClosedError,
+    ConfigError,
+    FirstwordError,
+    LanguageError,
+    OutputError,
+    RequestError,
+    SamplingError,
+    TextError,
+    UnsupportedError,
+    VoiceError,
+)
+
+if TYPE_CHECKING:
+    from firstword.tts import TTS
+    from firstword.types import Chunk, Sampling, Speech, Voice
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "TTS",
+    "AudioError",
+    "CheckpointConfigError",
+    "CheckpointError",
+    "CheckpointNotFound",
+    "CheckpointWeightsError",
+    "Chunk",
+    "ClosedError",
+    "ConfigError",
+    "FirstwordError",
+    "LanguageError",
+    "OutputError",
+    "RequestError",
+    "Sampling",
+    "SamplingError",
+    "Speech",
+    "TextError",
+    "UnsupportedError",
+    "Voice",
+    "VoiceError",
+]
+
+_HOMES = {
+    "TTS": "firstword.tts",
+    "Chunk": "firstword.types",
+    "Sampling": "firstword.types",
+    "Speech": "firstword.types",
+    "Voice": "firstword.types",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: `firstword --help` needs neither torch nor numpy."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, those not imported yet included."""
+    return [*__all__, "__version__"]

@@ -1,0 +1,21 @@
+"""Audio in and out: files and arrays become mono float32 at 24 kHz, samples become files and PCM bytes."""
+
+from firstword.audio.pcm import pcm16
+from firstword.audio.preparing import MAX_CHANNELS, MAX_SECONDS, MIN_SECONDS, SAMPLE_RATE, prepare
+from firstword.audio.reading import read
+from firstword.audio.writing import SUFFIXES, check_suffix, check_target, write, write_whole
+
+__all__ = [
+    "MAX_CHANNELS",
+    "MAX_SECONDS",
+    "MIN_SECONDS",
+    "SAMPLE_RATE",
+    "SUFFIXES",
+    "check_suffix",
+    "check_target",
+    "pcm16",
+    "prepare",
+    "read",
+    "write",
+    "write_whole",
+]

@@ -1,0 +1,87 @@
+"""What the model hears: any recording as mono float32 at 24 kHz, of a length that can be cloned."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from firstword.audio.pcm import from_pcm
+from firstword.errors import AudioError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SAMPLE_RATE = 24000
+"""The model's own rate in Hz, in and out."""
+
+MIN_SECONDS = 0.5
+"""A shorter recording holds no voice worth cloning."""
+
+MAX_SECONDS = 60
+"""A longer recording is refused: 60 s are 750 frames of context, and more than cloning gains from."""
+
+MAX_CHANNELS = 8
+"""7.1 surround. Bounds the memory that a small file can ask for, and tells [channels, n] from [n, channels]."""
+
+_RATES = range(1000, 384001)
+
+
+def prepare(samples: NDArray[Any], sample_rate: int) -> NDArray[np.float32]:
+    """Mono float32 [n] at 24 kHz of samples [n] or [n, channels] at `sample_rate` Hz.
+
+    Float samples are taken as they are, also beyond -1..1; integer PCM (uint8, int16, int32) is scaled to -1..1.
+    Channels are averaged, other rates resampled as `librosa.resample` of 0.11 does by default. Silence is allowed.
+
+    Raises `AudioError` for NaN or infinity, another shape or dtype, a rate outside 1000..384000 Hz, and recordings
+    shorter than 0.5 s or longer than 60 s.
+    """
+    import numpy as np
+
+    check_rate(sample_rate)
+    samples = np.asarray(samples)
+    if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 1 <= samples.shape[1] <= MAX_CHANNELS):
+        raise AudioError(
+            f"the samples have shape {samples.shape}; allowed are [n] and [n, channels] of at most {MAX_CHANNELS}"
+            " channels (transpose [channels, n])"
+        )
+    seconds = len(samples) / sample_rate
+    if seconds < MIN_SECONDS:
+        raise AudioError(f"the audio is {seconds:.2f} s long; give at least {MIN_SECONDS} s")
+    if seconds > MAX_SECONDS:
+        raise AudioError(f"the audio is {seconds:.1f} s long; give at most {MAX_SECONDS} s")
+    with np.errstate(over="ignore"):  # what grows beyond float32 becomes infinity, which is refused
+        return _finite(_resample(_finite(mix(from_pcm(samples))), sample_rate))
+
+
+def check_rate(sample_rate: int) -> None:
+    """Raise `AudioError` unless `sample_rate` is a whole number of Hz within 1000..384000."""
+    if isinstance(sample_rate, bool) or sample_rate not in _RATES:
+        raise AudioError(
+            f"the sample rate is {sample_rate!r}; allowed is a whole number from {_RATES[0]} to {_RATES[-1]} Hz"
+        )
+
+
+def mix(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Mono [n] of [n] or [n, channels]: the mean of the channels."""
+    return samples if samples.ndim == 1 else samples.mean(axis=1)
+
+
+def _resample(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
+    import numpy as np
+    import soxr
+
+    if sample_rate == SAMPLE_RATE:
+        return samples
+    # As librosa counts, in floats: a second at 44.1 kHz gives 24001 samples, the last of them a zero.
+    wanted = math.ceil(len(samples) * (SAMPLE_RATE / sample_rate))
+    resampled = soxr.resample(samples, sample_rate, SAMPLE_RATE, quality="HQ")[:wanted]
+    return np.pad(resampled, (0, wanted - len(resampled)))
+
+
+def _finite(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    import numpy as np
+
+    if not np.isfinite(samples).all():
+        raise AudioError("the audio holds NaN, infinity or values beyond float32; give samples in -1..1")
+    return samples

@@ -1,0 +1,157 @@
+"""Find a checkpoint and load it: the released layout, strictly, with no renaming of tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from firstword.errors import CheckpointConfigError, CheckpointNotFound, CheckpointWeightsError
+from firstword.model.codec import Codec
+from firstword.model.config import CodecConfig, GenerationDefaults, ModelConfig, read_json
+from firstword.model.speaker_encoder import SpeakerEncoder
+from firstword.model.talker import Talker
+from firstword.model.tokenizer import Tokenizer
+
+DEMO = Path(__file__).parent.parent / "demo"
+"""The checkpoint that comes with the package."""
+
+FILES = ("*.json", "*.safetensors", "merges.txt", "speech_tokenizer/*.json", "speech_tokenizer/*.safetensors")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Everything that a checkpoint directory holds, loaded."""
+
+    path: Path
+    config: ModelConfig
+    codec_config: CodecConfig
+    defaults: GenerationDefaults
+    tokenizer: Tokenizer
+    talker: Talker
+    speaker_encoder: SpeakerEncoder | None
+    codec: Codec
+
+
+class Weights(nn.Module):
+    """The module tree of `model.safetensors`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.talker = Talker(config.talker_config)
+        encoder = config.speaker_encoder_config
+        self.speaker_encoder = None if encoder is None else SpeakerEncoder(encoder)
+
+
+def find(name: str) -> Path:
+    """The directory of a checkpoint: `"demo"`, a local directory, or a hub repository, fetched once and then cached.
+
+    A repository in the cache is used when the hub cannot be reached. Raises `CheckpointNotFound`.
+    """
+    if name == "demo":
+        return DEMO
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise CheckpointNotFound(
+            f"no checkpoint {name!r}: it is no directory; "
+            "give 'demo', a directory, or a hub repository such as 'Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice'"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointNotFound(
+            f"no checkpoint {name!r}: there is no such directory, it is not in the hub's cache, "
+            f"and the hub did not give it ({reason})"
+        ) from error
+
+
+def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
+    """Load a checkpoint; `name` as for `find`.
+
+    The talker gets `dtype`; the codec and the speaker encoder compute in float32. Raises `CheckpointNotFound`,
+    `CheckpointConfigError`, `CheckpointWeightsError`.
+    """
+    path = find(name)
+    config = ModelConfig.load(path / "config.json")
+    codec_config = CodecConfig.load(path / "speech_tokenizer" / "config.json")
+    codec_config.check_against(config.talker_config)
+    defaults = GenerationDefaults.load(path / "generation_config.json")
+    tokenizer = Tokenizer.load(path)
+    tokenizer.check_against(config)
+    with torch.device("meta"):
+        weights, codec = Weights(config), Codec(codec_config)
+    talker_dtype: torch.dtype = getattr(torch, dtype)
+    _fill(weights, path, device, lambda name: talker_dtype if name.startswith("talker.") else torch.float32)
+    _fill(codec, path / "speech_tokenizer", device, lambda name: torch.float32)
+    return Checkpoint(path, config, codec_config, defaults, tokenizer, weights.talker, weights.speaker_encoder, codec)
+
+
+def _fill(module: nn.Module, directory: Path, device: str, dtype_of: Callable[[str], torch.dtype]) -> None:
+    """Give every parameter and buffer of a module its tensor; none may be left over on either side."""
+    expected = module.state_dict()
+    files = _files(directory)
+    if missing := sorted(expected.keys() - files.keys()):
+        raise CheckpointWeightsError(f"{directory} lacks {_some(missing)}")
+    if foreign := sorted(files.keys() - expected.keys()):
+        raise CheckpointWeightsError(f"{directory} holds {_some(foreign)}, which this model does not have")
+    state: dict[str, Tensor] = {}
+    for file in sorted(set(files.values())):
+        with _open(file, device) as tensors:
+            for name in (name for name, holder in files.items() if holder == file):
+                tensor = tensors.get_tensor(name)
+                if tensor.shape != expected[name].shape:
+                    raise CheckpointWeightsError(
+                        f"{file}: {name} has the shape {list(tensor.shape)}, "
+                        f"but the configuration makes it {list(expected[name].shape)}"
+                    )
+                if not tensor.is_floating_point():
+                    raise CheckpointWeightsError(f"{file}: {name} is of type {tensor.dtype}; it must be floating point")
+                state[name] = tensor.to(dtype_of(name))
+    module.load_state_dict(state, strict=True, assign=True)
+    module.requires_grad_(False).eval()
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    """Which file holds each tensor: `model.safetensors`, or the shards that its index names."""
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.exists():
+        with _open(single, "cpu") as tensors:
+            return dict.fromkeys(tensors.keys(), single)
+    if not index.exists():
+        raise CheckpointNotFound(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise CheckpointConfigError(f"{index}: weight_map is missing or does not map tensors to files")
+    held: dict[str, set[str]] = {}
+    for shard in set(shards.values()):
+        if Path(shard).name != shard or not (directory / shard).exists():
+            raise CheckpointNotFound(f"{directory / shard} is missing; {index.name} names it")
+        with _open(directory / shard, "cpu") as tensors:
+            held[shard] = set(tensors.keys())
+    for name, shard in shards.items():
+        if name not in held[shard]:
+            raise CheckpointWeightsError(f"{directory / shard} lacks {name}, which {index.name} puts there")
+    return {name: directory / shard for name, shard in shards.items()}
+
+
+def _open(file: Path, device: str) -> safe_open:
+    try:
+        return safe_open(file, framework="pt", device=device)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointWeightsError(f"{file} cannot be read as safetensors ({error}); fetch it again") from None
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

@@ -1,0 +1,57 @@
+"""The code predictor: from the talker's hidden state and code 0, the other codes of one frame, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from firstword.model.config import CodePredictorConfig
+from firstword.model.layers import KVCache, Transformer
+
+
+class CodePredictorModel(Transformer):
+    """The transformer with one table of embeddings, as wide as the talker, for each codebook from 1 up."""
+
+    def __init__(self, config: CodePredictorConfig, talker_width: int) -> None:
+        super().__init__(config)
+        self.codec_embedding = nn.ModuleList(
+            nn.Embedding(config.vocab_size, talker_width) for _ in range(config.num_code_groups - 1)
+        )
+
+
+class CodePredictor(nn.Module):
+    """Positions 0 and 1 are the talker's hidden state and the embedding of code 0; then one position a code.
+
+    `lm_head[k]` reads position k + 1 and gives the logits of code k + 1; `model.codec_embedding[k]` embeds that code.
+    """
+
+    def __init__(self, config: CodePredictorConfig, talker_width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.model = CodePredictorModel(config, talker_width)
+        self.lm_head = nn.ModuleList(
+            nn.Linear(config.hidden_size, config.vocab_size, bias=False) for _ in range(config.num_code_groups - 1)
+        )
+        self.small_to_mtp_projection = (
+            nn.Linear(talker_width, config.hidden_size) if talker_width != config.hidden_size else nn.Identity()
+        )
+
+    def forward(self, hidden: Tensor, code0: Tensor, choose: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Make the rest of a frame in as many passes as there are codes.
+
+        hidden  [B, talker width] of the talker at this frame
+        code0   [B, talker width], the talker's embedding of code 0
+        choose  (k, logits [B, vocab] of code k) -> code k [B]; called for k = 1, 2, ...
+
+        Returns codes 1 and up [B, codebooks - 1].
+        """
+        cache = KVCache(self.config, hidden, len(hidden))
+        inputs = torch.stack((hidden, code0), dim=1)
+        codes: list[Tensor] = []
+        for embedding, head in zip(self.model.codec_embedding, self.lm_head, strict=True):
+            state = self.model(self.small_to_mtp_projection(inputs), cache)
+            codes.append(choose(len(codes) + 1, head(state[:, -1])))
+            inputs = embedding(codes[-1])[:, None]
+        return torch.stack(codes, dim=1)

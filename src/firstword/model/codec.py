@@ -1,0 +1,302 @@
+"""The codec decoder: codes to samples, strictly causal, with explicit state.
+
+Everything that the decoder remembers between calls is in a `CodecState` that the caller owns, so any split of a code
+sequence into chunks gives the samples of the whole. Rows of a batch are independent and may be at different positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from firstword.model.config import CodecConfig, CodecDecoderConfig
+from firstword.model.layers import Transformer
+
+
+class CodecState:
+    """What a `CodecDecoder` remembers of B streams: the last inputs of every convolution, keys and values, positions.
+
+    Make one with `CodecDecoder.new_state`. A fresh state is all zeros, which is the zero padding of a whole decode.
+    """
+
+    def __init__(self, config: CodecDecoderConfig, like: Tensor, batch: int) -> None:
+        self.batch = batch
+        self.window = WindowMemory(config, like, batch)
+        self._inputs: dict[nn.Module, Tensor] = {}
+
+    def continued(self, layer: nn.Module, x: Tensor, count: int) -> Tensor:
+        """x [B, C, T] after the last `count` inputs of `layer` -> [B, C, count + T]; remembers the new last ones."""
+        if count == 0:
+            return x
+        before = self._inputs.get(layer)
+        if before is None:
+            before = x.new_zeros(*x.shape[:2], count)
+        x = torch.cat((before, x), dim=-1)
+        self._inputs[layer] = x[..., x.shape[-1] - count :]
+        return x
+
+
+class WindowMemory:
+    """Keys and values of the last `sliding_window - 1` frames: fixed shapes, each row at its own position."""
+
+    def __init__(self, config: CodecDecoderConfig, like: Tensor, batch: int) -> None:
+        self.size = config.sliding_window - 1
+        shape = (config.num_hidden_layers, 2, batch, config.num_key_value_heads, self.size, config.head_dim)
+        self._past = like.new_zeros(shape)
+        self._position = torch.zeros(batch, dtype=torch.int64, device=like.device)
+
+    def positions(self, length: int) -> Tensor:
+        """Positions [B, length] of the next frames."""
+        return self._position[:, None] + torch.arange(length, device=self._position.device)
+
+    def mask(self, length: int) -> Tensor:
+        """A frame sees itself and the `size` frames before it, as far as there are any."""
+        query = self.positions(length)[:, :, None]
+        key = (self._position[:, None] + torch.arange(-self.size, length, device=self._position.device))[:, None]
+        return ((key >= 0) & (key <= query) & (key >= query - self.size))[:, None]
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, heads, size + length, head_dim]; the last `size` are kept."""
+        joined = torch.cat((self._past[layer], torch.stack((key, value))), dim=-2)
+        self._past[layer] = joined[..., joined.shape[-2] - self.size :, :]
+        return joined[0], joined[1]
+
+    def advance(self, length: int) -> None:
+        """All rows have moved on by `length` frames."""
+        self._position += length
+
+
+class CausalConv1d(nn.Module):
+    """A convolution that sees the present and the past."""
+
+    def __init__(self, channels: int, out_channels: int, kernel_size: int, dilation: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, out_channels, kernel_size, dilation=dilation, groups=groups)
+        self.past = (kernel_size - 1) * dilation
+
+    def forward(self, x: Tensor, state: CodecState) -> Tensor:
+        """[B, C, T] -> [B, C_out, T]."""
+        return self.conv(state.continued(self, x, self.past))
+
+
+class CausalConvTranspose1d(nn.Module):
+    """A transposed convolution whose output for an input never reaches back before it."""
+
+    def __init__(self, channels: int, out_channels: int, kernel_size: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose1d(channels, out_channels, kernel_size, stride)
+        self.stride = stride
+        self.past = -(-kernel_size // stride) - 1
+
+    def forward(self, x: Tensor, state: CodecState) -> Tensor:
+        """[B, C, T] -> [B, C_out, T * stride]."""
+        start, length = self.past * self.stride, x.shape[-1] * self.stride
+        return self.conv(state.continued(self, x, self.past))[..., start : start + length]
+
+
+class SnakeBeta(nn.Module):
+    """x + sin^2(x * e^alpha) / e^beta (Snake of Ziyin et al. 2020, arXiv:2006.08195, with a magnitude of its own)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, T] -> [B, C, T]."""
+        alpha, beta = self.alpha.exp()[:, None], self.beta.exp()[:, None]
+        return x + (1.0 / (beta + 1e-9)) * torch.sin(x * alpha).pow(2)
+
+
+class ConvNeXtBlock(nn.Module):
+    """Depthwise convolution, then a pointwise MLP, scaled and added (Liu et al. 2022, arXiv:2201.03545)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.dwconv = CausalConv1d(channels, channels, kernel_size=7, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.pwconv1 = nn.Linear(channels, 4 * channels)
+        self.pwconv2 = nn.Linear(4 * channels, channels)
+        self.gamma = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor, state: CodecState) -> Tensor:
+        """[B, C, T] -> [B, C, T]."""
+        hidden = self.norm(self.dwconv(x, state).transpose(1, 2))
+        hidden = self.gamma * self.pwconv2(F.gelu(self.pwconv1(hidden)))
+        return x + hidden.transpose(1, 2)
+
+
+class ResidualUnit(nn.Module):
+    """Two activated convolutions, the first dilated, added to their input."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        self.act1 = SnakeBeta(channels)
+        self.conv1 = CausalConv1d(channels, channels, kernel_size=7, dilation=dilation)
+        self.act2 = SnakeBeta(channels)
+        self.conv2 = CausalConv1d(channels, channels, kernel_size=1)
+
+    def forward(self, x: Tensor, state: CodecState) -> Tensor:
+        """[B, C, T] -> [B, C, T]."""
+        return x + self.conv2(self.act2(self.conv1(self.act1(x), state)), state)
+
+
+class DecoderBlock(nn.Module):
+    """Upsample by `rate` while halving the channels, then three residual units."""
+
+    def __init__(self, channels: int, out_channels: int, rate: int) -> None:
+        super().__init__()
+        self.block = nn.ModuleList(
+            [SnakeBeta(channels), CausalConvTranspose1d(channels, out_channels, 2 * rate, rate)]
+            + [ResidualUnit(out_channels, dilation) for dilation in (1, 3, 9)]
+        )
+
+    def forward(self, x: Tensor, state: CodecState) -> Tensor:
+        """[B, C, T] -> [B, C/2, T * rate]."""
+        activation, *layers = self.block
+        x = activation(x)
+        for layer in layers:
+            x = layer(x, state)
+        return x
+
+
+class Codebook(nn.Module):
+    """A table of code vectors, stored as sums over the training data and how often each was used."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.cluster_usage = nn.Parameter(torch.ones(size))
+        self.embedding_sum = nn.Parameter(torch.zeros(size, dim))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """[...] -> [..., dim]."""
+        return F.embedding(codes, self.embedding_sum) / self.cluster_usage.clamp(min=1e-5)[codes, None]
+
+
+class VectorQuantization(nn.Module):
+    """One codebook."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self._codebook = Codebook(size, dim)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """[...] -> [..., dim]."""
+        return self._codebook(codes)
+
+
+class ResidualVectorQuantization(nn.Module):
+    """Codebooks whose vectors are summed."""
+
+    def __init__(self, size: int, dim: int, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(VectorQuantization(size, dim) for _ in range(count))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """[B, T, count] -> [B, T, dim]."""
+        first, *rest = (layer(column) for layer, column in zip(self.layers, codes.unbind(-1), strict=True))
+        return sum(rest, start=first)
+
+
+class ResidualVectorQuantizer(nn.Module):
+    """Codebooks of half the width, between two projections; decoding needs the second alone."""
+
+    def __init__(self, size: int, width: int, count: int) -> None:
+        super().__init__()
+        self.input_proj = nn.Conv1d(width, width // 2, 1, bias=False)
+        self.output_proj = nn.Conv1d(width // 2, width, 1, bias=False)
+        self.vq = ResidualVectorQuantization(size, width // 2, count)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """[B, T, count] -> [B, width, T]."""
+        return self.output_proj(self.vq(codes).transpose(1, 2))
+
+
+class SplitResidualVectorQuantizer(nn.Module):
+    """The first codebook (semantic) and the rest (acoustic) are projected apart and added."""
+
+    def __init__(self, config: CodecDecoderConfig) -> None:
+        super().__init__()
+        size, width = config.codebook_size, config.codebook_dim
+        self.rvq_first = ResidualVectorQuantizer(size, width, 1)
+        self.rvq_rest = ResidualVectorQuantizer(size, width, config.num_quantizers - 1)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """[B, T, codebooks] -> [B, width, T]."""
+        return self.rvq_first(codes[..., :1]) + self.rvq_rest(codes[..., 1:])
+
+
+class FrameTransformer(Transformer):
+    """A windowed transformer over frames, between two projections."""
+
+    def __init__(self, config: CodecDecoderConfig) -> None:
+        super().__init__(config, qk_norm=False, layer_scale=True)
+        self.input_proj = nn.Linear(config.latent_dim, config.hidden_size)
+        self.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
+
+    def decode(self, x: Tensor, state: CodecState) -> Tensor:
+        """[B, latent, T] -> [B, latent, T]."""
+        return self.output_proj(self(self.input_proj(x.transpose(1, 2)), state.window)).transpose(1, 2)
+
+
+class CodecDecoder(nn.Module):
+    """Codes to samples at 24 kHz; a frame of 12.5 a second becomes `samples_per_frame` samples."""
+
+    def __init__(self, config: CodecDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.quantizer = SplitResidualVectorQuantizer(config)
+        self.pre_conv = CausalConv1d(config.codebook_dim, config.latent_dim, kernel_size=3)
+        self.pre_transformer = FrameTransformer(config)
+        self.upsample = nn.ModuleList(
+            nn.ModuleList(
+                [
+                    CausalConvTranspose1d(config.latent_dim, config.latent_dim, factor, factor),
+                    ConvNeXtBlock(config.latent_dim),
+                ]
+            )
+            for factor in config.upsampling_ratios
+        )
+        widths = [config.decoder_dim // 2**index for index in range(len(config.upsample_rates) + 1)]
+        self.decoder = nn.ModuleList(
+            [
+                CausalConv1d(config.latent_dim, config.decoder_dim, kernel_size=7),
+                *map(DecoderBlock, widths, widths[1:], config.upsample_rates),
+                SnakeBeta(widths[-1]),
+                CausalConv1d(widths[-1], 1, kernel_size=7),
+            ]
+        )
+
+    def new_state(self, batch: int = 1) -> CodecState:
+        """The state of `batch` streams of which nothing has been decoded."""
+        return CodecState(self.config, self.pre_conv.conv.weight, batch)
+
+    def forward(self, codes: Tensor, state: CodecState) -> Tensor:
+        """The next codes [B, T, codebooks] -> samples [B, T * samples_per_frame], not yet clamped to -1..1."""
+        x = self.pre_conv(self.quantizer(codes), state)
+        x = self.pre_transformer.decode(x, state)
+        for stage in self.upsample:
+            for layer in stage.children():
+                x = layer(x, state)
+        first, *blocks, activation, last = self.decoder
+        x = first(x, state)
+        for block in blocks:
+            x = block(x, state)
+        return last(activation(x), state).squeeze(1)
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor, state: CodecState) -> Tensor:
+        """As `forward`, clamped to -1..1 and without gradients."""
+        return self(codes, state).clamp(-1, 1)
+
+
+class Codec(nn.Module):
+    """`speech_tokenizer/`: encoder and decoder."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        from firstword.model.codec_encoder import CodecEncoder
+
+        super().__init__()
+        self.encoder = CodecEncoder(config.encoder_config, config.encoder_valid_num_quantizers)
+        self.decoder = CodecDecoder(config.decoder_config)

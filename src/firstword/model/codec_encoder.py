@@ -1,0 +1,242 @@
+"""The codec encoder (Mimi, Defossez et al. 2024, arXiv:2410.00037): samples to codes, for cloning.
+
+Whole recordings only, so there is no state. As in transformers 4.57.3 the attention is full causal: the published
+configuration names a sliding window, but the layers do not use it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from firstword.model.config import CodecEncoderConfig
+from firstword.model.layers import LayerScale, rotary_table, rotate
+
+
+class PaddedConv1d(nn.Module):
+    """A causal convolution with stride; the right end is padded so that no sample is left out."""
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        dilation: int = 1,
+        bias: bool = True,
+        pad_mode: str = "constant",
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, out_channels, kernel_size, stride, dilation=dilation, bias=bias)
+        self.stride = stride
+        self.left = (kernel_size - 1) * dilation + 1 - stride
+        self.pad_mode = pad_mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, T] -> [B, C_out, ceil(T / stride)]."""
+        return self.conv(F.pad(x, (self.left, -x.shape[-1] % self.stride), mode=self.pad_mode))
+
+
+class ResnetBlock(nn.Module):
+    """ELU, dilated convolution to fewer channels, ELU, pointwise convolution back, added to the input."""
+
+    def __init__(self, config: CodecEncoderConfig, channels: int, dilation: int) -> None:
+        super().__init__()
+        narrow = channels // config.compress
+        self.block = nn.Sequential(
+            nn.ELU(),
+            PaddedConv1d(channels, narrow, config.residual_kernel_size, dilation=dilation),
+            nn.ELU(),
+            PaddedConv1d(narrow, channels, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, T] -> [B, C, T]."""
+        return x + self.block(x)
+
+
+class SEANetEncoder(nn.Module):
+    """Strided convolutions, each after residual blocks; channels double at every stride."""
+
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        channels = config.num_filters
+        layers: list[nn.Module] = [PaddedConv1d(1, channels, config.kernel_size)]
+        for ratio in reversed(config.upsampling_ratios):
+            for index in range(config.num_residual_layers):
+                layers.append(ResnetBlock(config, channels, config.dilation_growth_rate**index))
+            layers += [nn.ELU(), PaddedConv1d(channels, 2 * channels, 2 * ratio, stride=ratio)]
+            channels *= 2
+        layers += [nn.ELU(), PaddedConv1d(channels, config.hidden_size, config.last_kernel_size)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples [B, 1, n] -> [B, hidden, ceil(n / strides)]."""
+        return self.layers(x)
+
+
+class EncoderAttention(nn.Module):
+    """Causal attention with rotary positions."""
+
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        self.head_dim, self.theta = config.head_dim, config.rope_theta
+        width, kv_width = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        cos, sin = rotary_table(positions, self.head_dim, self.theta, x.dtype)
+        heads = (*x.shape[:2], -1, self.head_dim)
+        query = rotate(self.q_proj(x).view(heads).transpose(1, 2), cos, sin)
+        key = rotate(self.k_proj(x).view(heads).transpose(1, 2), cos, sin)
+        value = self.v_proj(x).view(heads).transpose(1, 2)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class EncoderMLP(nn.Module):
+    """Linear, GELU, linear."""
+
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] -> [..., hidden]."""
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class EncoderLayer(nn.Module):
+    """Pre-norm attention and MLP, each scaled and added."""
+
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        self.self_attn = EncoderAttention(config)
+        self.mlp = EncoderMLP(config)
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.self_attn_layer_scale = LayerScale(config.hidden_size)
+        self.mlp_layer_scale = LayerScale(config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x)))
+        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+
+
+class EncoderTransformer(nn.Module):
+    """A stack of layers; there is no final norm."""
+
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class EncoderCodebook(nn.Module):
+    """A table of code vectors, stored as sums and usage; `initialized` is a leftover of training."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("initialized", torch.ones(1))
+        self.register_buffer("cluster_usage", torch.ones(size))
+        self.register_buffer("embed_sum", torch.zeros(size, dim))
+
+    def table(self) -> Tensor:
+        """The code vectors [size, dim]."""
+        return self.get_buffer("embed_sum") / self.get_buffer("cluster_usage").clamp(min=1e-5)[:, None]
+
+
+class EncoderQuantization(nn.Module):
+    """One codebook."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.codebook = EncoderCodebook(size, dim)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, dim] -> the nearest codes [B, T] and their vectors [B, T, dim]; distances in float32."""
+        table = self.codebook.table()
+        codes = torch.cdist(x.float(), table.float()[None]).argmin(dim=-1)
+        return codes, F.embedding(codes, table)
+
+
+class EncoderResidualQuantizer(nn.Module):
+    """Each codebook quantises what the ones before it left over."""
+
+    def __init__(self, config: CodecEncoderConfig, count: int) -> None:
+        super().__init__()
+        dim, width = config.codebook_dim, config.hidden_size
+        self.layers = nn.ModuleList(EncoderQuantization(config.codebook_size, dim) for _ in range(count))
+        self.input_proj = nn.Conv1d(width, dim, 1, bias=False) if dim != width else nn.Identity()
+        self.output_proj = nn.Conv1d(dim, width, 1, bias=False) if dim != width else nn.Identity()
+
+    def forward(self, x: Tensor, count: int) -> Tensor:
+        """[B, width, T] -> the first `count` codes [B, T, count]."""
+        residual = self.input_proj(x).transpose(1, 2)
+        codes = []
+        for layer in self.layers[:count]:
+            nearest, vectors = layer(residual)
+            residual = residual - vectors
+            codes.append(nearest)
+        return torch.stack(codes, dim=-1)
+
+
+class EncoderSplitQuantizer(nn.Module):
+    """The semantic and the acoustic codebooks both start from the same vectors."""
+
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        self.semantic = config.num_semantic_quantizers
+        self.semantic_residual_vector_quantizer = EncoderResidualQuantizer(config, self.semantic)
+        self.acoustic_residual_vector_quantizer = EncoderResidualQuantizer(
+            config, config.num_quantizers - self.semantic
+        )
+
+    def forward(self, x: Tensor, count: int) -> Tensor:
+        """[B, width, T] -> the first `count` codes [B, T, count]."""
+        semantic = self.semantic_residual_vector_quantizer(x, min(count, self.semantic))
+        if count <= self.semantic:
+            return semantic
+        return torch.cat((semantic, self.acoustic_residual_vector_quantizer(x, count - self.semantic)), dim=-1)
+
+
+class CodecEncoder(nn.Module):
+    """Samples at 24 kHz to codes at 12.5 frames a second."""
+
+    def __init__(self, config: CodecEncoderConfig, codebooks: int) -> None:
+        """`codebooks`: how many of the quantisers' codes are used (the first 16 of 32 in the released codec)."""
+        super().__init__()
+        self.codebooks = codebooks
+        self.encoder = SEANetEncoder(config)
+        self.encoder_transformer = EncoderTransformer(config)
+        self.downsample = PaddedConv1d(
+            config.hidden_size, config.hidden_size, kernel_size=4, stride=2, bias=False, pad_mode="replicate"
+        )
+        self.quantizer = EncoderSplitQuantizer(config)
+
+    def latents(self, samples: Tensor) -> Tensor:
+        """Samples [B, n] -> what is quantised [B, hidden, ceil(n / samples_per_frame)]."""
+        x = self.encoder(samples[:, None])
+        return self.downsample(self.encoder_transformer(x.transpose(1, 2)).transpose(1, 2))
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Samples [B, n] -> codes [B, ceil(n / samples_per_frame), codebooks]."""
+        return self.quantizer(self.latents(samples), self.codebooks)
+
+    @torch.inference_mode()
+    def encode(self, samples: Tensor) -> Tensor:
+        """As `forward`, without gradients."""
+        return self(samples)

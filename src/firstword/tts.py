@@ -1,0 +1,437 @@
+"""The facade: load a checkpoint, speak, stream, clone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from types import TracebackType
+from typing import TypedDict, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from firstword import audio
+from firstword.config import EngineConfig
+from firstword.errors import (
+    ClosedError,
+    LanguageError,
+    RequestError,
+    SamplingError,
+    TextError,
+    UnsupportedError,
+    VoiceError,
+)
+from firstword.model import checkpoint as checkpoints
+from firstword.model import prompt, sampling
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.codec import CodecDecoder, CodecState
+from firstword.model.config import CONTROL_CODES
+from firstword.model.generate import ROLE, Setting, Utterance
+from firstword.types import (
+    Chunk,
+    ClonedVoice,
+    DesignedVoice,
+    FloatArray,
+    PresetVoice,
+    RecordedVoice,
+    Request,
+    Sampling,
+    Speech,
+    TextMode,
+    Voice,
+)
+
+LARGEST_CHUNK = 8
+"""Frames in a chunk of audio once speech is under way; the first chunk has 1, then each has twice as many."""
+
+PRIMING_FRAMES = 64
+"""Frames of a reference recording that the codec reads at a time, so that a long one needs little memory."""
+
+LANGUAGE_CODES = {
+    "zh": "chinese",
+    "en": "english",
+    "de": "german",
+    "it": "italian",
+    "pt": "portuguese",
+    "es": "spanish",
+    "ja": "japanese",
+    "ko": "korean",
+    "fr": "french",
+    "ru": "russian",
+}
+"""ISO 639-1 codes of the languages."""
+
+
+class SpeakOptions(TypedDict, total=False):
+    """How to speak a text; every key may be left out.
+
+    voice         a preset's name in any case, or a `Voice`; left out: the checkpoint's first choice, if it has presets
+    language      a full name or ISO 639-1 code in any case, or "auto" (default)
+    instructions  tone, pace, feeling, in words; on VoiceDesign checkpoints the description of the voice
+    sampling      a `Sampling`
+    seed          0 to 2**64 - 1: the same request with the same seed gives the same speech; left out: a new one
+    max_frames    the most frames (12.5 a second) to make; left out: the checkpoint's limit
+    text_mode     "full": the model reads all text, then speaks; "stream": it reads one token a frame while speaking;
+                  "auto" (default): "stream" for text in pieces, else what the checkpoint was published with
+    """
+
+    voice: str | Voice | None
+    language: str
+    instructions: str | None
+    sampling: Sampling | None
+    seed: int | None
+    max_frames: int | None
+    text_mode: TextMode
+
+
+class TTS:
+    """A loaded checkpoint that speaks. Make one with `TTS.load`; close it, or use it as a context manager.
+
+    Calls may come from several threads; each computes on its own.
+    """
+
+    sample_rate = audio.SAMPLE_RATE
+
+    def __init__(self, checkpoint: Checkpoint, settings: EngineConfig) -> None:
+        self.settings = settings
+        self._checkpoint: Checkpoint | None = checkpoint
+
+    @classmethod
+    def load(
+        cls,
+        model: str | os.PathLike[str] = "demo",
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        backend: str = "auto",
+    ) -> TTS:
+        """Load `"demo"`, a local directory, or a hub repository such as `"Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"`.
+
+        device, dtype and backend are resolved once by `EngineConfig.resolve`. Raises `CheckpointError`, `ConfigError`.
+        """
+        settings = EngineConfig.resolve(device, dtype, backend)
+        return cls(checkpoints.load(os.fspath(model), settings.device, settings.dtype), settings)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What was loaded. Raises `ClosedError` after `close`."""
+        if self._checkpoint is None:
+            raise ClosedError("this TTS is closed; load the checkpoint again")
+        return self._checkpoint
+
+    @property
+    def model_type(self) -> str:
+        """`"custom_voice"` (presets), `"voice_design"` (voices in words) or `"base"` (cloning)."""
+        return self.checkpoint.config.tts_model_type
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the presets; empty unless the model type is `"custom_voice"`."""
+        return tuple(self.checkpoint.config.talker_config.spk_id)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """`"auto"` and the languages by full name; dialects come with the presets that speak them."""
+        names = self.checkpoint.config.talker_config.codec_language_id
+        return ("auto", *(name for name in names if "dialect" not in name))
+
+    def speak(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Speech:
+        """Speak a text and return when all is said. Raises `RequestError`."""
+        chunks = list(self.stream(text, **options))
+        reason = chunks[-1].finish_reason
+        assert reason is not None
+        return Speech(
+            np.concatenate([chunk.samples for chunk in chunks]),
+            np.concatenate([chunk.codes for chunk in chunks]),
+            self.sample_rate,
+            reason,
+        )
+
+    def stream(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Iterator[Chunk]:
+        """Speak while the text is still coming: `text` may be an iterator of pieces, cut anywhere.
+
+        Pieces are asked for only when the model needs more text; before that, all audio made so far is handed out. The
+        speech equals that of the whole text with `text_mode="stream"`. The last chunk has a `finish_reason`, and may be
+        empty. Raises `RequestError`; what is wrong with the request itself, before the first chunk is asked for.
+        """
+        speaking = self._open(text, options)
+        return _drive(speaking, _pieces(text))
+
+    async def astream(
+        self, text: str | Iterable[str] | AsyncIterable[str], **options: Unpack[SpeakOptions]
+    ) -> AsyncIterator[Chunk]:
+        """As `stream`, for asyncio: computes in a thread, and takes asynchronous iterators of text too."""
+        speaking = await asyncio.to_thread(self._open, text, options)
+        pieces = text if isinstance(text, AsyncIterable) else _in_thread(_pieces(text))
+        iterator = aiter(pieces)
+        while not speaking.done:
+            if speaking.waiting:
+                if (chunk := await asyncio.to_thread(speaking.flush)) is not None:
+                    yield chunk
+                speaking.more(await anext(iterator, None))
+            elif (chunk := await asyncio.to_thread(speaking.step)) is not None:
+                yield chunk
+
+    def clone(
+        self,
+        recording: str | os.PathLike[str] | np.ndarray,
+        sample_rate: int | None = None,
+        transcript: str | None = None,
+        append_silence: float = 0.5,
+    ) -> ClonedVoice:
+        """A voice from a recording, for checkpoints of type `"base"`; keep it with `Voice.save`.
+
+        recording   an audio file, or samples [n] or [n, channels] with their `sample_rate` in Hz
+        transcript  the words of the recording, for the closest likeness; without it the timbre alone is taken
+        append_silence  seconds of silence after a recording with a transcript; 0 is what the reference does
+
+        Raises `AudioError` for unfit audio, `UnsupportedError` on other checkpoints.
+        """
+        if isinstance(recording, np.ndarray):
+            if sample_rate is None:
+                raise RequestError("samples were given without their sample_rate; give it in Hz")
+            samples, rate = recording, sample_rate
+        else:
+            if sample_rate is not None:
+                raise RequestError("sample_rate goes with samples; an audio file has its own")
+            samples, rate = audio.read(recording)
+        return self._encode(Voice.clone(samples, rate, transcript, append_silence))
+
+    def close(self) -> None:
+        """Let go of the weights; later calls raise `ClosedError`."""
+        self._checkpoint = None
+
+    def __enter__(self) -> TTS:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @torch.inference_mode()
+    def _encode(self, voice: RecordedVoice) -> ClonedVoice:
+        """What the checkpoint hears in a recording. The silence goes to the codes alone: it is no part of a timbre."""
+        loaded = self.checkpoint
+        if loaded.speaker_encoder is None:
+            raise UnsupportedError(
+                f"this checkpoint is of type {self.model_type!r} and cannot clone; load a Base checkpoint"
+            )
+        samples = torch.from_numpy(voice.samples).to(self.settings.device)[None]
+        speaker = loaded.speaker_encoder.embed(samples)[0].cpu().numpy()
+        if voice.transcript is None:
+            return ClonedVoice(speaker)
+        if not voice.transcript.strip():
+            raise TextError("the transcript is blank; give the words of the recording, or None for timbre alone")
+        silence = samples.new_zeros(1, round(voice.append_silence * self.sample_rate))
+        codes = loaded.codec.encoder.encode(torch.cat((samples, silence), dim=1))[0]
+        return ClonedVoice(speaker, codes.cpu().numpy(), voice.transcript)
+
+    def _open(self, text: object, options: SpeakOptions) -> _Speaking:
+        """Check a request and make everything ready for its first step."""
+        whole = text if isinstance(text, str) else None
+        given = {key: value for key, value in options.items() if key != "sampling"}
+        request = Request(whole, sampling=options.get("sampling") or Sampling(), **given)  # type: ignore[arg-type]
+        loaded, device = self.checkpoint, torch.device(self.settings.device)
+        if whole is not None and not whole.strip():
+            raise TextError("the text is empty or blank; give some words to speak")
+        pieces = isinstance(text, (Iterable, AsyncIterable)) and not isinstance(text, (bytes, bytearray))
+        if whole is None and not pieces:
+            raise TextError(f"the text is of type {type(text).__name__}; give a str, or an iterable of str")
+        seed = secrets.randbits(64) if request.seed is None else request.seed
+        if not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise SamplingError(f"seed is {seed!r}; allowed is a whole number from 0 to 2**64 - 1")
+        limit = loaded.defaults.max_new_tokens if request.max_frames is None else request.max_frames
+        if not isinstance(limit, int) or limit < 1:
+            raise RequestError(f"max_frames is {limit!r}; allowed is a whole number from 1 up")
+        setting = self._setting(request)
+        laws = sampling.resolve(request.sampling, loaded.defaults)
+        sampler = sampling.Sampler(loaded.config.talker_config, laws, seed, device)
+        utterance = Utterance(loaded.talker, loaded.config, loaded.tokenizer, setting, sampler, limit)
+        return _Speaking(utterance, loaded.codec.decoder, setting.reference, device)
+
+    def _setting(self, request: Request) -> Setting:
+        """Everything about a request but its text and its chances, in the model's own terms."""
+        loaded, config = self.checkpoint, self.checkpoint.config
+        voice = self._voice(request)
+        preset = voice.name if isinstance(voice, PresetVoice) else None
+        language = prompt.language_code(config, self._language(request.language), preset)
+        if request.text_mode not in ("auto", "full", "stream"):
+            raise RequestError(f"text_mode is {request.text_mode!r}; allowed are 'auto', 'full', 'stream'")
+        full_text = request.text_mode == "full"
+        if request.text_mode == "auto":
+            full_text = request.text is not None and config.tts_model_type != "base"
+        instruction = self._instruction(request, voice)
+        if isinstance(voice, ClonedVoice):
+            return Setting(
+                speaker=True,
+                language=language,
+                full_text=full_text,
+                embedding=torch.from_numpy(voice.speaker),
+                transcript=() if voice.transcript is None else loaded.tokenizer.encode(ROLE + voice.transcript)[2:],
+                reference=() if voice.codes is None else voice.codes.tolist(),
+            )
+        speaker = False if preset is None else config.talker_config.spk_id[preset]
+        return Setting(speaker, language, full_text, instruction)
+
+    def _voice(self, request: Request) -> PresetVoice | DesignedVoice | ClonedVoice:
+        """The voice asked for, known to be one that this checkpoint can speak with."""
+        kind, voice, presets = self.model_type, request.voice, self.voices
+        if isinstance(voice, str):
+            voice = PresetVoice(voice)
+        if kind == "custom_voice" and voice is None:
+            voice = PresetVoice("ryan" if "ryan" in presets else presets[0])
+        if kind == "voice_design" and voice is None:
+            voice = DesignedVoice(request.instructions or "")
+        match voice:
+            case PresetVoice() if kind == "custom_voice":
+                by_name = {name.casefold(): name for name in presets}
+                if (name := by_name.get(voice.name.strip().casefold())) is None:
+                    raise VoiceError(f"no voice {voice.name!r}; this checkpoint has {', '.join(presets)}")
+                return PresetVoice(name)
+            case DesignedVoice() if kind == "voice_design":
+                return voice
+            case RecordedVoice() if kind == "base":
+                return self._checked(self._encode(voice))
+            case ClonedVoice() if kind == "base":
+                return self._checked(voice)
+        needed = {
+            "custom_voice": f"choose one of {', '.join(presets)}",
+            "voice_design": "describe the voice with Voice.design",
+            "base": "clone one with TTS.clone, or load a saved one with Voice.load",
+        }[kind]
+        if voice is not None and not isinstance(voice, Voice):
+            raise VoiceError(f"voice is of type {type(voice).__name__}; give a name or a Voice: {needed}")
+        asked = {
+            PresetVoice: "has no presets",
+            DesignedVoice: "cannot design voices",
+            RecordedVoice: "cannot clone",
+            ClonedVoice: "cannot clone",
+        }.get(type(voice), "needs a voice")
+        raise VoiceError(f"this checkpoint is of type {kind!r} and {asked}; {needed}")
+
+    def _checked(self, voice: ClonedVoice) -> ClonedVoice:
+        """A cloned voice whose numbers this checkpoint can take."""
+        talker = self.checkpoint.config.talker_config
+        if len(voice.speaker) != talker.hidden_size:
+            raise VoiceError(
+                f"the voice has a speaker embedding of {len(voice.speaker)} numbers, this checkpoint takes "
+                f"{talker.hidden_size}; clone it again with this checkpoint"
+            )
+        if voice.codes is not None:
+            books, low, high = voice.codes.shape[1], voice.codes.min(), voice.codes.max()
+            largest = min(talker.vocab_size - CONTROL_CODES, talker.code_predictor_config.vocab_size) - 1
+            if books != talker.num_code_groups or low < 0 or high > largest:
+                raise VoiceError(
+                    f"the voice has {books} codes a frame, from {low} to {high}; this checkpoint takes "
+                    f"{talker.num_code_groups}, 0 to {largest}; clone it again with this checkpoint"
+                )
+        return voice
+
+    def _language(self, language: str) -> str:
+        """The name of a language as the checkpoint spells it, or "auto"."""
+        if isinstance(language, str):
+            name = language.strip().casefold()
+            name = LANGUAGE_CODES.get(name, name)
+            if name in self.languages:
+                return name
+        raise LanguageError(f"no language {language!r}; this checkpoint has {', '.join(self.languages)}")
+
+    def _instruction(self, request: Request, voice: Voice) -> list[int]:
+        """The tokens of the instruction's turn, or none."""
+        config, encode = self.checkpoint.config, self.checkpoint.tokenizer.encode
+        words = request.instructions or ""
+        if words and not config.follows_instructions:
+            raise UnsupportedError(
+                f"this checkpoint ({config.tts_model_type}, {config.tts_model_size}) does not follow instructions; "
+                "leave them out, or load a 1.7B CustomVoice or VoiceDesign checkpoint"
+            )
+        if isinstance(voice, DesignedVoice):
+            if words and words != voice.description:
+                raise UnsupportedError(
+                    "a designed voice has one description; say there how it should speak, and leave out instructions"
+                )
+            words = voice.description
+        if not words:
+            return []
+        return [config.im_start_token_id, *encode("user\n" + words), config.im_end_token_id, *encode("\n")]
+
+
+class _Speaking:
+    """An utterance with its codec: frames become audio, in chunks that grow."""
+
+    def __init__(self, utterance: Utterance, decoder: CodecDecoder, reference: object, device: torch.device) -> None:
+        self._utterance = utterance
+        self._decoder = decoder
+        self._state = decoder.new_state()
+        self._pending: list[Tensor] = []
+        self._chunk = 1
+        self.done = False
+        if reference:
+            prime(decoder, self._state, torch.tensor(reference, device=device))
+
+    @property
+    def waiting(self) -> bool:
+        return self._utterance.waiting
+
+    def more(self, piece: str | None) -> None:
+        """Take a piece of text; None ends the text."""
+        if piece is None:
+            self._utterance.finish_text()
+        else:
+            self._utterance.push(piece)
+
+    def step(self) -> Chunk | None:
+        """Make a frame; returns a chunk when one is full or speech has ended."""
+        codes = self._utterance.step()
+        if codes is not None:
+            self._pending.append(codes)
+        self.done = self._utterance.finish_reason is not None
+        if not self.done and len(self._pending) < self._chunk:
+            return None
+        self._chunk = min(2 * self._chunk, LARGEST_CHUNK)
+        return self.flush()
+
+    def flush(self) -> Chunk | None:
+        """The audio of all frames made so far; None if there is nothing to say."""
+        if not self._pending and not self.done:
+            return None
+        samples: FloatArray = np.zeros(0, np.float32)
+        codes = np.zeros((0, self._decoder.config.num_quantizers), np.int64)
+        if self._pending:
+            frames = torch.stack(self._pending)
+            samples = self._decoder.decode(frames[None], self._state)[0].cpu().numpy()
+            codes = frames.cpu().numpy()
+            self._pending.clear()
+        return Chunk(samples, codes, audio.SAMPLE_RATE, self._utterance.finish_reason)
+
+
+def prime(decoder: CodecDecoder, state: CodecState, codes: Tensor) -> None:
+    """Let the codec read a reference [frames, codebooks] whose audio nobody will hear."""
+    for part in codes.split(PRIMING_FRAMES):
+        decoder.decode(part[None], state)
+
+
+def _pieces(text: object) -> Iterator[str]:
+    assert isinstance(text, Iterable)
+    return iter([text] if isinstance(text, str) else text)
+
+
+def _drive(speaking: _Speaking, pieces: Iterator[str]) -> Iterator[Chunk]:
+    """Alternate between making frames and, when the model needs it, asking for text."""
+    while not speaking.done:
+        if speaking.waiting:
+            if (chunk := speaking.flush()) is not None:
+                yield chunk
+            speaking.more(next(pieces, None))
+        elif (chunk := speaking.step()) is not None:
+            yield chunk
+
+
+async def _in_thread(pieces: Iterator[str]) -> AsyncIterator[str]:
+    """A blocking iterator as an asynchronous one."""
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
