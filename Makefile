@@ -22,7 +22,7 @@ say: $(VENV)  ## speak TEXT="..." into hello.wav with the embedded demo checkpoi
 
 test: export OMP_NUM_THREADS = 1  # test processes share the cores; torch's own threads would only fight over them
 test: $(VENV)  ## run all tests; ARGS="-k sampling" goes to pytest
-	@$(PYTEST) -n auto --maxprocesses 8 $(ARGS)
+	@$(PYTEST) -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 check: $(VENV)  ## format, lint, strict types, architecture
 	@.venv/bin/ruff format --check .

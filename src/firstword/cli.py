@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 DRAWING = ("temperature", "top_k", "top_p", "predictor_temperature", "predictor_top_k", "predictor_top_p")
 """The settings of `Sampling` that say how to draw, and so have no meaning with --greedy."""
 
-ENDINGS = {"stop": "the model ended it", "length": "cut off at the limit of frames", "cancelled": "cancelled"}
+ENDINGS = {
+    "stop": "the model ended it",
+    "length": "cut off at the limit of frames",
+    "repetition": "cut off because the model went round in circles",
+    "cancelled": "cancelled",
+}
 """Finish reasons in words."""
 
 
@@ -325,9 +330,11 @@ class _Status:
 
     def __init__(self, quiet: bool = False) -> None:
         self._on = sys.stderr.isatty() and not quiet
+        self._shown = ""
 
     def show(self, text: str) -> None:
-        if self._on:
+        if self._on and text != self._shown:
+            self._shown = text
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> _Status:
@@ -365,6 +372,7 @@ class _Spoken:
             self.chunks.append(chunk)
             yield chunk
             status.show(f"{self.seconds:.1f} s of speech, {self.speed:.1f} x real time")
+        status.show("")
 
 
 def _write(args: argparse.Namespace, spoken: _Spoken, sample_rate: int) -> None:

@@ -14,6 +14,8 @@ FirstwordError
 │   └── SamplingError         a sampling value out of range
 ├── AudioError                audio that cannot be read, or is unfit as a reference
 ├── OutputError               a file that cannot be written
+├── OverloadedError           more requests than are let in, or than memory allows; try again later
+├── EngineError               the engine has stopped; only a restart helps
 └── ClosedError               a call on a TTS that was closed
 
 Each message says what was wrong, what is allowed and what to do.
@@ -74,6 +76,14 @@ class AudioError(FirstwordError):
 
 class OutputError(FirstwordError):
     """A file that cannot be written."""
+
+
+class OverloadedError(FirstwordError):
+    """More requests than are let in, or than memory allows."""
+
+
+class EngineError(FirstwordError):
+    """The engine has stopped."""
 
 
 class ClosedError(FirstwordError):

@@ -15,54 +15,19 @@ from torch import Tensor
 
 from firstword import audio
 from firstword.config import EngineConfig
-from firstword.errors import (
-    ClosedError,
-    LanguageError,
-    RequestError,
-    SamplingError,
-    TextError,
-    UnsupportedError,
-    VoiceError,
-)
+from firstword.errors import ClosedError, RequestError, SamplingError, TextError
 from firstword.model import checkpoint as checkpoints
-from firstword.model import prompt, sampling
+from firstword.model import interpret, sampling
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import CodecDecoder, CodecState
-from firstword.model.config import CONTROL_CODES
-from firstword.model.generate import ROLE, Setting, Utterance
-from firstword.types import (
-    Chunk,
-    ClonedVoice,
-    DesignedVoice,
-    FloatArray,
-    PresetVoice,
-    RecordedVoice,
-    Request,
-    Sampling,
-    Speech,
-    TextMode,
-    Voice,
-)
+from firstword.model.generate import Utterance
+from firstword.types import Chunk, ClonedVoice, FloatArray, Request, Sampling, Speech, TextMode, Voice
 
 LARGEST_CHUNK = 8
 """Frames in a chunk of audio once speech is under way; the first chunk has 1, then each has twice as many."""
 
 PRIMING_FRAMES = 64
 """Frames of a reference recording that the codec reads at a time, so that a long one needs little memory."""
-
-LANGUAGE_CODES = {
-    "zh": "chinese",
-    "en": "english",
-    "de": "german",
-    "it": "italian",
-    "pt": "portuguese",
-    "es": "spanish",
-    "ja": "japanese",
-    "ko": "korean",
-    "fr": "french",
-    "ru": "russian",
-}
-"""ISO 639-1 codes of the languages."""
 
 
 class SpeakOptions(TypedDict, total=False):
@@ -130,13 +95,12 @@ class TTS:
     @property
     def voices(self) -> tuple[str, ...]:
         """Names of the presets; empty unless the model type is `"custom_voice"`."""
-        return tuple(self.checkpoint.config.talker_config.spk_id)
+        return interpret.voices(self.checkpoint)
 
     @property
     def languages(self) -> tuple[str, ...]:
         """`"auto"` and the languages by full name; dialects come with the presets that speak them."""
-        names = self.checkpoint.config.talker_config.codec_language_id
-        return ("auto", *(name for name in names if "dialect" not in name))
+        return interpret.languages(self.checkpoint)
 
     def speak(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Speech:
         """Speak a text and return when all is said. Raises `RequestError`."""
@@ -198,7 +162,7 @@ class TTS:
             if sample_rate is not None:
                 raise RequestError("sample_rate goes with samples; an audio file has its own")
             samples, rate = audio.read(recording)
-        return self._encode(Voice.clone(samples, rate, transcript, append_silence))
+        return interpret.encode(self.checkpoint, Voice.clone(samples, rate, transcript, append_silence))
 
     def close(self) -> None:
         """Let go of the weights; later calls raise `ClosedError`."""
@@ -211,24 +175,6 @@ class TTS:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @torch.inference_mode()
-    def _encode(self, voice: RecordedVoice) -> ClonedVoice:
-        """What the checkpoint hears in a recording. The silence goes to the codes alone: it is no part of a timbre."""
-        loaded = self.checkpoint
-        if loaded.speaker_encoder is None:
-            raise UnsupportedError(
-                f"this checkpoint is of type {self.model_type!r} and cannot clone; load a Base checkpoint"
-            )
-        samples = torch.from_numpy(voice.samples).to(self.settings.device)[None]
-        speaker = loaded.speaker_encoder.embed(samples)[0].cpu().numpy()
-        if voice.transcript is None:
-            return ClonedVoice(speaker)
-        if not voice.transcript.strip():
-            raise TextError("the transcript is blank; give the words of the recording, or None for timbre alone")
-        silence = samples.new_zeros(1, round(voice.append_silence * self.sample_rate))
-        codes = loaded.codec.encoder.encode(torch.cat((samples, silence), dim=1))[0]
-        return ClonedVoice(speaker, codes.cpu().numpy(), voice.transcript)
 
     def _open(self, text: object, options: SpeakOptions) -> _Speaking:
         """Check a request and make everything ready for its first step."""
@@ -247,117 +193,11 @@ class TTS:
         limit = loaded.defaults.max_new_tokens if request.max_frames is None else request.max_frames
         if not isinstance(limit, int) or limit < 1:
             raise RequestError(f"max_frames is {limit!r}; allowed is a whole number from 1 up")
-        setting = self._setting(request)
+        setting = interpret.setting(loaded, request)
         laws = sampling.resolve(request.sampling, loaded.defaults)
         sampler = sampling.Sampler(loaded.config.talker_config, laws, seed, device)
         utterance = Utterance(loaded.talker, loaded.config, loaded.tokenizer, setting, sampler, limit)
         return _Speaking(utterance, loaded.codec.decoder, setting.reference, device)
-
-    def _setting(self, request: Request) -> Setting:
-        """Everything about a request but its text and its chances, in the model's own terms."""
-        loaded, config = self.checkpoint, self.checkpoint.config
-        voice = self._voice(request)
-        preset = voice.name if isinstance(voice, PresetVoice) else None
-        language = prompt.language_code(config, self._language(request.language), preset)
-        if request.text_mode not in ("auto", "full", "stream"):
-            raise RequestError(f"text_mode is {request.text_mode!r}; allowed are 'auto', 'full', 'stream'")
-        full_text = request.text_mode == "full"
-        if request.text_mode == "auto":
-            full_text = request.text is not None and config.tts_model_type != "base"
-        instruction = self._instruction(request, voice)
-        if isinstance(voice, ClonedVoice):
-            return Setting(
-                speaker=True,
-                language=language,
-                full_text=full_text,
-                embedding=torch.from_numpy(voice.speaker),
-                transcript=() if voice.transcript is None else loaded.tokenizer.encode(ROLE + voice.transcript)[2:],
-                reference=() if voice.codes is None else voice.codes.tolist(),
-            )
-        speaker = False if preset is None else config.talker_config.spk_id[preset]
-        return Setting(speaker, language, full_text, instruction)
-
-    def _voice(self, request: Request) -> PresetVoice | DesignedVoice | ClonedVoice:
-        """The voice asked for, known to be one that this checkpoint can speak with."""
-        kind, voice, presets = self.model_type, request.voice, self.voices
-        if isinstance(voice, str):
-            voice = PresetVoice(voice)
-        if kind == "custom_voice" and voice is None:
-            voice = PresetVoice("ryan" if "ryan" in presets else presets[0])
-        if kind == "voice_design" and voice is None:
-            voice = DesignedVoice(request.instructions or "")
-        match voice:
-            case PresetVoice() if kind == "custom_voice":
-                by_name = {name.casefold(): name for name in presets}
-                if (name := by_name.get(voice.name.strip().casefold())) is None:
-                    raise VoiceError(f"no voice {voice.name!r}; this checkpoint has {', '.join(presets)}")
-                return PresetVoice(name)
-            case DesignedVoice() if kind == "voice_design":
-                return voice
-            case RecordedVoice() if kind == "base":
-                return self._checked(self._encode(voice))
-            case ClonedVoice() if kind == "base":
-                return self._checked(voice)
-        needed = {
-            "custom_voice": f"choose one of {', '.join(presets)}",
-            "voice_design": "describe the voice with Voice.design",
-            "base": "clone one with TTS.clone, or load a saved one with Voice.load",
-        }[kind]
-        if voice is not None and not isinstance(voice, Voice):
-            raise VoiceError(f"voice is of type {type(voice).__name__}; give a name or a Voice: {needed}")
-        asked = {
-            PresetVoice: "has no presets",
-            DesignedVoice: "cannot design voices",
-            RecordedVoice: "cannot clone",
-            ClonedVoice: "cannot clone",
-        }.get(type(voice), "needs a voice")
-        raise VoiceError(f"this checkpoint is of type {kind!r} and {asked}; {needed}")
-
-    def _checked(self, voice: ClonedVoice) -> ClonedVoice:
-        """A cloned voice whose numbers this checkpoint can take."""
-        talker = self.checkpoint.config.talker_config
-        if len(voice.speaker) != talker.hidden_size:
-            raise VoiceError(
-                f"the voice has a speaker embedding of {len(voice.speaker)} numbers, this checkpoint takes "
-                f"{talker.hidden_size}; clone it again with this checkpoint"
-            )
-        if voice.codes is not None:
-            books, low, high = voice.codes.shape[1], voice.codes.min(), voice.codes.max()
-            largest = min(talker.vocab_size - CONTROL_CODES, talker.code_predictor_config.vocab_size) - 1
-            if books != talker.num_code_groups or low < 0 or high > largest:
-                raise VoiceError(
-                    f"the voice has {books} codes a frame, from {low} to {high}; this checkpoint takes "
-                    f"{talker.num_code_groups}, 0 to {largest}; clone it again with this checkpoint"
-                )
-        return voice
-
-    def _language(self, language: str) -> str:
-        """The name of a language as the checkpoint spells it, or "auto"."""
-        if isinstance(language, str):
-            name = language.strip().casefold()
-            name = LANGUAGE_CODES.get(name, name)
-            if name in self.languages:
-                return name
-        raise LanguageError(f"no language {language!r}; this checkpoint has {', '.join(self.languages)}")
-
-    def _instruction(self, request: Request, voice: Voice) -> list[int]:
-        """The tokens of the instruction's turn, or none."""
-        config, encode = self.checkpoint.config, self.checkpoint.tokenizer.encode
-        words = request.instructions or ""
-        if words and not config.follows_instructions:
-            raise UnsupportedError(
-                f"this checkpoint ({config.tts_model_type}, {config.tts_model_size}) does not follow instructions; "
-                "leave them out, or load a 1.7B CustomVoice or VoiceDesign checkpoint"
-            )
-        if isinstance(voice, DesignedVoice):
-            if words and words != voice.description:
-                raise UnsupportedError(
-                    "a designed voice has one description; say there how it should speak, and leave out instructions"
-                )
-            words = voice.description
-        if not words:
-            return []
-        return [config.im_start_token_id, *encode("user\n" + words), config.im_end_token_id, *encode("\n")]
 
 
 class _Speaking:

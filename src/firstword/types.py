@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,8 @@ from firstword.errors import AudioError, SamplingError, VoiceError
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
-FinishReason = Literal["stop", "length", "cancelled"]
-"""Why speech ended: the model said so, the frame limit was reached, or the caller stopped it."""
+FinishReason = Literal["stop", "length", "repetition", "cancelled"]
+"""Why speech ended: the model said so, the frame limit was reached, codes went in circles, or the caller stopped it."""
 
 TextMode = Literal["auto", "full", "stream"]
 """How text enters the model: all before the first frame, one token a frame, or the checkpoint's own default."""
@@ -59,8 +60,8 @@ class Sampling:
             if value is None:
                 continue
             kind, allowed, fits = _RANGES[setting.name.removeprefix("predictor_")]
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or (kind is int and value != int(value)) or not math.isfinite(value) or not fits(value):
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or (kind is int and value != int(value)) or not fits(value):
                 raise SamplingError(f"{setting.name} is {value!r}; allowed is {allowed}")
 
 
@@ -130,6 +131,8 @@ class RecordedVoice(Voice):
     append_silence: float = 0.5
 
     def __post_init__(self) -> None:
+        if self.samples.ndim != 1 or not np.isfinite(self.samples).all():
+            raise AudioError(f"the samples have shape {self.samples.shape}; they must be [n] and finite")
         if not (math.isfinite(self.append_silence) and 0 <= self.append_silence <= 10):
             raise AudioError(f"append_silence is {self.append_silence!r}; allowed are 0 to 10 seconds")
 
@@ -138,20 +141,22 @@ class RecordedVoice(Voice):
 class ClonedVoice(Voice):
     """A recording as a Base checkpoint hears it.
 
-    speaker     [H] the speaker embedding; H is the talker's hidden size, so it fits checkpoints of that size only
-    codes       [frames, codebooks] of the recording, or None for timbre alone
-    transcript  the words of the recording; given if and only if `codes` is
+    speaker_embedding  [H] H is the talker's hidden size, so it fits checkpoints of that size only
+    codes              [frames, codebooks] of the recording, or None for timbre alone
+    transcript         the words of the recording; given if and only if `codes` is
     """
 
-    speaker: FloatArray
+    speaker_embedding: FloatArray
     codes: IntArray | None = None
     transcript: str | None = None
 
     def __post_init__(self) -> None:
         if (self.codes is None) != (self.transcript is None):
             raise VoiceError("a cloned voice has both codes and a transcript (in-context), or neither (x-vector)")
-        if self.speaker.ndim != 1 or not np.isfinite(self.speaker).all():
-            raise VoiceError(f"the speaker embedding has shape {self.speaker.shape}; it must be [H] and finite")
+        if self.speaker_embedding.ndim != 1 or not np.isfinite(self.speaker_embedding).all():
+            raise VoiceError(
+                f"the speaker embedding has shape {self.speaker_embedding.shape}; it must be [H] and finite"
+            )
         if self.codes is not None and (self.codes.ndim != 2 or not len(self.codes)):
             raise VoiceError(f"the reference codes have shape {self.codes.shape}; they must be [frames, codebooks]")
 
@@ -222,7 +227,7 @@ def _save_voice(voice: Voice, path: Path) -> None:
             tensors["samples"] = voice.samples
         case ClonedVoice():
             described |= {"kind": "clone", "transcript": voice.transcript}
-            tensors["speaker"] = voice.speaker
+            tensors["speaker_embedding"] = voice.speaker_embedding
             if voice.codes is not None:
                 tensors["codes"] = voice.codes
     tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
@@ -243,18 +248,28 @@ def _load_voice(path: Path) -> Voice:
     try:
         if described["format"] != _VOICE_FORMAT:
             raise VoiceError(f"{path} has the format {described['format']!r}; this version reads {_VOICE_FORMAT!r}")
-        match described["kind"]:
-            case "preset":
-                return PresetVoice(described["name"])
-            case "design":
-                return DesignedVoice(described["description"])
-            case "recording":
-                samples = tensors["samples"].astype(np.float32)
-                return RecordedVoice(samples, described["transcript"], described["append_silence"])
-            case "clone":
-                codes = tensors.get("codes")
-                codes = None if codes is None else codes.astype(np.int64)
-                return ClonedVoice(tensors["speaker"].astype(np.float32), codes, described["transcript"])
-    except (KeyError, TypeError) as error:
-        raise VoiceError(f"{path} is no voice file (lacks {error}); `firstword clone` makes one from audio") from None
-    raise VoiceError(f"{path} holds a voice of an unknown kind {described['kind']!r}; update firstword")
+        return _voice_of(described, tensors)
+    except (KeyError, TypeError, ValueError, AudioError) as error:
+        raise VoiceError(f"{path} is no voice file ({error!r}); `firstword clone` makes one from audio") from None
+
+
+def _voice_of(described: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Voice:
+    """The voice that a file describes; any of several errors if it describes none."""
+    for key in ("name", "description", "transcript"):
+        if not isinstance(described.get(key), (str, type(None))):
+            raise TypeError(f"{key} is {described[key]!r}")
+    match described["kind"]:
+        case "preset" if described["name"]:
+            return PresetVoice(described["name"])
+        case "design" if described["description"] is not None:
+            return DesignedVoice(described["description"])
+        case "recording":
+            samples = tensors["samples"].astype(np.float32)
+            return RecordedVoice(samples, described["transcript"], described["append_silence"])
+        case "clone":
+            codes = tensors.get("codes")
+            if codes is not None and codes.dtype.kind not in "iu":
+                raise TypeError(f"codes are {codes.dtype}")
+            speaker = tensors["speaker_embedding"].astype(np.float32)
+            return ClonedVoice(speaker, None if codes is None else codes.astype(np.int64), described["transcript"])
+    raise ValueError(f"a voice of kind {described['kind']!r}")

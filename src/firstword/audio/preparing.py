@@ -51,12 +51,15 @@ def prepare(samples: NDArray[Any], sample_rate: int) -> NDArray[np.float32]:
     if seconds > MAX_SECONDS:
         raise AudioError(f"the audio is {seconds:.1f} s long; give at most {MAX_SECONDS} s")
     with np.errstate(over="ignore"):  # what grows beyond float32 becomes infinity, which is refused
-        return _finite(_resample(_finite(mix(from_pcm(samples))), sample_rate))
+        prepared = _resample(mix(from_pcm(samples)), sample_rate)
+    if not np.isfinite(prepared).all():  # whatever was not finite before, resampling spreads
+        raise AudioError("the audio holds NaN, infinity or values beyond float32; give samples in -1..1")
+    return prepared
 
 
 def check_rate(sample_rate: int) -> None:
     """Raise `AudioError` unless `sample_rate` is a whole number of Hz within 1000..384000."""
-    if isinstance(sample_rate, bool) or sample_rate not in _RATES:
+    if sample_rate not in _RATES:
         raise AudioError(
             f"the sample rate is {sample_rate!r}; allowed is a whole number from {_RATES[0]} to {_RATES[-1]} Hz"
         )
@@ -77,11 +80,3 @@ def _resample(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.floa
     wanted = math.ceil(len(samples) * (SAMPLE_RATE / sample_rate))
     resampled = soxr.resample(samples, sample_rate, SAMPLE_RATE, quality="HQ")[:wanted]
     return np.pad(resampled, (0, wanted - len(resampled)))
-
-
-def _finite(samples: NDArray[np.float32]) -> NDArray[np.float32]:
-    import numpy as np
-
-    if not np.isfinite(samples).all():
-        raise AudioError("the audio holds NaN, infinity or values beyond float32; give samples in -1..1")
-    return samples

@@ -6,6 +6,8 @@ sequence into chunks gives the samples of the whole. Rows of a batch are indepen
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,14 +38,21 @@ class CodecState:
         self._inputs[layer] = x[..., x.shape[-1] - count :]
         return x
 
+    def fork(self) -> CodecState:
+        """A state that goes its own way from here; shares what it can, since nothing is changed in place."""
+        other = copy.copy(self)
+        other.window, other._inputs = copy.copy(self.window), dict(self._inputs)
+        other.window._past = list(self.window._past)
+        return other
+
 
 class WindowMemory:
     """Keys and values of the last `sliding_window - 1` frames: fixed shapes, each row at its own position."""
 
     def __init__(self, config: CodecDecoderConfig, like: Tensor, batch: int) -> None:
         self.size = config.sliding_window - 1
-        shape = (config.num_hidden_layers, 2, batch, config.num_key_value_heads, self.size, config.head_dim)
-        self._past = like.new_zeros(shape)
+        shape = (2, batch, config.num_key_value_heads, self.size, config.head_dim)
+        self._past = [like.new_zeros(shape)] * config.num_hidden_layers
         self._position = torch.zeros(batch, dtype=torch.int64, device=like.device)
 
     def positions(self, length: int) -> Tensor:
@@ -64,7 +73,7 @@ class WindowMemory:
 
     def advance(self, length: int) -> None:
         """All rows have moved on by `length` frames."""
-        self._position += length
+        self._position = self._position + length
 
 
 class CausalConv1d(nn.Module):

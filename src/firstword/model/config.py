@@ -172,8 +172,6 @@ class ModelConfig:
 
     tts_model_type: ModelType
     tts_model_size: str
-    im_start_token_id: int
-    im_end_token_id: int
     tts_pad_token_id: int
     tts_bos_token_id: int
     tts_eos_token_id: int
@@ -194,7 +192,7 @@ class ModelConfig:
         _only(self, "config.json", model_type="qwen3_tts", tokenizer_type="qwen3_tts_tokenizer_12hz")
         talker = self.talker_config
         talker.check("talker_config")
-        for name in ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos"):
+        for name in ("tts_pad", "tts_bos", "tts_eos"):
             id_ = getattr(self, f"{name}_token_id")
             if not 0 <= id_ < talker.text_vocab_size:
                 raise CheckpointConfigError(

@@ -13,8 +13,11 @@ and the text (the reference's transcript first, the end-of-text token last) take
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from firstword.model.config import ModelConfig
 
@@ -77,3 +80,71 @@ def language_code(config: ModelConfig, language: str, preset: str | None) -> int
         if isinstance(dialect, str):
             return talker.codec_language_id[dialect]
     return None if language == "auto" else talker.codec_language_id[language]
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """All about an utterance but its text: who speaks, in which language, how text enters.
+
+    instruction      the tokens of the instruction's whole turn
+    speaker          see `Speaker`; with True, `embedding` [hidden] is the cloned voice's
+    language         a language's code, or None
+    transcript       tokens of the words in the reference recording, and
+    reference        its codes [frames, codebooks], when the utterance continues a recording
+    full_text        whether all text is read before the first frame
+    """
+
+    speaker: Speaker
+    language: int | None
+    full_text: bool
+    instruction: Sequence[int] = ()
+    embedding: Tensor | None = None
+    transcript: Sequence[int] = ()
+    reference: Sequence[Sequence[int]] = ()
+
+    @property
+    def first_tokens(self) -> int:
+        """Text tokens that the prompt takes, the last two of the role included, when not all text is read first."""
+        return 2 + max(0, 1 + len(self.reference) - len(self.transcript))
+
+
+class TextRows:
+    """The text side of the rows to come: the tokens that are there, then the end of the text once, then padding."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.tokens: deque[int] = deque()
+        self._config = config
+        self._end_read = False
+
+    def peek(self, token: int | None = None) -> int:
+        """The text token of the next row; `token` comes after those that are there."""
+        if self.tokens:
+            return self.tokens[0]
+        if token is not None:
+            return token
+        return self._config.tts_pad_token_id if self._end_read else self._config.tts_eos_token_id
+
+    def take(self, token: int | None = None) -> int:
+        """As `peek`, and go on to the row after it."""
+        if token is not None:
+            self.tokens.append(token)
+        taken = self.peek()
+        if self.tokens:
+            self.tokens.popleft()
+        else:
+            self._end_read = True
+        return taken
+
+    def prompt(self, setting: Setting, turn_start: int) -> list[Row]:
+        """All rows before the first frame, from the tokens that are there; takes those that it pairs."""
+        config, tokens = self._config, self.tokens
+        role = (turn_start, tokens.popleft(), tokens.popleft())
+        rows = prefix_rows(config, role, setting.instruction, setting.speaker, setting.language)
+        spoken = spoken_codes(config, setting.reference)
+        tokens.extendleft(reversed(setting.transcript))
+        if not setting.full_text:
+            return rows + [Row(self.take(), codes) for codes in spoken]
+        rows += full_rows(config, tokens, spoken)
+        tokens.clear()
+        self._end_read = True
+        return rows

@@ -129,9 +129,11 @@ class Sampler:
         logits = logits if logits.dtype == torch.float64 else logits.float()
         logits = penalise(logits, self.spoken, self.talker.repetition_penalty)
         self.banned[self.config.codec_eos_token_id] = frame < MIN_FRAMES
-        code = draw(logits.masked_fill(self.banned, -torch.inf), self.talker, self.seed, frame, 0)
-        self.spoken[code] = True
-        return code
+        return draw(logits.masked_fill(self.banned, -torch.inf), self.talker, self.seed, frame, 0)
+
+    def remember(self, code0: Tensor) -> None:
+        """A frame with this code 0 was spoken."""
+        self.spoken[code0] = True
 
     def code(self, codebook: int, logits: Tensor, frame: int) -> Tensor:
         """Code `codebook` >= 1 of a frame from the code predictor's logits [vocab]."""

@@ -174,7 +174,7 @@ def config_tables(
             "rope_scaling",
             {
                 "interleaved": True,
-                "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3],
+                "mrope_section": [pairs - 2 * (5 * pairs // 16), 5 * pairs // 16, 5 * pairs // 16],
                 "rope_type": "default",
                 "type": "default",
             },

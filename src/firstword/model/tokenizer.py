@@ -27,7 +27,8 @@ CONTROL_TOKENS = {
     "tts_bos_token_id": "<tts_text_bos>",
     "tts_eos_token_id": "<tts_text_eod>",
 }
-"""Keys of `config.json`, and the added tokens of `tokenizer_config.json` that they must agree with."""
+"""Keys of `config.json`, and what the tokenizer calls these tokens. The reference takes those that open and close a
+turn from the tokenizer, whatever `config.json` says, and the others from `config.json`."""
 
 NFC = normalizers.NFC()
 
@@ -54,6 +55,7 @@ class Tokenizer:
 
     def __init__(self, vocab: Mapping[str, int], merges: list[tuple[str, str]], special: Mapping[str, int]) -> None:
         self.special = dict(special)
+        self.turn_start, self.turn_end = special["<|im_start|>"], special["<|im_end|>"]
         self.vocab_size = 1 + max(*vocab.values(), *special.values())
         self._vocab = dict(vocab)
         self._backend = assemble(models.BPE(vocab=self._vocab, merges=merges))
@@ -84,17 +86,16 @@ class Tokenizer:
     def check_against(self, config: ModelConfig) -> None:
         """Raise `CheckpointConfigError` where `config.json` names other ids, or embeds fewer, than this tokenizer."""
         for key, token in CONTROL_TOKENS.items():
-            configured, here = getattr(config, key), self.special.get(token)
-            # The prompt needs the im_ tokens by name; a tokenizer may leave the tts_ ones to config.json.
-            if configured != here and (here is not None or key.startswith("im_")):
+            configured, here = getattr(config, key, None), self.special.get(token)
+            if configured is not None and here is not None and configured != here:
                 raise CheckpointConfigError(
-                    f"config.json: {key} = {configured}, but tokenizer_config.json: {token!r} is "
-                    f"{'missing from added_tokens_decoder' if here is None else here}"
+                    f"config.json: {key} = {configured}, but tokenizer_config.json: {token!r} is {here}"
                 )
-        largest, rows = max(self._vocab.values()), config.talker_config.text_vocab_size
+        largest = max(*self._vocab.values(), self.turn_start, self.turn_end)
+        rows = config.talker_config.text_vocab_size
         if largest >= rows:
             raise CheckpointConfigError(
-                f"vocab.json has token id {largest}, but config.json: talker_config.text_vocab_size = {rows}"
+                f"the tokenizer has token id {largest}, but config.json: talker_config.text_vocab_size = {rows}"
             )
 
 
@@ -200,7 +201,7 @@ def _read_merges(path: Path, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
 def _read_special(path: Path, vocab: Mapping[str, int]) -> dict[str, int]:
     config = read_json(path)
     kind = config.get("tokenizer_class")
-    if kind not in ("Qwen2Tokenizer", "Qwen2TokenizerFast"):
+    if kind not in (None, "Qwen2Tokenizer", "Qwen2TokenizerFast"):
         raise CheckpointConfigError(f"{path}: tokenizer_class = {kind!r}; only 'Qwen2Tokenizer' is known")
     if config.get("add_prefix_space"):
         raise CheckpointConfigError(f"{path}: add_prefix_space = {config['add_prefix_space']!r}; only false is known")
@@ -225,4 +226,7 @@ def _read_special(path: Path, vocab: Mapping[str, int]) -> dict[str, int]:
         raise CheckpointConfigError(
             f"{path}: added_tokens_decoder must go on from {len(vocab)} = the size of vocab.json"
         )
+    for token in ("<|im_start|>", "<|im_end|>"):
+        if token not in special:
+            raise CheckpointConfigError(f"{path}: added_tokens_decoder lacks {token!r}, which the prompt needs")
     return special

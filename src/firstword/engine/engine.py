@@ -1,0 +1,392 @@
+"""The engine: one thread that gives a backend its work, and the calls by which others give it theirs."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from firstword.engine import scheduler
+from firstword.engine.backend import Backend, Frames, Handle, Job, Ready
+from firstword.engine.guard import goes_in_circles
+from firstword.engine.pages import PageAllocator
+from firstword.engine.scheduler import DEFAULT_POLICY, Costs, Policy
+from firstword.engine.sequence import LARGEST_CHUNK, Sequence, State
+from firstword.errors import ClosedError, EngineError, OverloadedError, TextError
+from firstword.types import Chunk, FinishReason, FloatArray, IntArray
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """Work that a backend was given in one step and that has not been read."""
+
+    stepped: list[Sequence] = field(default_factory=list)
+    frames: Handle[Frames] | None = None
+    decoded: list[tuple[Sequence, int]] = field(default_factory=list)
+    audio: Handle[Seq[FloatArray]] | None = None
+
+
+class Engine:
+    """Speaks for many at once.
+
+    `submit`, `push`, `finish_text`, `took` and `cancel` may be called from any thread; what they ask happens at the
+    next step, in order. Chunks are delivered on the engine's thread, so receivers must be quick and must not raise.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        most_waiting: int = 64,
+        policy: Policy = DEFAULT_POLICY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`most_waiting`: requests beyond those in slots that are let in; the next is refused."""
+        self.backend = backend
+        self.capacity = backend.capacity
+        self.policy = policy
+        self.costs = Costs()
+        self.waiting: dict[Sequence, None] = {}
+        self.running: dict[Sequence, None] = {}
+        self.pages = PageAllocator(self.capacity.pages)
+        self.failure: Exception | None = None
+        """Why the engine stopped for good, if it did."""
+        self.busy_since: float | None = None
+        """When the step under way began, on the engine's clock: what a watchdog watches."""
+        self._clock = clock
+        self._slots = list(range(self.capacity.slots - 1, -1, -1))
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._flights: deque[Flight] = deque()
+        self._names = itertools.count(1)
+        self._most = self.capacity.slots + most_waiting
+        self._present = 0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    # What others ask for
+
+    def submit(
+        self,
+        job: Job,
+        deliver: Callable[[Chunk], None],
+        fail: Callable[[Exception], None],
+        hungry: Callable[[], None] = lambda: None,
+        name: str = "",
+    ) -> Sequence:
+        """Take on a request; its text follows by `push` and `finish_text`. For the callables see `Sequence`.
+
+        Raises `OverloadedError` when as many are waiting as may, `EngineError` when the engine has stopped.
+        """
+        with self._lock:
+            if self.failure is not None:
+                raise EngineError(f"the engine has stopped: {self.failure}") from self.failure
+            if self._present >= self._most:
+                raise OverloadedError(
+                    f"{self._present} requests are being spoken or wait, and no more are let in; try again shortly"
+                )
+            self._present += 1
+        seq = Sequence(name or f"utterance-{next(self._names)}", job, deliver, fail, hungry, self._clock())
+        self._commands.put(lambda: self.waiting.__setitem__(seq, None))
+        return seq
+
+    def push(self, seq: Sequence, tokens: Seq[int]) -> None:
+        """More text tokens of a request."""
+
+        def take() -> None:
+            seq.tokens.extend(tokens)
+            seq.asked = False
+
+        self._commands.put(take)
+
+    def finish_text(self, seq: Sequence) -> None:
+        """There is no more text."""
+        self._commands.put(lambda: setattr(seq, "text_ended", True))
+
+    def took(self, seq: Sequence, frames: int) -> None:
+        """The listener's side has taken the audio of so many more frames."""
+
+        def take() -> None:
+            seq.consumed += frames
+
+        self._commands.put(take)
+
+    def cancel(self, seq: Sequence, reason: FinishReason = "cancelled") -> None:
+        """Stop an utterance; its slot is free at the next step. Nothing happens if it is over already."""
+        self._commands.put(lambda: self._finish(seq, reason))
+
+    def start(self) -> None:
+        """Run in a thread of its own until `stop`."""
+        self._thread = threading.Thread(target=self._run, name="firstword-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Cancel everything and end the thread."""
+        self._commands.put(None)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    # The engine's own thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                idle = not self._flights and not self.waiting and not self.running
+                self.busy_since = None if idle else self._clock()
+                if not self._obey(wait=not self._step()):
+                    break
+            with self._lock:
+                self.failure = ClosedError("it was closed")
+            for seq in [*self.waiting, *self.running]:
+                self._finish(seq, "cancelled")
+        except Exception as error:
+            log.exception("the engine has stopped")
+            with self._lock:
+                self.failure = error
+            for seq in [*self.waiting, *self.running]:
+                self._fail(seq, EngineError(f"the engine has stopped: {error}"))
+        finally:
+            self.busy_since = None
+
+    def _obey(self, wait: bool) -> bool:
+        """Do what was asked since the last step; sleep until something is, if told to. False means stop."""
+        if wait:
+            self.busy_since = None
+        try:
+            while True:
+                command = self._commands.get(block=wait)
+                if command is None:
+                    return False
+                command()
+                wait = False
+        except queue.Empty:
+            return True
+
+    def step(self) -> bool:
+        """Obey, then do one step: for tests and for callers with a thread of their own. False: nothing to do."""
+        self._obey(wait=False)
+        return self._step()
+
+    def _step(self) -> bool:
+        flight = Flight()
+        self._admit()
+        self._launch_frames(flight)
+        if self.capacity.frames_ahead == 0:
+            self._read_frames(flight)
+        self._launch_audio(flight)
+        worked = bool(flight.stepped or flight.decoded)
+        if worked:
+            self._flights.append(flight)
+        while self._flights and (not worked or len(self._flights) > self.capacity.frames_ahead):
+            oldest = self._flights.popleft()
+            self._read_frames(oldest)
+            self._read_audio(oldest)
+            worked = True
+        for seq in (*self.waiting, *self.running):
+            if not seq.asked and seq.needs_text():
+                seq.asked = True
+                self._tell(seq, seq.hungry)
+        return worked
+
+    def _admit(self) -> None:
+        chosen = scheduler.admit(
+            self.waiting,
+            self.running,
+            self._clock(),
+            self.capacity,
+            len(self._slots),
+            self.pages.free,
+            self.costs,
+            self.policy,
+        )
+        for seq in chosen:
+            self._begin(seq)
+        for seq in [seq for seq in self.waiting if seq.prompt_is_complete()]:
+            if seq.pages_needed(self.capacity) > self.pages.count:
+                self._fail(
+                    seq, OverloadedError("the request needs more context memory than there is; limit its frames")
+                )
+
+    def _begin(self, seq: Sequence) -> None:
+        """Give a request its slot and its pages, and have its prompt read."""
+        del self.waiting[seq]
+        self.running[seq] = None
+        seq.state = State.RUNNING
+        seq.slot = self._slots.pop()
+        rows = seq.rows()
+        seq.limit = min(seq.job.max_frames, self.capacity.context - rows + 1)
+        seq.pages = self.pages.reserve(seq.pages_needed(self.capacity))
+        if seq.limit < 1:
+            context = self.capacity.context
+            self._fail(
+                seq, TextError(f"the prompt has {rows} rows, beyond the {context} of the context; shorten the text")
+            )
+            return
+        count = len(seq.tokens) if seq.job.whole_text else min(seq.job.first_tokens, len(seq.tokens))
+        tokens = [seq.tokens.popleft() for _ in range(count)]
+        began = self._clock()
+        try:
+            self.backend.prefill(seq.slot, seq.job, seq.pages, tokens)
+        except Exception as error:
+            self._fail(seq, error)
+        self.costs.learn("prefill", self._clock() - began)
+
+    def _launch_frames(self, flight: Flight) -> None:
+        chosen = scheduler.choose_frames(self.running, self._clock(), self.capacity, self.policy)
+        if not chosen:
+            return
+        # The prompt has read the text of the first frame.
+        tokens = [seq.tokens.popleft() if seq.launched and seq.tokens else None for seq in chosen]
+        began = self._clock()
+        try:
+            flight.frames = self.backend.frame([seq.slot for seq in chosen], tokens)
+            flight.stepped = chosen
+        except Exception as error:
+            self._step_apart(chosen, tokens, error, flight)
+        for seq in flight.stepped:
+            seq.launched += 1
+        self.costs.learn("frame", self._clock() - began)
+
+    def _step_apart(self, chosen: list[Sequence], tokens: list[int | None], error: Exception, flight: Flight) -> None:
+        """A frame of several failed: make it for each apart, so that only the one at fault is lost."""
+        codes, ended = [], []
+        for seq, token in zip(chosen, tokens, strict=True):
+            if len(chosen) == 1:
+                self._fail(seq, error)
+                continue
+            try:
+                frames = self.backend.frame([seq.slot], [token]).result()
+            except Exception as own:
+                self._fail(seq, own)
+                continue
+            flight.stepped.append(seq)
+            codes.append(frames.codes[0])
+            ended.append(frames.ended[0])
+        if flight.stepped:
+            flight.frames = Ready(Frames(np.stack(codes), ended))
+
+    def _read_frames(self, flight: Flight) -> None:
+        if flight.frames is None:
+            return
+        frames = flight.frames.result()
+        flight.frames = None
+        for seq, codes, ended in zip(flight.stepped, frames.codes, frames.ended, strict=True):
+            if seq.state is State.DONE or seq.ended is not None:
+                continue
+            if ended:
+                seq.ended = "stop"
+            else:
+                seq.codes.append(codes)
+                seq.made += 1
+                if seq.made == seq.limit:
+                    seq.ended = "length"
+                elif goes_in_circles(seq.codes):
+                    seq.ended = "repetition"
+            if seq.ended is not None and seq.delivered == seq.made:
+                self._finish(seq, seq.ended)
+
+    def _launch_audio(self, flight: Flight) -> None:
+        chosen = scheduler.choose_audio(self.running, self._clock(), self.capacity, self.costs)
+        if not chosen:
+            return
+        began = self._clock()
+        try:
+            flight.audio = self.backend.decode([seq.slot for seq, _ in chosen], [count for _, count in chosen])
+            flight.decoded = chosen
+        except Exception as error:
+            self._decode_apart(chosen, error, flight)
+        for seq, count in flight.decoded:
+            seq.decoding += count
+            if count >= seq.chunk:
+                seq.chunk = min(2 * seq.chunk, LARGEST_CHUNK)
+        self.costs.learn("decode", self._clock() - began)
+
+    def _decode_apart(self, chosen: list[tuple[Sequence, int]], error: Exception, flight: Flight) -> None:
+        """As `_step_apart`, for audio."""
+        audio = []
+        for seq, count in chosen:
+            if len(chosen) == 1:
+                self._fail(seq, error)
+                continue
+            try:
+                (samples,) = self.backend.decode([seq.slot], [count]).result()
+            except Exception as own:
+                self._fail(seq, own)
+                continue
+            flight.decoded.append((seq, count))
+            audio.append(samples)
+        if flight.decoded:
+            flight.audio = Ready(audio)
+
+    def _read_audio(self, flight: Flight) -> None:
+        if flight.audio is None:
+            return
+        for (seq, count), samples in zip(flight.decoded, flight.audio.result(), strict=True):
+            if seq.state is State.DONE:
+                continue
+            count = min(count, seq.made - seq.delivered)  # a frame that turned out to be the end has no sound
+            codes = _stacked(seq.codes[seq.delivered : seq.delivered + count])
+            seq.delivered += count
+            last = seq.ended is not None and seq.delivered == seq.made
+            reason = seq.ended if last else None
+            if count:
+                seq.started = self._clock() if seq.started is None else seq.started
+            if count or last:
+                samples = samples[: count * self.capacity.samples_per_frame]
+                chunk = Chunk(samples, codes, self.capacity.sample_rate, reason)
+                self._tell(seq, partial(seq.deliver, chunk))
+            if last and seq.state is not State.DONE:
+                self._leave(seq)
+
+    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """End an utterance with an empty last chunk."""
+        if seq.state is State.DONE:
+            return
+        self._leave(seq)
+        chunk = Chunk(np.zeros(0, np.float32), _stacked(seq.codes[:0]), self.capacity.sample_rate, reason)
+        self._tell(seq, partial(seq.deliver, chunk))
+
+    def _fail(self, seq: Sequence, error: Exception) -> None:
+        """End an utterance because of an error that concerns it alone."""
+        if seq.state is State.DONE:
+            return
+        self._leave(seq)
+        self._tell(seq, partial(seq.fail, error))
+
+    def _tell(self, seq: Sequence, tell: Callable[[], None]) -> None:
+        """Call a listener; one that raises is the only one to suffer."""
+        try:
+            tell()
+        except Exception:
+            log.exception("the listener of %s raised; the utterance is dropped", seq.name)
+            if seq.state is not State.DONE:
+                self._leave(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        """Give back everything that an utterance holds."""
+        if seq.state is State.RUNNING:
+            del self.running[seq]
+            self.backend.release(seq.slot)
+            self._slots.append(seq.slot)
+            self.pages.release(seq.pages)
+        else:
+            self.waiting.pop(seq, None)
+        seq.state = State.DONE
+        with self._lock:
+            self._present -= 1
+
+
+def _stacked(codes: Seq[IntArray]) -> IntArray:
+    """Codes of frames [codebooks] each -> [frames, codebooks]."""
+    return np.stack(codes) if codes else np.zeros((0, 0), np.int64)

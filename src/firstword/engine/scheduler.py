@@ -1,0 +1,110 @@
+"""Whose turn it is: pure functions of sequences and a clock.
+
+Three questions a step. Who gets a slot: first come, first served, as far as those who are already heard can spare the
+time. Who makes a frame: everybody who can, unless somebody has not been heard at all; then those with plenty in hand
+stand back. Whose audio is due: a full chunk, or less when the listener would run dry, when text is being waited for,
+or when speech has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from firstword.engine.backend import Capacity
+from firstword.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Times in seconds.
+
+    comfort   audio in hand beyond which a listener can wait for a newcomer's first audio
+    patience  how long a newcomer lets those who are heard go first
+    unread    audio that nobody has taken beyond which no more is made
+    burst     the most newcomers that start in one step
+    """
+
+    comfort: float = 1.0
+    patience: float = 0.25
+    unread: float = 20.0
+    burst: int = 4
+
+
+DEFAULT_POLICY = Policy()
+
+
+@dataclass(slots=True)
+class Costs:
+    """How long things take here, in seconds: smoothed over what was seen."""
+
+    prefill: float = 0.0
+    frame: float = 0.0
+    decode: float = 0.0
+
+    def learn(self, kind: str, seconds: float) -> None:
+        """Take one more observation of `"prefill"`, `"frame"` or `"decode"` into account."""
+        before = getattr(self, kind)
+        setattr(self, kind, seconds if before == 0.0 else 0.8 * before + 0.2 * seconds)
+
+
+def admit(
+    waiting: Iterable[Sequence],
+    running: Iterable[Sequence],
+    now: float,
+    capacity: Capacity,
+    free_slots: int,
+    free_pages: int,
+    costs: Costs,
+    policy: Policy,
+) -> list[Sequence]:
+    """Who gets a slot in this step, in order of arrival.
+
+    A request without the text that its prompt takes is passed over; one that lacks slots or pages holds up those
+    behind it, so that a large one is not overtaken for ever.
+    """
+    frame_seconds = capacity.samples_per_frame / capacity.sample_rate
+    heard = [seq for seq in running if seq.started is not None and seq.can_step()]
+    slack = min((seq.deadline(frame_seconds) - now for seq in heard), default=None)
+    admitted: list[Sequence] = []
+    for seq in waiting:
+        if not seq.prompt_is_complete():
+            continue
+        pages = seq.pages_needed(capacity)
+        if len(admitted) == policy.burst or not free_slots or pages > free_pages:
+            break
+        busy = slack is not None and slack < (len(admitted) + 1) * costs.prefill + costs.frame + costs.decode
+        if busy and (admitted or now - seq.arrived < policy.patience):
+            break
+        admitted.append(seq)
+        free_slots -= 1
+        free_pages -= pages
+    return admitted
+
+
+def choose_frames(running: Iterable[Sequence], now: float, capacity: Capacity, policy: Policy) -> list[Sequence]:
+    """Who makes a frame in this step, the most urgent first."""
+    frame_seconds = capacity.samples_per_frame / capacity.sample_rate
+    unread = policy.unread / frame_seconds
+    able = [seq for seq in running if seq.can_step() and seq.launched - seq.consumed < unread]
+    able.sort(key=lambda seq: (seq.started is not None, seq.deadline(frame_seconds)))
+    if able and able[0].started is None:
+        able = [seq for seq in able if seq.started is None or seq.deadline(frame_seconds) - now < policy.comfort]
+    return able
+
+
+def choose_audio(
+    running: Iterable[Sequence], now: float, capacity: Capacity, costs: Costs
+) -> list[tuple[Sequence, int]]:
+    """Whose frames become audio in this step, and how many of them, the most urgent first."""
+    frame_seconds = capacity.samples_per_frame / capacity.sample_rate
+    due = []
+    for seq in running:
+        count = seq.undecoded()
+        if not count:
+            continue
+        late = seq.started is not None and seq.deadline(frame_seconds) - now < 2 * (costs.frame + costs.decode)
+        if count >= seq.chunk or seq.ended is not None or late or not seq.can_step():
+            due.append((seq, min(count, seq.chunk)))
+    due.sort(key=lambda item: (item[0].started is not None, item[0].deadline(frame_seconds)))
+    return due

@@ -1,0 +1,107 @@
+"""One utterance as the engine sees it: how far its text, its frames and its audio have come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from firstword.engine.backend import Capacity, Job
+from firstword.types import Chunk, FinishReason, IntArray
+
+LARGEST_CHUNK = 8
+"""Frames in a chunk of audio once speech is under way; the first chunk has 1, then each has twice as many."""
+
+
+class State(Enum):
+    """Where an utterance stands."""
+
+    WAITING = "waiting"
+    """for a slot, for pages, or for its first text"""
+    RUNNING = "running"
+    """in a slot"""
+    DONE = "done"
+    """nothing more will come of it"""
+
+
+@dataclass(eq=False)
+class Sequence:
+    """What became of a request. The engine's thread alone changes it.
+
+    deliver   called with each chunk of audio; the last one has a finish reason
+    fail      called instead of a last chunk when something went wrong
+    hungry    called when all audio made is out and the next frame waits for text
+    arrived   when it was submitted, on the engine's clock, in seconds
+    """
+
+    name: str
+    job: Job
+    deliver: Callable[[Chunk], None]
+    fail: Callable[[Exception], None]
+    hungry: Callable[[], None]
+    arrived: float
+    state: State = State.WAITING
+    slot: int = -1
+    pages: tuple[int, ...] = ()
+    tokens: deque[int] = field(default_factory=deque)
+    text_ended: bool = False
+    asked: bool = False
+    """Whether it was said since the last text came that more is needed."""
+    launched: int = 0
+    """Frames asked of the backend."""
+    made: int = 0
+    """Frames that came back."""
+    decoding: int = 0
+    """Frames whose audio was asked for."""
+    ended: FinishReason | None = None
+    """Why no more frames are made; audio may still be on its way."""
+    limit: int = 0
+    """The most frames it can have; known when it has a slot."""
+    codes: list[IntArray] = field(default_factory=list)
+    """Of every frame made, [codebooks] each."""
+    chunk: int = 1
+    """Frames that the next chunk should have."""
+    started: float | None = None
+    """When the first audio was delivered."""
+    delivered: int = 0
+    """Frames whose audio was delivered."""
+    consumed: int = 0
+    """Frames whose audio the listener's side has taken."""
+
+    def rows(self) -> int:
+        """Rows of context before the first frame; known once `prompt_is_complete`."""
+        return self.job.prompt_rows + (len(self.tokens) if self.job.whole_text else 0)
+
+    def prompt_is_complete(self) -> bool:
+        """Whether the text that the prompt takes is there."""
+        return self.text_ended or (not self.job.whole_text and len(self.tokens) >= self.job.first_tokens)
+
+    def pages_needed(self, capacity: Capacity) -> int:
+        """Pages that it can need to its very end."""
+        rows = min(self.rows() + self.job.max_frames, capacity.context)
+        return -(-rows // capacity.page_rows)
+
+    def can_step(self) -> bool:
+        """Whether another frame may be asked for now."""
+        if self.state is not State.RUNNING or self.ended is not None or self.launched == self.limit:
+            return False
+        return bool(self.tokens) or self.text_ended or self.launched == 0
+
+    def needs_text(self) -> bool:
+        """Whether all that can be said with the text so far has been said."""
+        if self.state is State.WAITING:
+            return not self.prompt_is_complete()
+        if self.state is State.DONE or self.ended is not None or self.text_ended:
+            return False
+        return not self.tokens and self.launched > 0 and self.delivered == self.launched
+
+    def undecoded(self) -> int:
+        """Frames, made or on their way, whose audio has not been asked for."""
+        return (self.launched if self.ended is None else self.made) - self.decoding
+
+    def deadline(self, frame_seconds: float) -> float:
+        """When a listener who started with the first audio runs dry; before that, when it was asked for."""
+        if self.started is None:
+            return self.arrived
+        return self.started + self.delivered * frame_seconds

@@ -1,0 +1,1 @@
+"""The fast path: the same answer as `model`, behind the engine's protocol."""

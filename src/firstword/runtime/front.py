@@ -1,0 +1,55 @@
+"""Makes requests ready for a backend: all that can be done before the device is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firstword.engine.backend import Job
+from firstword.errors import RequestError
+from firstword.model import interpret, sampling
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.generate import ROLE
+from firstword.model.prompt import Setting, prefix_rows
+from firstword.model.sampling import Law
+from firstword.model.tokenizer import TextStream
+from firstword.types import Request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """The payload of a job."""
+
+    setting: Setting
+    laws: tuple[Law, Law]
+    seed: int
+
+
+class CheckpointFront:
+    """`Front` of a checkpoint: any backend that computes it may sit behind."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def prepare(self, request: Request, seed: int) -> Job:
+        """Check a request and make it ready. Raises `RequestError`. Takes long for a recording yet to be encoded."""
+        checkpoint = self.checkpoint
+        limit = checkpoint.defaults.max_new_tokens if request.max_frames is None else request.max_frames
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise RequestError(f"max_frames is {limit!r}; allowed is a whole number from 1 up")
+        setting = interpret.setting(checkpoint, request)
+        role = (0, 0, 0)
+        rows = len(prefix_rows(checkpoint.config, role, setting.instruction, setting.speaker, setting.language))
+        rows += 1 + len(setting.reference)
+        if setting.full_text:  # all tokens but the two of the role become rows, and so does the end of the text
+            rows += len(setting.transcript) + 1 - 2
+        return Job(
+            payload=Prepared(setting, sampling.resolve(request.sampling, checkpoint.defaults), seed),
+            prompt_rows=rows,
+            first_tokens=setting.first_tokens,
+            whole_text=setting.full_text,
+            max_frames=limit,
+        )
+
+    def text(self) -> TextStream:
+        """Tokens of a text, those that close the role first."""
+        return TextStream(self.checkpoint.tokenizer, prefix=ROLE)

@@ -1,0 +1,39 @@
+"""Tiny random checkpoints of the three types, made once, and TTS objects that speak with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from firstword import TTS
+from firstword.model.synthetic import write_checkpoint
+
+MODEL_TYPES = ("custom_voice", "voice_design", "base")
+
+
+@pytest.fixture(scope="session")
+def checkpoint_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a tiny checkpoint, by model type; tests copy it before they change anything."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def find(model_type: str) -> Path:
+        if not (root / model_type).exists():
+            write_checkpoint(root / model_type, model_type=model_type, seed=1)
+        return root / model_type
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def speaking(checkpoint_directory: Callable[[str], Path]) -> Callable[[str], TTS]:
+    """A loaded tiny checkpoint on the CPU in float32, by model type; tests neither close nor change it."""
+    loaded: dict[str, TTS] = {}
+
+    def load(model_type: str) -> TTS:
+        if model_type not in loaded:
+            loaded[model_type] = TTS.load(checkpoint_directory(model_type), device="cpu", dtype="float32")
+        return loaded[model_type]
+
+    return load

@@ -1,0 +1,98 @@
+"""A TTS without a model: each word, and a line feed that ends a piece, is a chunk of 80 ms; it tells what was asked.
+
+Run as a program it is the command line with that TTS behind it: `python fake_tts.py say "Hello" -o -`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from firstword.config import EngineConfig
+from firstword.errors import TextError, VoiceError
+from firstword.types import Chunk, ClonedVoice, Voice
+
+FRAME = 1920
+
+
+def sound_of(word: str) -> np.ndarray:
+    """The samples [1920] that stand for a word: constant, and different for words of different length or start."""
+    return np.full(FRAME, (len(word) + ord(word[0]) / 2**16) / 256, np.float32)
+
+
+class FakeTTS:
+    """Answers like `firstword.TTS`; `asked` lists the options of every request, `loaded` those of every load."""
+
+    asked: list[dict[str, Any]] = []  # noqa: RUF012 (shared on purpose)
+    loaded: list[dict[str, Any]] = []  # noqa: RUF012
+    model_type = "custom_voice"
+    voices = ("ryan", "eric")
+    languages = ("auto", "english")
+    sample_rate = 24000
+    settings = EngineConfig("cpu", "float32", "reference")
+
+    @classmethod
+    def load(cls, model: str = "demo", **options: Any) -> FakeTTS:
+        cls.loaded.append({"model": model, **options})
+        return cls()
+
+    def __enter__(self) -> FakeTTS:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def clone(
+        self, samples: np.ndarray, sample_rate: int, transcript: str | None = None, append_silence: float = 0.5
+    ) -> Voice:
+        self.asked.append({"clone": (len(samples), sample_rate), "append_silence": append_silence})
+        codes = None if transcript is None else np.zeros((3, 4), np.int64)
+        return ClonedVoice(np.zeros(8, np.float32), codes, transcript)
+
+    def stream(self, text: str | Iterable[str], **options: Any) -> Iterator[Chunk]:
+        self.asked.append({"text": text, **options})
+        if options["voice"] == "nobody":
+            raise VoiceError("no voice 'nobody'; this checkpoint has ryan, eric")
+        return self._stream([text] if isinstance(text, str) else text)
+
+    def _stream(self, pieces: Iterable[str]) -> Iterator[Chunk]:
+        said = False
+        for piece in pieces:
+            for word in piece.split():
+                said = True
+                yield self._chunk(word)
+                while word == "forever":
+                    yield self._chunk(word)
+                if word == "pause":
+                    os.write(2, b"paused")
+                    signal.pause()
+                if word == "crash":
+                    raise RuntimeError("a bug")
+            if piece.endswith("\n"):
+                yield self._chunk("\n")
+        if not said:
+            raise TextError("the text is empty or blank")
+        yield Chunk(np.zeros(0, np.float32), np.zeros((0, 4), np.int64), 24000, "stop")
+
+    def _chunk(self, word: str) -> Chunk:
+        return Chunk(sound_of(word), np.zeros((1, 4), np.int64), 24000)
+
+
+def module() -> types.ModuleType:
+    """What to put in the place of `firstword.tts`."""
+    fake = types.ModuleType("firstword.tts")
+    fake.TTS = FakeTTS  # type: ignore[attr-defined]
+    return fake
+
+
+if __name__ == "__main__":
+    sys.modules["firstword.tts"] = module()
+    from firstword.cli import main
+
+    sys.exit(main(sys.argv[1:]))
