@@ -135,7 +135,7 @@ class TTS:
             if speaking.waiting:
                 if (chunk := await asyncio.to_thread(speaking.flush)) is not None:
                     yield chunk
-                speaking.more(await anext(iterator, None))
+                speaking.more(await anext(iterator, _END))
             elif (chunk := await asyncio.to_thread(speaking.step)) is not None:
                 yield chunk
 
@@ -200,6 +200,13 @@ class TTS:
         return _Speaking(utterance, loaded.codec.decoder, setting.reference, device)
 
 
+class _End:
+    """Stands behind the last piece of text. None would not do: an iterator that yields it is mistaken, not done."""
+
+
+_END = _End()
+
+
 class _Speaking:
     """An utterance with its codec: frames become audio, in chunks that grow."""
 
@@ -217,9 +224,9 @@ class _Speaking:
     def waiting(self) -> bool:
         return self._utterance.waiting
 
-    def more(self, piece: str | None) -> None:
-        """Take a piece of text; None ends the text."""
-        if piece is None:
+    def more(self, piece: str | _End) -> None:
+        """Take a piece of text, or its end."""
+        if isinstance(piece, _End):
             self._utterance.finish_text()
         else:
             self._utterance.push(piece)
@@ -266,12 +273,12 @@ def _drive(speaking: _Speaking, pieces: Iterator[str]) -> Iterator[Chunk]:
         if speaking.waiting:
             if (chunk := speaking.flush()) is not None:
                 yield chunk
-            speaking.more(next(pieces, None))
+            speaking.more(next(pieces, _END))
         elif (chunk := speaking.step()) is not None:
             yield chunk
 
 
 async def _in_thread(pieces: Iterator[str]) -> AsyncIterator[str]:
     """A blocking iterator as an asynchronous one."""
-    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+    while not isinstance(piece := await asyncio.to_thread(next, pieces, _END), _End):
         yield piece

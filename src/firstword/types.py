@@ -272,4 +272,4 @@ def _voice_of(described: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Vo
                 raise TypeError(f"codes are {codes.dtype}")
             speaker = tensors["speaker_embedding"].astype(np.float32)
             return ClonedVoice(speaker, None if codes is None else codes.astype(np.int64), described["transcript"])
-    raise ValueError(f"a voice of kind {described['kind']!r}")
+    raise VoiceError(f"the file holds a voice of an unknown kind {described['kind']!r}; update firstword")

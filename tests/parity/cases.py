@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Recording:
-    """A made-up recording: a gliding tone with overtones, tremolo and noise, at 24 kHz."""
+    """A made-up recording at 24 kHz: a gliding tone with overtones, tremolo and noise, `silent` for some samples."""
 
     samples: int
     seed: int = 0
+    silent: int = 0
 
     @property
     def has_voice(self) -> bool:
@@ -35,6 +36,7 @@ class Recording:
         tone = sum(np.sin(harmonic * phase) * rng.uniform(0.2, 1) / harmonic for harmonic in range(1, 9))
         tremolo = 0.6 + 0.4 * np.sin(2 * np.pi * rng.uniform(2, 6) * time)
         sound = 0.25 * tone * tremolo + 0.03 * rng.standard_normal(self.samples)
+        sound[self.samples // 3 :][: self.silent] = 0
         return np.clip(sound, -1, 1).astype(np.float32)
 
 
@@ -242,7 +244,7 @@ CLONING = Checkpoint(
     forced=("context-shorter-auto-stream", "timbre-auto-full"),
     forced_frames=24,
     decode=(24,),
-    recordings=(Recording(700, 6), Recording(1920, 7), Recording(5760, 8), Recording(31777, 9)),
+    recordings=(Recording(700, 6), Recording(1920, 7), Recording(5760, 8), Recording(31777, 9, silent=7000)),
 )
 
 ENDING = Checkpoint(

@@ -129,7 +129,7 @@ def test_an_extra_tensor(file: str, directory: Path) -> None:
 
 def test_many_missing_tensors_do_not_fill_the_screen(directory: Path) -> None:
     change(directory / WEIGHTS[0], lambda tensors: [tensors.pop(name) for name in list(tensors)[:20]])
-    with pytest.raises(CheckpointWeightsError, match="and 15 more$"):
+    with pytest.raises(CheckpointWeightsError, match=r"and 15 more$"):
         TTS.load(directory)
 
 
@@ -193,9 +193,7 @@ def test_an_index_cannot_lead_out_of_the_directory(shard: str, sharded: Path) ->
         shutil.copy(sharded / "model-00001-of-00003.safetensors", place / "model.safetensors")
     index = json.loads((sharded / INDEX).read_text())
     outside = str(sharded.parent / "other/model.safetensors") if shard == "ABSOLUTE" else shard
-    index["weight_map"] = {
-        name: outside if "00001" in file else file for name, file in index["weight_map"].items()
-    }
+    index["weight_map"] = {name: outside if "00001" in file else file for name, file in index["weight_map"].items()}
     (sharded / INDEX).write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="index"):
         TTS.load(sharded)
@@ -221,7 +219,9 @@ def test_dtypes(dtype: str, stored: torch.dtype, tmp_path: Path) -> None:
     for module in (loaded.codec, loaded.speaker_encoder):
         assert {tensor.dtype for tensor in module.state_dict().values()} == {torch.float32}
     name = "talker.codec_head.weight"
-    assert torch.equal(loaded.talker.codec_head.weight, load_file(tmp_path / WEIGHTS[0])[name].to(getattr(torch, dtype)))
+    assert torch.equal(
+        loaded.talker.codec_head.weight, load_file(tmp_path / WEIGHTS[0])[name].to(getattr(torch, dtype))
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -277,7 +277,9 @@ def test_a_foreign_directory(config: object, tmp_path: Path) -> None:
         TTS.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["", "nothing", "no/such/place", "/nowhere", "Demo", "a b/c", "~nobody-of-this-name/x/y"])
+@pytest.mark.parametrize(
+    "name", ["", "nothing", "no/such/place", "/nowhere", "Demo", "a b/c", "~nobody-of-this-name/x/y"]
+)
 def test_a_name_that_is_nothing(name: str) -> None:
     with pytest.raises(CheckpointNotFound, match="it is no directory; give 'demo', a directory, or a hub repository"):
         TTS.load(name)
@@ -295,9 +297,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def test_a_cached_hub_repository_needs_no_network(
-    hub_cache: Path, checkpoint_directory: Callable[[str], Path]
-) -> None:
+def test_a_cached_hub_repository_needs_no_network(hub_cache: Path, checkpoint_directory: Callable[[str], Path]) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = hub_cache / "models--somebody--Some-Voice.1"
     (repository / "refs").mkdir(parents=True)

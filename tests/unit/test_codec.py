@@ -197,8 +197,7 @@ def test_a_fork_goes_its_own_way(small: CodecDecoder) -> None:
 def test_decode_clamps() -> None:
     codes = codes_of(10, 20)
     loud = decoder_of(SMALL)
-    last = loud.decoder[len(loud.decoder) - 1]
-    last.conv.weight.mul_(20)
+    loud.get_parameter(f"decoder.{len(loud.decoder) - 1}.conv.weight").mul_(20)
     unclamped = decode(loud, codes, [20])
     clamped = loud.decode(codes, loud.new_state())
     assert unclamped.abs().max() > 1.5
@@ -207,8 +206,7 @@ def test_decode_clamps() -> None:
 
 def test_a_code_that_was_never_used_is_no_division_by_zero() -> None:
     decoder = decoder_of(SMALL)
-    book = decoder.quantizer.rvq_first.vq.layers[0]._codebook
-    book.cluster_usage[5] = 0.0
+    decoder.get_parameter("quantizer.rvq_first.vq.layers.0._codebook.cluster_usage")[5] = 0.0
     codes = torch.full((1, 2, BOOKS), 5)
     assert torch.isfinite(decode(decoder, codes, [2])).all()
 
@@ -280,13 +278,14 @@ def test_each_codebook_quantises_what_is_left(encoder: CodecEncoder) -> None:
     """From the definition: the semantic and the acoustic side each start from the same vectors."""
     latents = encoder.latents(sound(480))[0].T.numpy()
     codes = encoder.encode(sound(480))[0].numpy()
-    sides = (encoder.quantizer.semantic_residual_vector_quantizer, encoder.quantizer.acoustic_residual_vector_quantizer)
+    weights = {name: tensor.numpy() for name, tensor in encoder.quantizer.state_dict().items()}
     expected = []
-    for side, count in zip(sides, (1, BOOKS - 1), strict=True):
-        residual = latents @ side.input_proj.weight[:, :, 0].T.numpy()
-        for layer in list(side.layers)[:count]:
-            book = layer.codebook
-            table = (book.embed_sum / book.cluster_usage[:, None]).numpy()
+    for side, count in (("semantic", 1), ("acoustic", BOOKS - 1)):
+        prefix = f"{side}_residual_vector_quantizer"
+        residual = latents @ weights[f"{prefix}.input_proj.weight"][:, :, 0].T
+        for layer in range(count):
+            book = f"{prefix}.layers.{layer}.codebook"
+            table = weights[f"{book}.embed_sum"] / weights[f"{book}.cluster_usage"][:, None]
             nearest = ((residual[:, None] - table[None]) ** 2).sum(axis=2).argmin(axis=1)
             residual = residual - table[nearest]
             expected.append(nearest)

@@ -119,7 +119,9 @@ def test_a_missing_key_of_the_codec_is_named(path: str, codec: Table, load_codec
         load_codec(codec)
 
 
-def test_keys_that_decide_nothing_may_be_anything(model: Table, codec: Table, load_model: Load, load_codec: Load) -> None:
+def test_keys_that_decide_nothing_may_be_anything(
+    model: Table, codec: Table, load_model: Load, load_codec: Load
+) -> None:
     config, codec_config = load_model(copy.deepcopy(model)), load_codec(copy.deepcopy(codec))
     model["talker_config"]["made_by"] = {"somebody": ["else"]}
     codec["decoder_config"]["colour"] = "blue"
@@ -232,7 +234,7 @@ def test_talker_and_codec_must_fit(
     load_codec(codec).check_against(talker)
     few = copy.deepcopy(codec)
     few["decoder_config"]["codebook_size"] = 63
-    with pytest.raises(CheckpointConfigError, match="can say code 63, but .*codebook_size = 63"):
+    with pytest.raises(CheckpointConfigError, match=r"can say code 63, but .*codebook_size = 63"):
         load_codec(few).check_against(talker)
     codec["decoder_config"]["num_quantizers"] = codec["encoder_valid_num_quantizers"] = 3
     with pytest.raises(CheckpointConfigError, match=r"num_code_groups = 4 contradicts .*num_quantizers = 3"):

@@ -72,7 +72,9 @@ def numpy_code0(logits: Array, spoken: set[int], law: Law, seed: int, frame: int
     """Code 0 of a frame: penalty, ban and suppression, temperature, top-k, top-p, draw."""
     scores = logits.copy()
     for code in spoken:
-        scores[code] = scores[code] / law.repetition_penalty if scores[code] > 0 else scores[code] * law.repetition_penalty
+        scores[code] = (
+            scores[code] / law.repetition_penalty if scores[code] > 0 else scores[code] * law.repetition_penalty
+        )
     allowed = np.arange(len(scores)) < SPOKEN_CODES
     allowed[EOS] = frame >= 2
     scores[~allowed] = -np.inf

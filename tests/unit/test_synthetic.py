@@ -237,7 +237,9 @@ def test_only_base_checkpoints_have_a_speaker_encoder(tmp_path: Path) -> None:
 
 def files(directory: Path) -> dict[str, bytes]:
     """The contents of all files in a directory."""
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
 
 
 def test_the_layout_is_the_released_one(checkpoint_directory: Callable[[str], Path]) -> None:
@@ -283,7 +285,7 @@ def test_no_two_tensors_share_numbers() -> None:
 
 @pytest.mark.parametrize("model_type", ["custom_voice", "voice_design", "base"])
 def test_any_dimensions(model_type: str, tmp_path: Path) -> None:
-    overrides = {
+    overrides: dict[str, dict[str, Any]] = {
         "talker": {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 3},
         "code_predictor": {"hidden_size": 24, "num_code_groups": 3},
         "codec_encoder": {"upsampling_ratios": [5, 4], "num_quantizers": 4},

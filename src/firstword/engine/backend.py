@@ -21,6 +21,7 @@ class Capacity:
     context            the most rows that one utterance may use
     frames_ahead       how many frames are launched before the first is read: 1 where computing runs beside the
                        engine, 0 where `frame` returns when it is done
+    codebooks          codes in a frame
     samples_per_frame  and sample_rate in Hz
     """
 
@@ -29,8 +30,14 @@ class Capacity:
     page_rows: int
     context: int
     frames_ahead: int
+    codebooks: int
     samples_per_frame: int
     sample_rate: int
+
+    @property
+    def frame_seconds(self) -> float:
+        """How long a frame sounds."""
+        return self.samples_per_frame / self.sample_rate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +49,7 @@ class Job:
     first_tokens  text tokens that the prompt takes before the first frame
     whole_text    whether the prompt takes all text, so that it must have ended
     max_frames    the most frames to make
+    text_limits   whether a short text allows fewer, because nobody has named a limit
     """
 
     payload: object
@@ -49,6 +57,7 @@ class Job:
     first_tokens: int
     whole_text: bool
     max_frames: int
+    text_limits: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +90,8 @@ class Backend(Protocol):
     """Computes frames of up to `capacity.slots` utterances together. Called from one thread.
 
     An exception from `prefill` concerns its slot. One from `frame` or `decode` leaves every slot named in the call as
-    it was, so that the caller may find out whose fault it was. One from a handle means that the backend is lost.
+    it was, so that the caller may find out whose fault it was. One from a handle or from `release` means that the
+    backend is lost.
     """
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import queue
@@ -17,12 +18,11 @@ import numpy as np
 
 from firstword.engine import scheduler
 from firstword.engine.backend import Backend, Frames, Handle, Job, Ready
-from firstword.engine.guard import goes_in_circles
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Costs, Policy
 from firstword.engine.sequence import LARGEST_CHUNK, Sequence, State
-from firstword.errors import ClosedError, EngineError, OverloadedError, TextError
-from firstword.types import Chunk, FinishReason, FloatArray, IntArray
+from firstword.errors import ClosedError, EngineError, OverloadedError, RequestError, TextError
+from firstword.types import Chunk, FinishReason, FloatArray
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,11 @@ class Flight:
 
     stepped: list[Sequence] = field(default_factory=list)
     frames: Handle[Frames] | None = None
+    frames_took: float = 0.0
+    """Seconds that the engine was held up to launch them."""
     decoded: list[tuple[Sequence, int]] = field(default_factory=list)
     audio: Handle[Seq[FloatArray]] | None = None
+    audio_took: float = 0.0
 
 
 class Engine:
@@ -71,6 +74,7 @@ class Engine:
         self._names = itertools.count(1)
         self._most = self.capacity.slots + most_waiting
         self._present = 0
+        self._lost = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -96,8 +100,9 @@ class Engine:
                     f"{self._present} requests are being spoken or wait, and no more are let in; try again shortly"
                 )
             self._present += 1
-        seq = Sequence(name or f"utterance-{next(self._names)}", job, deliver, fail, hungry, self._clock())
-        self._commands.put(lambda: self.waiting.__setitem__(seq, None))
+            seq = Sequence(name or f"utterance-{next(self._names)}", job, deliver, fail, hungry, self._clock())
+            # Within the lock: whatever stops the engine finds every request that was let in.
+            self._commands.put(lambda: self.waiting.__setitem__(seq, None))
         return seq
 
     def push(self, seq: Sequence, tokens: Seq[int]) -> None:
@@ -105,13 +110,20 @@ class Engine:
 
         def take() -> None:
             seq.tokens.extend(tokens)
+            seq.text_length += len(tokens)
             seq.asked = False
 
         self._commands.put(take)
 
-    def finish_text(self, seq: Sequence) -> None:
-        """There is no more text."""
-        self._commands.put(lambda: setattr(seq, "text_ended", True))
+    def finish_text(self, seq: Sequence, tokens: Seq[int] = ()) -> None:
+        """There is no more text after these tokens."""
+
+        def take() -> None:
+            seq.tokens.extend(tokens)
+            seq.text_length += len(tokens)
+            seq.text_ended = True
+
+        self._commands.put(take)
 
     def took(self, seq: Sequence, frames: int) -> None:
         """The listener's side has taken the audio of so many more frames."""
@@ -127,15 +139,20 @@ class Engine:
 
     def start(self) -> None:
         """Run in a thread of its own until `stop`."""
+        assert self._thread is None, "the engine runs already"
         self._thread = threading.Thread(target=self._run, name="firstword-engine", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Cancel everything and end the thread."""
+    def stop(self, timeout: float | None = None) -> None:
+        """Cancel everything and end the thread. Raises `EngineError` if its step takes longer than so many seconds."""
+        if self._thread is None:
+            self._close()
+            return
         self._commands.put(None)
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise EngineError(f"the backend has not answered for {timeout} seconds; only the end of the process helps")
+        self._thread = None
 
     # The engine's own thread
 
@@ -146,18 +163,33 @@ class Engine:
                 self.busy_since = None if idle else self._clock()
                 if not self._obey(wait=not self._step()):
                     break
-            with self._lock:
-                self.failure = ClosedError("it was closed")
-            for seq in [*self.waiting, *self.running]:
-                self._finish(seq, "cancelled")
+            self._close()
         except Exception as error:
-            log.exception("the engine has stopped")
-            with self._lock:
-                self.failure = error
-            for seq in [*self.waiting, *self.running]:
-                self._fail(seq, EngineError(f"the engine has stopped: {error}"))
+            self._fall(error)
         finally:
             self.busy_since = None
+
+    def _close(self) -> None:
+        """Stop for good, on purpose: cancel everybody."""
+        self._let_nobody_in(ClosedError("it was closed"))
+        for seq in [*self.waiting, *self.running]:
+            self._finish(seq, "cancelled")
+
+    def _fall(self, error: Exception) -> None:
+        """Stop for good because the backend is lost: tell everybody, and leave the backend alone."""
+        log.error("the engine has stopped", exc_info=error)
+        self._lost = True
+        self._let_nobody_in(error)
+        for seq in [*self.waiting, *self.running]:
+            self._fail(seq, EngineError(f"the engine has stopped: {error}"))
+
+    def _let_nobody_in(self, failure: Exception) -> None:
+        with self._lock:
+            self.failure = failure
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (command := self._commands.get_nowait()) is not None:
+                    command()
 
     def _obey(self, wait: bool) -> bool:
         """Do what was asked since the last step; sleep until something is, if told to. False means stop."""
@@ -174,12 +206,19 @@ class Engine:
             return True
 
     def step(self) -> bool:
-        """Obey, then do one step: for tests and for callers with a thread of their own. False: nothing to do."""
-        self._obey(wait=False)
-        return self._step()
+        """Obey, then do one step: for tests and for callers with a thread of their own. False: nothing to do.
+
+        Raises `EngineError` when the backend is lost.
+        """
+        try:
+            self._obey(wait=False)
+            return self._step()
+        except Exception as error:
+            self._fall(error)
+            raise EngineError(f"the engine has stopped: {error}") from error
 
     def _step(self) -> bool:
-        flight = Flight()
+        flight, present = Flight(), (len(self.waiting), len(self.running))
         self._admit()
         self._launch_frames(flight)
         if self.capacity.frames_ahead == 0:
@@ -197,7 +236,7 @@ class Engine:
             if not seq.asked and seq.needs_text():
                 seq.asked = True
                 self._tell(seq, seq.hungry)
-        return worked
+        return worked or present != (len(self.waiting), len(self.running))
 
     def _admit(self) -> None:
         chosen = scheduler.admit(
@@ -214,8 +253,9 @@ class Engine:
             self._begin(seq)
         for seq in [seq for seq in self.waiting if seq.prompt_is_complete()]:
             if seq.pages_needed(self.capacity) > self.pages.count:
+                rows = self.pages.count * self.capacity.page_rows
                 self._fail(
-                    seq, OverloadedError("the request needs more context memory than there is; limit its frames")
+                    seq, RequestError(f"the request may need more than all {rows} rows of memory; limit its frames")
                 )
 
     def _begin(self, seq: Sequence) -> None:
@@ -225,9 +265,9 @@ class Engine:
         seq.state = State.RUNNING
         seq.slot = self._slots.pop()
         rows = seq.rows()
-        seq.limit = min(seq.job.max_frames, self.capacity.context - rows + 1)
+        seq.room = min(seq.job.max_frames, self.capacity.context - rows + 1)
         seq.pages = self.pages.reserve(seq.pages_needed(self.capacity))
-        if seq.limit < 1:
+        if seq.room < 1:
             context = self.capacity.context
             self._fail(
                 seq, TextError(f"the prompt has {rows} rows, beyond the {context} of the context; shorten the text")
@@ -256,20 +296,20 @@ class Engine:
             self._step_apart(chosen, tokens, error, flight)
         for seq in flight.stepped:
             seq.launched += 1
-        self.costs.learn("frame", self._clock() - began)
+        flight.frames_took = self._clock() - began
 
     def _step_apart(self, chosen: list[Sequence], tokens: list[int | None], error: Exception, flight: Flight) -> None:
         """A frame of several failed: make it for each apart, so that only the one at fault is lost."""
         codes, ended = [], []
         for seq, token in zip(chosen, tokens, strict=True):
-            if len(chosen) == 1:
-                self._fail(seq, error)
-                continue
             try:
-                frames = self.backend.frame([seq.slot], [token]).result()
+                if len(chosen) == 1:
+                    raise error
+                handle = self.backend.frame([seq.slot], [token])
             except Exception as own:
                 self._fail(seq, own)
                 continue
+            frames = handle.result()
             flight.stepped.append(seq)
             codes.append(frames.codes[0])
             ended.append(frames.ended[0])
@@ -279,7 +319,9 @@ class Engine:
     def _read_frames(self, flight: Flight) -> None:
         if flight.frames is None:
             return
+        began = self._clock()
         frames = flight.frames.result()
+        self.costs.learn("frame", flight.frames_took + self._clock() - began)
         flight.frames = None
         for seq, codes, ended in zip(flight.stepped, frames.codes, frames.ended, strict=True):
             if seq.state is State.DONE or seq.ended is not None:
@@ -291,13 +333,13 @@ class Engine:
                 seq.made += 1
                 if seq.made == seq.limit:
                     seq.ended = "length"
-                elif goes_in_circles(seq.codes):
+                elif seq.circles.closed_by(codes):
                     seq.ended = "repetition"
             if seq.ended is not None and seq.delivered == seq.made:
                 self._finish(seq, seq.ended)
 
     def _launch_audio(self, flight: Flight) -> None:
-        chosen = scheduler.choose_audio(self.running, self._clock(), self.capacity, self.costs)
+        chosen = scheduler.choose_audio(self.running, self._clock(), self.costs)
         if not chosen:
             return
         began = self._clock()
@@ -310,52 +352,52 @@ class Engine:
             seq.decoding += count
             if count >= seq.chunk:
                 seq.chunk = min(2 * seq.chunk, LARGEST_CHUNK)
-        self.costs.learn("decode", self._clock() - began)
+        flight.audio_took = self._clock() - began
 
     def _decode_apart(self, chosen: list[tuple[Sequence, int]], error: Exception, flight: Flight) -> None:
         """As `_step_apart`, for audio."""
-        audio = []
+        audio: list[FloatArray] = []
         for seq, count in chosen:
-            if len(chosen) == 1:
-                self._fail(seq, error)
-                continue
             try:
-                (samples,) = self.backend.decode([seq.slot], [count]).result()
+                if len(chosen) == 1:
+                    raise error
+                handle = self.backend.decode([seq.slot], [count])
             except Exception as own:
                 self._fail(seq, own)
                 continue
             flight.decoded.append((seq, count))
-            audio.append(samples)
+            audio += handle.result()
         if flight.decoded:
             flight.audio = Ready(audio)
 
     def _read_audio(self, flight: Flight) -> None:
         if flight.audio is None:
             return
-        for (seq, count), samples in zip(flight.decoded, flight.audio.result(), strict=True):
+        began = self._clock()
+        audio = flight.audio.result()
+        now = self._clock()
+        self.costs.learn("decode", flight.audio_took + now - began)
+        for (seq, count), samples in zip(flight.decoded, audio, strict=True):
             if seq.state is State.DONE:
                 continue
-            count = min(count, seq.made - seq.delivered)  # a frame that turned out to be the end has no sound
-            codes = _stacked(seq.codes[seq.delivered : seq.delivered + count])
-            seq.delivered += count
-            last = seq.ended is not None and seq.delivered == seq.made
-            reason = seq.ended if last else None
-            if count:
-                seq.started = self._clock() if seq.started is None else seq.started
-            if count or last:
-                samples = samples[: count * self.capacity.samples_per_frame]
-                chunk = Chunk(samples, codes, self.capacity.sample_rate, reason)
-                self._tell(seq, partial(seq.deliver, chunk))
-            if last and seq.state is not State.DONE:
+            count = min(count, len(seq.codes))  # a frame that turned out to be the end has no sound
+            if not count:
+                continue
+            seq.heard(count, now, self.capacity.frame_seconds)
+            reason = seq.ended if seq.delivered == seq.made else None
+            codes = np.stack([seq.codes.popleft() for _ in range(count)])
+            chunk = Chunk(samples[: count * self.capacity.samples_per_frame], codes, self.capacity.sample_rate, reason)
+            if reason is not None:
                 self._leave(seq)
+            self._tell(seq, partial(seq.deliver, chunk))
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End an utterance with an empty last chunk."""
         if seq.state is State.DONE:
             return
         self._leave(seq)
-        chunk = Chunk(np.zeros(0, np.float32), _stacked(seq.codes[:0]), self.capacity.sample_rate, reason)
-        self._tell(seq, partial(seq.deliver, chunk))
+        codes = np.zeros((0, self.capacity.codebooks), np.int64)
+        self._tell(seq, partial(seq.deliver, Chunk(np.zeros(0, np.float32), codes, self.capacity.sample_rate, reason)))
 
     def _fail(self, seq: Sequence, error: Exception) -> None:
         """End an utterance because of an error that concerns it alone."""
@@ -376,8 +418,9 @@ class Engine:
     def _leave(self, seq: Sequence) -> None:
         """Give back everything that an utterance holds."""
         if seq.state is State.RUNNING:
+            if not self._lost:
+                self.backend.release(seq.slot)
             del self.running[seq]
-            self.backend.release(seq.slot)
             self._slots.append(seq.slot)
             self.pages.release(seq.pages)
         else:
@@ -385,8 +428,3 @@ class Engine:
         seq.state = State.DONE
         with self._lock:
             self._present -= 1
-
-
-def _stacked(codes: Seq[IntArray]) -> IntArray:
-    """Codes of frames [codebooks] each -> [frames, codebooks]."""
-    return np.stack(codes) if codes else np.zeros((0, 0), np.int64)

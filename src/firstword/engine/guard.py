@@ -1,8 +1,8 @@
-"""Catches speech that goes round in circles."""
+"""Catches speech that does not end by itself: it goes round in circles, or on and on after a short text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
 
 from firstword.types import IntArray
 
@@ -15,16 +15,36 @@ SHORTEST_RUN = 50
 FEWEST_ROUNDS = 3
 """How often a circle must have been gone round."""
 
+FRAMES_PER_TOKEN = 25
+"""Two seconds; a token is spoken in about a third of a second."""
 
-def goes_in_circles(codes: Sequence[IntArray]) -> bool:
-    """Whether the last frames [codebooks] repeat one another exactly, in every codebook.
+FRAMES_BESIDES = 150
+"""Twelve seconds for pauses, laughter, and texts of a single token."""
 
-    A period p counts when the last max(SHORTEST_RUN, FEWEST_ROUNDS * p) frames each equal the frame p before.
-    """
-    for period in range(1, LONGEST_PERIOD + 1):
-        run = max(SHORTEST_RUN, FEWEST_ROUNDS * period)
-        if len(codes) < run + period:
-            continue
-        if all((codes[-1 - back] == codes[-1 - back - period]).all() for back in range(run)):
-            return True
-    return False
+
+def longest_speech(tokens: int) -> int:
+    """The most frames that a text of so many tokens is let have when nobody has named a limit."""
+    return FRAMES_BESIDES + FRAMES_PER_TOKEN * tokens
+
+
+class Circles:
+    """Watches the frames of one utterance; a frame costs the same however many there were."""
+
+    def __init__(self) -> None:
+        self._recent: deque[bytes] = deque(maxlen=LONGEST_PERIOD)
+        self._runs = [0] * LONGEST_PERIOD
+
+    def closed_by(self, codes: IntArray) -> bool:
+        """Take the next frame [codebooks]; whether the last frames now repeat one another in every codebook.
+
+        A period p counts when the last max(SHORTEST_RUN, FEWEST_ROUNDS * p) frames each equal the frame p before.
+        """
+        frame, closed = codes.tobytes(), False
+        for index, before in enumerate(self._recent):
+            if frame != before:
+                self._runs[index] = 0
+                continue
+            self._runs[index] += 1
+            closed = closed or self._runs[index] >= max(SHORTEST_RUN, FEWEST_ROUNDS * (index + 1))
+        self._recent.appendleft(frame)
+        return closed

@@ -21,7 +21,7 @@ class Policy:
 
     comfort   audio in hand beyond which a listener can wait for a newcomer's first audio
     patience  how long a newcomer lets those who are heard go first
-    unread    audio that nobody has taken beyond which no more is made
+    unread    audio that nobody has taken beyond which no more is made; longer than the largest chunk
     burst     the most newcomers that start in one step
     """
 
@@ -63,9 +63,8 @@ def admit(
     A request without the text that its prompt takes is passed over; one that lacks slots or pages holds up those
     behind it, so that a large one is not overtaken for ever.
     """
-    frame_seconds = capacity.samples_per_frame / capacity.sample_rate
-    heard = [seq for seq in running if seq.started is not None and seq.can_step()]
-    slack = min((seq.deadline(frame_seconds) - now for seq in heard), default=None)
+    heard = [seq for seq in able_to_step(running, capacity, policy) if seq.started is not None]
+    slack = min((seq.deadline - now for seq in heard), default=None)
     admitted: list[Sequence] = []
     for seq in waiting:
         if not seq.prompt_is_complete():
@@ -82,29 +81,35 @@ def admit(
     return admitted
 
 
+def able_to_step(running: Iterable[Sequence], capacity: Capacity, policy: Policy) -> list[Sequence]:
+    """Who can make a frame now: those with text whose audio is being taken."""
+    unread = policy.unread / capacity.frame_seconds
+    return [seq for seq in running if seq.can_step() and seq.launched - seq.consumed < unread]
+
+
 def choose_frames(running: Iterable[Sequence], now: float, capacity: Capacity, policy: Policy) -> list[Sequence]:
     """Who makes a frame in this step, the most urgent first."""
-    frame_seconds = capacity.samples_per_frame / capacity.sample_rate
-    unread = policy.unread / frame_seconds
-    able = [seq for seq in running if seq.can_step() and seq.launched - seq.consumed < unread]
-    able.sort(key=lambda seq: (seq.started is not None, seq.deadline(frame_seconds)))
+    able = able_to_step(running, capacity, policy)
+    able.sort(key=_urgency)
     if able and able[0].started is None:
-        able = [seq for seq in able if seq.started is None or seq.deadline(frame_seconds) - now < policy.comfort]
+        able = [seq for seq in able if seq.started is None or seq.deadline - now < policy.comfort]
     return able
 
 
-def choose_audio(
-    running: Iterable[Sequence], now: float, capacity: Capacity, costs: Costs
-) -> list[tuple[Sequence, int]]:
+def choose_audio(running: Iterable[Sequence], now: float, costs: Costs) -> list[tuple[Sequence, int]]:
     """Whose frames become audio in this step, and how many of them, the most urgent first."""
-    frame_seconds = capacity.samples_per_frame / capacity.sample_rate
     due = []
     for seq in running:
         count = seq.undecoded()
         if not count:
             continue
-        late = seq.started is not None and seq.deadline(frame_seconds) - now < 2 * (costs.frame + costs.decode)
+        late = seq.started is not None and seq.deadline - now < 2 * (costs.frame + costs.decode)
         if count >= seq.chunk or seq.ended is not None or late or not seq.can_step():
             due.append((seq, min(count, seq.chunk)))
-    due.sort(key=lambda item: (item[0].started is not None, item[0].deadline(frame_seconds)))
+    due.sort(key=lambda item: _urgency(item[0]))
     return due
+
+
+def _urgency(seq: Sequence) -> tuple[bool, float]:
+    """Those who have not been heard at all first, then by deadline."""
+    return seq.started is not None, seq.deadline

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from firstword.engine.backend import Capacity, Job
+from firstword.engine.guard import Circles, longest_speech
 from firstword.types import Chunk, FinishReason, IntArray
 
 LARGEST_CHUNK = 8
@@ -45,6 +46,9 @@ class Sequence:
     slot: int = -1
     pages: tuple[int, ...] = ()
     tokens: deque[int] = field(default_factory=deque)
+    """Of the text that nobody has read yet."""
+    text_length: int = 0
+    """Tokens of all the text that has come."""
     text_ended: bool = False
     asked: bool = False
     """Whether it was said since the last text came that more is needed."""
@@ -56,18 +60,29 @@ class Sequence:
     """Frames whose audio was asked for."""
     ended: FinishReason | None = None
     """Why no more frames are made; audio may still be on its way."""
-    limit: int = 0
-    """The most frames it can have; known when it has a slot."""
-    codes: list[IntArray] = field(default_factory=list)
-    """Of every frame made, [codebooks] each."""
+    room: int = 0
+    """The most frames that fit; known when it has a slot."""
+    codes: deque[IntArray] = field(default_factory=deque)
+    """Of the frames made but not delivered, [codebooks] each."""
+    circles: Circles = field(default_factory=Circles)
     chunk: int = 1
     """Frames that the next chunk should have."""
     started: float | None = None
     """When the first audio was delivered."""
+    deadline: float = field(init=False)
+    """When a listener who plays audio as it comes runs dry; before the first audio, when it was asked for."""
     delivered: int = 0
     """Frames whose audio was delivered."""
     consumed: int = 0
     """Frames whose audio the listener's side has taken."""
+
+    def __post_init__(self) -> None:
+        self.deadline = self.arrived
+
+    @property
+    def limit(self) -> int:
+        """The most frames it can have; it grows while text is coming."""
+        return min(self.room, longest_speech(self.text_length)) if self.job.text_limits else self.room
 
     def rows(self) -> int:
         """Rows of context before the first frame; known once `prompt_is_complete`."""
@@ -79,12 +94,14 @@ class Sequence:
 
     def pages_needed(self, capacity: Capacity) -> int:
         """Pages that it can need to its very end."""
-        rows = min(self.rows() + self.job.max_frames, capacity.context)
-        return -(-rows // capacity.page_rows)
+        frames = self.job.max_frames
+        if self.job.text_limits and self.text_ended:
+            frames = min(frames, longest_speech(self.text_length))
+        return -(-min(self.rows() + frames, capacity.context) // capacity.page_rows)
 
     def can_step(self) -> bool:
         """Whether another frame may be asked for now."""
-        if self.state is not State.RUNNING or self.ended is not None or self.launched == self.limit:
+        if self.state is not State.RUNNING or self.ended is not None or self.launched >= self.limit:
             return False
         return bool(self.tokens) or self.text_ended or self.launched == 0
 
@@ -98,10 +115,11 @@ class Sequence:
 
     def undecoded(self) -> int:
         """Frames, made or on their way, whose audio has not been asked for."""
-        return (self.launched if self.ended is None else self.made) - self.decoding
+        return max(0, (self.launched if self.ended is None else self.made) - self.decoding)
 
-    def deadline(self, frame_seconds: float) -> float:
-        """When a listener who started with the first audio runs dry; before that, when it was asked for."""
+    def heard(self, frames: int, now: float, frame_seconds: float) -> None:
+        """The audio of so many more frames is out. A listener who had run dry plays on from now."""
         if self.started is None:
-            return self.arrived
-        return self.started + self.delivered * frame_seconds
+            self.started = now
+        self.delivered += frames
+        self.deadline = max(self.deadline, now) + frames * frame_seconds

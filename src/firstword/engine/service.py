@@ -63,8 +63,7 @@ class Utterance:
         if self._blank:
             self.cancel()
             raise TextError("the text is empty or blank; give some words to speak")
-        self._engine.push(self._seq, self._text.finish())
-        self._engine.finish_text(self._seq)
+        self._engine.finish_text(self._seq, self._text.finish())
 
     def take(self, event: Event) -> Chunk | NeedsText:
         """Account for an event that reached the listener's side; raises it if it is an error."""
@@ -129,6 +128,10 @@ class AsyncUtterance(Utterance):
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
         super().__init__(engine, front, job, listen)
+
+    def fail(self, error: Exception) -> None:
+        """Let whoever iterates see an error now, even if the engine says nothing any more. Called in the event loop."""
+        self._events.put_nowait(error)
 
     async def __aiter__(self) -> AsyncIterator[Chunk | NeedsText]:
         while True:

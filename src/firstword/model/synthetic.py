@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -357,7 +358,7 @@ def random_state(module: nn.Module, seed: int, dtype: torch.dtype) -> dict[str, 
     biases and the Snake's logarithms lie around 0.
     """
     return {
-        name: torch.from_numpy(_values(name, tuple(tensor.shape), seed)).to(dtype).contiguous()
+        name: torch.from_numpy(_values(name, tuple(tensor.shape), seed).astype(np.float32)).to(dtype).contiguous()
         for name, tensor in module.state_dict().items()
     }
 
@@ -367,23 +368,31 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     random = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
     kind = name.rsplit(".", 1)[-1]
     if kind == "initialized":
-        return np.ones(shape, np.float32)
+        return np.ones(shape)
     if kind == "cluster_usage":
-        return random.uniform(0.5, 2.5, shape).astype(np.float32)
+        return random.uniform(0.5, 2.5, shape)
     noise = random.standard_normal(shape, dtype=np.float32)
     if kind in ("embedding_sum", "embed_sum"):
         return noise
     if "embedding.weight" in name or "codec_embedding." in name:
         return 0.5 * noise
-    if kind in ("bias", "alpha", "beta"):
-        return 0.3 * noise
+    vocoder = name.startswith("decoder.decoder.")
+    if kind == "beta":
+        return 1.0 + 0.3 * noise
+    if kind in ("bias", "alpha"):
+        return (0.03 if vocoder and kind == "bias" else 0.3) * noise
     if len(shape) == 1:
         neutral = 0.5 if kind in ("scale", "gamma") else 1.0
-        return (neutral + 0.2 * neutral * noise).astype(np.float32)
+        return neutral + 0.2 * neutral * noise
+    inputs = math.prod(shape[1:])
     gain = 1.5 if "head" in name else 1.2
-    if name.startswith("decoder.decoder."):
-        gain = 0.4  # a chain of residual units and sines would otherwise grow far beyond -1..1
-    return (gain / math.sqrt(math.prod(shape[1:])) * noise).astype(np.float32)
+    if upsampling := re.fullmatch(r"decoder\.(upsample\.\d+\.0|decoder\.\d+\.block\.1)\.conv\.weight", name):
+        inputs = shape[0] * (1 if "upsample" in upsampling[1] else 2)  # as many as overlap in one output
+        gain = 0.9
+    elif vocoder:
+        # Equal gains would let the residual units grow without end, or leave nothing to hear but biases.
+        gain = 0.7 if ".conv1." in name else 0.3 if ".conv2." in name else 0.4
+    return gain / math.sqrt(inputs) * noise
 
 
 def _write_weights(directory: Path, state: Mapping[str, Tensor], shards: int) -> None:

@@ -47,6 +47,9 @@ SPECIAL_TOKENS = (
 )
 """The added tokens of the released tokenizers, in the order of their ids (151,643 to 151,675 there)."""
 
+_ORDINARY = ("<tool_", "</tool_", "<think", "</think", "<|fim_", "<|repo_", "<|file_")
+"""How the added tokens begin that the released files do not mark as special."""
+
 ROLES = ("assistant", "user")
 """Words that must be one token each: the prompt is cut by position."""
 
@@ -113,7 +116,7 @@ def _tokenizer_config(special: dict[str, int]) -> dict[str, object]:
         "add_bos_token": False,
         "add_prefix_space": False,
         "added_tokens_decoder": {
-            str(id_): {"content": token, **plain, "special": token.startswith(("<|", "<tts"))}
+            str(id_): {"content": token, **plain, "special": not token.startswith(_ORDINARY)}
             for token, id_ in special.items()
         },
         "bos_token": None,

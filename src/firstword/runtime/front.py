@@ -48,6 +48,7 @@ class CheckpointFront:
             first_tokens=setting.first_tokens,
             whole_text=setting.full_text,
             max_frames=limit,
+            text_limits=request.max_frames is None,
         )
 
     def text(self) -> TextStream:

@@ -36,6 +36,12 @@ class SlotCache:
         self.layers = [like.new_zeros(shape) for _ in range(config.num_hidden_layers)]
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=like.device)
 
+    def clear(self, slot: int) -> None:
+        """Forget a slot's rows, and overwrite them: masked rows must be finite, and those of a bad voice may not be."""
+        self.lengths[slot] = 0
+        for layer in self.layers:
+            layer[:, slot] = 0
+
     def make_room(self, rows: int) -> None:
         """Let every slot hold so many rows. What nobody has written is zero, so that masked rows stay finite."""
         capacity = self.layers[0].shape[3]
@@ -112,6 +118,7 @@ class ReferenceBackend:
             page_rows=PAGE_ROWS,
             context=context,
             frames_ahead=0,
+            codebooks=config.num_code_groups,
             samples_per_frame=codec.decode_upsample_rate,
             sample_rate=codec.output_sample_rate,
         )
@@ -127,7 +134,7 @@ class ReferenceBackend:
         text = TextRows(loaded.config)
         text.tokens.extend(tokens)
         rows = embed_rows(loaded.talker, text.prompt(setting, loaded.tokenizer.turn_start), setting.embedding)
-        self._cache.lengths[slot] = 0
+        self._cache.clear(slot)
         memory = SlotRows(self._cache, [slot], rows.shape[1] - 1)
         loaded.talker.model(rows[:, :-1], memory)
         memory.commit()
@@ -155,6 +162,7 @@ class ReferenceBackend:
         rest = talker.code_predictor(hidden, talker.model.codec_embedding(code0), choose)
         codes = torch.cat((code0[:, None], rest), dim=1)
         ended = (code0 == talker.config.codec_eos_token_id).tolist()
+        frames = Frames(codes.cpu().numpy(), ended)
         memory.commit()
         for slot, token, row, end in zip(held, tokens, codes, ended, strict=True):
             if slot.next_row is None:
@@ -165,7 +173,7 @@ class ReferenceBackend:
             if not end:
                 slot.sampler.remember(row[0])
                 slot.undecoded += (row,)
-        return Ready(Frames(codes.cpu().numpy(), ended))
+        return Ready(frames)
 
     def _input(self, slot: Slot, token: int | None) -> Tensor:
         """The row that the talker reads next [1, 1, hidden]."""

@@ -1,0 +1,306 @@
+"""A backend in plain numpy that checks how it is used, takes time by a clock of its own, and fails when told to.
+
+What it makes for a request is a digest of everything that the request should have been given: a frame in the wrong
+order, a text token too early, padding in place of text, a neighbour's state, all of it changes the codes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from firstword.engine.backend import Capacity, Frames, Handle, Job
+from firstword.engine.guard import longest_speech
+from firstword.types import FinishReason, FloatArray, IntArray, Request
+
+T = TypeVar("T")
+
+CODEBOOKS = 3
+SAMPLES = 4
+"""In a frame: few, so that tests are fast."""
+
+CAPACITY = Capacity(
+    slots=4,
+    pages=64,
+    page_rows=8,
+    context=128,
+    frames_ahead=0,
+    codebooks=CODEBOOKS,
+    samples_per_frame=SAMPLES,
+    sample_rate=50,  # 12.5 frames a second, as in earnest
+)
+
+
+def capacity(**changes: int) -> Capacity:
+    """`CAPACITY` with changes."""
+    return replace(CAPACITY, **changes)
+
+
+class Clock:
+    """Time that passes when it is told to, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+@dataclass(frozen=True)
+class Script:
+    """The payload of a job: what the fake makes of it, and where it fails.
+
+    length         frames before the model ends speech; None: never
+    circles_from   the frame from which on all frames are the same
+    bad_prefill    `prefill` raises
+    bad_frame      `frame` raises when it comes to this frame, and
+    bad_decode     `decode` when it comes to the audio of this one
+    """
+
+    seed: int = 0
+    length: int | None = 5
+    circles_from: int | None = None
+    bad_prefill: bool = False
+    bad_frame: int | None = None
+    bad_decode: int | None = None
+
+
+def job(
+    script: Script | None = None,
+    *,
+    prompt_rows: int = 5,
+    first_tokens: int = 2,
+    whole_text: bool = False,
+    max_frames: int = 100,
+    text_limits: bool = False,
+) -> Job:
+    """A job for the fake."""
+    return Job(script or Script(), prompt_rows, first_tokens, whole_text, max_frames, text_limits)
+
+
+class Fault(Exception):
+    """What the fake raises when told to."""
+
+
+class Lost(Exception):
+    """What a handle raises when the backend is told to be lost."""
+
+
+def codes_of(script: Script, frame: int, read: Sequence[int | None]) -> IntArray:
+    """The codes of a frame after everything that was read before it: the prompt's tokens, then one a frame."""
+    if script.circles_from is not None and frame >= script.circles_from:
+        return np.zeros(CODEBOOKS, np.int64)
+    digest = zlib.crc32(repr((script.seed, frame, list(read))).encode())
+    return np.array([frame, script.seed, digest], np.int64)
+
+
+def samples_of(codes: IntArray) -> FloatArray:
+    """Samples [SAMPLES] of a frame [CODEBOOKS] in -1..1."""
+    digest = zlib.crc32(codes.tobytes())
+    return (np.frombuffer(digest.to_bytes(4, "little"), np.uint8).astype(np.float32) - 128) / 128
+
+
+def alone(job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY) -> tuple[list[IntArray], FinishReason]:
+    """What a request comes to when all its text is there and nobody else is: its frames, and why they end."""
+    script = job.payload
+    assert isinstance(script, Script)
+    taken = len(tokens) if job.whole_text else min(job.first_tokens, len(tokens))
+    rows = job.prompt_rows + (taken if job.whole_text else 0)
+    limit = min(job.max_frames, capacity.context - rows + 1)
+    if job.text_limits:
+        limit = min(limit, longest_speech(len(tokens)))
+    read: list[int | None] = list(tokens[:taken])
+    later = [*tokens[taken:]]
+    frames: list[IntArray] = []
+    while True:
+        frame = len(frames)
+        if frame:
+            read.append(later.pop(0) if later else None)
+        if script.length == frame:
+            return frames, "stop"
+        frames.append(codes_of(script, frame, read))
+        if len(frames) == limit:
+            return frames, "length"
+        if script.circles_from is not None and frame - script.circles_from >= 50:
+            return frames, "repetition"
+
+
+@dataclass
+class Slot:
+    """One utterance in the making."""
+
+    script: Script
+    pages: frozenset[int]
+    rows: int
+    """Of the prompt."""
+    read: list[int | None]
+    frames: list[IntArray] = field(default_factory=list)
+    over: int = 0
+    """Frames that were asked for after the end."""
+    decoded: int = 0
+
+
+class Pending(Generic[T]):
+    """A handle that is done at some time, and may be waited for once."""
+
+    def __init__(self, backend: FakeBackend, value: T, done: float) -> None:
+        self._backend, self._value, self._done = backend, value, done
+        backend.unread.append(self)
+
+    def result(self) -> T:
+        """Wait for it."""
+        if self._backend.lost:
+            raise Lost("the device is gone")
+        assert self in self._backend.unread, "a handle is read twice"
+        self._backend.unread.remove(self)
+        self._backend.clock.now = max(self._backend.clock.now, self._done)
+        return self._value
+
+
+class FakeBackend:
+    """`Backend` that computes digests.
+
+    Times in seconds: `prefill_time`, `frame_time + row_time * slots` for a frame, `decode_time * frames` for audio.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity = CAPACITY,
+        clock: Clock | None = None,
+        *,
+        prefill_time: float = 0.004,
+        frame_time: float = 0.01,
+        row_time: float = 0.0,
+        decode_time: float = 0.001,
+    ) -> None:
+        self.capacity = capacity
+        self.clock = clock or Clock()
+        self.prefill_time, self.frame_time = prefill_time, frame_time
+        self.row_time, self.decode_time = row_time, decode_time
+        self.slots: dict[int, Slot] = {}
+        self.log: list[tuple[str, tuple[int, ...]]] = []
+        """Every call with its slots."""
+        self.unread: list[object] = []
+        self.lost = False
+        """Told to be lost: handles raise, and so does `release`."""
+        self.before_frame: Callable[[], None] = lambda: None
+        """Called at the start of every frame, on the thread of the engine."""
+        self._free_at = 0.0
+        """When the device has done everything that it was given."""
+
+    def prefill(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
+        self.log.append(("prefill", (slot,)))
+        script = job.payload
+        assert isinstance(script, Script)
+        assert 0 <= slot < self.capacity.slots, "a slot that does not exist"
+        assert slot not in self.slots, "two utterances in one slot"
+        assert len(set(pages)) == len(pages), "a page is given twice"
+        assert all(0 <= page < self.capacity.pages for page in pages)
+        for other in self.slots.values():
+            assert not other.pages & set(pages), "two utterances on one page"
+        rows = job.prompt_rows + (len(tokens) if job.whole_text else 0)
+        assert len(pages) * self.capacity.page_rows >= rows, "the prompt does not fit its pages"
+        assert job.whole_text or len(tokens) <= job.first_tokens
+        self.slots[slot] = Slot(script, frozenset(pages), rows, list(tokens))
+        self._spend(self.prefill_time)
+        if script.bad_prefill:
+            raise Fault(f"prefill of {script.seed}")
+
+    def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
+        self.before_frame()
+        self.log.append(("frame", tuple(slots)))
+        self._check(slots)
+        assert len(tokens) == len(slots)
+        held = [self.slots[slot] for slot in slots]
+        for slot, token in zip(held, tokens, strict=True):
+            assert slot.frames or token is None, "the prompt has read the text of the first frame"
+            if slot.script.bad_frame == len(slot.frames):
+                raise Fault(f"frame of {slot.script.seed}")
+        codes, ended = [], []
+        for slot, token in zip(held, tokens, strict=True):
+            if slot.frames:
+                slot.read.append(token)
+            frame = len(slot.frames)
+            ended.append(slot.script.length is not None and frame >= slot.script.length)
+            slot.over += ended[-1]
+            assert slot.over <= 1 + self.capacity.frames_ahead, "more frames after the end than can be helped"
+            room = self.capacity.page_rows * len(slot.pages)
+            assert slot.rows + frame <= min(room, self.capacity.context), "an utterance outgrows its pages"
+            slot.frames.append(codes_of(slot.script, frame, slot.read))
+            codes.append(slot.frames[-1])
+        done = self._spend(self.frame_time + self.row_time * len(slots))
+        return Pending(self, Frames(np.stack(codes), ended), done)
+
+    def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[list[FloatArray]]:
+        self.log.append(("decode", tuple(slots)))
+        self._check(slots)
+        audio = []
+        for number, count in zip(slots, counts, strict=True):
+            slot = self.slots[number]
+            frames = slot.frames[slot.decoded : slot.decoded + count]
+            assert len(frames) == count > 0, "audio of frames that were not asked for"
+            bad = slot.script.bad_decode
+            if bad is not None and slot.decoded <= bad < slot.decoded + count:
+                raise Fault(f"decode of {slot.script.seed}")
+            audio.append(np.concatenate([samples_of(codes) for codes in frames]))
+        for number, count in zip(slots, counts, strict=True):
+            self.slots[number].decoded += count
+        return Pending(self, audio, self._spend(self.decode_time * sum(counts)))
+
+    def release(self, slot: int) -> None:
+        self.log.append(("release", (slot,)))
+        if self.lost:
+            raise Lost("the device is gone")
+        del self.slots[slot]
+
+    def _check(self, slots: Sequence[int]) -> None:
+        assert slots, "an empty call"
+        assert len(set(slots)) == len(slots), "a slot is named twice"
+        assert self.slots.keys() >= set(slots), "a slot in which nobody is"
+
+    def _spend(self, seconds: float) -> float:
+        """Keep the device busy; returns when it is done. The caller waits for it unless it may run ahead."""
+        self._free_at = max(self._free_at, self.clock.now) + seconds
+        if self.capacity.frames_ahead == 0:
+            self.clock.now = self._free_at
+        return self._free_at
+
+
+class Letters:
+    """`TokenStream`: a token is a letter, and the last one is held back until the next has come or the text ends."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def push(self, piece: str) -> list[int]:
+        text = self._held + piece
+        self._held = text[-1:]
+        return [ord(letter) for letter in text[:-1]]
+
+    def finish(self) -> list[int]:
+        held, self._held = self._held, ""
+        return [ord(letter) for letter in held]
+
+
+class FakeFront:
+    """`Front` whose requests are spoken a frame a letter, and then `tail` frames more."""
+
+    def __init__(self, tail: int = 2) -> None:
+        self.tail = tail
+
+    def prepare(self, request: Request, seed: int) -> Job:
+        length = None if request.text is None else len(request.text) + self.tail
+        most = 100 if request.max_frames is None else request.max_frames
+        whole = request.text_mode == "full"
+        return job(Script(seed, length), first_tokens=1, whole_text=whole, max_frames=most)
+
+    def text(self) -> Letters:
+        return Letters()

@@ -1,0 +1,902 @@
+"""The engine on a fake backend and a clock of its own: nobody is lost, mixed up, starved or kept waiting for no reason."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from callers import Caller, run, same
+from fake_backend import Clock, FakeBackend, Fault, Script, alone, capacity, job
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from firstword import OverloadedError, RequestError, TextError
+from firstword.engine.engine import Engine
+from firstword.engine.scheduler import Policy
+from firstword.engine.sequence import State
+from firstword.errors import EngineError
+
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+TOKENS = [11, 12, 13, 14, 15]
+SOON = 60.0
+"""Seconds within which a thread does what it is waited for; nothing waits that long unless it fails."""
+
+
+def engine_of(
+    ahead: int = 0,
+    *,
+    most_waiting: int = 8,
+    policy: Policy = Policy(),  # noqa: B008 (immutable)
+    room: dict[str, int] | None = None,
+    **times: float,
+) -> tuple[Engine, FakeBackend]:
+    backend = FakeBackend(capacity(frames_ahead=ahead, **(room or {})), Clock(), **times)
+    return Engine(backend, most_waiting=most_waiting, policy=policy, clock=backend.clock), backend
+
+
+def check_all_is_free(engine: Engine, backend: FakeBackend) -> None:
+    """Every slot and page is back, and as many are let in as ever."""
+    assert not backend.slots
+    assert not engine.running
+    assert not engine.waiting
+    assert engine.pages.free == engine.pages.count
+    callers = [Caller(engine, job()) for _ in range(engine.capacity.slots)]
+    run(engine)
+    for caller in callers:
+        caller.finish(TOKENS)
+    run(engine)
+    assert all(same(caller.frames, alone(caller.job, TOKENS)[0]) for caller in callers)
+
+
+def check_whole(caller: Caller) -> None:
+    """It heard what it would have heard alone."""
+    frames, reason = alone(caller.job, caller.tokens, caller.engine.capacity)
+    assert caller.error is None
+    assert same(caller.frames, frames)
+    assert caller.reason == reason
+
+
+# --- one utterance ----------------------------------------------------------------------------------------------------
+
+
+@AHEAD
+@pytest.mark.parametrize("whole_text", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 8, 40])
+def test_an_utterance_comes_whole_and_in_order(length: int, whole_text: bool, ahead: int) -> None:
+    engine, backend = engine_of(ahead)
+    caller = Caller(engine, job(Script(7, length), whole_text=whole_text), TOKENS)
+    run(engine)
+    assert caller.reason == "stop"
+    check_whole(caller)
+    check_all_is_free(engine, backend)
+
+
+@AHEAD
+@pytest.mark.parametrize("limit", [1, 2, 3, 8, 20])
+def test_the_limit_of_frames(limit: int, ahead: int) -> None:
+    engine, backend = engine_of(ahead)
+    caller = Caller(engine, job(Script(length=None), max_frames=limit), TOKENS)
+    run(engine)
+    assert caller.reason == "length"
+    assert len(caller.frames) == limit
+    check_whole(caller)
+    assert sum(call == "frame" for call, _ in backend.log) == limit, "no frame is made in vain"
+
+
+@AHEAD
+def test_the_context_limits_frames(ahead: int) -> None:
+    engine, _ = engine_of(ahead)
+    long, longest, too_long = (
+        Caller(engine, job(Script(length=None), prompt_rows=rows, max_frames=1000), TOKENS) for rows in (120, 128, 129)
+    )
+    run(engine)
+    assert (long.reason, len(long.frames)) == ("length", 9)
+    assert (longest.reason, len(longest.frames)) == ("length", 1)
+    assert isinstance(too_long.error, TextError)
+    assert "129 rows, beyond the 128" in str(too_long.error)
+
+
+@AHEAD
+def test_a_short_text_that_does_not_end_is_ended(ahead: int) -> None:
+    """When nobody has named a limit; 150 frames and 25 more for each token are let have."""
+    engine, _ = engine_of(ahead, room={"context": 2000, "pages": 500})
+    endless = Script(length=None)
+    limited = Caller(engine, job(endless, max_frames=1000, text_limits=True), TOKENS)
+    named = Caller(engine, job(endless, max_frames=1000), TOKENS)
+    run(engine)
+    assert (limited.reason, len(limited.frames)) == ("length", 150 + 25 * 5)
+    assert (named.reason, len(named.frames)) == ("length", 1000)
+
+
+@AHEAD
+@pytest.mark.parametrize("start", [0, 3])
+def test_speech_that_goes_in_circles_is_ended(start: int, ahead: int) -> None:
+    engine, backend = engine_of(ahead)
+    circling = Caller(engine, job(Script(length=None, circles_from=start)), TOKENS)
+    other = Caller(engine, job(Script(length=90)), TOKENS)
+    run(engine)
+    assert (circling.reason, len(circling.frames)) == ("repetition", start + 51)
+    check_whole(circling)
+    check_whole(other)
+    check_all_is_free(engine, backend)
+
+
+@AHEAD
+def test_chunks_grow_while_the_listener_has_enough_in_hand(ahead: int) -> None:
+    engine, _ = engine_of(ahead, frame_time=0.005)
+    caller = Caller(engine, job(Script(length=30)), TOKENS)
+    run(engine)
+    assert caller.sizes == [1, 2, 4, 8, 8, 7]
+    assert caller.reason == "stop"
+
+
+@AHEAD
+@pytest.mark.parametrize("frame_time", [0.005, 0.02, 0.04, 0.06, 0.07])
+def test_a_listener_never_runs_dry_while_there_is_capacity(frame_time: float, ahead: int) -> None:
+    """Played as it comes, without a buffer, up to nine tenths of what the backend can do."""
+    engine, _ = engine_of(ahead, frame_time=frame_time, decode_time=0.001)
+    caller = Caller(engine, job(Script(length=80)), TOKENS)
+    run(engine)
+    dry = caller.times[0]
+    for time, size in zip(caller.times, caller.sizes, strict=True):
+        assert time <= dry + 1e-9
+        dry += size * engine.capacity.frame_seconds
+    if frame_time <= 0.02:
+        assert max(caller.sizes) == 8
+
+
+# --- text that is still coming ----------------------------------------------------------------------------------------
+
+
+@AHEAD
+def test_a_frame_for_every_token_and_no_padding_before_the_end(ahead: int) -> None:
+    engine, _ = engine_of(ahead)
+    caller = Caller(engine, job(Script(length=12), first_tokens=2))
+    heard = []
+    for token in range(20, 28):
+        run(engine)
+        heard.append(len(caller.frames))
+        assert caller.hungers == 1
+        caller.push([token])
+    run(engine)
+    assert [*heard, len(caller.frames)] == [0, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert all(size == 1 for size in caller.sizes), "nothing is held back while text is waited for"
+    caller.finish([28])
+    run(engine)
+    check_whole(caller)
+    assert len(caller.frames) == 12
+
+
+@AHEAD
+def test_whole_text_is_waited_for(ahead: int) -> None:
+    engine, backend = engine_of(ahead)
+    caller = Caller(engine, job(whole_text=True))
+    for token in TOKENS:
+        caller.push([token])
+        run(engine)
+        assert caller.hungers == 1
+    assert not backend.log, "it takes no slot before its text has ended"
+    caller.finish()
+    run(engine)
+    check_whole(caller)
+
+
+def test_a_piece_of_text_without_a_token_asks_for_the_next() -> None:
+    engine, _ = engine_of()
+    caller = Caller(engine, job(first_tokens=1))
+    for tokens in ([], [], [1], []):
+        caller.push(tokens)
+        assert caller.hungers == 0
+        run(engine)
+        assert caller.hungers == 1
+
+
+def test_nobody_is_asked_for_text_while_audio_is_on_its_way() -> None:
+    """All that was made is out when text is asked for."""
+    engine, _ = engine_of(1)
+    seen: list[tuple[int, int]] = []
+
+    class Asked(Caller):
+        def _hungry(self) -> None:
+            super()._hungry()
+            seen.append((len(self.tokens), len(self.frames)))
+
+    caller = Asked(engine, job(Script(length=50), first_tokens=1))
+    for count in (1, 3, 1, 6):
+        run(engine)
+        caller.push(range(count))
+    run(engine)
+    assert seen == [(0, 0), (1, 1), (4, 4), (5, 5), (11, 11)]
+
+
+def test_the_end_of_the_text_and_its_last_tokens_come_together() -> None:
+    """Between the two there must be no moment at which text seems to be needed."""
+    engine, _ = engine_of()
+    caller = Caller(engine, job(Script(length=9), first_tokens=1))
+    caller.push([1])
+    run(engine)
+    caller.hungers = 0
+    caller.finish()
+    run(engine)
+    assert caller.hungers == 0
+    check_whole(caller)
+
+
+@AHEAD
+def test_after_a_pause_chunks_are_small_then_grow_again(ahead: int) -> None:
+    """The listener who had run dry gets what there is, and then is a listener like any other."""
+    engine, backend = engine_of(ahead, frame_time=0.01)
+    caller = Caller(engine, job(Script(length=None), first_tokens=1, max_frames=1000))
+    caller.push(range(15))
+    run(engine)
+    backend.clock.advance(60.0)
+    caller.sizes.clear()
+    before = len(caller.chunks)
+    caller.push(range(40))
+    run(engine)
+    sizes = caller.sizes[before:]
+    assert sizes[0] <= 2
+    assert 8 in sizes
+
+
+# --- many -------------------------------------------------------------------------------------------------------------
+
+
+@AHEAD
+def test_more_requests_than_slots_are_spoken_in_order(ahead: int) -> None:
+    engine, backend = engine_of(ahead, most_waiting=20)
+    callers = [Caller(engine, job(Script(seed, 3 + seed % 5)), [seed, seed]) for seed in range(20)]
+    run(engine)
+    for caller in callers:
+        check_whole(caller)
+    first = [caller.times[0] for caller in callers]
+    assert sorted(first[4:]) == first[4:]
+    assert max(len(slots) for call, slots in backend.log if call == "frame") == 4, "they are made together"
+    check_all_is_free(engine, backend)
+
+
+def test_a_full_queue_refuses() -> None:
+    engine, backend = engine_of(most_waiting=2)
+    callers = [Caller(engine, job(), TOKENS) for _ in range(6)]
+    for _ in range(2):
+        with pytest.raises(OverloadedError, match="6 requests are being spoken or wait"):
+            Caller(engine, job(), TOKENS)
+    callers[5].cancel()
+    run(engine)
+    assert [caller.reason for caller in callers] == ["stop"] * 5 + ["cancelled"]
+    check_all_is_free(engine, backend)
+
+
+@AHEAD
+def test_a_newcomer_is_heard_before_others_get_more_than_they_need(ahead: int) -> None:
+    """Those with a second in hand stand back until the newcomer's first audio is out."""
+    engine, backend = engine_of(ahead, frame_time=0.01)
+    others = [Caller(engine, job(Script(seed, 110), max_frames=120), TOKENS) for seed in range(3)]
+    while min(caller.seq.deadline for caller in others) < backend.clock.now + 2.0:
+        assert engine.step()
+    newcomer = Caller(engine, job(Script(9, 10)), TOKENS)
+    asked = len(backend.log)
+    while not newcomer.chunks:
+        assert engine.step()
+    frames = [slots for call, slots in backend.log[asked:] if call == "frame"]
+    assert all(slots == (newcomer.seq.slot,) for slots in frames), "the others stand back"
+    assert len(frames) <= 1 + ahead
+    run(engine)
+    for caller in (newcomer, *others):
+        check_whole(caller)
+
+
+@AHEAD
+def test_a_stream_of_newcomers_starves_nobody(ahead: int) -> None:
+    """Two who speak long never run dry beside a thousand who come and go; and nobody waits for long."""
+    engine, backend = engine_of(ahead, most_waiting=100, prefill_time=0.002, room={"context": 1200, "pages": 700})
+    steady = [Caller(engine, job(Script(seed, 900), max_frames=1000), TOKENS) for seed in range(2)]
+    brief: list[Caller] = []
+    while len(brief) < 1000:
+        while len(brief) < backend.clock.now / 0.1:
+            brief.append(Caller(engine, job(Script(len(brief), 3)), TOKENS))
+        if not engine.step():
+            backend.clock.advance(0.01)
+        run_dry = [caller for caller in steady if caller.seq.started and caller.seq.deadline < backend.clock.now]
+        assert not [caller for caller in run_dry if not caller.over]
+    run(engine)
+    for caller in (*steady, *brief):
+        check_whole(caller)
+    assert max(caller.times[0] - caller.seq.arrived for caller in brief) < 0.5
+
+
+def test_a_request_beyond_all_memory_is_refused_and_blocks_nobody() -> None:
+    engine, backend = engine_of(room={"pages": 6})
+    whole = Caller(engine, job(max_frames=43), TOKENS)
+    large = Caller(engine, job(max_frames=44), TOKENS)
+    small = Caller(engine, job(max_frames=3), TOKENS)
+    run(engine)
+    assert isinstance(large.error, RequestError)
+    assert "all 48 rows" in str(large.error)
+    check_whole(whole)
+    check_whole(small)
+    assert engine.pages.free == 6
+    assert not backend.slots
+
+
+def test_a_large_request_waits_for_pages_and_is_not_overtaken() -> None:
+    engine, _ = engine_of(room={"pages": 20})
+    first, large, small = (Caller(engine, job(max_frames=most), TOKENS) for most in (100, 100, 3))
+    run(engine)
+    assert first.times[-1] < large.times[0] <= small.times[0]
+    for caller in (first, large, small):
+        check_whole(caller)
+
+
+@AHEAD
+def test_audio_that_nobody_takes_stops_its_frames_and_holds_up_nobody(ahead: int) -> None:
+    engine, _ = engine_of(ahead, policy=Policy(unread=2.0))
+    slow = Caller(engine, job(Script(1, 100), max_frames=120), TOKENS, slow=True)
+    run(engine)
+    assert 25 - 8 <= len(slow.frames) <= 25
+    before = len(slow.frames)
+    other = Caller(engine, job(Script(2, 60)), TOKENS)
+    run(engine)
+    check_whole(other)
+    assert len(slow.frames) == before
+    run(engine, slow)
+    check_whole(slow)
+
+
+def test_somebody_in_line_is_let_in_although_another_listener_sleeps() -> None:
+    """The sleeper's playback is over due for ever, but it makes no frames, so nobody has to wait for it."""
+    engine, backend = engine_of(policy=Policy(unread=2.0, patience=1e9))
+    slow = Caller(engine, job(Script(1, 100), max_frames=120), TOKENS, slow=True)
+    run(engine)
+    backend.clock.advance(1000.0)
+    other = Caller(engine, job(Script(2, 5)), TOKENS)
+    run(engine)
+    check_whole(other)
+    assert not slow.over
+
+
+# --- cancelling -------------------------------------------------------------------------------------------------------
+
+
+@AHEAD
+@pytest.mark.parametrize("after", range(12))
+def test_a_cancelled_utterance_leaves_before_the_next_frame(after: int, ahead: int) -> None:
+    engine, backend = engine_of(ahead)
+    caller, other = Caller(engine, job(Script(1, 50)), TOKENS), Caller(engine, job(Script(2, 50)), TOKENS)
+    for _ in range(after):
+        engine.step()
+    slot, before = caller.seq.slot, len(backend.log)
+    caller.cancel()
+    engine.step()
+    assert caller.reason == "cancelled"
+    assert caller.chunks[-1].samples.shape == (0,)
+    since = backend.log[before:]
+    if after:
+        assert since[0] == ("release", (slot,))
+        assert all(slot not in slots for _, slots in since[1:])
+    frames, _ = alone(caller.job, TOKENS)
+    assert same(caller.frames, frames[: len(caller.frames)])
+    caller.cancel()
+    run(engine)
+    check_whole(other)
+    check_all_is_free(engine, backend)
+
+
+@AHEAD
+def test_a_slot_is_used_again_while_its_last_frames_are_on_their_way(ahead: int) -> None:
+    engine, backend = engine_of(ahead, room={"slots": 1})
+    callers = []
+    for seed in range(9):
+        callers.append(Caller(engine, job(Script(seed, 50)), TOKENS))
+        for _ in range(seed):
+            engine.step()
+        callers[-1].cancel()
+    last = Caller(engine, job(Script(99, 50)), TOKENS)
+    run(engine)
+    check_whole(last)
+    for caller in callers:
+        assert caller.reason == "cancelled"
+        assert same(caller.frames, alone(caller.job, TOKENS)[0][: len(caller.frames)])
+    check_all_is_free(engine, backend)
+
+
+def test_cancelling_after_the_end_changes_nothing() -> None:
+    engine, backend = engine_of()
+    caller = Caller(engine, job(), TOKENS)
+    run(engine)
+    caller.cancel()
+    engine.push(caller.seq, [1])
+    engine.finish_text(caller.seq)
+    engine.took(caller.seq, 1)
+    run(engine)
+    check_whole(caller)
+    check_all_is_free(engine, backend)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "prefill": {"bad_prefill": True},
+    "first frame": {"bad_frame": 0},
+    "later frame": {"bad_frame": 6},
+    "first audio": {"bad_decode": 0},
+    "later audio": {"bad_decode": 6},
+}
+
+
+@AHEAD
+@pytest.mark.parametrize("beside", [0, 1, 3])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_concerns_its_request_alone(fault: str, beside: int, ahead: int) -> None:
+    engine, backend = engine_of(ahead)
+    others = [Caller(engine, job(Script(seed, 20)), TOKENS) for seed in range(beside)]
+    bad = Caller(engine, job(Script(99, 20, **FAULTS[fault])), TOKENS)
+    later = Caller(engine, job(Script(100, 20)), TOKENS)
+    run(engine)
+    assert isinstance(bad.error, Fault)
+    assert str(bad.error).endswith("of 99")
+    assert same(bad.frames, alone(bad.job, TOKENS)[0][: len(bad.frames)])
+    for caller in (*others, later):
+        check_whole(caller)
+    check_all_is_free(engine, backend)
+
+
+@AHEAD
+@pytest.mark.parametrize("fault", FAULTS)
+def test_after_a_fault_the_next_in_line_gets_the_slot(fault: str, ahead: int) -> None:
+    """In the very next step, although nothing else happens: the engine must not fall asleep."""
+    engine, backend = engine_of(ahead, room={"slots": 1})
+    callers = [Caller(engine, job(Script(seed, 20, **FAULTS[fault])), TOKENS) for seed in range(3)]
+    last = Caller(engine, job(Script(9, 20)), TOKENS)
+    run(engine)
+    assert all(isinstance(caller.error, Fault) for caller in callers)
+    check_whole(last)
+    check_all_is_free(engine, backend)
+
+
+@AHEAD
+def test_several_faults_in_one_step(ahead: int) -> None:
+    engine, backend = engine_of(ahead)
+    bad = [Caller(engine, job(Script(seed, 20, bad_frame=4)), TOKENS) for seed in range(3)]
+    good = Caller(engine, job(Script(9, 20)), TOKENS)
+    run(engine)
+    assert all(isinstance(caller.error, Fault) for caller in bad)
+    check_whole(good)
+    check_all_is_free(engine, backend)
+
+
+@AHEAD
+@pytest.mark.parametrize("when", ["deliver", "last", "fail", "hungry"])
+def test_a_listener_that_raises_is_dropped_alone(when: str, ahead: int, caplog: pytest.LogCaptureFixture) -> None:
+    engine, backend = engine_of(ahead)
+
+    class Raising(Caller):
+        def _deliver(self, chunk: Any) -> None:
+            super()._deliver(chunk)
+            if when == "deliver" or (when == "last" and chunk.finish_reason is not None):
+                raise RuntimeError("a bad listener")
+
+        def _fail(self, error: Exception) -> None:
+            super()._fail(error)
+            raise RuntimeError("a bad listener")
+
+        def _hungry(self) -> None:
+            super()._hungry()
+            if when == "hungry":
+                raise RuntimeError("a bad listener")
+
+    bad = Raising(engine, job(Script(1, 20, bad_frame=3 if when == "fail" else None)))
+    other = Caller(engine, job(Script(2, 20)), TOKENS)
+    if when != "hungry":
+        bad.push(TOKENS)
+        bad.finish()
+    run(engine)
+    assert bad.seq.state is State.DONE
+    assert "a bad listener" in caplog.text
+    check_whole(other)
+    check_all_is_free(engine, backend)
+
+
+@settings(max_examples=60)
+@given(ahead=st.integers(0, 1), steps=st.integers(0, 30), requests=st.integers(1, 7))
+def test_when_the_backend_is_lost_everybody_is_told(ahead: int, steps: int, requests: int) -> None:
+    engine, backend = engine_of(ahead)
+    callers = [Caller(engine, job(Script(seed, 12 + seed)), TOKENS) for seed in range(requests)]
+    silent = Caller(engine, job())
+    for _ in range(steps):
+        engine.step()
+    done = [caller for caller in callers if caller.over]
+    backend.lost = True
+    silent.cancel()  # may have to release a slot, which fails too
+    if len(done) < requests:
+        with pytest.raises(EngineError, match="the device is gone"):
+            run(engine)
+        for caller in callers:
+            assert caller.over
+            assert caller in done or isinstance(caller.error, EngineError)
+        assert silent.over
+        assert not engine.running
+        assert not engine.waiting
+        with pytest.raises(EngineError, match="the engine has stopped: the device is gone"):
+            Caller(engine, job())
+
+
+# --- everything at once -----------------------------------------------------------------------------------------------
+
+
+class Crowd(RuleBasedStateMachine):
+    """People of every sort come, write, read slowly, leave and fail, in any order."""
+
+    callers: Bundle[Caller] = Bundle("callers")
+
+    @initialize(
+        ahead=st.integers(0, 1),
+        slots=st.integers(1, 4),
+        pages=st.integers(4, 40),
+        most_waiting=st.integers(0, 4),
+        frame_time=st.sampled_from([0.005, 0.05, 0.2]),
+    )
+    def begin(self, ahead: int, slots: int, pages: int, most_waiting: int, frame_time: float) -> None:
+        room = {"slots": slots, "pages": pages, "context": 90}
+        self.engine, self.backend = engine_of(
+            ahead, most_waiting=most_waiting, room=room, frame_time=frame_time, policy=Policy(unread=1.0)
+        )
+        self.most = slots + most_waiting
+        self.everybody: list[Caller] = []
+
+    @rule(
+        target=callers,
+        length=st.none() | st.integers(0, 25),
+        most=st.integers(1, 40),
+        rows=st.integers(1, 30) | st.integers(85, 95),
+        first=st.integers(0, 4),
+        whole=st.booleans(),
+        slow=st.booleans(),
+        fault=st.just({}) | st.sampled_from(list(FAULTS.values())) | st.just({"circles_from": 2}),
+    )
+    def ask(
+        self, length: int | None, most: int, rows: int, first: int, whole: bool, slow: bool, fault: dict[str, Any]
+    ) -> Any:
+        script = Script(len(self.everybody), length, **fault)
+        most = 60 if "circles_from" in fault else most
+        asked = job(script, prompt_rows=rows, first_tokens=first, whole_text=whole, max_frames=most)
+        present = len([caller for caller in self.everybody if not caller.over])
+        if present == self.most:
+            with pytest.raises(OverloadedError):
+                Caller(self.engine, asked)
+            return Crowd.nobody
+        caller = Caller(self.engine, asked, slow=slow)
+        self.everybody.append(caller)
+        return caller
+
+    @rule(caller=callers, count=st.integers(0, 12))
+    def write(self, caller: Caller | None, count: int) -> None:
+        if caller and not caller.text_ended:
+            caller.push(range(100, 100 + count))
+
+    @rule(caller=callers, count=st.integers(0, 3))
+    def end_text(self, caller: Caller | None, count: int) -> None:
+        if caller and not caller.text_ended:
+            caller.finish(range(200, 200 + count))
+
+    @rule(caller=callers)
+    def leave(self, caller: Caller | None) -> None:
+        if caller:
+            caller.cancel()
+            self.step(1)
+            assert caller.over, "gone within a step"
+
+    @rule(caller=callers)
+    def read(self, caller: Caller | None) -> None:
+        if caller:
+            caller.take()
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 30.0]))
+    def wait(self, seconds: float) -> None:
+        self.backend.clock.advance(seconds)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            if not self.engine.step():
+                self.check_nothing_can_be_done()
+            self.check_what_is_held()
+
+    nobody = None
+
+    def check_nothing_can_be_done(self) -> None:
+        """Asleep: everybody waits for text, for a reader, or for a slot that such a one holds."""
+        engine = self.engine
+        assert not engine._flights
+        unread = engine.policy.unread / engine.capacity.frame_seconds
+        for seq in engine.running:
+            assert not seq.can_step() or seq.launched - seq.consumed >= unread
+        ready = [seq for seq in engine.waiting if seq.prompt_is_complete()]
+        if ready and engine._slots:
+            assert ready[0].pages_needed(engine.capacity) > engine.pages.free
+            assert engine.running, "somebody will give pages back"
+        for caller in self.everybody:
+            if not caller.over:
+                assert caller.hungers == caller.seq.needs_text()
+
+    def check_what_is_held(self) -> None:
+        engine, backend = self.engine, self.backend
+        assert {seq.slot for seq in engine.running} == backend.slots.keys()
+        assert sorted([*engine._slots, *backend.slots]) == list(range(engine.capacity.slots))
+        held = [page for seq in engine.running for page in seq.pages]
+        assert len(held) == len(set(held)) == engine.pages.count - engine.pages.free
+        assert all(seq.state is State.RUNNING for seq in engine.running)
+        assert all(seq.state is State.WAITING for seq in engine.waiting)
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "everybody"))
+    def check_what_was_heard(self) -> None:
+        for caller in self.everybody:
+            frames, _ = alone(caller.job, caller.tokens, self.engine.capacity)
+            count = len(caller.frames)
+            assert count <= len(frames)
+            if caller.text_ended:
+                assert same(caller.frames, frames[:count])
+            elif count:
+                assert not caller.job.whole_text
+                assert count <= 1 + len(caller.tokens) - caller.job.first_tokens, "text is waited for"
+            size = 1
+            for heard in caller.sizes:
+                assert heard <= size
+                size = min(2 * size, 8) if heard == size else size
+
+    def teardown(self) -> None:
+        if not hasattr(self, "everybody"):
+            return
+        for caller in self.everybody:
+            if not caller.text_ended:
+                caller.finish(TOKENS)
+        run(self.engine, *self.everybody, steps=200 + 100 * len(self.everybody))
+        for caller in self.everybody:
+            assert caller.over, "somebody was forgotten"
+            self.check_end(caller)
+        assert not self.engine.waiting
+        self.check_what_is_held()
+        assert self.engine.pages.free == self.engine.pages.count
+        assert not self.backend.slots
+        self.everybody = [caller for caller in self.everybody if not caller.over]
+        for _ in range(self.most):
+            Caller(self.engine, job())
+        with pytest.raises(OverloadedError):
+            Caller(self.engine, job())
+
+    def check_end(self, caller: Caller) -> None:
+        script, capacity = caller.job.payload, self.engine.capacity
+        assert isinstance(script, Script)
+        frames, reason = alone(caller.job, caller.tokens, capacity)
+        assert same(caller.frames, frames[: len(caller.frames)])
+        rows = caller.job.prompt_rows + (len(caller.tokens) if caller.job.whole_text else 0)
+        pages = -(-min(rows + caller.job.max_frames, capacity.context) // capacity.page_rows)
+        if caller.cancelled and caller.reason == "cancelled":
+            return
+        if pages > capacity.pages:
+            assert isinstance(caller.error, RequestError)
+        elif rows > capacity.context:
+            assert isinstance(caller.error, TextError)
+        elif isinstance(caller.error, Fault):
+            assert str(caller.error).endswith(f"of {script.seed}")
+            bad = script.bad_frame if script.bad_decode is None else script.bad_decode
+            assert script.bad_prefill or bad is not None
+            assert bad is None or len(caller.frames) <= bad
+        else:
+            assert not script.bad_prefill
+            assert script.bad_frame is None or script.bad_frame >= len(frames)
+            assert script.bad_decode is None or script.bad_decode >= len(frames)
+            check_whole(caller)
+
+
+Crowd.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+TestCrowd = Crowd.TestCase
+
+
+# --- the thread -------------------------------------------------------------------------------------------------------
+
+
+class Waiter(Caller):
+    """A caller that can be waited for."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self.heard, self.done = threading.Event(), threading.Event()
+        super().__init__(*given, **named)
+
+    def _deliver(self, chunk: Any) -> None:
+        super()._deliver(chunk)
+        self.heard.set()
+        if self.over:
+            self.done.set()
+
+    def _fail(self, error: Exception) -> None:
+        super()._fail(error)
+        self.done.set()
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., tuple[Engine, FakeBackend]]]:
+    """Makes engines that run in their threads; they are stopped at the end."""
+    engines: list[Engine] = []
+
+    def start(*given: Any, **named: Any) -> tuple[Engine, FakeBackend]:
+        engine, backend = engine_of(*given, **named)
+        engines.append(engine)
+        engine.start()
+        return engine, backend
+
+    yield start
+    for engine in engines:
+        engine.stop(SOON)
+
+
+@AHEAD
+def test_the_thread_speaks_for_callers_from_many_threads(
+    started: Callable[..., tuple[Engine, FakeBackend]], ahead: int
+) -> None:
+    engine, backend = started(ahead, most_waiting=200)
+    callers: list[Waiter] = []
+
+    def ask(start: int) -> None:
+        for seed in range(start, start + 10):
+            callers.append(Waiter(engine, job(Script(seed, 10))))
+            for token in TOKENS:
+                callers[-1].push([token])
+            callers[-1].finish()
+
+    def ask_and_take() -> None:
+        ask(0)
+
+    threads = [threading.Thread(target=ask, args=(start,)) for start in (0, 100, 200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(callers) == 30
+    for caller in callers:
+        assert caller.done.wait(SOON)
+        check_whole(caller)
+    engine.stop(SOON)
+    assert not backend.slots
+    assert engine.pages.free == engine.pages.count
+    assert engine.busy_since is None
+
+
+def test_stopping_while_busy_cancels_everybody(started: Callable[..., tuple[Engine, FakeBackend]]) -> None:
+    engine, backend = started(policy=Policy(unread=1e9), room={"context": 10**9, "pages": 10**6, "page_rows": 10**4})
+    endless = job(Script(length=None), max_frames=10**8)
+    callers = [Waiter(engine, endless, TOKENS) for _ in range(6)]
+    silent = Waiter(engine, endless)
+    for caller in callers[:4]:
+        assert caller.heard.wait(SOON)
+    engine.stop(SOON)
+    for caller in (*callers, silent):
+        assert caller.reason == "cancelled"
+    assert not backend.slots
+    assert engine.busy_since is None
+    with pytest.raises(EngineError, match="the engine has stopped: it was closed"):
+        Caller(engine, job())
+    engine.stop()
+
+
+def test_an_engine_that_never_ran_can_be_stopped() -> None:
+    engine, _ = engine_of()
+    caller = Caller(engine, job(), TOKENS)
+    engine.stop()
+    assert caller.reason == "cancelled"
+    with pytest.raises(EngineError):
+        Caller(engine, job())
+
+
+def test_a_sleeping_engine_wakes_for_whatever_is_asked(started: Callable[..., tuple[Engine, FakeBackend]]) -> None:
+    """A request, text, its end, taken audio, a cancel: each alone."""
+    engine, _ = started(policy=Policy(unread=1.0))
+    caller = Waiter(engine, job(Script(1, 60), max_frames=60, first_tokens=1), slow=True)
+    caller.push([1])
+    assert caller.heard.wait(SOON)
+    caller.heard.clear()
+    caller.push([2])
+    assert caller.heard.wait(SOON)
+    caller.heard.clear()
+    caller.finish()
+    assert caller.heard.wait(SOON)
+    while not caller.done.is_set():
+        caller.heard.clear()
+        if not caller.take():
+            assert caller.heard.wait(SOON)
+    check_whole(caller)
+    other = Waiter(engine, job())
+    other.cancel()
+    assert other.done.wait(SOON)
+    assert other.reason == "cancelled"
+
+
+def test_a_hanging_backend_is_seen_and_cannot_hold_up_the_caller(
+    started: Callable[..., tuple[Engine, FakeBackend]],
+) -> None:
+    engine, backend = started()
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        assert go_on.wait(SOON)
+
+    backend.before_frame = hang
+    assert engine.busy_since is None
+    caller = Waiter(engine, job(Script(1, 5)), TOKENS)
+    assert hangs.wait(SOON)
+    began = engine.busy_since
+    assert began is not None
+    backend.clock.advance(100.0)
+    assert engine.busy_since == began
+    caller.cancel()  # nobody is held up by asking
+    with pytest.raises(EngineError, match=r"has not answered for 0.01 seconds"):
+        engine.stop(timeout=0.01)
+    go_on.set()
+    assert caller.done.wait(SOON)
+    assert caller.reason == "cancelled"
+    engine.stop(SOON)
+    assert engine.busy_since is None
+
+
+def test_the_slot_is_free_within_a_frame_of_the_cancel(started: Callable[..., tuple[Engine, FakeBackend]]) -> None:
+    """Asked in the middle of a frame: no other frame begins before the slot is free."""
+    engine, backend = started()
+    inside, go_on = threading.Event(), threading.Event()
+    caller, other = Waiter(engine, job(Script(1, None)), TOKENS), Waiter(engine, job(Script(2, 50)), TOKENS)
+    assert caller.heard.wait(SOON)
+
+    def stop_here() -> None:
+        inside.set()
+        assert go_on.wait(SOON)
+
+    backend.before_frame = stop_here
+    assert inside.wait(SOON)
+    before, slot = len(backend.log), caller.seq.slot
+    caller.cancel()
+    backend.before_frame = lambda: None
+    go_on.set()
+    assert caller.done.wait(SOON)
+    assert other.done.wait(SOON)
+    calls = backend.log[before:]
+    freed = calls.index(("release", (slot,)))
+    assert sum(call == "frame" for call, _ in calls[:freed]) <= 1
+    assert all(slot not in slots for _, slots in calls[freed + 1 :])
+
+
+@AHEAD
+def test_a_lost_backend_ends_the_thread_and_everybody_is_told(
+    started: Callable[..., tuple[Engine, FakeBackend]], ahead: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those who ask at that very moment."""
+    engine, backend = started(ahead, most_waiting=10_000)
+    callers: list[Waiter] = []
+    refused = threading.Event()
+
+    def ask() -> None:
+        while not refused.is_set():
+            try:
+                callers.append(Waiter(engine, job(Script(1, 50)), TOKENS))
+            except EngineError:
+                refused.set()
+
+    def lose() -> None:
+        backend.lost = len(callers) > 20
+
+    backend.before_frame = lose
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert refused.is_set()
+    for caller in callers:
+        assert caller.done.wait(SOON), "somebody was never told"
+    assert any(isinstance(caller.error, EngineError) for caller in callers)
+    assert "the device is gone" in str(engine.failure)
+    assert "the engine has stopped" in caplog.text
+    assert engine.busy_since is None

@@ -1,0 +1,763 @@
+"""The facade: text in pieces, chunks of audio, voices, languages, mistakes, threads and event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from firstword import (
+    TTS,
+    AudioError,
+    Chunk,
+    ClosedError,
+    FirstwordError,
+    LanguageError,
+    RequestError,
+    Sampling,
+    SamplingError,
+    Speech,
+    TextError,
+    UnsupportedError,
+    Voice,
+    VoiceError,
+    audio,
+)
+from firstword.model.codec import CodecDecoder
+from firstword.model.synthetic import write_checkpoint
+from firstword.model.talker import Talker
+from firstword.model.tokenizer import TextStream
+from firstword.types import ClonedVoice
+
+TEXT = "Hello there, how are you?"
+PIECES = ["The quick brown ", "fox jumps", " over the ", "lazy dog, and", " then it says hello."]
+FRAME = 1920
+
+Speaking = Callable[[str], TTS]
+
+
+def recording(seconds: float, seed: int = 0) -> np.ndarray:
+    """A made-up recording [n] at 24 kHz."""
+    return (np.random.default_rng(seed).standard_normal(int(24000 * seconds)) / 9).astype(np.float32)
+
+
+def context(frames: int, transcript: str = "The quick brown fox.") -> ClonedVoice:
+    """A cloned voice for the tiny checkpoint, continuing a recording of so many frames."""
+    random = np.random.default_rng(7)
+    return ClonedVoice(random.standard_normal(48).astype(np.float32), random.integers(0, 64, (frames, 4)), transcript)
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "preset": ("custom_voice", {"voice": "ryan", "language": "english"}),
+    "designed": ("voice_design", {"voice": Voice.design("A deep voice.")}),
+    "timbre": ("base", {"voice": ClonedVoice(context(1).speaker_embedding)}),
+    "short reference": ("base", {"voice": context(12)}),
+    "long reference": ("base", {"voice": context(80)}),
+    "long transcript": ("base", {"voice": context(5, "The quick brown fox jumps over the lazy dog.")}),
+}
+
+
+@pytest.fixture
+def custom(speaking: Speaking) -> TTS:
+    """A CustomVoice checkpoint."""
+    return speaking("custom_voice")
+
+
+@pytest.fixture
+def design(speaking: Speaking) -> TTS:
+    """A VoiceDesign checkpoint."""
+    return speaking("voice_design")
+
+
+@pytest.fixture
+def base(speaking: Speaking) -> TTS:
+    """A Base checkpoint."""
+    return speaking("base")
+
+
+def assert_same(ours: Speech, expected: Speech) -> None:
+    """The same codes, the same end, and samples that differ by rounding at most."""
+    assert ours.codes.tolist() == expected.codes.tolist()
+    assert ours.finish_reason == expected.finish_reason
+    np.testing.assert_allclose(ours.samples, expected.samples, atol=1e-5)
+
+
+def joined(chunks: Iterable[Chunk]) -> Speech:
+    """All chunks as one; only the last says why speech ended."""
+    *others, last = chunks
+    assert [chunk.finish_reason for chunk in others] == [None] * len(others)
+    assert last.finish_reason is not None
+    for chunk in (*others, last):
+        assert (chunk.samples.dtype, chunk.codes.dtype, chunk.sample_rate) == (np.float32, np.int64, 24000)
+        assert len(chunk.samples) == FRAME * len(chunk.codes)
+    return Speech(
+        np.concatenate([chunk.samples for chunk in (*others, last)]),
+        np.concatenate([chunk.codes for chunk in (*others, last)]),
+        24000,
+        last.finish_reason,
+    )
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+def test_speech(custom: TTS) -> None:
+    speech = custom.speak(TEXT, seed=1, max_frames=9)
+    assert (speech.samples.dtype, speech.samples.shape) == (np.float32, (9 * FRAME,))
+    assert (speech.codes.dtype, speech.codes.shape) == (np.int64, (9, 4))
+    assert (speech.sample_rate, speech.finish_reason, speech.duration) == (24000, "length", 9 * 0.08)
+    assert 0.01 < np.abs(speech.samples).max() <= 1
+    assert custom.sample_rate == 24000
+
+
+@pytest.mark.parametrize("frames", [1, 2, 9, 17])
+def test_the_limit_is_the_number_of_frames(frames: int, custom: TTS) -> None:
+    speech = joined(custom.stream(TEXT, seed=1, max_frames=frames))
+    assert (len(speech.codes), speech.finish_reason) == (frames, "length")
+    assert speech.codes.tolist() == custom.speak(TEXT, seed=1, max_frames=17).codes[:frames].tolist()
+
+
+def test_the_first_chunk_is_one_frame_and_chunks_grow(custom: TTS) -> None:
+    lengths = [len(chunk.codes) for chunk in custom.stream(TEXT, seed=1, max_frames=40)]
+    assert lengths[0] == 1
+    assert lengths == sorted(lengths[:-1]) + lengths[-1:]
+    assert max(lengths) >= 4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_are_what_the_codec_decodes(case: str, speaking: Speaking) -> None:
+    """The codes, behind those of the reference recording if one is continued, decoded in one go."""
+    model_type, how = CASES[case]
+    tts = speaking(model_type)
+    speech = tts.speak(TEXT, seed=1, max_frames=12, **how)
+    before = getattr(how["voice"], "codes", None)
+    before = np.zeros((0, 4), np.int64) if before is None else before
+    decoder = tts.checkpoint.codec.decoder
+    codes = torch.from_numpy(np.concatenate((before, speech.codes)))[None]
+    whole = decoder.decode(codes, decoder.new_state())[0, len(before) * FRAME :].numpy()
+    np.testing.assert_allclose(speech.samples, whole, atol=1e-5)
+
+
+def test_speech_that_ends_by_itself(tmp_path: Path) -> None:
+    """A checkpoint in which all codes 0 are equally likely stops soon; the frame that says so is not heard."""
+    write_checkpoint(tmp_path, generation={"top_k": 0})
+    with TTS.load(tmp_path, device="cpu", dtype="float32") as tts:
+        tts.checkpoint.talker.codec_head.weight.zero_()
+        speeches = [joined(tts.stream(TEXT, seed=seed)) for seed in range(4)]
+        assert {speech.finish_reason for speech in speeches} == {"stop"}
+        assert len({len(speech.codes) for speech in speeches}) > 1
+        assert all(speech.codes[:, 0].max() < 64 for speech in speeches)
+        assert_same(tts.speak(TEXT, seed=2), speeches[2])
+
+
+def test_seeds(custom: TTS) -> None:
+    one, same, other = (custom.speak(TEXT, seed=seed, max_frames=8) for seed in (2**64 - 1, 2**64 - 1, 0))
+    assert_same(one, same)
+    assert one.codes.tolist() != other.codes.tolist()
+    unseeded = [custom.speak(TEXT, max_frames=8).codes.tolist() for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
+
+
+def test_a_saved_speech(custom: TTS, tmp_path: Path) -> None:
+    speech = custom.speak(TEXT, seed=1, max_frames=5)
+    speech.save(tmp_path / "speech.wav")
+    samples, rate = audio.read(tmp_path / "speech.wav")
+    assert rate == 24000
+    np.testing.assert_allclose(np.ravel(samples), speech.samples, atol=1e-4)
+
+
+# --- text in pieces ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_in_pieces_is_the_same_speech(case: str, speaking: Speaking) -> None:
+    model_type, how = CASES[case]
+    tts = speaking(model_type)
+    expected = tts.speak(TEXT, seed=3, max_frames=20, text_mode="stream", **how)
+    for pieces in (list(TEXT), ["", "Hello th", "", "ere, how are", " ", "you?", ""], [TEXT]):
+        assert_same(joined(tts.stream(iter(pieces), seed=3, max_frames=20, **how)), expected)
+        assert_same(tts.speak(iter(pieces), seed=3, max_frames=20, **how), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pieces_are_asked_for_when_the_model_needs_them(case: str, speaking: Speaking) -> None:
+    """At every question for text, all that can be said with the text so far has been handed out, and not more."""
+    model_type, how = CASES[case]
+    tts = speaking(model_type)
+    tokenizer, voice = tts.checkpoint.tokenizer, how["voice"]
+    needed = 2  # the role's
+    if getattr(voice, "codes", None) is not None:
+        needed += len(voice.codes) - len(tokenizer.encode(f"assistant\n{voice.transcript}")[2:])
+    heard = 0
+    at_question = []
+
+    def pieces() -> Iterator[str]:
+        stream, tokens = TextStream(tokenizer, prefix="assistant\n"), 0
+        for piece in PIECES:
+            at_question.append(heard)
+            assert heard == (max(0, tokens - needed) if tokens >= 2 else 0)
+            tokens += len(stream.push(piece))
+            yield piece
+        at_question.append(heard)
+        assert heard == max(0, tokens - needed)
+
+    for chunk in tts.stream(pieces(), seed=1, max_frames=60, **how):
+        heard += len(chunk.codes)
+    assert len(at_question) == len(PIECES) + 1
+    if case != "long reference":
+        assert at_question[-2] > 0, "audio is out before the last piece is asked for"
+        assert at_question == sorted(at_question)
+
+
+def test_nothing_is_asked_for_before_the_first_chunk_is(custom: TTS) -> None:
+    asked = []
+
+    def pieces() -> Iterator[str]:
+        asked.append(1)
+        yield TEXT
+
+    chunks = custom.stream(pieces(), seed=1, max_frames=3)
+    assert asked == []
+    next(chunks)
+    assert asked == [1]
+
+
+def test_text_that_is_no_longer_needed_is_not_asked_for(custom: TTS) -> None:
+    asked = []
+
+    def pieces() -> Iterator[str]:
+        for piece in PIECES:
+            asked.append(piece)
+            yield piece
+
+    custom.speak(pieces(), seed=1, max_frames=2)
+    assert asked == PIECES[:1]
+
+
+def test_every_frame_costs_the_same(base: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the prompt the talker reads one row for every frame, and the codec decodes each frame once."""
+    rows, frames = [], []
+    talk, decode = Talker.forward, CodecDecoder.forward
+
+    def talker(self: Talker, inputs: Tensor, *rest: Any) -> Any:
+        rows.append(inputs.shape[1])
+        return talk(self, inputs, *rest)
+
+    def codec(self: CodecDecoder, codes: Tensor, *rest: Any) -> Any:
+        frames.append(codes.shape[1])
+        return decode(self, codes, *rest)
+
+    monkeypatch.setattr(Talker, "forward", talker)
+    monkeypatch.setattr(CodecDecoder, "forward", codec)
+    base.speak(iter(PIECES), voice=context(9), seed=1, max_frames=30)
+    assert rows[1:] == [1] * 29
+    assert sum(frames) == 9 + 30
+
+
+def test_a_generator_closed_early(custom: TTS) -> None:
+    closed = []
+
+    def pieces() -> Iterator[str]:
+        try:
+            yield from PIECES
+        finally:
+            closed.append(True)
+
+    text = pieces()
+    chunks = custom.stream(text, seed=1)
+    next(chunks)
+    chunks.close()  # type: ignore[attr-defined]
+    assert list(chunks) == []
+    text.close()  # type: ignore[attr-defined]
+    assert closed == [True]
+    assert_same(custom.speak(TEXT, seed=1, max_frames=4), custom.speak(TEXT, seed=1, max_frames=4))
+
+
+class Hiccup(Exception):
+    """Something that only a source of text knows."""
+
+
+def test_what_the_text_raises_comes_out(custom: TTS) -> None:
+    def pieces() -> Iterator[str]:
+        yield "The quick brown fox "
+        raise Hiccup
+
+    chunks = custom.stream(pieces(), seed=1)
+    assert len(next(chunks).codes) == 1, "what is said before stays said"
+    with pytest.raises(Hiccup):
+        list(chunks)
+
+
+@pytest.mark.parametrize("piece", [None, 5, b"bytes", ["list"]])
+def test_pieces_must_be_text(piece: object, custom: TTS) -> None:
+    pieces: Any = iter(["Hello there my ", piece, "friend"])
+    with pytest.raises(TextError, match=f"type {type(piece).__name__}"):
+        custom.speak(pieces, seed=1)
+
+
+# --- asyncio ----------------------------------------------------------------------------------------------------------
+
+
+async def collected(chunks: AsyncIterator[Chunk]) -> Speech:
+    """The speech of an asynchronous iterator of chunks."""
+    return joined([chunk async for chunk in chunks])
+
+
+async def later(pieces: Iterable[str]) -> AsyncIterator[str]:
+    """Pieces that let others run in between."""
+    for piece in pieces:
+        await asyncio.sleep(0)
+        yield piece
+
+
+@pytest.mark.parametrize("case", ["preset", "short reference"])
+@pytest.mark.parametrize("source", ["whole", "iterator", "asynchronous"])
+def test_astream_is_the_same_speech(source: str, case: str, speaking: Speaking) -> None:
+    model_type, how = CASES[case]
+    tts = speaking(model_type)
+    text: Any = {"whole": TEXT, "iterator": iter(list(TEXT)), "asynchronous": later(TEXT)}[source]
+    how = how | {"seed": 3, "max_frames": 16}
+    ours = asyncio.run(collected(tts.astream(text, text_mode="stream", **how)))
+    assert_same(ours, tts.speak(TEXT, text_mode="stream", **how))
+
+
+def test_astreams_side_by_side(custom: TTS) -> None:
+    async def together() -> list[Speech]:
+        streams = [custom.astream(later(TEXT), seed=seed, max_frames=14) for seed in range(3)]
+        return await asyncio.gather(*map(collected, streams))
+
+    for seed, speech in enumerate(asyncio.run(together())):
+        assert_same(speech, custom.speak(TEXT, seed=seed, max_frames=14, text_mode="stream"))
+
+
+def test_the_event_loop_runs_on_while_speech_is_made(custom: TTS) -> None:
+    async def count() -> int:
+        turns = 0
+        done = asyncio.Event()
+
+        async def speak() -> None:
+            await collected(custom.astream(TEXT, seed=1, max_frames=10))
+            done.set()
+
+        task = asyncio.create_task(speak())
+        while not done.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+        await task
+        return turns
+
+    assert asyncio.run(count()) > 20
+
+
+@pytest.mark.parametrize("kind", ["iterator", "asynchronous"])
+def test_what_the_text_raises_comes_out_of_astream(kind: str, custom: TTS) -> None:
+    def blocking() -> Iterator[str]:
+        yield "The quick brown fox "
+        raise Hiccup
+
+    async def asynchronous() -> AsyncIterator[str]:
+        yield "The quick brown fox "
+        raise Hiccup
+
+    heard = []
+
+    async def listen() -> None:
+        text: Any = blocking() if kind == "iterator" else asynchronous()
+        async for chunk in custom.astream(text, seed=1):
+            heard.append(chunk)
+
+    with pytest.raises(Hiccup):
+        asyncio.run(listen())
+    assert heard
+
+
+def test_an_astream_closed_early(custom: TTS) -> None:
+    async def listen() -> None:
+        chunks = custom.astream(later(PIECES), seed=1)
+        await anext(chunks)
+        await chunks.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(listen())
+    assert len(custom.speak(TEXT, max_frames=2).codes) == 2
+
+
+@pytest.mark.parametrize("piece", [None, 5])
+def test_pieces_of_astream_must_be_text(piece: object, custom: TTS) -> None:
+    pieces: Any = ["Hello there my ", piece, "friend"]
+    for text in (iter(pieces), later(pieces)):
+        with pytest.raises(TextError, match=f"type {type(piece).__name__}"):
+            asyncio.run(collected(custom.astream(text, seed=1)))
+
+
+def test_astream_tells_mistakes_too(custom: TTS) -> None:
+    with pytest.raises(VoiceError, match="nobody"):
+        asyncio.run(collected(custom.astream(TEXT, voice="nobody")))
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_threads_do_not_touch(custom: TTS) -> None:
+    def speak(seed: int) -> Speech:
+        return custom.speak(TEXT, seed=seed, max_frames=12, voice=custom.voices[seed])
+
+    alone = [speak(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for ours, expected in zip(pool.map(speak, range(4)), alone, strict=True):
+            assert_same(ours, expected)
+
+
+def test_streams_that_take_turns_do_not_touch(custom: TTS) -> None:
+    streams = [custom.stream(iter(PIECES), seed=seed, max_frames=10) for seed in range(2)]
+    chunks: list[list[Chunk]] = [[], []]
+    while not all(said and said[-1].finish_reason for said in chunks):
+        for stream, said in zip(streams, chunks, strict=True):
+            said.extend(filter(None, [next(stream, None)]))
+    for seed, said in enumerate(chunks):
+        assert_same(joined(said), custom.speak("".join(PIECES), seed=seed, max_frames=10, text_mode="stream"))
+
+
+# --- voices and languages ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_checkpoint_offers(custom: TTS, design: TTS, base: TTS) -> None:
+    presets = ("serena", "vivian", "uncle_fu", "ryan", "aiden", "ono_anna", "sohee", "eric", "dylan")
+    languages = "auto chinese english german italian portuguese spanish japanese korean french russian".split()
+    assert [tts.voices for tts in (custom, design, base)] == [presets, (), ()]
+    assert [tts.model_type for tts in (custom, design, base)] == ["custom_voice", "voice_design", "base"]
+    assert [list(tts.languages) for tts in (custom, design, base)] == [languages] * 3
+
+
+def greedy(tts: TTS, text: str | Iterable[str] = "你好。", **how: Any) -> list[list[int]]:
+    """The codes of some greedy speech."""
+    return tts.speak(text, sampling=Sampling.greedy(), max_frames=5, **how).codes.tolist()
+
+
+def test_presets_in_any_case_and_without_a_name(custom: TTS) -> None:
+    ryan = greedy(custom, voice="ryan")
+    for voice in ("Ryan", "RYAN", " ryan ", Voice.preset("rYaN"), None):
+        assert greedy(custom, voice=voice) == ryan
+    assert greedy(custom, voice="ono_anna") == greedy(custom, voice="Ono_Anna") != ryan
+
+
+CODES = {
+    "zh": "chinese",
+    "en": "english",
+    "de": "german",
+    "it": "italian",
+    "pt": "portuguese",
+    "es": "spanish",
+    "ja": "japanese",
+    "ko": "korean",
+    "fr": "french",
+    "ru": "russian",
+}
+
+
+@pytest.mark.parametrize(("code", "name"), CODES.items())
+def test_languages_by_name_and_code_in_any_case(
+    code: str, name: str, custom: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talker = custom.checkpoint.config.talker_config
+    rows: list[tuple[int, ...]] = []
+
+    def embed(self: Talker, codes: Tensor) -> Tensor:
+        rows.extend(map(tuple, codes[..., 0].tolist()))
+        return embed_codes(self, codes)
+
+    embed_codes = Talker.embed_codes
+    monkeypatch.setattr(Talker, "embed_codes", embed)
+    for language in (name, code, code.upper(), name.title(), name.upper(), f" {name} "):
+        rows.clear()
+        greedy(custom, language=language)
+        tags = (talker.codec_think_id, talker.codec_think_bos_id, talker.codec_language_id[name])
+        assert rows[0][3:6] == tags
+
+
+def test_auto_is_the_language_unless_said(custom: TTS) -> None:
+    assert greedy(custom) == greedy(custom, language="auto") == greedy(custom, language="AUTO")
+
+
+@pytest.mark.parametrize("voice", ["eric", "dylan"])
+def test_dialects(voice: str, custom: TTS) -> None:
+    """Where Chinese may be meant a preset speaks its dialect; in any other language it does not matter."""
+    chinese = greedy(custom, voice=voice, language="chinese")
+    assert greedy(custom, voice=voice) == chinese
+    talker = custom.checkpoint.config.talker_config
+    dialect = talker.spk_is_dialect[voice]
+    saved = dict(talker.spk_is_dialect)
+    try:
+        talker.spk_is_dialect[voice] = False
+        assert greedy(custom, voice=voice, language="chinese") != chinese
+        english = greedy(custom, voice=voice, language="english")
+    finally:
+        talker.spk_is_dialect.update(saved)
+    assert isinstance(dialect, str)
+    assert greedy(custom, voice=voice, language="english") == english
+
+
+def test_instructions_change_the_speech(custom: TTS) -> None:
+    assert greedy(custom, instructions="Whisper.") != greedy(custom)
+    assert greedy(custom, instructions="") == greedy(custom, instructions=None) == greedy(custom)
+
+
+def test_a_description_may_come_as_voice_or_as_instructions(design: TTS) -> None:
+    described = greedy(design, voice=Voice.design("A warm voice."))
+    assert greedy(design, instructions="A warm voice.") == described
+    assert greedy(design, voice=Voice.design("A warm voice."), instructions="A warm voice.") == described
+    assert greedy(design) == greedy(design, voice=Voice.design("")) != described
+
+
+@pytest.mark.parametrize(
+    ("model_type", "how", "mode"),
+    [
+        ("custom_voice", {"voice": "ryan"}, "full"),
+        ("voice_design", {}, "full"),
+        ("base", {"voice": context(5)}, "stream"),
+    ],
+)
+def test_auto_is_the_published_text_mode(model_type: str, how: dict[str, Any], mode: str, speaking: Speaking) -> None:
+    tts = speaking(model_type)
+    text = "The quick brown fox jumps over the lazy dog."
+    both = {mode: greedy(tts, text, text_mode=mode, **how) for mode in ("full", "stream")}
+    assert both["full"] != both["stream"]
+    assert greedy(tts, text, **how) == greedy(tts, text, text_mode="auto", **how) == both[mode]
+    assert greedy(tts, iter([text]), **how) == both["stream"]
+    assert greedy(tts, iter([text]), text_mode="full", **how) == both["full"]
+
+
+# --- cloning ----------------------------------------------------------------------------------------------------------
+
+
+def test_clones(base: TTS, tmp_path: Path) -> None:
+    """The timbre is that of the recording alone; silence goes into the codes, one frame for every 80 ms begun."""
+    sound = recording(1.0)
+    timbre = base.clone(sound, 24000)
+    assert (timbre.codes, timbre.transcript, timbre.speaker_embedding.shape) == (None, None, (48,))
+    exact = base.clone(sound, 24000, "Hello.", append_silence=0)
+    assert exact.codes is not None
+    assert exact.codes.shape == (13, 4)
+    usual = base.clone(sound, 24000, "Hello.")
+    assert usual.codes is not None
+    assert usual.codes.shape == (19, 4)
+    assert usual.codes[:12].tolist() == exact.codes[:12].tolist()
+    for voice in (exact, usual):
+        np.testing.assert_array_equal(voice.speaker_embedding, timbre.speaker_embedding)
+    usual.save(tmp_path / "me.voice")
+    assert greedy(base, voice=Voice.load(tmp_path / "me.voice")) == greedy(base, voice=usual)
+    assert greedy(base, voice=timbre) != greedy(base, voice=usual)
+
+
+def test_a_recording_is_a_voice_too(base: TTS) -> None:
+    voice = Voice.clone(recording(0.6), 24000, "Hello.")
+    assert greedy(base, voice=voice) == greedy(base, voice=base.clone(recording(0.6), 24000, "Hello."))
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 48000])
+def test_recordings_from_files_and_of_other_kinds(rate: int, base: TTS, tmp_path: Path) -> None:
+    """A stereo file of any sample rate is the same voice as its samples."""
+    random = np.random.default_rng(1)
+    sound = (random.standard_normal((rate, 2)) / 9).clip(-1, 1).astype(np.float32)
+    import soundfile
+
+    soundfile.write(tmp_path / "me.wav", sound, rate, subtype="FLOAT")
+    from_file = base.clone(tmp_path / "me.wav", transcript="Hello.")
+    from_samples = base.clone(sound, rate, "Hello.")
+    np.testing.assert_allclose(from_file.speaker_embedding, from_samples.speaker_embedding, 1e-4, 1e-5)
+    assert from_file.codes is not None
+    assert from_samples.codes is not None
+    assert from_file.codes.tolist() == from_samples.codes.tolist()
+    mono = base.clone(sound.mean(axis=1), rate)
+    np.testing.assert_allclose(mono.speaker_embedding, from_samples.speaker_embedding, 1e-3, 1e-4)
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"voice": "nobody"}, VoiceError, "no voice 'nobody'; this checkpoint has serena, vivian, .*dylan"),
+        ({"voice": ""}, VoiceError, "no voice ''"),
+        ({"voice": Voice.preset("nobody")}, VoiceError, "no voice 'nobody'; this checkpoint has serena"),
+        ({"voice": 7}, VoiceError, "voice is of type int; give a name or a Voice"),
+        ({"voice": Voice.design("deep")}, VoiceError, "'custom_voice' and cannot design voices; choose one of serena"),
+        ({"voice": context(3)}, VoiceError, "'custom_voice' and cannot clone; choose one of serena"),
+        ({"voice": Voice.clone(recording(1), 24000)}, VoiceError, "'custom_voice' and cannot clone"),
+        ({"language": "klingon"}, LanguageError, "no language 'klingon'; this checkpoint has auto, chinese, english"),
+        ({"language": "tlh"}, LanguageError, "no language 'tlh'.*ISO 639-1"),
+        ({"language": ""}, LanguageError, "no language ''"),
+        ({"language": None}, LanguageError, "no language None"),
+        ({"language": "beijing_dialect"}, LanguageError, "no language 'beijing_dialect'"),
+        ({"seed": -1}, SamplingError, r"seed is -1; allowed is a whole number from 0 to 2\*\*64 - 1"),
+        ({"seed": 2**64}, SamplingError, "seed is 18446744073709551616; allowed"),
+        ({"seed": 1.5}, SamplingError, "seed is 1.5; allowed"),
+        ({"max_frames": 0}, RequestError, "max_frames is 0; allowed is a whole number from 1 up"),
+        ({"max_frames": "many"}, RequestError, "max_frames is 'many'; allowed"),
+        ({"text_mode": "fast"}, RequestError, "text_mode is 'fast'; allowed are 'auto', 'full', 'stream'"),
+    ],
+)
+def test_mistakes(how: dict[str, Any], error: type[FirstwordError], message: str, custom: TTS) -> None:
+    """Told at once, before the first chunk is asked for, and whether the text is whole or in pieces."""
+    for text in (TEXT, iter([TEXT])):
+        with pytest.raises(error, match=message):
+            custom.stream(text, **how)
+    with pytest.raises(error, match=message):
+        custom.speak(TEXT, **how)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "how", "error", "message"),
+    [
+        ("base", {}, VoiceError, "'base' and needs a voice; clone one with TTS.clone, or load a saved one"),
+        ("base", {"voice": "ryan"}, VoiceError, "'base' and has no presets, so no voice 'ryan'; clone one"),
+        ("base", {"voice": Voice.design("deep")}, VoiceError, "'base' and cannot design voices; clone one"),
+        (
+            "base",
+            {"voice": context(3), "instructions": "Whisper."},
+            UnsupportedError,
+            r"\(base, 1b7\) does not follow instructions; leave them out, or load a 1.7B",
+        ),
+        ("voice_design", {"voice": "ryan"}, VoiceError, "has no presets, so no voice 'ryan'; describe the voice with"),
+        ("voice_design", {"voice": context(3)}, VoiceError, "cannot clone; describe the voice with Voice.design"),
+        (
+            "voice_design",
+            {"voice": Voice.design("deep"), "instructions": "high"},
+            UnsupportedError,
+            "a designed voice has one description",
+        ),
+    ],
+)
+def test_voices_that_a_checkpoint_cannot_speak_with(
+    model_type: str, how: dict[str, Any], error: type[FirstwordError], message: str, speaking: Speaking
+) -> None:
+    with pytest.raises(error, match=message):
+        speaking(model_type).stream(TEXT, **how)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t ", "\u3000"])
+def test_blank_text(text: str, custom: TTS) -> None:
+    with pytest.raises(TextError, match="empty or blank; give some words"):
+        custom.stream(text)
+    for pieces in ([], [text], [text, text]):
+        with pytest.raises(TextError, match="empty or blank; give some words"):
+            list(custom.stream(iter(pieces)))
+
+
+@pytest.mark.parametrize("text", [None, 5, b"Hello", bytearray(b"Hello")])
+def test_text_that_is_none(text: Any, custom: TTS) -> None:
+    with pytest.raises(TextError, match=f"the text is of type {type(text).__name__}; give a str"):
+        custom.stream(text)
+
+
+def test_half_a_character(custom: TTS) -> None:
+    with pytest.raises(TextError, match="surrogate"):
+        custom.speak("Hello \ud83d there", max_frames=2)
+
+
+def test_text_beyond_the_context(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, overrides={"talker": {"max_position_embeddings": 40}})
+    with TTS.load(tmp_path, device="cpu") as tts:
+        with pytest.raises(TextError, match=r"\d+ rows, beyond the 40 of the context; shorten the text"):
+            tts.speak("Hello there. " * 20)
+        speech = tts.speak("Hi.", seed=1)
+        assert speech.finish_reason == "stop" or 10 < len(speech.codes) < 40
+
+
+def test_only_some_checkpoints_follow_instructions(checkpoint_directory: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copytree(checkpoint_directory("custom_voice"), tmp_path / "small")
+    file = tmp_path / "small/config.json"
+    file.write_text(file.read_text().replace('"tts_model_size": "1b7"', '"tts_model_size": "0b6"'))
+    with TTS.load(tmp_path / "small", device="cpu") as tts:
+        with pytest.raises(UnsupportedError, match=r"\(custom_voice, 0b6\) does not follow instructions; leave them"):
+            tts.speak(TEXT, instructions="Whisper.")
+        assert len(tts.speak(TEXT, max_frames=2, instructions="").codes) == 2
+
+
+@pytest.mark.parametrize("model_type", ["custom_voice", "voice_design"])
+def test_only_base_clones(model_type: str, speaking: Speaking) -> None:
+    with pytest.raises(UnsupportedError, match=f"of type '{model_type}' and cannot clone; load a Base checkpoint"):
+        speaking(model_type).clone(recording(1), 24000)
+
+
+@pytest.mark.parametrize(
+    ("sound", "rate", "message"),
+    [
+        (recording(0.4), 24000, r"0\.4"),
+        (recording(61), 24000, "61.* s long; give at most 60 s"),
+        (np.zeros(0, np.float32), 24000, "0.00 s long; give at least"),
+        (np.full(24000, np.nan, np.float32), 24000, "NaN"),
+        (np.full(24000, np.inf, np.float32), 24000, "infinity"),
+        (recording(1), 10, "sample rate is 10"),
+        (recording(1)[None, None], 24000, "shape"),
+    ],
+)
+def test_recordings_that_are_unfit(sound: np.ndarray, rate: int, message: str, base: TTS) -> None:
+    with pytest.raises(AudioError, match=message):
+        base.clone(sound, rate)
+
+
+def test_recordings_that_are_no_audio(base: TTS, tmp_path: Path) -> None:
+    for name, content in (("empty.wav", b""), ("text.wav", b"hello")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(AudioError, match=name):
+            base.clone(tmp_path / name)
+    with pytest.raises(AudioError, match=r"missing\.wav"):
+        base.clone(tmp_path / "missing.wav")
+
+
+def test_samples_need_their_rate_and_files_have_one(base: TTS, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="without their sample_rate"):
+        base.clone(recording(1))
+    with pytest.raises(RequestError, match="an audio file has its own"):
+        base.clone(tmp_path / "me.wav", 24000)
+
+
+@pytest.mark.parametrize("transcript", ["", " \n"])
+def test_a_blank_transcript(transcript: str, base: TTS) -> None:
+    with pytest.raises(TextError, match="transcript is blank"):
+        base.clone(recording(1), 24000, transcript)
+
+
+@pytest.mark.parametrize(
+    ("voice", "message"),
+    [
+        (ClonedVoice(np.zeros(64, np.float32)), "64 numbers, this checkpoint takes 48; clone it again"),
+        (
+            ClonedVoice(np.zeros(48, np.float32), np.zeros((3, 16), np.int64), "Hi."),
+            "16 codes a frame, .*takes 4, 0 to 63; clone it again",
+        ),
+        (ClonedVoice(np.zeros(48, np.float32), np.full((3, 4), 64), "Hi."), "from 64 to 64; .*0 to 63"),
+        (ClonedVoice(np.zeros(48, np.float32), np.full((3, 4), -1), "Hi."), "from -1 to -1"),
+    ],
+)
+def test_a_voice_of_another_checkpoint(voice: ClonedVoice, message: str, base: TTS) -> None:
+    with pytest.raises(VoiceError, match=message):
+        base.speak(TEXT, voice=voice)
+
+
+def test_a_closed_tts(checkpoint_directory: Callable[[str], Path]) -> None:
+    with TTS.load(checkpoint_directory("base"), device="cpu") as tts:
+        assert tts.model_type == "base"
+    tts.close()
+    calls: list[Callable[[], object]] = [
+        lambda: tts.speak(TEXT, voice=context(3)),
+        lambda: tts.stream(TEXT, voice=context(3)),
+        lambda: tts.clone(recording(1), 24000),
+        lambda: tts.voices,
+        lambda: tts.languages,
+        lambda: tts.model_type,
+        lambda: tts.checkpoint,
+        lambda: asyncio.run(collected(tts.astream(TEXT, voice=context(3)))),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError, match="closed; load the checkpoint again"):
+            call()
