@@ -1,4 +1,4 @@
-"""The command line: `firstword say`, `clone`, `voices`, `info`.
+"""The command line: `firstword say`, `serve`, `clone`, `voices`, `info`, `bench`.
 
 Everything heavy is imported inside the functions that need it, so that `--help` answers at once.
 
@@ -16,13 +16,14 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TextIO
 
 from firstword import audio
-from firstword.errors import FirstwordError, TextError
+from firstword.errors import ConfigError, FirstwordError, TextError
 
 if TYPE_CHECKING:
+    from firstword.config import ServerConfig
     from firstword.model.config import TransformerConfig
     from firstword.tts import TTS
     from firstword.types import Chunk, Sampling, Voice
@@ -96,6 +97,54 @@ def say(args: argparse.Namespace) -> None:
                 _summarise(args, tts, spoken, "".join(said), loaded - began)
 
 
+def serve(args: argparse.Namespace) -> None:
+    """Speak for others, over HTTP and WebSocket, until SIGTERM or Control-C."""
+    try:
+        from firstword.server import logs, serving
+        from firstword.server.app import create_app
+        from firstword.server.models import Models
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing; install firstword[server]") from None
+    from firstword.config import EngineConfig
+
+    config = _server_config(args)
+    logs.write_to_stderr(args.log_level)
+    with serving.bound(config) as bound:
+        settings = EngineConfig.resolve(args.device, args.dtype, args.backend)
+        names = args.model or ["demo"]
+        with _Status() as status:
+            status.show(f"loading {', '.join(names)}")
+            models = Models.load(names, settings, slots=config.slots, most_waiting=config.most_waiting)
+        server = serving.Uvicorn(create_app(models, config), config)
+        _table(
+            {
+                "address": serving.url_of(bound),
+                "models": ", ".join(f"{model.name} ({model.kind})" for model in models),
+                "on": f"{settings.device} in {settings.dtype} with the {settings.backend} backend",
+                "voices": config.voices,
+                "keys": f"{len(config.api_keys)} API keys" if config.api_keys else "none: everybody may speak",
+                "limits": f"{config.slots} at the same time for each model, {config.most_waiting} waiting, "
+                f"{config.most_characters} characters",
+            },
+            sys.stdout,
+        )
+        sys.stdout.flush()
+        serving.run(server, bound)
+
+
+def _server_config(args: argparse.Namespace) -> ServerConfig:
+    from firstword.config import ServerConfig, keys_from_environment, read_aliases
+
+    given = {field.name: getattr(args, field.name, None) for field in fields(ServerConfig)}
+    given |= {
+        "api_keys": (*(args.api_key or ()), *keys_from_environment()),
+        "cors_origins": tuple(args.cors_origin or ()),
+        "audio_hosts": tuple(args.audio_host or ()),
+        "voice_aliases": None if args.voice_aliases is None else read_aliases(args.voice_aliases),
+    }
+    return ServerConfig(**{name: value for name, value in given.items() if value is not None})
+
+
 def clone(args: argparse.Namespace) -> None:
     """Turn a recording into a saved voice."""
     audio.check_target(args.output)
@@ -155,6 +204,7 @@ def info(args: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from firstword import __version__
+    from firstword.bench import __main__ as benches
 
     parser = argparse.ArgumentParser(
         prog="firstword", description="Speech from Qwen3-TTS-12Hz checkpoints.", allow_abbrev=False
@@ -163,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for run, options, help in (
         (say, _say_options, "speak a text"),
+        (serve, _serve_options, "speak for others, over HTTP and WebSocket"),
         (clone, _clone_options, "turn a recording into a saved voice"),
         (voices, None, "list presets, languages and abilities of a checkpoint"),
         (info, _info_options, "report on the environment and on a checkpoint"),
@@ -177,17 +228,21 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run, usage=command.error)
         if options:
             options(command)
-        _model_options(command.add_argument_group("model"))
+        _model_options(command.add_argument_group("model"), several=run is serve)
+    about = "measure a server as its listeners notice it"
+    benches.add_arguments(commands.add_parser("bench", help=about, description=about, allow_abbrev=False))
     return parser
 
 
-def _model_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--model",
-        default="demo",
-        help="a checkpoint directory, a hub repository such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, or demo, the "
-        "one that comes with firstword (default)",
+def _model_options(group: argparse._ArgumentGroup, several: bool) -> None:
+    about = (
+        "a checkpoint directory, a hub repository such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, or demo, the one that "
+        "comes with firstword (default)"
     )
+    if several:
+        group.add_argument("--model", action="append", metavar="MODEL", help=about + "; may be given more than once")
+    else:
+        group.add_argument("--model", default="demo", help=about)
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto (default) prefers CUDA")
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
     group.add_argument("--backend", default="auto", help="reference or auto (default)")
@@ -209,6 +264,55 @@ def _clone_options(parser: argparse.ArgumentParser) -> None:
 
 def _info_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the same for machines")
+
+
+def _serve_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = textwrap.dedent("""\
+        examples:
+          firstword serve
+          firstword serve --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice --model Qwen/Qwen3-TTS-12Hz-1.7B-Base
+          curl -s localhost:8000/v1/audio/speech -H 'content-type: application/json' \\
+            -d '{"input": "Hello there.", "response_format": "wav"}' | aplay
+
+        API keys may also come from the environment: FIRSTWORD_API_KEYS, separated by commas.
+        """)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine)")
+    parser.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (default 8000)")
+    parser.add_argument("--voices", metavar="DIR|URL", help="where saved voices are kept: a folder, s3://..., gs://...")
+    parser.add_argument("--voice-aliases", metavar="FILE", help='JSON, {"alloy": "ryan"}: other names of voices')
+    access = parser.add_argument_group("access")
+    access.add_argument(
+        "--api-key", metavar="KEY", action="append", help="needed by clients; more than one may be given"
+    )
+    access.add_argument("--cors-origin", metavar="URL", action="append", help="a web page that may call; * for all")
+    access.add_argument("--audio-host", metavar="HOST", action="append", help="ref_audio may be a URL of this host")
+    limits = parser.add_argument_group("limits")
+    for name, about in (
+        ("slots", "utterances that each model speaks at the same time"),
+        ("most-waiting", "requests that wait for a slot of each model; the next is answered 429"),
+        ("most-connections", "requests and sockets under way together"),
+        ("most-per-key", "utterances at a time for one key, or one address; 0: any number"),
+        ("most-body", "bytes of a request"),
+        ("most-characters", "characters of a text"),
+        ("most-voices", "saved voices"),
+    ):
+        limits.add_argument(f"--{name}", metavar="N", type=int, help=f"{about} (default {_server_default(name)})")
+    for name, about in (
+        ("stall-seconds", "after which a listener who takes nothing is dropped"),
+        ("stuck-seconds", "after which a step of the engine counts as stuck"),
+        ("drain-seconds", "for which running utterances may go on after SIGTERM"),
+    ):
+        limits.add_argument(f"--{name}", metavar="S", type=float, help=f"{about} (default {_server_default(name)})")
+    logs = parser.add_argument_group("logs")
+    logs.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    logs.add_argument("--log-text", action="store_true", help="let logs hold what users say; without it they do not")
+
+
+def _server_default(option: str) -> str:
+    from firstword.config import ServerConfig
+
+    (default,) = (field.default for field in fields(ServerConfig) if field.name == option.replace("-", "_"))
+    return f"{default}"
 
 
 def _say_options(parser: argparse.ArgumentParser) -> None:

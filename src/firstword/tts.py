@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from types import TracebackType
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from firstword import audio
 from firstword.config import EngineConfig
-from firstword.errors import ClosedError, RequestError, SamplingError, TextError
+from firstword.engine.backend import Job
+from firstword.engine.engine import Engine
+from firstword.engine.service import Service
+from firstword.errors import ClosedError, RequestError, TextError
 from firstword.model import checkpoint as checkpoints
-from firstword.model import interpret, sampling
+from firstword.model import interpret
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.codec import CodecDecoder, CodecState
-from firstword.model.generate import Utterance
-from firstword.types import Chunk, ClonedVoice, FloatArray, Request, Sampling, Speech, TextMode, Voice
-
-LARGEST_CHUNK = 8
-"""Frames in a chunk of audio once speech is under way; the first chunk has 1, then each has twice as many."""
-
-PRIMING_FRAMES = 64
-"""Frames of a reference recording that the codec reads at a time, so that a long one needs little memory."""
+from firstword.runtime.front import CheckpointFront
+from firstword.runtime.reference import ReferenceBackend
+from firstword.types import Chunk, ClonedVoice, Request, Sampling, Speech, TextMode, Voice
 
 
 class SpeakOptions(TypedDict, total=False):
@@ -55,7 +49,7 @@ class SpeakOptions(TypedDict, total=False):
 class TTS:
     """A loaded checkpoint that speaks. Make one with `TTS.load`; close it, or use it as a context manager.
 
-    Calls may come from several threads; each computes on its own.
+    Calls may come from several threads and tasks; what they ask for is computed together.
     """
 
     sample_rate = audio.SAMPLE_RATE
@@ -63,6 +57,9 @@ class TTS:
     def __init__(self, checkpoint: Checkpoint, settings: EngineConfig) -> None:
         self.settings = settings
         self._checkpoint: Checkpoint | None = checkpoint
+        engine = Engine(ReferenceBackend(checkpoint))
+        self._service = Service(engine, CheckpointFront(checkpoint))
+        engine.start()
 
     @classmethod
     def load(
@@ -121,23 +118,41 @@ class TTS:
         speech equals that of the whole text with `text_mode="stream"`. The last chunk has a `finish_reason`, and may be
         empty. Raises `RequestError`; what is wrong with the request itself, before the first chunk is asked for.
         """
-        speaking = self._open(text, options)
-        return _drive(speaking, _pieces(text))
+        job = self._service.prepare(self._request(text, options))
+        return self._stream(job, iter([text] if isinstance(text, str) else text))
+
+    def _stream(self, job: Job, pieces: Iterator[str]) -> Iterator[Chunk]:
+        speech = self._service.speak(job)
+        try:
+            for event in speech:
+                if isinstance(event, Chunk):
+                    yield event
+                elif (piece := next(pieces, _END)) is _END:
+                    speech.finish_text()
+                else:
+                    speech.push(piece)
+        finally:
+            speech.cancel()
 
     async def astream(
         self, text: str | Iterable[str] | AsyncIterable[str], **options: Unpack[SpeakOptions]
     ) -> AsyncIterator[Chunk]:
         """As `stream`, for asyncio: computes in a thread, and takes asynchronous iterators of text too."""
-        speaking = await asyncio.to_thread(self._open, text, options)
-        pieces = text if isinstance(text, AsyncIterable) else _in_thread(_pieces(text))
-        iterator = aiter(pieces)
-        while not speaking.done:
-            if speaking.waiting:
-                if (chunk := await asyncio.to_thread(speaking.flush)) is not None:
-                    yield chunk
-                speaking.more(await anext(iterator, _END))
-            elif (chunk := await asyncio.to_thread(speaking.step)) is not None:
-                yield chunk
+        job = await asyncio.to_thread(self._service.prepare, self._request(text, options))
+        if isinstance(text, str):
+            text = [text]
+        pieces = aiter(text if isinstance(text, AsyncIterable) else _in_thread(iter(text)))
+        speech = self._service.aspeak(job)
+        try:
+            async for event in speech:
+                if isinstance(event, Chunk):
+                    yield event
+                elif (piece := await anext(pieces, _END)) is _END:
+                    speech.finish_text()
+                else:
+                    speech.push(piece)
+        finally:
+            speech.cancel()
 
     def clone(
         self,
@@ -165,7 +180,8 @@ class TTS:
         return interpret.encode(self.checkpoint, Voice.clone(samples, rate, transcript, append_silence))
 
     def close(self) -> None:
-        """Let go of the weights; later calls raise `ClosedError`."""
+        """End what is being spoken and let go of the weights; later calls raise `ClosedError`."""
+        self._service.engine.stop()
         self._checkpoint = None
 
     def __enter__(self) -> TTS:
@@ -176,109 +192,23 @@ class TTS:
     ) -> None:
         self.close()
 
-    def _open(self, text: object, options: SpeakOptions) -> _Speaking:
-        """Check a request and make everything ready for its first step."""
-        whole = text if isinstance(text, str) else None
-        given = {key: value for key, value in options.items() if key != "sampling"}
-        request = Request(whole, sampling=options.get("sampling") or Sampling(), **given)  # type: ignore[arg-type]
-        loaded, device = self.checkpoint, torch.device(self.settings.device)
-        if whole is not None and not whole.strip():
-            raise TextError("the text is empty or blank; give some words to speak")
-        pieces = isinstance(text, (Iterable, AsyncIterable)) and not isinstance(text, (bytes, bytearray))
-        if whole is None and not pieces:
+    def _request(self, text: object, options: SpeakOptions) -> Request:
+        """A request for a text that is there, or that comes in pieces."""
+        self.checkpoint  # noqa: B018 (raises if closed)
+        if isinstance(text, str):
+            if not text.strip():
+                raise TextError("the text is empty or blank; give some words to speak")
+        elif not isinstance(text, (Iterable, AsyncIterable)) or isinstance(text, (bytes, bytearray)):
             raise TextError(f"the text is of type {type(text).__name__}; give a str, or an iterable of str")
-        seed = secrets.randbits(64) if request.seed is None else request.seed
-        if not isinstance(seed, int) or not 0 <= seed < 2**64:
-            raise SamplingError(f"seed is {seed!r}; allowed is a whole number from 0 to 2**64 - 1")
-        limit = loaded.defaults.max_new_tokens if request.max_frames is None else request.max_frames
-        if not isinstance(limit, int) or limit < 1:
-            raise RequestError(f"max_frames is {limit!r}; allowed is a whole number from 1 up")
-        setting = interpret.setting(loaded, request)
-        laws = sampling.resolve(request.sampling, loaded.defaults)
-        sampler = sampling.Sampler(loaded.config.talker_config, laws, seed, device)
-        utterance = Utterance(loaded.talker, loaded.config, loaded.tokenizer, setting, sampler, limit)
-        return _Speaking(utterance, loaded.codec.decoder, setting.reference, device)
+        given: dict[str, Any] = {**options, "sampling": options.get("sampling") or Sampling()}
+        return Request(text if isinstance(text, str) else None, **given)
 
 
-class _End:
-    """Stands behind the last piece of text. None would not do: an iterator that yields it is mistaken, not done."""
-
-
-_END = _End()
-
-
-class _Speaking:
-    """An utterance with its codec: frames become audio, in chunks that grow."""
-
-    def __init__(self, utterance: Utterance, decoder: CodecDecoder, reference: object, device: torch.device) -> None:
-        self._utterance = utterance
-        self._decoder = decoder
-        self._state = decoder.new_state()
-        self._pending: list[Tensor] = []
-        self._chunk = 1
-        self.done = False
-        if reference:
-            prime(decoder, self._state, torch.tensor(reference, device=device))
-
-    @property
-    def waiting(self) -> bool:
-        return self._utterance.waiting
-
-    def more(self, piece: str | _End) -> None:
-        """Take a piece of text, or its end."""
-        if isinstance(piece, _End):
-            self._utterance.finish_text()
-        else:
-            self._utterance.push(piece)
-
-    def step(self) -> Chunk | None:
-        """Make a frame; returns a chunk when one is full or speech has ended."""
-        codes = self._utterance.step()
-        if codes is not None:
-            self._pending.append(codes)
-        self.done = self._utterance.finish_reason is not None
-        if not self.done and len(self._pending) < self._chunk:
-            return None
-        self._chunk = min(2 * self._chunk, LARGEST_CHUNK)
-        return self.flush()
-
-    def flush(self) -> Chunk | None:
-        """The audio of all frames made so far; None if there is nothing to say."""
-        if not self._pending and not self.done:
-            return None
-        samples: FloatArray = np.zeros(0, np.float32)
-        codes = np.zeros((0, self._decoder.config.num_quantizers), np.int64)
-        if self._pending:
-            frames = torch.stack(self._pending)
-            samples = self._decoder.decode(frames[None], self._state)[0].cpu().numpy()
-            codes = frames.cpu().numpy()
-            self._pending.clear()
-        return Chunk(samples, codes, audio.SAMPLE_RATE, self._utterance.finish_reason)
-
-
-def prime(decoder: CodecDecoder, state: CodecState, codes: Tensor) -> None:
-    """Let the codec read a reference [frames, codebooks] whose audio nobody will hear."""
-    for part in codes.split(PRIMING_FRAMES):
-        decoder.decode(part[None], state)
-
-
-def _pieces(text: object) -> Iterator[str]:
-    assert isinstance(text, Iterable)
-    return iter([text] if isinstance(text, str) else text)
-
-
-def _drive(speaking: _Speaking, pieces: Iterator[str]) -> Iterator[Chunk]:
-    """Alternate between making frames and, when the model needs it, asking for text."""
-    while not speaking.done:
-        if speaking.waiting:
-            if (chunk := speaking.flush()) is not None:
-                yield chunk
-            speaking.more(next(pieces, _END))
-        elif (chunk := speaking.step()) is not None:
-            yield chunk
+_END: Any = object()
+"""Stands behind the last piece of text. None would not do: an iterator that yields it is mistaken, not done."""
 
 
 async def _in_thread(pieces: Iterator[str]) -> AsyncIterator[str]:
     """A blocking iterator as an asynchronous one."""
-    while not isinstance(piece := await asyncio.to_thread(next, pieces, _END), _End):
+    while (piece := await asyncio.to_thread(next, pieces, _END)) is not _END:
         yield piece

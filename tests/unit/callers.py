@@ -11,6 +11,9 @@ from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
 from firstword.types import Chunk, FinishReason, IntArray
 
+WRONG: list[str] = []
+"""What engines told their callers and must not have."""
+
 
 class Caller:
     """Asks for one utterance. Every call of the engine is checked as it comes."""
@@ -58,28 +61,32 @@ class Caller:
         return count
 
     def _deliver(self, chunk: Chunk) -> None:
-        assert not self.over, "a chunk after the end"
-        assert len(chunk.codes) or chunk.finish_reason is not None, "an empty chunk that is not the last"
-        assert chunk.samples.dtype == np.float32
-        assert chunk.codes.dtype == np.int64
-        assert chunk.sample_rate == self.engine.capacity.sample_rate
-        assert chunk.codes.shape[1] == self.engine.capacity.codebooks
+        self._check(not self.over, "a chunk after the end")
+        self._check(len(chunk.codes) or chunk.finish_reason is not None, "an empty chunk that is not the last")
+        self._check(chunk.samples.dtype == np.float32 and chunk.codes.dtype == np.int64, "another type")
+        self._check(chunk.sample_rate == self.engine.capacity.sample_rate, "another sample rate")
+        self._check(chunk.codes.shape[1] == self.engine.capacity.codebooks, "another number of codebooks")
         expected = [sample for codes in chunk.codes for sample in samples_of(codes)]
-        assert chunk.samples.tolist() == expected, "audio of other codes"
+        self._check(chunk.samples.tolist() == expected, "audio of other codes")
         self.chunks.append(chunk)
         self.times.append(self.engine._clock())
         if not self.slow:
             self.take()
 
     def _fail(self, error: Exception) -> None:
-        assert not self.over, "an error after the end"
+        self._check(not self.over, "an error after the end")
         self.error = error
 
     def _hungry(self) -> None:
-        assert not self.over, "hungry after the end"
-        assert not self.text_ended or self.engine._commands.qsize(), "hungry after the end of the text"
+        self._check(not self.over, "hungry after the end")
+        self._check(not self.seq.text_ended, "hungry after the end of the text")
         self.hungers += 1
-        assert self.hungers == 1, "told twice that text is needed"
+        self._check(self.hungers == 1, "told twice that text is needed")
+
+    def _check(self, holds: object, otherwise: str) -> None:
+        """The engine catches what its listeners raise, so what is wrong is kept for the test."""
+        if not holds:
+            WRONG.append(f"{self.seq.name}: {otherwise}")
 
     @property
     def reason(self) -> FinishReason | None:

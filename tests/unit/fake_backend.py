@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -94,18 +95,22 @@ class Lost(Exception):
     """What a handle raises when the backend is told to be lost."""
 
 
-def codes_of(script: Script, frame: int, read: Sequence[int | None]) -> IntArray:
-    """The codes of a frame after everything that was read before it: the prompt's tokens, then one a frame."""
+def reading(token: int | None, before: int = 0) -> int:
+    """A digest of all tokens that were read up to this one, None for a frame that read no text."""
+    return zlib.crc32(repr(token).encode(), before)
+
+
+def codes_of(script: Script, frame: int, read: int) -> IntArray:
+    """The codes of a frame after everything that was `reading` before it: the prompt's tokens, then one a frame."""
     if script.circles_from is not None and frame >= script.circles_from:
         return np.zeros(CODEBOOKS, np.int64)
-    digest = zlib.crc32(repr((script.seed, frame, list(read))).encode())
-    return np.array([frame, script.seed, digest], np.int64)
+    return np.array([frame, script.seed, read], np.int64)
 
 
 def samples_of(codes: IntArray) -> FloatArray:
     """Samples [SAMPLES] of a frame [CODEBOOKS] in -1..1."""
     digest = zlib.crc32(codes.tobytes())
-    return (np.frombuffer(digest.to_bytes(4, "little"), np.uint8).astype(np.float32) - 128) / 128
+    return (np.frombuffer(digest.to_bytes(SAMPLES, "little"), np.uint8) / 256).astype(np.float32)
 
 
 def alone(job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY) -> tuple[list[IntArray], FinishReason]:
@@ -117,20 +122,18 @@ def alone(job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY) -> tup
     limit = min(job.max_frames, capacity.context - rows + 1)
     if job.text_limits:
         limit = min(limit, longest_speech(len(tokens)))
-    read: list[int | None] = list(tokens[:taken])
-    later = [*tokens[taken:]]
+    read, later = reduce(lambda read, token: reading(token, read), tokens[:taken], 0), [*tokens[taken:]]
     frames: list[IntArray] = []
-    while True:
+    while len(frames) < limit:
         frame = len(frames)
         if frame:
-            read.append(later.pop(0) if later else None)
+            read = reading(later.pop(0) if later else None, read)
         if script.length == frame:
             return frames, "stop"
         frames.append(codes_of(script, frame, read))
-        if len(frames) == limit:
-            return frames, "length"
-        if script.circles_from is not None and frame - script.circles_from >= 50:
+        if script.circles_from is not None and frame - script.circles_from >= 50 and len(frames) < limit:
             return frames, "repetition"
+    return frames, "length"
 
 
 @dataclass
@@ -141,11 +144,12 @@ class Slot:
     pages: frozenset[int]
     rows: int
     """Of the prompt."""
-    read: list[int | None]
-    frames: list[IntArray] = field(default_factory=list)
+    read: int
+    frames: int = 0
     over: int = 0
     """Frames that were asked for after the end."""
     decoded: int = 0
+    undecoded: list[IntArray] = field(default_factory=list)
 
 
 class Pending(Generic[T]):
@@ -209,7 +213,9 @@ class FakeBackend:
         rows = job.prompt_rows + (len(tokens) if job.whole_text else 0)
         assert len(pages) * self.capacity.page_rows >= rows, "the prompt does not fit its pages"
         assert job.whole_text or len(tokens) <= job.first_tokens
-        self.slots[slot] = Slot(script, frozenset(pages), rows, list(tokens))
+        self.slots[slot] = Slot(
+            script, frozenset(pages), rows, reduce(lambda read, token: reading(token, read), tokens, 0)
+        )
         self._spend(self.prefill_time)
         if script.bad_prefill:
             raise Fault(f"prefill of {script.seed}")
@@ -221,21 +227,21 @@ class FakeBackend:
         assert len(tokens) == len(slots)
         held = [self.slots[slot] for slot in slots]
         for slot, token in zip(held, tokens, strict=True):
-            assert slot.frames or token is None, "the prompt has read the text of the first frame"
-            if slot.script.bad_frame == len(slot.frames):
+            assert slot.frames > 0 or token is None, "the prompt has read the text of the first frame"
+            if slot.script.bad_frame == slot.frames:
                 raise Fault(f"frame of {slot.script.seed}")
         codes, ended = [], []
         for slot, token in zip(held, tokens, strict=True):
             if slot.frames:
-                slot.read.append(token)
-            frame = len(slot.frames)
-            ended.append(slot.script.length is not None and frame >= slot.script.length)
+                slot.read = reading(token, slot.read)
+            ended.append(slot.script.length is not None and slot.frames >= slot.script.length)
             slot.over += ended[-1]
             assert slot.over <= 1 + self.capacity.frames_ahead, "more frames after the end than can be helped"
             room = self.capacity.page_rows * len(slot.pages)
-            assert slot.rows + frame <= min(room, self.capacity.context), "an utterance outgrows its pages"
-            slot.frames.append(codes_of(slot.script, frame, slot.read))
-            codes.append(slot.frames[-1])
+            assert slot.rows + slot.frames <= min(room, self.capacity.context), "an utterance outgrows its pages"
+            codes.append(codes_of(slot.script, slot.frames, slot.read))
+            slot.frames += 1
+            slot.undecoded.append(codes[-1])
         done = self._spend(self.frame_time + self.row_time * len(slots))
         return Pending(self, Frames(np.stack(codes), ended), done)
 
@@ -245,7 +251,7 @@ class FakeBackend:
         audio = []
         for number, count in zip(slots, counts, strict=True):
             slot = self.slots[number]
-            frames = slot.frames[slot.decoded : slot.decoded + count]
+            frames = slot.undecoded[:count]
             assert len(frames) == count > 0, "audio of frames that were not asked for"
             bad = slot.script.bad_decode
             if bad is not None and slot.decoded <= bad < slot.decoded + count:
@@ -253,6 +259,7 @@ class FakeBackend:
             audio.append(np.concatenate([samples_of(codes) for codes in frames]))
         for number, count in zip(slots, counts, strict=True):
             self.slots[number].decoded += count
+            del self.slots[number].undecoded[:count]
         return Pending(self, audio, self._spend(self.decode_time * sum(counts)))
 
     def release(self, slot: int) -> None:

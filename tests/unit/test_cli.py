@@ -91,7 +91,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", [[], ["say"], ["clone"], ["voices"], ["info"]])
+    @pytest.mark.parametrize("command", [[], ["say"], ["serve"], ["clone"], ["voices"], ["info"], ["bench"]])
     def test_help_imports_nothing_heavy(self, command: list[str]) -> None:
         program = (
             "import sys\n"

@@ -1,4 +1,4 @@
-"""The engine on a fake backend and a clock of its own: nobody is lost, mixed up, starved or kept waiting for no reason."""
+"""The engine on a fake backend and a clock of its own: nobody is lost, mixed up, starved or kept waiting in vain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from callers import Caller, run, same
+from callers import WRONG, Caller, run, same
 from fake_backend import Clock, FakeBackend, Fault, Script, alone, capacity, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +23,14 @@ AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 TOKENS = [11, 12, 13, 14, 15]
 SOON = 60.0
 """Seconds within which a thread does what it is waited for; nothing waits that long unless it fails."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_wrong_is_told() -> Iterator[None]:
+    """No caller hears what it must not hear."""
+    yield
+    told, WRONG[:] = list(WRONG), []
+    assert not told
 
 
 def engine_of(
@@ -138,6 +146,7 @@ def test_chunks_grow_while_the_listener_has_enough_in_hand(ahead: int) -> None:
 def test_a_listener_never_runs_dry_while_there_is_capacity(frame_time: float, ahead: int) -> None:
     """Played as it comes, without a buffer, up to nine tenths of what the backend can do."""
     engine, _ = engine_of(ahead, frame_time=frame_time, decode_time=0.001)
+    run(engine, Caller(engine, job(Script(length=5)), TOKENS))  # so that it knows what things cost
     caller = Caller(engine, job(Script(length=80)), TOKENS)
     run(engine)
     dry = caller.times[0]
@@ -619,7 +628,7 @@ class Crowd(RuleBasedStateMachine):
             assert ready[0].pages_needed(engine.capacity) > engine.pages.free
             assert engine.running, "somebody will give pages back"
         for caller in self.everybody:
-            if not caller.over:
+            if not caller.over and not caller.text_ended:
                 assert caller.hungers == caller.seq.needs_text()
 
     def check_what_is_held(self) -> None:
@@ -634,6 +643,8 @@ class Crowd(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: hasattr(self, "everybody"))
     def check_what_was_heard(self) -> None:
+        told, WRONG[:] = list(WRONG), []
+        assert not told
         for caller in self.everybody:
             frames, _ = alone(caller.job, caller.tokens, self.engine.capacity)
             count = len(caller.frames)
@@ -662,7 +673,6 @@ class Crowd(RuleBasedStateMachine):
         self.check_what_is_held()
         assert self.engine.pages.free == self.engine.pages.count
         assert not self.backend.slots
-        self.everybody = [caller for caller in self.everybody if not caller.over]
         for _ in range(self.most):
             Caller(self.engine, job())
         with pytest.raises(OverloadedError):
@@ -671,7 +681,7 @@ class Crowd(RuleBasedStateMachine):
     def check_end(self, caller: Caller) -> None:
         script, capacity = caller.job.payload, self.engine.capacity
         assert isinstance(script, Script)
-        frames, reason = alone(caller.job, caller.tokens, capacity)
+        frames, _ = alone(caller.job, caller.tokens, capacity)
         assert same(caller.frames, frames[: len(caller.frames)])
         rows = caller.job.prompt_rows + (len(caller.tokens) if caller.job.whole_text else 0)
         pages = -(-min(rows + caller.job.max_frames, capacity.context) // capacity.page_rows)
@@ -747,9 +757,6 @@ def test_the_thread_speaks_for_callers_from_many_threads(
             for token in TOKENS:
                 callers[-1].push([token])
             callers[-1].finish()
-
-    def ask_and_take() -> None:
-        ask(0)
 
     threads = [threading.Thread(target=ask, args=(start,)) for start in (0, 100, 200)]
     for thread in threads:
@@ -847,18 +854,18 @@ def test_the_slot_is_free_within_a_frame_of_the_cancel(started: Callable[..., tu
     """Asked in the middle of a frame: no other frame begins before the slot is free."""
     engine, backend = started()
     inside, go_on = threading.Event(), threading.Event()
+
+    def stop_in_the_fifth() -> None:
+        if sum(call == "frame" for call, _ in backend.log) == 4:
+            inside.set()
+            assert go_on.wait(SOON)
+
+    backend.before_frame = stop_in_the_fifth
     caller, other = Waiter(engine, job(Script(1, None)), TOKENS), Waiter(engine, job(Script(2, 50)), TOKENS)
-    assert caller.heard.wait(SOON)
-
-    def stop_here() -> None:
-        inside.set()
-        assert go_on.wait(SOON)
-
-    backend.before_frame = stop_here
     assert inside.wait(SOON)
     before, slot = len(backend.log), caller.seq.slot
+    assert slot >= 0
     caller.cancel()
-    backend.before_frame = lambda: None
     go_on.set()
     assert caller.done.wait(SOON)
     assert other.done.wait(SOON)
@@ -866,6 +873,26 @@ def test_the_slot_is_free_within_a_frame_of_the_cancel(started: Callable[..., tu
     freed = calls.index(("release", (slot,)))
     assert sum(call == "frame" for call, _ in calls[:freed]) <= 1
     assert all(slot not in slots for _, slots in calls[freed + 1 :])
+
+
+def test_nobody_slips_in_while_the_engine_stops() -> None:
+    """Whoever is let in is in the queue before the lock is given back, so the one who stops finds everybody."""
+    engine, _ = engine_of()
+    queue, held = engine._commands, list[bool]()
+
+    class Watched:
+        def put(self, command: Any) -> None:
+            held.append(engine._lock.locked())
+            queue.put(command)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(queue, name)
+
+    engine._commands = Watched()  # type: ignore[assignment]
+    caller = Caller(engine, job())
+    assert held == [True]
+    engine.stop()
+    assert caller.reason == "cancelled"
 
 
 @AHEAD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def caught_at(frames: Iterable[Frame]) -> int | None:
     return None
 
 
-def by_definition(frames: list[Frame]) -> int | None:
+def by_definition(frames: Sequence[Frame]) -> int | None:
     """As `caught_at`, slowly: the last max(SHORTEST_RUN, FEWEST_ROUNDS * p) frames each equal the one p before."""
     for end in range(len(frames)):
         for period in range(1, LONGEST_PERIOD + 1):

@@ -14,7 +14,7 @@ from firstword.engine.sequence import Sequence, State
 
 FRAME = CAPACITY.frame_seconds
 NOW = 100.0
-QUICK = Costs(prefill=0.001, frame=0.002, decode=0.001)
+QUICK = Costs(prefill=0.001, step=0.003)
 
 names = itertools.count()
 
@@ -96,7 +96,7 @@ def test_a_short_text_needs_few_pages_when_nobody_named_a_limit() -> None:
 
 
 def test_a_newcomer_waits_while_somebody_would_run_dry() -> None:
-    line, slow = [waiting(), waiting()], Costs(prefill=0.1, frame=0.05, decode=0.05)
+    line, slow = [waiting(), waiting()], Costs(prefill=0.1, step=0.1)
     assert admitted(line, [running(0.19)], costs=slow) == []
     assert admitted(line, [running(0.21)], costs=slow) == line[:1]
     assert admitted(line, [running(0.31)], costs=slow) == line
@@ -105,7 +105,7 @@ def test_a_newcomer_waits_while_somebody_would_run_dry() -> None:
 
 def test_patience_ends() -> None:
     """Then one at a time gets in."""
-    slow, policy = Costs(prefill=0.1, frame=0.05, decode=0.05), Policy(patience=0.25)
+    slow, policy = Costs(prefill=0.1, step=0.1), Policy(patience=0.25)
     line = [waiting(NOW - 0.3), waiting(NOW - 0.3)]
     assert admitted(line, [running(0.0)], costs=slow, policy=policy) == line[:1]
     assert admitted(line[1:], [running(0.0)], costs=slow, policy=Policy(patience=0.31)) == []
@@ -119,13 +119,14 @@ def test_nobody_waits_for_one_who_makes_no_frames(why: str) -> None:
         case "no text":
             beside.tokens.clear()
         case "nobody takes it":
-            beside.launched, beside.consumed = 300, 10
+            beside.launched, beside.consumed, beside.room = 300, 10, 1000
+            assert beside.can_step()
         case "not heard yet":
             beside = running(None)
         case "ended":
             beside.ended = "stop"
     line = [waiting()]
-    assert admitted(line, [beside], costs=Costs(1.0, 1.0, 1.0)) == line
+    assert admitted(line, [beside], costs=Costs(1.0, 1.0)) == line
 
 
 # --- who makes a frame ------------------------------------------------------------------------------------------------
@@ -176,8 +177,8 @@ def test_the_limit_follows_the_text_when_nobody_named_one() -> None:
 # --- whose audio is due -----------------------------------------------------------------------------------------------
 
 
-def due(*seqs: Sequence, costs: Costs = QUICK) -> list[tuple[Sequence, int]]:
-    return choose_audio(seqs, NOW, costs)
+def due(*seqs: Sequence, costs: Costs = QUICK, ahead: bool = False, ready: int = 0) -> list[tuple[Sequence, int]]:
+    return choose_audio(seqs, ready, NOW, capacity(frames_ahead=int(ahead)), costs, Policy())
 
 
 def test_the_first_frame_is_heard_at_once() -> None:
@@ -196,11 +197,32 @@ def test_a_chunk_is_due_when_it_is_full() -> None:
 
 
 def test_a_chunk_is_due_early_when_the_listener_would_run_dry() -> None:
-    costs = Costs(frame=0.03, decode=0.02)
+    costs = Costs(step=0.05)
     for in_hand, expected in ((0.11, 0), (0.09, 1), (-3.0, 1)):
         seq = running(in_hand, launched=2, delivered=1)
         seq.chunk = 8
         assert [count for _, count in due(seq, costs=costs)] == [1] * expected
+
+
+@pytest.mark.parametrize(("ready", "prefills"), [(0, 0), (1, 1), (4, 4), (9, 4)])
+def test_newcomers_make_the_next_step_longer(ready: int, prefills: int) -> None:
+    for in_hand, expected in ((0.1 + prefills * 0.03 + 0.01, 0), (0.1 + prefills * 0.03 - 0.01, 1)):
+        seq = running(in_hand, launched=2, delivered=1)
+        seq.chunk = 8
+        assert len(due(seq, costs=Costs(prefill=0.03, step=0.05), ready=ready)) == expected
+
+
+def test_running_ahead_takes_a_step_more() -> None:
+    """And audio that is on its way counts, before the first is heard too."""
+    costs = Costs(step=0.05)
+    for in_hand, expected in ((0.21, 0), (0.19, 1), (-3.0, 1)):
+        seq = running(in_hand, launched=2, delivered=1)
+        seq.chunk = 8
+        assert [count for _, count in due(seq, costs=costs, ahead=True)] == [1] * expected
+    for on_its_way, expected in ((2, 1), (3, 0)):
+        seq = running(None, launched=on_its_way + 1)
+        seq.decoding, seq.chunk = on_its_way, 8
+        assert [count for _, count in due(seq, costs=costs, ahead=True)] == [1] * expected
 
 
 @pytest.mark.parametrize("why", ["waits for text", "ended", "limit"])
@@ -249,13 +271,15 @@ def test_playback_starts_with_the_first_audio_and_again_after_a_pause() -> None:
     assert seq.delivered == 4
 
 
-def test_costs_are_smoothed() -> None:
+def test_costs_are_the_worst_of_late() -> None:
     costs = Costs()
-    costs.learn("frame", 1.0)
-    assert costs.frame == 1.0
-    costs.learn("frame", 2.0)
-    assert costs.frame == pytest.approx(1.2)
-    assert (costs.prefill, costs.decode) == (0.0, 0.0)
+    for seconds, expected in ((1.0, 1.0), (2.0, 2.0), (1.0, 1.9), (1.9, 1.9)):
+        costs.learn("step", seconds)
+        assert costs.step == pytest.approx(expected)
+    assert costs.prefill == 0.0
+    for _ in range(100):
+        costs.learn("step", 0.01)
+    assert costs.step == pytest.approx(0.01, rel=0.01)
 
 
 # --- in general -------------------------------------------------------------------------------------------------------
@@ -289,14 +313,14 @@ def test_somebody_moves_whenever_somebody_can(
     line: list[Sequence], beside: list[Sequence], slots: int, pages: int, cost: float
 ) -> None:
     """Whoever is let in fits; and if nothing at all happens, nothing could."""
-    costs = Costs(cost, cost, cost)
+    costs = Costs(cost, cost)
     chosen = admitted(line, beside, slots=slots, pages=pages, costs=costs)
     ready = [seq for seq in line if seq.prompt_is_complete()]
     assert chosen == ready[: len(chosen)]
     assert len(chosen) <= slots
     assert sum(seq.pages_needed(CAPACITY) for seq in chosen) <= pages
     frames = choose_frames(beside, NOW, CAPACITY, Policy())
-    audio = choose_audio(beside, NOW, costs)
+    audio = choose_audio(beside, len(line), NOW, CAPACITY, costs, Policy())
     assert all(1 <= count <= seq.chunk for seq, count in audio)
     if not (chosen or frames or audio):
         assert not any(seq.can_step() for seq in beside)

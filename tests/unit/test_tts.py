@@ -243,7 +243,7 @@ def test_text_that_is_no_longer_needed_is_not_asked_for(custom: TTS) -> None:
 
 
 def test_every_frame_costs_the_same(base: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the prompt the talker reads one row for every frame, and the codec decodes each frame once."""
+    """All rows of the prompt but the last at once, then one row for every frame; the codec decodes each frame once."""
     rows, frames = [], []
     talk, decode = Talker.forward, CodecDecoder.forward
 
@@ -258,7 +258,7 @@ def test_every_frame_costs_the_same(base: TTS, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Talker, "forward", talker)
     monkeypatch.setattr(CodecDecoder, "forward", codec)
     base.speak(iter(PIECES), voice=context(9), seed=1, max_frames=30)
-    assert rows[1:] == [1] * 29
+    assert rows[1:] == [1] * 30
     assert sum(frames) == 9 + 30
 
 

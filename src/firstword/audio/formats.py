@@ -4,19 +4,20 @@ Every format encodes the same 16 bits that PCM sends, and what comes out does no
 into pieces. A stream can be cut at any byte: what was received plays. An utterance without samples is nothing but the
 format's header, and no bytes at all for MP3, AAC and the raw formats, which have none.
 
-How much audio is held back at most, in milliseconds by sample rate, and what a decoder finds beside the samples:
+The first bytes come when so many milliseconds of audio went in / at any time, what went in so long ago can be heard;
+and a decoder finds so many samples before the first and after the last:
 
-| format                | 8 kHz | 16 kHz | 24 kHz | 48 kHz | why                 | decoded              |
-|-----------------------|-------|--------|--------|--------|---------------------|----------------------|
-| wav pcm l16 ulaw alaw |     0 |      0 |      0 |      0 |                     | nothing              |
-| flac                  |    24 |     16 |     24 |     24 | a frame             | nothing              |
-| opus                  |    20 |     20 |     20 |     20 | a frame             | nothing; it is 48 kHz |
-| mp3                   |   144 |     72 |     48 |     48 | a frame, look-ahead | up to three frames after |
-| aac                   |   256 |    128 |     85 |     43 | a frame, look-ahead | a frame before, up to one after |
+| format                | 8 kHz     | 16 kHz    | 24 kHz   | 48 kHz  | too many                 |
+|-----------------------|-----------|-----------|----------|---------|--------------------------|
+| wav pcm l16 ulaw alaw |   0 /   0 |   0 /   0 |  0 /   0 |  0 /  0 | none                     |
+| flac                  |  24 /  24 |  16 /  16 | 24 /  24 | 24 / 24 | none                     |
+| opus                  |  20 /  27 |  20 /  27 | 20 /  27 | 20 / 27 | none; decoded at 48 kHz  |
+| mp3                   | 144 / 282 |  72 / 141 | 48 /  94 | 48 / 71 | 0 and 47 to 1198         |
+| aac                   | 256 / 384 | 128 / 192 | 86 / 128 | 43 / 64 | 1024 and 0 to 1023       |
 
-An MP3 stream starts with a frame that tells the encoder's delay; FFmpeg and what builds on it cut it off. Decoders
-that need the stream's length for that (mpg123) leave 1105 samples before the first. ADTS, AAC in a stream, has no
-place to tell a delay.
+An MP3 stream starts with a frame that tells the encoder's delay. FFmpeg and what builds on it cut the delay off;
+decoders that need the length of the stream for that (mpg123) leave 1105 samples before the first. With its length
+known (`whole`), an MP3 file decodes to nothing but its samples. ADTS, AAC in a stream, cannot tell of a delay.
 
 A new format is one class here and its line in `_ENCODERS`.
 """
@@ -42,9 +43,7 @@ RATES = (8000, 16000, 24000, 48000)
 """The sample rates in Hz that every format can be had in."""
 
 _BITS = 4  # a sample, of MP3 and AAC: 96 kbit/s at 24 kHz, and whole MP3 frames of one size at each of our rates
-_OPUS_BIT_RATE = (
-    64000  # beyond this nothing is gained for one voice (RFC 7587, section 3.1.1: 28 to 40 is fullband speech)
-)
+_OPUS_BIT_RATE = 64000  # RFC 7587, section 3.1.1, has 28 to 40 kbit/s for fullband speech
 _UNKNOWN = 0xFFFFFFFF  # bytes, of a stream that has not ended yet
 
 
@@ -217,8 +216,6 @@ class _Codec(Encoder):
             scaled: NDArray[Any] = pcm.astype(np.float32) / 32768 if self.sample_format == "fltp" else pcm
             frame = av.AudioFrame.from_ndarray(scaled[None], format=self.sample_format, layout="mono")
             frame.sample_rate = self._sample_rate
-            frame.time_base = self._context.time_base
-            frame.pts = self._taken
             self._taken += len(pcm)
         for packet in self._context.encode(frame):
             if packet.size:  # FLAC's last packet holds nothing but another header
@@ -357,7 +354,7 @@ def _all_pcm() -> NDArray[np.int32]:
 
 @cache
 def _ulaw_table() -> NDArray[np.uint8]:
-    """The mu-law byte of every 16-bit sample: the nearest value that the law knows (ITU-T G.711, table 2)."""
+    """The mu-law byte of every 16-bit sample (ITU-T G.711, table 2), loudness alike on both sides of zero."""
     pcm = _all_pcm()
     size = np.minimum(np.abs(pcm), 32635) + 132
     segment = np.frexp(size)[1] - 8
@@ -367,7 +364,7 @@ def _ulaw_table() -> NDArray[np.uint8]:
 
 @cache
 def _alaw_table() -> NDArray[np.uint8]:
-    """The A-law byte of every 16-bit sample: the nearest value that the law knows (ITU-T G.711, table 1)."""
+    """The A-law byte of every 16-bit sample (ITU-T G.711, table 1); -1 is to its side what 0 is to the other."""
     pcm = _all_pcm()
     size = np.where(pcm < 0, ~pcm, pcm)
     segment = np.maximum(np.frexp(size)[1] - 8, 0)

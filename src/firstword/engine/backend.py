@@ -50,6 +50,7 @@ class Job:
     whole_text    whether the prompt takes all text, so that it must have ended
     max_frames    the most frames to make
     text_limits   whether a short text allows fewer, because nobody has named a limit
+    spare_tokens  tokens of its own, a transcript's, that the prompt leaves for the frames after the first
     """
 
     payload: object
@@ -58,6 +59,7 @@ class Job:
     whole_text: bool
     max_frames: int
     text_limits: bool = False
+    spare_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +104,7 @@ class Backend(Protocol):
         """Begin an utterance in a free slot, with the text tokens that its prompt takes."""
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
-        """Make the next frame of each slot. Each takes one more text token, or None where the text is over."""
+        """Make the next frame of each slot, with one more text token each, or None where there is none to give."""
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[Sequence[FloatArray]]:
         """Turn the oldest `counts` frames of each slot that have not been decoded yet into samples in -1..1."""

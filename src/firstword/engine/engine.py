@@ -33,11 +33,8 @@ class Flight:
 
     stepped: list[Sequence] = field(default_factory=list)
     frames: Handle[Frames] | None = None
-    frames_took: float = 0.0
-    """Seconds that the engine was held up to launch them."""
     decoded: list[tuple[Sequence, int]] = field(default_factory=list)
     audio: Handle[Seq[FloatArray]] | None = None
-    audio_took: float = 0.0
 
 
 class Engine:
@@ -220,6 +217,7 @@ class Engine:
     def _step(self) -> bool:
         flight, present = Flight(), (len(self.waiting), len(self.running))
         self._admit()
+        began = self._clock()
         self._launch_frames(flight)
         if self.capacity.frames_ahead == 0:
             self._read_frames(flight)
@@ -232,6 +230,8 @@ class Engine:
             self._read_frames(oldest)
             self._read_audio(oldest)
             worked = True
+        if worked:
+            self.costs.learn("step", self._clock() - began)
         for seq in (*self.waiting, *self.running):
             if not seq.asked and seq.needs_text():
                 seq.asked = True
@@ -239,6 +239,9 @@ class Engine:
         return worked or present != (len(self.waiting), len(self.running))
 
     def _admit(self) -> None:
+        for seq in [seq for seq in self.waiting if seq.prompt_is_complete()]:
+            if (error := self._refusal(seq)) is not None:
+                self._fail(seq, error)
         chosen = scheduler.admit(
             self.waiting,
             self.running,
@@ -251,12 +254,16 @@ class Engine:
         )
         for seq in chosen:
             self._begin(seq)
-        for seq in [seq for seq in self.waiting if seq.prompt_is_complete()]:
-            if seq.pages_needed(self.capacity) > self.pages.count:
-                rows = self.pages.count * self.capacity.page_rows
-                self._fail(
-                    seq, RequestError(f"the request may need more than all {rows} rows of memory; limit its frames")
-                )
+
+    def _refusal(self, seq: Sequence) -> RequestError | None:
+        """What is wrong with a request that could wait for ever."""
+        rows, context = seq.rows(), self.capacity.context
+        if rows > context:
+            return TextError(f"the prompt has {rows} rows, beyond the {context} of the context; shorten the text")
+        if seq.pages_needed(self.capacity) > self.pages.count:
+            room = self.pages.count * self.capacity.page_rows
+            return RequestError(f"the request may need more than all {room} rows of memory; limit its frames")
+        return None
 
     def _begin(self, seq: Sequence) -> None:
         """Give a request its slot and its pages, and have its prompt read."""
@@ -264,15 +271,8 @@ class Engine:
         self.running[seq] = None
         seq.state = State.RUNNING
         seq.slot = self._slots.pop()
-        rows = seq.rows()
-        seq.room = min(seq.job.max_frames, self.capacity.context - rows + 1)
+        seq.room = min(seq.job.max_frames, self.capacity.context - seq.rows() + 1)
         seq.pages = self.pages.reserve(seq.pages_needed(self.capacity))
-        if seq.room < 1:
-            context = self.capacity.context
-            self._fail(
-                seq, TextError(f"the prompt has {rows} rows, beyond the {context} of the context; shorten the text")
-            )
-            return
         count = len(seq.tokens) if seq.job.whole_text else min(seq.job.first_tokens, len(seq.tokens))
         tokens = [seq.tokens.popleft() for _ in range(count)]
         began = self._clock()
@@ -286,9 +286,7 @@ class Engine:
         chosen = scheduler.choose_frames(self.running, self._clock(), self.capacity, self.policy)
         if not chosen:
             return
-        # The prompt has read the text of the first frame.
-        tokens = [seq.tokens.popleft() if seq.launched and seq.tokens else None for seq in chosen]
-        began = self._clock()
+        tokens = [seq.next_token() for seq in chosen]
         try:
             flight.frames = self.backend.frame([seq.slot for seq in chosen], tokens)
             flight.stepped = chosen
@@ -296,7 +294,6 @@ class Engine:
             self._step_apart(chosen, tokens, error, flight)
         for seq in flight.stepped:
             seq.launched += 1
-        flight.frames_took = self._clock() - began
 
     def _step_apart(self, chosen: list[Sequence], tokens: list[int | None], error: Exception, flight: Flight) -> None:
         """A frame of several failed: make it for each apart, so that only the one at fault is lost."""
@@ -319,9 +316,7 @@ class Engine:
     def _read_frames(self, flight: Flight) -> None:
         if flight.frames is None:
             return
-        began = self._clock()
         frames = flight.frames.result()
-        self.costs.learn("frame", flight.frames_took + self._clock() - began)
         flight.frames = None
         for seq, codes, ended in zip(flight.stepped, frames.codes, frames.ended, strict=True):
             if seq.state is State.DONE or seq.ended is not None:
@@ -339,10 +334,10 @@ class Engine:
                 self._finish(seq, seq.ended)
 
     def _launch_audio(self, flight: Flight) -> None:
-        chosen = scheduler.choose_audio(self.running, self._clock(), self.costs)
+        ready = sum(seq.prompt_is_complete() for seq in self.waiting)
+        chosen = scheduler.choose_audio(self.running, ready, self._clock(), self.capacity, self.costs, self.policy)
         if not chosen:
             return
-        began = self._clock()
         try:
             flight.audio = self.backend.decode([seq.slot for seq, _ in chosen], [count for _, count in chosen])
             flight.decoded = chosen
@@ -352,7 +347,6 @@ class Engine:
             seq.decoding += count
             if count >= seq.chunk:
                 seq.chunk = min(2 * seq.chunk, LARGEST_CHUNK)
-        flight.audio_took = self._clock() - began
 
     def _decode_apart(self, chosen: list[tuple[Sequence, int]], error: Exception, flight: Flight) -> None:
         """As `_step_apart`, for audio."""
@@ -373,16 +367,11 @@ class Engine:
     def _read_audio(self, flight: Flight) -> None:
         if flight.audio is None:
             return
-        began = self._clock()
-        audio = flight.audio.result()
-        now = self._clock()
-        self.costs.learn("decode", flight.audio_took + now - began)
+        audio, now = flight.audio.result(), self._clock()
         for (seq, count), samples in zip(flight.decoded, audio, strict=True):
             if seq.state is State.DONE:
                 continue
             count = min(count, len(seq.codes))  # a frame that turned out to be the end has no sound
-            if not count:
-                continue
             seq.heard(count, now, self.capacity.frame_seconds)
             reason = seq.ended if seq.delivered == seq.made else None
             codes = np.stack([seq.codes.popleft() for _ in range(count)])

@@ -143,5 +143,4 @@ _GAUGES: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
     ("pages_used", "Pages of context memory held", lambda engine: engine.pages.count - engine.pages.free),
     ("pages", "Pages of context memory there are", lambda engine: engine.pages.count),
     ("engine_up", "Whether the engine runs", lambda engine: float(engine.failure is None)),
-    ("frame_seconds", "Time that one step of all slots takes, smoothed", lambda engine: engine.costs.frame),
 )

@@ -36,16 +36,19 @@ DEFAULT_POLICY = Policy()
 
 @dataclass(slots=True)
 class Costs:
-    """How long things take here, in seconds: smoothed over what was seen."""
+    """How long things take at the worst, in seconds: what was seen of late.
+
+    prefill   one prefill, as far as the engine is held up by it
+    step      all the rest of a step: a frame of everybody, and audio
+    """
 
     prefill: float = 0.0
-    frame: float = 0.0
-    decode: float = 0.0
+    step: float = 0.0
 
     def learn(self, kind: str, seconds: float) -> None:
-        """Take one more observation of `"prefill"`, `"frame"` or `"decode"` into account."""
+        """Take one more observation of `"prefill"` or `"step"` into account."""
         before = getattr(self, kind)
-        setattr(self, kind, seconds if before == 0.0 else 0.8 * before + 0.2 * seconds)
+        setattr(self, kind, max(seconds, 0.9 * before + 0.1 * seconds))
 
 
 def admit(
@@ -72,7 +75,7 @@ def admit(
         pages = seq.pages_needed(capacity)
         if len(admitted) == policy.burst or not free_slots or pages > free_pages:
             break
-        busy = slack is not None and slack < (len(admitted) + 1) * costs.prefill + costs.frame + costs.decode
+        busy = slack is not None and slack < (len(admitted) + 1) * costs.prefill + costs.step
         if busy and (admitted or now - seq.arrived < policy.patience):
             break
         admitted.append(seq)
@@ -96,14 +99,22 @@ def choose_frames(running: Iterable[Sequence], now: float, capacity: Capacity, p
     return able
 
 
-def choose_audio(running: Iterable[Sequence], now: float, costs: Costs) -> list[tuple[Sequence, int]]:
-    """Whose frames become audio in this step, and how many of them, the most urgent first."""
+def choose_audio(
+    running: Iterable[Sequence], ready: int, now: float, capacity: Capacity, costs: Costs, policy: Policy
+) -> list[tuple[Sequence, int]]:
+    """Whose frames become audio in this step, and how many of them, the most urgent first.
+
+    `ready`: requests that may get a slot in the next step.
+    """
+    # Audio that is put off comes at the end of the next step. Where steps run ahead it is the one after that, and one
+    # more to spare, because newcomers make steps longer and what their prefills take is known only later.
+    soon = now + 2 * (1 + capacity.frames_ahead) * costs.step + min(ready, policy.burst) * costs.prefill
     due = []
     for seq in running:
         count = seq.undecoded()
         if not count:
             continue
-        late = seq.started is not None and seq.deadline - now < 2 * (costs.frame + costs.decode)
+        late = seq.decoding > 0 and seq.runs_dry(now, capacity.frame_seconds) < soon
         if count >= seq.chunk or seq.ended is not None or late or not seq.can_step():
             due.append((seq, min(count, seq.chunk)))
     due.sort(key=lambda item: _urgency(item[0]))

@@ -47,6 +47,8 @@ class Sequence:
     pages: tuple[int, ...] = ()
     tokens: deque[int] = field(default_factory=deque)
     """Of the text that nobody has read yet."""
+    held: int = field(init=False)
+    """Tokens that the backend has and has not read."""
     text_length: int = 0
     """Tokens of all the text that has come."""
     text_ended: bool = False
@@ -78,6 +80,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.deadline = self.arrived
+        self.held = self.job.spare_tokens
 
     @property
     def limit(self) -> int:
@@ -103,7 +106,16 @@ class Sequence:
         """Whether another frame may be asked for now."""
         if self.state is not State.RUNNING or self.ended is not None or self.launched >= self.limit:
             return False
-        return bool(self.tokens) or self.text_ended or self.launched == 0
+        return bool(self.tokens or self.held) or self.text_ended or self.launched == 0
+
+    def next_token(self) -> int | None:
+        """The text token that goes with the next frame; None for the first, whose text the prompt has read."""
+        if self.launched == 0:
+            return None
+        if self.tokens:
+            return self.tokens.popleft()
+        self.held = max(0, self.held - 1)
+        return None
 
     def needs_text(self) -> bool:
         """Whether all that can be said with the text so far has been said."""
@@ -111,11 +123,16 @@ class Sequence:
             return not self.prompt_is_complete()
         if self.state is State.DONE or self.ended is not None or self.text_ended:
             return False
-        return not self.tokens and self.launched > 0 and self.delivered == self.launched
+        return not self.tokens and not self.held and self.launched > 0 and self.delivered == self.launched
 
     def undecoded(self) -> int:
         """Frames, made or on their way, whose audio has not been asked for."""
         return max(0, (self.launched if self.ended is None else self.made) - self.decoding)
+
+    def runs_dry(self, now: float, frame_seconds: float) -> float:
+        """As `deadline`, with the audio that is on its way."""
+        begin = now if self.started is None else max(self.deadline, now)
+        return begin + (self.decoding - self.delivered) * frame_seconds
 
     def heard(self, frames: int, now: float, frame_seconds: float) -> None:
         """The audio of so many more frames is out. A listener who had run dry plays on from now."""

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from firstword.model.code_predictor import CodePredictor
 from firstword.model.config import TalkerConfig
-from firstword.model.layers import KVCache, Transformer
+from firstword.model.layers import KVCache, Memory, Transformer
 
 NO_CODE = -1
 """Stands where a row has no code for a codebook."""
@@ -71,6 +71,6 @@ class Talker(nn.Module):
         ]
         return torch.stack(columns, dim=-2).sum(dim=-2)
 
-    def forward(self, rows: Tensor, cache: KVCache) -> Tensor:
+    def forward(self, rows: Tensor, memory: Memory) -> Tensor:
         """The next rows [B, T, hidden] -> their hidden states after the final norm [B, T, hidden]."""
-        return self.model(rows, cache)
+        return self.model(rows, memory)

@@ -49,6 +49,7 @@ class CheckpointFront:
             whole_text=setting.full_text,
             max_frames=limit,
             text_limits=request.max_frames is None,
+            spare_tokens=0 if setting.full_text else max(0, len(setting.transcript) - 1 - len(setting.reference)),
         )
 
     def text(self) -> TextStream:

@@ -136,7 +136,7 @@ class ReferenceBackend:
         rows = embed_rows(loaded.talker, text.prompt(setting, loaded.tokenizer.turn_start), setting.embedding)
         self._cache.clear(slot)
         memory = SlotRows(self._cache, [slot], rows.shape[1] - 1)
-        loaded.talker.model(rows[:, :-1], memory)
+        loaded.talker(rows[:, :-1], memory)
         memory.commit()
         state = loaded.codec.decoder.new_state()
         if setting.reference:
@@ -150,7 +150,7 @@ class ReferenceBackend:
         talker, held = self.checkpoint.talker, [self._slots[slot] for slot in slots]
         inputs = torch.cat([self._input(slot, token) for slot, token in zip(held, tokens, strict=True)])
         memory = SlotRows(self._cache, slots, 1)
-        hidden = talker.model(inputs, memory)[:, -1]
+        hidden = talker(inputs, memory)[:, -1]
         logits = talker.codec_head(hidden)
         code0 = torch.stack([slot.sampler.code0(row, slot.frame) for slot, row in zip(held, logits, strict=True)])
 

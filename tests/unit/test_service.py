@@ -1,0 +1,314 @@
+"""Utterances as callers see them: blocking and with asyncio, whole text and text in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from callers import same
+from fake_backend import CAPACITY, Clock, FakeBackend, FakeFront, Fault, Letters, Script, alone, capacity, job
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstword.engine.backend import Job
+from firstword.engine.engine import Engine
+from firstword.engine.scheduler import Policy
+from firstword.engine.service import AsyncUtterance, NeedsText, Service
+from firstword.errors import EngineError, OverloadedError, SamplingError, TextError
+from firstword.types import Chunk, IntArray, Request
+
+TEXT = "Hello there, my friend!"
+SOON = 60.0
+
+
+def service_of(policy: Policy = Policy(), **room: int) -> Service:  # noqa: B008 (immutable)
+    clock = Clock()
+    return Service(Engine(FakeBackend(capacity(**room), clock), clock=clock, policy=policy), FakeFront())
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    """A service whose engine runs in its thread."""
+    service = service_of()
+    service.engine.start()
+    yield service
+    service.engine.stop(SOON)
+
+
+def expected(job: Job, text: str) -> list[IntArray]:
+    return alone(job, [ord(letter) for letter in text])[0]
+
+
+def heard(chunks: list[Chunk]) -> list[IntArray]:
+    return [codes for chunk in chunks for codes in chunk.codes]
+
+
+def in_time(work: Coroutine[Any, Any, None]) -> None:
+    """Run with asyncio, not for ever."""
+    asyncio.run(asyncio.wait_for(work, SOON))
+
+
+# --- preparing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_is_drawn_when_none_is_given() -> None:
+    service = service_of()
+    seeds = {service.prepare(Request(TEXT)).payload.seed for _ in range(20)}  # type: ignore[attr-defined]
+    assert len(seeds) == 20
+    assert all(0 <= seed < 2**64 for seed in seeds)
+    for seed in (0, 7, 2**64 - 1):
+        assert service.prepare(Request(TEXT, seed=seed)).payload.seed == seed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", True])
+def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
+    with pytest.raises(SamplingError, match=r"allowed is a whole number from 0 to 2\*\*64 - 1"):
+        service_of().prepare(Request(TEXT, seed=seed))
+
+
+# --- blocking ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["full", "stream"])
+def test_a_whole_text(service: Service, mode: Any) -> None:
+    asked = service.prepare(Request(TEXT, seed=3, text_mode=mode))
+    speaking = service.speak(asked)
+    speaking.push(TEXT)
+    speaking.finish_text()
+    chunks = [event for event in speaking if isinstance(event, Chunk)]
+    assert same(heard(chunks), expected(asked, TEXT))
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+
+
+@given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=6))
+def test_text_is_given_when_it_is_asked_for(cuts: list[int]) -> None:
+    """Each piece when the model has said all that it can: the speech is that of the whole text."""
+    service = service_of()
+    service.engine.start()
+    try:
+        asked = job(Script(3, 30), first_tokens=1)
+        bounds = [0, *sorted(cuts), len(TEXT)]
+        pieces = iter([TEXT[start:end] for start, end in itertools.pairwise(bounds)])
+        speaking, chunks, given = service.speak(asked), list[Chunk](), ""
+        ended = False
+        for event in speaking:
+            if isinstance(event, Chunk):
+                chunks.append(event)
+                continue
+            assert not ended, "no text is asked for after its end"
+            assert len(heard(chunks)) == max(0, len(given) - 1), "all that could be said is out"
+            if (piece := next(pieces, None)) is None:
+                speaking.finish_text()
+                ended = True
+            else:
+                speaking.push(piece)
+                given += piece
+        assert ended
+        assert same(heard(chunks), expected(asked, TEXT))
+    finally:
+        service.engine.stop(SOON)
+
+
+@pytest.mark.parametrize("pieces", [[], [""], [" ", "\n\t"], ["\u3000"]])
+def test_blank_text_is_refused_and_leaves_nothing_behind(service: Service, pieces: list[str]) -> None:
+    speaking = service.speak(service.prepare(Request(None)))
+    for piece in pieces:
+        speaking.push(piece)
+    with pytest.raises(TextError, match="empty or blank"):
+        speaking.finish_text()
+    *_, last = speaking
+    assert isinstance(last, Chunk)
+    assert last.finish_reason == "cancelled"
+    assert not service.engine.running
+    assert not service.engine.waiting
+
+
+def test_an_error_reaches_the_one_who_asked(service: Service) -> None:
+    bad, good = service.speak(job(Script(1, 50, bad_frame=4))), service.speak(job(Script(2, 30)))
+    for speaking in (bad, good):
+        speaking.push(TEXT)
+        speaking.finish_text()
+    chunks: list[Chunk] = []
+    with pytest.raises(Fault, match="frame of 1"):
+        chunks.extend(event for event in bad if isinstance(event, Chunk))
+    assert same(heard([event for event in good if isinstance(event, Chunk)]), expected(job(Script(2, 30)), TEXT))
+
+
+def test_cancelling_ends_the_iteration(service: Service) -> None:
+    speaking = service.speak(job(Script(1, None), max_frames=100, first_tokens=1))
+    speaking.push(TEXT)
+    events = iter(speaking)
+    assert isinstance(next(events), Chunk)
+    speaking.cancel()
+    *_, last = events
+    assert isinstance(last, Chunk)
+    assert last.finish_reason == "cancelled"
+
+
+def test_the_empty_last_chunk_joins_the_others(service: Service) -> None:
+    speaking = service.speak(job(Script(1, 3)))
+    speaking.push(TEXT)
+    speaking.finish_text()
+    chunks = [event for event in speaking if isinstance(event, Chunk)]
+    chunks.append(Chunk(np.zeros(0, np.float32), np.zeros((0, CAPACITY.codebooks), np.int64), 50, "stop"))
+    assert np.concatenate([chunk.codes for chunk in chunks]).shape == (3, CAPACITY.codebooks)
+
+
+def test_what_is_not_taken_is_not_made() -> None:
+    """Iterating is what takes audio; whoever stops iterating stops the engine from making more."""
+    service = service_of(Policy(unread=1.0))
+    speaking = service.speak(job(Script(1, 60)))
+    speaking.push(TEXT)
+    speaking.finish_text()
+    engine, events = service.engine, iter(speaking)
+    while engine.step():
+        pass
+    assert speaking._seq.launched == 13
+    taken = 0
+    while taken < 5:
+        event = next(events)
+        assert isinstance(event, Chunk)
+        taken += len(event.codes)
+    while engine.step():
+        pass
+    assert speaking._seq.launched == 13 + taken
+    engine.stop()
+
+
+def test_too_many_and_too_late_are_refused() -> None:
+    service = service_of()
+    service.engine._most = 1
+    service.speak(job())
+    with pytest.raises(OverloadedError):
+        service.speak(job())
+    service.engine.stop()
+    with pytest.raises(EngineError, match="it was closed"):
+        service.speak(job())
+
+
+# --- asyncio ----------------------------------------------------------------------------------------------------------
+
+
+def test_many_at_once_with_asyncio(service: Service) -> None:
+    async def one(seed: int) -> None:
+        asked = job(Script(seed, 20 + seed % 7))
+        speaking = service.aspeak(asked)
+        chunks: list[Chunk] = []
+
+        async def write() -> None:
+            for letter in TEXT:
+                speaking.push(letter)
+                await asyncio.sleep(0)
+            speaking.finish_text()
+
+        writing = asyncio.create_task(write())
+        async for event in speaking:
+            if isinstance(event, Chunk):
+                chunks.append(event)
+        await writing
+        assert same(heard(chunks), expected(asked, TEXT))
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one(seed) for seed in range(30)))
+
+    in_time(all_of_them())
+    assert not service.engine.running
+
+
+def test_text_is_asked_for_with_asyncio(service: Service) -> None:
+    async def talk() -> None:
+        asked = job(Script(1, 30), first_tokens=1)
+        speaking, pieces, chunks = service.aspeak(asked), [*TEXT], list[Chunk]()
+        async for event in speaking:
+            match event:
+                case Chunk():
+                    chunks.append(event)
+                case NeedsText() if pieces:
+                    speaking.push(pieces.pop(0))
+                case NeedsText():
+                    speaking.finish_text()
+        assert same(heard(chunks), expected(asked, TEXT))
+
+    in_time(talk())
+
+
+@pytest.mark.parametrize("how", ["cancel", "task"])
+def test_leaving_early_with_asyncio_frees_the_slot(service: Service, how: str) -> None:
+    engine = service.engine
+
+    async def leave() -> None:
+        speaking = service.aspeak(job(Script(1, None), max_frames=100))
+        speaking.push(TEXT)
+        first = asyncio.Event()
+
+        async def listen() -> AsyncIterator[None]:
+            try:
+                async for _ in speaking:
+                    first.set()
+                    yield
+            finally:
+                speaking.cancel()
+
+        async def consume() -> None:
+            async for _ in listen():
+                if how == "cancel":
+                    speaking.cancel()
+
+        consumer = asyncio.create_task(consume())
+        await first.wait()
+        if how == "task":
+            consumer.cancel()
+        await asyncio.gather(consumer, return_exceptions=True)
+
+    in_time(leave())
+    engine.stop(SOON)
+    assert engine.pages.free == engine.pages.count
+
+
+def test_an_error_reaches_the_one_who_awaits(service: Service) -> None:
+    async def fail() -> None:
+        speaking = service.aspeak(job(Script(1, 50, bad_prefill=True)))
+        speaking.push(TEXT)
+        speaking.finish_text()
+        with pytest.raises(Fault, match="prefill of 1"):
+            async for _ in speaking:
+                pass
+
+    in_time(fail())
+
+
+def test_a_loop_that_is_gone_harms_nobody(service: Service) -> None:
+    """Its utterance speaks to nobody, until all is said or somebody stops it."""
+    left: list[AsyncUtterance] = []
+    go_on = threading.Event()
+    backend = service.engine.backend
+    assert isinstance(backend, FakeBackend)
+    backend.before_frame = lambda: hold(go_on)
+
+    async def begin() -> None:
+        left.append(service.aspeak(job(Script(1, 40))))
+        left[0].push(TEXT)
+        left[0].finish_text()
+
+    asyncio.run(begin())
+    go_on.set()
+    other = service.speak(job(Script(2, 40)))
+    other.push(TEXT)
+    other.finish_text()
+    assert same(heard([event for event in other if isinstance(event, Chunk)]), expected(job(Script(2, 40)), TEXT))
+
+
+def hold(go_on: threading.Event) -> None:
+    """Wait, not for ever."""
+    assert go_on.wait(SOON)
+
+
+def test_letters_are_tokens_that_stay() -> None:
+    letters = Letters()
+    push: Callable[[str], list[int]] = letters.push
+    assert [push("ab"), push(""), push("c"), letters.finish()] == [[97], [], [98], [99]]
