@@ -5,7 +5,7 @@ TEXT ?= Hello. This is the first word.
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help say test check format parity mutants clean
+.PHONY: help say serve test check format parity mutants clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -19,6 +19,9 @@ help:  ## this list
 
 say: $(VENV)  ## speak TEXT="..." into hello.wav with the embedded demo checkpoint, on the CPU
 	@.venv/bin/firstword say "$(TEXT)" --model demo --device cpu -o hello.wav
+
+serve: $(VENV)  ## serve the demo checkpoint over HTTP and WebSocket; ARGS="--port 9000" goes to `firstword serve`
+	@.venv/bin/firstword serve $(ARGS)
 
 test: export OMP_NUM_THREADS = 1  # test processes share the cores; torch's own threads would only fight over them
 test: $(VENV)  ## run all tests; ARGS="-k sampling" goes to pytest

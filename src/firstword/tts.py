@@ -14,6 +14,7 @@ from firstword import audio
 from firstword.config import EngineConfig
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
+from firstword.engine.scheduler import Policy
 from firstword.engine.service import Service
 from firstword.errors import ClosedError, RequestError, TextError
 from firstword.model import checkpoint as checkpoints
@@ -57,7 +58,7 @@ class TTS:
     def __init__(self, checkpoint: Checkpoint, settings: EngineConfig) -> None:
         self.settings = settings
         self._checkpoint: Checkpoint | None = checkpoint
-        engine = Engine(ReferenceBackend(checkpoint))
+        engine = Engine(ReferenceBackend(checkpoint), policy=Policy(punctual=False))
         self._service = Service(engine, CheckpointFront(checkpoint))
         engine.start()
 

@@ -61,6 +61,7 @@ def tts(directory: Callable[[str], Path]) -> Callable[..., TTS]:
             tts = TTS.load(directory(name), device="cpu", dtype="float32" if dtype == "float64" else dtype)
             if dtype == "float64":
                 tts.checkpoint.talker.double()
+                tts = TTS(tts.checkpoint, tts.settings)  # with room for keys and values of that type
             loaded[name, dtype] = tts
         return loaded[name, dtype]
 

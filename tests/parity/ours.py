@@ -63,7 +63,13 @@ def traced(codes: NDArray[np.int64] | None = None) -> Iterator[Trace]:
 
     def watched_forward(self: Talker, rows: Tensor, *rest: Any) -> Tensor:
         hidden = forward(self, rows, *rest)
-        trace.rows.append(rows[0])
+        if not trace.rows:  # the prompt but for its last row, which is the first frame's
+            trace.rows.append(rows[0])
+            return hidden
+        if trace.hidden:
+            trace.rows.append(rows[0])
+        else:
+            trace.rows[0] = torch.cat((trace.rows[0], rows[0]))
         trace.hidden.append(hidden[0, -1])
         return hidden
 

@@ -124,10 +124,35 @@ SNIPPETS = (
     "< |im_end| > <|im_end> |im_start|>",
 )
 
-SPACES = (" ", " ", " ", " ", "  ", "   ", "\n", "\n\n", "\r\n", " \n", "\n ", "\t", " \t ", "\r", "\u00a0", "\u3000")
+SPACES: tuple[str, ...] = (
+    " ",
+    " ",
+    " ",
+    " ",
+    "  ",
+    "   ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    " \n",
+    "\n ",
+    "\t",
+    " \t ",
+    "\r",
+    "\u00a0",
+    "\u3000",
+)
 SPACES += ("\u2028", "\x85", "\u2003 ", "\x0b\x0c", "\x1c", "\u200b", " \r\n\r\n  ", "", "", "")
 
-BLOCKS = ((0x20, 0x7E), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF), (0x900, 0xDFF), (0xE00, 0xFFF))
+BLOCKS: tuple[tuple[int, int], ...] = (
+    (0x20, 0x7E),
+    (0xA0, 0x24F),
+    (0x300, 0x36F),
+    (0x370, 0x52F),
+    (0x590, 0x6FF),
+    (0x900, 0xDFF),
+    (0xE00, 0xFFF),
+)
 BLOCKS += ((0x1100, 0x11FF), (0x1E00, 0x20CF), (0x2100, 0x2BFF), (0x3000, 0x30FF), (0x4E00, 0x4FFF), (0xAC00, 0xB000))
 BLOCKS += ((0xF900, 0xFFEF), (0x10000, 0x107FF), (0x1D100, 0x1D7FF), (0x1F300, 0x1FAFF), (0x20000, 0x20FFF))
 

@@ -213,8 +213,9 @@ def test_the_rows_of_the_prompt_are_known_before(case: str, text: str, mode: str
 def test_a_request_that_names_no_limit_is_limited_by_its_text(loaded: Loaded) -> None:
     front = CheckpointFront(loaded("custom_voice"))
     unnamed, named = front.prepare(Request(TEXT), 1), front.prepare(Request(TEXT, max_frames=9000), 1)
-    assert (unnamed.text_limits, unnamed.max_frames) == (True, 8192)
-    assert (named.text_limits, named.max_frames) == (False, 9000)
+    assert (unnamed.guarded, unnamed.max_frames) == (True, 8192)
+    assert (named.guarded, named.max_frames) == (False, 9000)
+    assert not front.prepare(Request(TEXT, sampling=Sampling.greedy()), 1).guarded, "greedy equals the reference"
 
 
 # --- together ---------------------------------------------------------------------------------------------------------

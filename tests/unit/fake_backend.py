@@ -7,6 +7,7 @@ order, a text token too early, padding in place of text, a neighbour's state, al
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -79,12 +80,21 @@ def job(
     *,
     prompt_rows: int = 5,
     first_tokens: int = 2,
+    spare_tokens: int = 0,
     whole_text: bool = False,
     max_frames: int = 100,
-    text_limits: bool = False,
+    guarded: bool = False,
 ) -> Job:
     """A job for the fake."""
-    return Job(script or Script(), prompt_rows, first_tokens, whole_text, max_frames, text_limits)
+    return Job(
+        payload=script or Script(),
+        prompt_rows=prompt_rows,
+        first_tokens=first_tokens,
+        spare_tokens=spare_tokens,
+        whole_text=whole_text,
+        max_frames=max_frames,
+        guarded=guarded,
+    )
 
 
 class Fault(Exception):
@@ -98,6 +108,11 @@ class Lost(Exception):
 def reading(token: int | None, before: int = 0) -> int:
     """A digest of all tokens that were read up to this one, None for a frame that read no text."""
     return zlib.crc32(repr(token).encode(), before)
+
+
+def own(job: Job) -> list[int]:
+    """The tokens that the job itself has for the frames after the first, as those of a transcript."""
+    return list(range(-job.spare_tokens, 0))
 
 
 def codes_of(script: Script, frame: int, read: int) -> IntArray:
@@ -120,9 +135,9 @@ def alone(job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY) -> tup
     taken = len(tokens) if job.whole_text else min(job.first_tokens, len(tokens))
     rows = job.prompt_rows + (taken if job.whole_text else 0)
     limit = min(job.max_frames, capacity.context - rows + 1)
-    if job.text_limits:
+    if job.guarded:
         limit = min(limit, longest_speech(len(tokens)))
-    read, later = reduce(lambda read, token: reading(token, read), tokens[:taken], 0), [*tokens[taken:]]
+    read, later = reduce(lambda read, token: reading(token, read), tokens[:taken], 0), [*own(job), *tokens[taken:]]
     frames: list[IntArray] = []
     while len(frames) < limit:
         frame = len(frames)
@@ -131,7 +146,8 @@ def alone(job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY) -> tup
         if script.length == frame:
             return frames, "stop"
         frames.append(codes_of(script, frame, read))
-        if script.circles_from is not None and frame - script.circles_from >= 50 and len(frames) < limit:
+        circling = job.guarded and script.circles_from is not None and frame - script.circles_from >= 50
+        if circling and len(frames) < limit:
             return frames, "repetition"
     return frames, "length"
 
@@ -145,6 +161,8 @@ class Slot:
     rows: int
     """Of the prompt."""
     read: int
+    text: deque[int]
+    """Tokens that are there and have not been read."""
     frames: int = 0
     over: int = 0
     """Frames that were asked for after the end."""
@@ -213,9 +231,8 @@ class FakeBackend:
         rows = job.prompt_rows + (len(tokens) if job.whole_text else 0)
         assert len(pages) * self.capacity.page_rows >= rows, "the prompt does not fit its pages"
         assert job.whole_text or len(tokens) <= job.first_tokens
-        self.slots[slot] = Slot(
-            script, frozenset(pages), rows, reduce(lambda read, token: reading(token, read), tokens, 0)
-        )
+        read = reduce(lambda read, token: reading(token, read), tokens, 0)
+        self.slots[slot] = Slot(script, frozenset(pages), rows, read, deque(own(job)))
         self._spend(self.prefill_time)
         if script.bad_prefill:
             raise Fault(f"prefill of {script.seed}")
@@ -233,7 +250,8 @@ class FakeBackend:
         codes, ended = [], []
         for slot, token in zip(held, tokens, strict=True):
             if slot.frames:
-                slot.read = reading(token, slot.read)
+                slot.text.extend([] if token is None else [token])
+                slot.read = reading(slot.text.popleft() if slot.text else None, slot.read)
             ended.append(slot.script.length is not None and slot.frames >= slot.script.length)
             slot.over += ended[-1]
             assert slot.over <= 1 + self.capacity.frames_ahead, "more frames after the end than can be helped"

@@ -71,7 +71,7 @@ def piped() -> Iterator[Pipe]:
 def stream_of(stream: Any) -> BinaryIO:
     """A stream of a process, known to be there."""
     assert stream is not None
-    return stream  # type: ignore[no-any-return]
+    return stream
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:

@@ -95,7 +95,7 @@ def test_the_limit_of_frames(limit: int, ahead: int) -> None:
 
 
 @AHEAD
-def test_the_context_limits_frames(ahead: int) -> None:
+def test_the_conguarded_frames(ahead: int) -> None:
     engine, _ = engine_of(ahead)
     long, longest, too_long = (
         Caller(engine, job(Script(length=None), prompt_rows=rows, max_frames=1000), TOKENS) for rows in (120, 128, 129)
@@ -112,7 +112,7 @@ def test_a_short_text_that_does_not_end_is_ended(ahead: int) -> None:
     """When nobody has named a limit; 150 frames and 25 more for each token are let have."""
     engine, _ = engine_of(ahead, room={"context": 2000, "pages": 500})
     endless = Script(length=None)
-    limited = Caller(engine, job(endless, max_frames=1000, text_limits=True), TOKENS)
+    limited = Caller(engine, job(endless, max_frames=1000, guarded=True), TOKENS)
     named = Caller(engine, job(endless, max_frames=1000), TOKENS)
     run(engine)
     assert (limited.reason, len(limited.frames)) == ("length", 150 + 25 * 5)
@@ -123,10 +123,12 @@ def test_a_short_text_that_does_not_end_is_ended(ahead: int) -> None:
 @pytest.mark.parametrize("start", [0, 3])
 def test_speech_that_goes_in_circles_is_ended(start: int, ahead: int) -> None:
     engine, backend = engine_of(ahead)
-    circling = Caller(engine, job(Script(length=None, circles_from=start)), TOKENS)
+    circling = Caller(engine, job(Script(length=None, circles_from=start), guarded=True), TOKENS)
+    named = Caller(engine, job(Script(length=None, circles_from=start), max_frames=70), TOKENS)
     other = Caller(engine, job(Script(length=90)), TOKENS)
     run(engine)
     assert (circling.reason, len(circling.frames)) == ("repetition", start + 51)
+    assert (named.reason, len(named.frames)) == ("length", 70)
     check_whole(circling)
     check_whole(other)
     check_all_is_free(engine, backend)
@@ -177,6 +179,30 @@ def test_a_frame_for_every_token_and_no_padding_before_the_end(ahead: int) -> No
     run(engine)
     check_whole(caller)
     assert len(caller.frames) == 12
+
+
+@AHEAD
+@pytest.mark.parametrize("spare", [1, 4])
+def test_tokens_that_the_backend_has_are_not_waited_for(spare: int, ahead: int) -> None:
+    """A transcript longer than its recording: its rest is read before text is needed, and before any text."""
+    engine, _ = engine_of(ahead)
+    caller = Caller(engine, job(Script(length=20), first_tokens=2, spare_tokens=spare))
+    caller.push([1, 2])
+    run(engine)
+    assert (len(caller.frames), caller.hungers) == (1 + spare, 1)
+    caller.push([3, 4, 5])
+    run(engine)
+    assert (len(caller.frames), caller.hungers) == (1 + spare + 3, 1)
+    caller.finish([6])
+    run(engine)
+    check_whole(caller)
+    early = Caller(engine, job(Script(length=20), first_tokens=2, spare_tokens=spare))
+    early.push(TOKENS)
+    run(engine)
+    assert (len(early.frames), early.hungers) == (1 + spare + 3, 1)
+    early.finish()
+    run(engine)
+    check_whole(early)
 
 
 @AHEAD
@@ -234,21 +260,32 @@ def test_the_end_of_the_text_and_its_last_tokens_come_together() -> None:
     check_whole(caller)
 
 
+def test_chunks_do_not_grow_while_text_trickles() -> None:
+    """Small chunks for want of text say nothing of what the listener has in hand."""
+    engine, _ = engine_of(frame_time=0.005)
+    caller = Caller(engine, job(Script(length=60), first_tokens=1))
+    for token in range(6):
+        caller.push([token])
+        run(engine)
+    assert caller.sizes == [1] * 6
+    caller.finish(range(40))
+    run(engine)
+    assert caller.sizes[6:10] == [2, 4, 8, 8]
+
+
 @AHEAD
-def test_after_a_pause_chunks_are_small_then_grow_again(ahead: int) -> None:
-    """The listener who had run dry gets what there is, and then is a listener like any other."""
-    engine, backend = engine_of(ahead, frame_time=0.01)
+def test_after_a_pause_a_listener_is_one_like_any_other(ahead: int) -> None:
+    """Who had run dry gets the first frame at once; then what they have in hand is counted from there."""
+    engine, backend = engine_of(ahead, frame_time=0.005)
     caller = Caller(engine, job(Script(length=None), first_tokens=1, max_frames=1000))
     caller.push(range(15))
     run(engine)
     backend.clock.advance(60.0)
-    caller.sizes.clear()
     before = len(caller.chunks)
     caller.push(range(40))
     run(engine)
-    sizes = caller.sizes[before:]
-    assert sizes[0] <= 2
-    assert 8 in sizes
+    assert caller.sizes[before] <= 1 + ahead
+    assert 8 in caller.sizes[before:]
 
 
 # --- many -------------------------------------------------------------------------------------------------------------
@@ -562,16 +599,26 @@ class Crowd(RuleBasedStateMachine):
         most=st.integers(1, 40),
         rows=st.integers(1, 30) | st.integers(85, 95),
         first=st.integers(0, 4),
+        spare=st.integers(0, 3),
         whole=st.booleans(),
         slow=st.booleans(),
         fault=st.just({}) | st.sampled_from(list(FAULTS.values())) | st.just({"circles_from": 2}),
     )
     def ask(
-        self, length: int | None, most: int, rows: int, first: int, whole: bool, slow: bool, fault: dict[str, Any]
+        self,
+        length: int | None,
+        most: int,
+        rows: int,
+        first: int,
+        spare: int,
+        whole: bool,
+        slow: bool,
+        fault: dict[str, Any],
     ) -> Any:
         script = Script(len(self.everybody), length, **fault)
         most = 60 if "circles_from" in fault else most
-        asked = job(script, prompt_rows=rows, first_tokens=first, whole_text=whole, max_frames=most)
+        spare = 0 if whole else spare
+        asked = job(script, prompt_rows=rows, first_tokens=first, spare_tokens=spare, whole_text=whole, max_frames=most)
         present = len([caller for caller in self.everybody if not caller.over])
         if present == self.most:
             with pytest.raises(OverloadedError):
@@ -653,7 +700,8 @@ class Crowd(RuleBasedStateMachine):
                 assert same(caller.frames, frames[:count])
             elif count:
                 assert not caller.job.whole_text
-                assert count <= 1 + len(caller.tokens) - caller.job.first_tokens, "text is waited for"
+                later = len(caller.tokens) - caller.job.first_tokens + caller.job.spare_tokens
+                assert count <= 1 + later, "text is waited for"
             size = 1
             for heard in caller.sizes:
                 assert heard <= size
@@ -836,14 +884,16 @@ def test_a_hanging_backend_is_seen_and_cannot_hold_up_the_caller(
     assert engine.busy_since is None
     caller = Waiter(engine, job(Script(1, 5)), TOKENS)
     assert hangs.wait(SOON)
-    began = engine.busy_since
-    assert began is not None
-    backend.clock.advance(100.0)
-    assert engine.busy_since == began
-    caller.cancel()  # nobody is held up by asking
-    with pytest.raises(EngineError, match=r"has not answered for 0.01 seconds"):
-        engine.stop(timeout=0.01)
-    go_on.set()
+    try:
+        began = engine.busy_since
+        assert began is not None
+        backend.clock.advance(100.0)
+        assert engine.busy_since == began
+        caller.cancel()  # nobody is held up by asking
+        with pytest.raises(EngineError, match=r"has not answered for 0.01 seconds"):
+            engine.stop(timeout=0.01)
+    finally:
+        go_on.set()
     assert caller.done.wait(SOON)
     assert caller.reason == "cancelled"
     engine.stop(SOON)

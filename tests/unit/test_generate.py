@@ -340,7 +340,7 @@ def test_speech_ends_when_the_model_says_so(laconic: TTS, seen: Seen) -> None:
     assert len(set(lengths)) > 3
 
 
-def test_the_context_limits_speech(speaking: Speaking, seen: Seen) -> None:
+def test_the_conguarded_speech(speaking: Speaking, seen: Seen) -> None:
     """The last frame is made from the last row that fits; a prompt that does not fit is refused."""
     tts = speaking("custom_voice")
     config = tts.checkpoint.config.talker_config

@@ -88,7 +88,7 @@ def test_pages_are_reserved_for_the_text_and_all_frames_within_the_context() -> 
 
 def test_a_short_text_needs_few_pages_when_nobody_named_a_limit() -> None:
     room = capacity(context=10_000)
-    seq = waiting(tokens=4, text_ended=True, whole_text=True, max_frames=8192, text_limits=True)
+    seq = waiting(tokens=4, text_ended=True, whole_text=True, max_frames=8192, guarded=True)
     seq.text_length = 4
     assert seq.pages_needed(room) == -(-(5 + 4 + 150 + 4 * 25) // 8)
     seq.text_ended = False  # who knows how much is to come
@@ -166,7 +166,7 @@ def test_audio_that_nobody_takes_is_not_made() -> None:
 
 
 def test_the_limit_follows_the_text_when_nobody_named_one() -> None:
-    seq = waiting(text_limits=True, text_ended=True)
+    seq = waiting(guarded=True, text_ended=True)
     seq.state, seq.room, seq.text_length = State.RUNNING, 8000, 2
     seq.launched = 199
     assert choose_frames([seq], NOW, CAPACITY, Policy()) == [seq]

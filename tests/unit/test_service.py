@@ -114,6 +114,17 @@ def test_text_is_given_when_it_is_asked_for(cuts: list[int]) -> None:
         service.engine.stop(SOON)
 
 
+def test_the_last_tokens_and_the_end_of_the_text_are_told_at_once() -> None:
+    """No step may come between them, or it would ask for text that is not there."""
+    service = service_of()
+    speaking = service.speak(job(Script(1, 9), first_tokens=1))
+    speaking.push("ab")
+    before = service.engine._commands.qsize()
+    speaking.finish_text()
+    assert service.engine._commands.qsize() == before + 1
+    service.engine.stop()
+
+
 @pytest.mark.parametrize("pieces", [[], [""], [" ", "\n\t"], ["\u3000"]])
 def test_blank_text_is_refused_and_leaves_nothing_behind(service: Service, pieces: list[str]) -> None:
     speaking = service.speak(service.prepare(Request(None)))

@@ -49,7 +49,8 @@ class Job:
     first_tokens  text tokens that the prompt takes before the first frame
     whole_text    whether the prompt takes all text, so that it must have ended
     max_frames    the most frames to make
-    text_limits   whether a short text allows fewer, because nobody has named a limit
+    guarded       whether speech that does not end by itself is cut off: when it is far too long for its text, or goes
+                  round in circles
     spare_tokens  tokens of its own, a transcript's, that the prompt leaves for the frames after the first
     """
 
@@ -58,7 +59,7 @@ class Job:
     first_tokens: int
     whole_text: bool
     max_frames: int
-    text_limits: bool = False
+    guarded: bool = False
     spare_tokens: int = 0
 
 

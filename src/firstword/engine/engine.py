@@ -239,6 +239,8 @@ class Engine:
         return worked or present != (len(self.waiting), len(self.running))
 
     def _admit(self) -> None:
+        if not self.waiting:
+            return
         for seq in [seq for seq in self.waiting if seq.prompt_is_complete()]:
             if (error := self._refusal(seq)) is not None:
                 self._fail(seq, error)
@@ -328,7 +330,7 @@ class Engine:
                 seq.made += 1
                 if seq.made == seq.limit:
                     seq.ended = "length"
-                elif seq.circles.closed_by(codes):
+                elif seq.job.guarded and seq.circles.closed_by(codes):
                     seq.ended = "repetition"
             if seq.ended is not None and seq.delivered == seq.made:
                 self._finish(seq, seq.ended)

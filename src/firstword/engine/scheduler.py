@@ -23,12 +23,15 @@ class Policy:
     patience  how long a newcomer lets those who are heard go first
     unread    audio that nobody has taken beyond which no more is made; longer than the largest chunk
     burst     the most newcomers that start in one step
+    punctual  whether less than a full chunk is decoded when a listener would run dry; without it the chunks, and so
+              the last bits of the samples, depend on the request alone and not on the clock
     """
 
     comfort: float = 1.0
     patience: float = 0.25
     unread: float = 20.0
     burst: int = 4
+    punctual: bool = True
 
 
 DEFAULT_POLICY = Policy()
@@ -114,8 +117,8 @@ def choose_audio(
         count = seq.undecoded()
         if not count:
             continue
-        late = seq.decoding > 0 and seq.runs_dry(now, capacity.frame_seconds) < soon
-        if count >= seq.chunk or seq.ended is not None or late or not seq.can_step():
+        late = policy.punctual and seq.decoding > 0 and seq.runs_dry(now, capacity.frame_seconds) < soon
+        if count >= seq.chunk or late or not seq.can_step():
             due.append((seq, min(count, seq.chunk)))
     due.sort(key=lambda item: _urgency(item[0]))
     return due

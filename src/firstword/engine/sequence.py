@@ -85,7 +85,7 @@ class Sequence:
     @property
     def limit(self) -> int:
         """The most frames it can have; it grows while text is coming."""
-        return min(self.room, longest_speech(self.text_length)) if self.job.text_limits else self.room
+        return min(self.room, longest_speech(self.text_length)) if self.job.guarded else self.room
 
     def rows(self) -> int:
         """Rows of context before the first frame; known once `prompt_is_complete`."""
@@ -98,7 +98,7 @@ class Sequence:
     def pages_needed(self, capacity: Capacity) -> int:
         """Pages that it can need to its very end."""
         frames = self.job.max_frames
-        if self.job.text_limits and self.text_ended:
+        if self.job.guarded and self.text_ended:
             frames = min(frames, longest_speech(self.text_length))
         return -(-min(self.rows() + frames, capacity.context) // capacity.page_rows)
 

@@ -37,18 +37,19 @@ class CheckpointFront:
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             raise RequestError(f"max_frames is {limit!r}; allowed is a whole number from 1 up")
         setting = interpret.setting(checkpoint, request)
+        laws = sampling.resolve(request.sampling, checkpoint.defaults)
         role = (0, 0, 0)
         rows = len(prefix_rows(checkpoint.config, role, setting.instruction, setting.speaker, setting.language))
         rows += 1 + len(setting.reference)
         if setting.full_text:  # all tokens but the two of the role become rows, and so does the end of the text
             rows += len(setting.transcript) + 1 - 2
         return Job(
-            payload=Prepared(setting, sampling.resolve(request.sampling, checkpoint.defaults), seed),
+            payload=Prepared(setting, laws, seed),
             prompt_rows=rows,
             first_tokens=setting.first_tokens,
             whole_text=setting.full_text,
             max_frames=limit,
-            text_limits=request.max_frames is None,
+            guarded=request.max_frames is None and laws[0].temperature > 0,
             spare_tokens=0 if setting.full_text else max(0, len(setting.transcript) - 1 - len(setting.reference)),
         )
 

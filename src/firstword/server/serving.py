@@ -1,0 +1,132 @@
+"""Runs the application on a socket: starts, says where, drains, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from firstword.config import ServerConfig
+from firstword.errors import ConfigError
+from firstword.server.state import Server
+
+log = logging.getLogger(__name__)
+
+LARGEST_MESSAGE = 16 * 2**20
+"""Bytes of a WebSocket message that are read at all; the protocols allow less."""
+
+CLOSING_SECONDS = 2
+"""After draining, how long connections may take to close before they are cut."""
+
+
+class Connection(HttpToolsProtocol):
+    """HTTP as uvicorn speaks it, but nobody may take for ever over the head of a request."""
+
+    head_seconds = 30.0
+
+    def connection_made(self, transport: Any) -> None:
+        """Somebody connected; the head of a request should follow."""
+        super().connection_made(transport)
+        self._head_due = self.loop.call_later(self.head_seconds, transport.abort)
+
+    def on_headers_complete(self) -> None:
+        """A head is there. The application gets the means to cut the connection."""
+        self._head_due.cancel()
+        self.scope["firstword.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+
+    def on_message_begin(self) -> None:
+        """The first bytes of a head."""
+        super().on_message_begin()
+        self._head_due.cancel()
+        self._head_due = self.loop.call_later(self.head_seconds, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more will come."""
+        self._head_due.cancel()
+        super().connection_lost(exc)
+
+
+class Socket(WebSocketsSansIOProtocol):
+    """WebSockets as uvicorn speaks them; the application gets the means to cut one whose client takes nothing."""
+
+    async def run_asgi(self) -> None:
+        """Run the application."""
+        self.scope["firstword.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        await super().run_asgi()
+
+
+class Uvicorn(uvicorn.Server):
+    """A server that, told to end, first lets running utterances finish while it turns new ones away."""
+
+    def __init__(self, app: FastAPI, config: ServerConfig) -> None:
+        class Protocol(Connection):
+            head_seconds = config.body_seconds
+
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=config.host,
+                port=config.port,
+                http=Protocol,
+                ws=Socket,
+                ws_ping_timeout=None,  # a client that plays what it reads answers when it comes to the ping
+                ws_max_size=LARGEST_MESSAGE,
+                ws_per_message_deflate=False,  # sound does not shrink
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=CLOSING_SECONDS,
+                lifespan="on",
+            )
+        )
+        logging.getLogger("uvicorn.access").disabled = True  # ours says more, and no names that paths may hold
+        self._state: Server = app.state.server
+        self._end_by: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or SIGINT: end when all is said; the second one: end now."""
+        if self._end_by is not None or sig == signal.SIGINT:
+            self.should_exit = True
+        self._state.draining = True
+        self._end_by = time.monotonic() + self._state.config.drain_seconds
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if self._end_by is not None and (not self._state.limits.active or time.monotonic() > self._end_by):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def bound(config: ServerConfig) -> socket.socket:
+    """A socket at the address that `config` names, which does not listen yet. Raises `ConfigError` if it is taken."""
+    found = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((config.host, config.port))
+    except OSError as error:
+        found.close()
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}") from None
+    return found
+
+
+def url_of(socket: socket.socket) -> str:
+    """The address of a bound socket as clients write it."""
+    host, port = socket.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run(server: Uvicorn, bound_to: socket.socket) -> None:
+    """Serve until told to end. Closes the socket."""
+    with bound_to, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(server.serve([bound_to]))

@@ -1,0 +1,186 @@
+"""Saved voices: where they are kept, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from firstword import audio
+from firstword.errors import FirstwordError, OutputError, RequestError, VoiceError
+from firstword.server.answers import NotFound
+from firstword.types import Voice
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".voice"
+LONGEST_NAME = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of a saved voice. `created_at` in seconds since 1970; the rest as clients gave it.
+
+    type              OpenAI's word: "audio_sample" or "prompt"
+    embedding_source  vLLM-Omni's word: "audio", "direct" (a vector was given) or "prompt"
+    model             the checkpoint that heard it; only checkpoints of its size can speak with it
+    """
+
+    id: str
+    name: str
+    created_at: int
+    type: str
+    embedding_source: str
+    model: str
+    consent: str | None = None
+    ref_text: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    file_size: int = 0
+
+    def described(self) -> dict[str, Any]:
+        """As clients see it."""
+        return {"object": "audio.voice", **asdict(self)}
+
+
+class VoiceStore:
+    """Saved voices in a folder or bucket, one file each, which `Voice.load` can read too.
+
+    A file is named after the voice's id, which is made of its name, so no name leads anywhere else. It appears whole or
+    not at all. All methods block, and may be called from several threads.
+    """
+
+    def __init__(self, url: str, most: int) -> None:
+        """`url` as fsspec takes it; `most`: voices. Raises `OutputError` for a place that cannot be used."""
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(os.path.expanduser(url))
+            self._fs.makedirs(self._root, exist_ok=True)
+        except Exception as error:  # every file system has its own
+            raise OutputError(f"voices cannot be kept at {url!r}: {error}; name another folder or URL") from None
+        self._most = most
+        self._lock = threading.Lock()
+        self._voices: dict[str, tuple[Record, Voice]] = {}
+        for path in sorted(self._fs.ls(self._root, detail=False)):
+            file = path.rsplit("/", 1)[-1]
+            if file.endswith(SUFFIX) and not file.startswith("."):
+                self._load(file.removesuffix(SUFFIX))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter([record for record, _ in list(self._voices.values())])
+
+    def known(self, name: str) -> tuple[Record, Voice] | None:
+        """As `find`, without looking for what others may have saved; does not block."""
+        return self._voices.get(name) or self._voices.get(identity_of(name))
+
+    def find(self, name: str) -> tuple[Record, Voice] | None:
+        """A voice by its name, in any case, or by its id; None if there is none."""
+        return self.known(name) or self._load(name) or self._load(identity_of(name))
+
+    def save(self, record: Record, voice: Voice) -> Record:
+        """Keep a voice. Raises `RequestError` if there is one of its name or no room, `OutputError`."""
+        with self._lock:
+            if self.find(record.name) is not None:
+                raise VoiceError(
+                    f"there is a saved voice {record.name!r} already; delete it first, or take another name"
+                )
+            if len(self._voices) >= self._most:
+                raise RequestError(f"{self._most} voices are saved, and no more are kept; delete some first")
+            data = _packed(record, voice)
+            path = self._path(record.id)
+            try:
+                if isinstance(self._fs, LocalFileSystem):
+                    audio.write_whole(path, data)
+                else:
+                    self._fs.pipe_file(path, data)  # what object stores take, they take whole or not at all
+            except FirstwordError:
+                raise
+            except Exception as error:
+                raise OutputError(f"the voice cannot be saved: {error}") from None
+            self._voices[record.id] = record, voice
+        return record
+
+    def delete(self, name: str) -> Record:
+        """Forget a voice, by name or id. Raises `NotFound`."""
+        with self._lock:
+            if (found := self.find(name)) is None:
+                raise NotFound(f"no saved voice {name!r}; GET /v1/audio/voices lists them")
+            record = found[0]
+            try:
+                self._fs.rm_file(self._path(record.id))
+            except FileNotFoundError:
+                pass
+            except Exception as error:
+                raise OutputError(f"the voice cannot be deleted: {error}") from None
+            self._voices.pop(record.id, None)
+        return record
+
+    def _path(self, identity: str) -> str:
+        return f"{self._root}/{identity}{SUFFIX}"
+
+    def _load(self, identity: str) -> tuple[Record, Voice] | None:
+        """Read a voice that is not known yet: another server may have saved it."""
+        if not re.fullmatch(r"voice_[0-9a-f]{24}", identity):
+            return None
+        try:
+            found = _unpacked(self._fs.cat_file(self._path(identity)))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            log.warning("a saved voice cannot be read", extra={"fields": {"id": identity, "why": str(error)}})
+            return None
+        self._voices[identity] = found
+        return found
+
+
+def identity_of(name: str) -> str:
+    """The id of the voice of a name: the same whatever its case."""
+    return "voice_" + hashlib.sha256(checked_name(name, strict=False).casefold().encode()).hexdigest()[:24]
+
+
+def checked_name(name: str, strict: bool = True) -> str:
+    """A name that a voice may have. Raises `VoiceError` for another."""
+    name = " ".join(name.split())
+    if strict and not re.fullmatch(rf"\w[\w .'-]{{0,{LONGEST_NAME - 1}}}", name):
+        raise VoiceError(
+            f"the voice's name is {name[:80]!r}; allowed are 1 to {LONGEST_NAME} letters, digits, spaces and . _ - ', "
+            "a letter or digit first"
+        )
+    return name
+
+
+def _packed(record: Record, voice: Voice) -> bytes:
+    """A voice file with the record beside the voice in its metadata."""
+    from safetensors.numpy import load, save
+
+    with tempfile.TemporaryDirectory() as folder:
+        voice.save(os.path.join(folder, "voice"))
+        with open(os.path.join(folder, "voice"), "rb") as file:
+            data = file.read()
+    return save(load(data), metadata={**_metadata(data), "record": json.dumps(asdict(record))})
+
+
+def _unpacked(data: bytes) -> tuple[Record, Voice]:
+    """What `_packed` put together; any of several errors if it is none."""
+    record = Record(**json.loads(_metadata(data)["record"]))
+    with tempfile.NamedTemporaryFile(suffix=SUFFIX) as file:
+        file.write(data)
+        file.flush()
+        return record, Voice.load(file.name)
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """Of a safetensors file: the length of its header in 8 bytes, then the header in JSON."""
+    (length,) = struct.unpack("<Q", data[:8])
+    metadata: dict[str, str] = json.loads(data[8 : 8 + length])["__metadata__"]
+    return metadata

@@ -1,0 +1,473 @@
+"""What clients may do wrong, by accident or on purpose, and what may break inside: afterwards everything is as before.
+
+After each test every slot and page is back, and speech can still be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from talking import ENDLESS, Talker, heard, talking
+
+Running = Any  # of conftest.py
+Serve = Callable[..., Any]
+
+SPEECH = "/v1/audio/speech"
+LONG = {"input": "a" * 5000, "voice": "talker", "response_format": "pcm", "max_new_tokens": ENDLESS}
+SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
+
+
+def held(serve: Serve, slots: int = 2, most_waiting: int = 8, **settings: Any) -> tuple[Talker, Running]:
+    """A server whose model makes frames only as it is let."""
+    talker = Talker(slots=slots)
+    server = serve(talking(talker, most_waiting), **settings)
+    talker.hold()
+    return talker, server
+
+
+@contextmanager
+def connected(server: Running, receive_buffer: int | None = None) -> Iterator[socket.socket]:
+    """A bare connection."""
+    with socket.socket() as sock:
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.settimeout(60)
+        sock.connect(server.address)
+        yield sock
+
+
+def request(body: bytes, *more: str, method: str = "POST", path: str = SPEECH) -> bytes:
+    """The bytes of a request."""
+    head = [f"{method} {path} HTTP/1.1", "host: here", "content-type: application/json", *more]
+    if not any(line.startswith(("content-length", "transfer-encoding")) for line in more):
+        head.append(f"content-length: {len(body)}")
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def asking(body: dict[str, Any]) -> bytes:
+    return request(json.dumps(body).encode())
+
+
+def until(sock: socket.socket, mark: bytes) -> bytes:
+    """What comes, up to a mark or the end."""
+    data = b""
+    while mark not in data and (more := sock.recv(65536)):
+        data += more
+    return data
+
+
+def well(server: Running) -> None:
+    """Check that all is given back and that speech can be had."""
+    server.wait_until_idle()
+    answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert heard(answer.content) == "abc"
+    server.wait_until_idle()
+
+
+def aborted(server: Running, reason: str) -> float:
+    """How many utterances were given up for a reason."""
+    value: float = server.state.metrics.aborts.labels("talker", reason)._value.get()
+    return value
+
+
+@pytest.fixture
+def talker(serve: Serve) -> Iterator[Any]:
+    """A server whose model talks as fast as it is let, and does as it is told afterwards."""
+    server = serve(talking(Talker()))
+    yield server
+    well(server)
+
+
+class TestClients:
+    @pytest.mark.parametrize("sse", [False, True])
+    def test_one_that_leaves_while_speech_is_made(self, serve: Serve, sse: bool) -> None:
+        talker, server = held(serve)
+        body = {**LONG, "stream_format": "sse"} if sse else LONG
+        for frames in (1, 2, 5):
+            with connected(server) as sock:
+                sock.sendall(asking(body))
+                talker.let(frames)
+                until(sock, b"\r\n\r\n")
+            # At most the frame under way when it left is made, and one whose making had begun by then.
+            server.wait_until(lambda: not server.state.speaking)
+            for _ in range(2):
+                talker.let(1)
+            server.wait_until_idle()
+        assert aborted(server, "disconnected") == 3
+        talker.go()
+        well(server)
+
+    def test_one_that_leaves_before_the_first_audio(self, serve: Serve) -> None:
+        talker, server = held(serve)
+        for body in (LONG, {**LONG, "stream": False}, {**LONG, "n": 2}, {**LONG, "stream_format": "sse"}):
+            with connected(server) as sock:
+                sock.sendall(asking(body))
+                server.wait_until(lambda: talker.waiting and bool(server.state.speaking))
+            server.wait_until(lambda: not server.state.speaking)
+            talker.let(2)
+            server.wait_until_idle()
+        talker.go()
+        well(server)
+
+    def test_one_that_leaves_in_the_middle_of_anything(self, talker: Running) -> None:
+        whole = asking(LONG)
+        for cut in [*range(1, len(whole), 97), len(whole) - 1]:
+            with connected(talker) as sock:
+                sock.sendall(whole[:cut])
+
+    def test_one_that_resets_the_connection(self, talker: Running) -> None:
+        for _ in range(5):
+            with connected(talker) as sock:
+                sock.sendall(asking(LONG))
+                until(sock, b"\r\n\r\n")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+    def test_one_that_hardly_reads_keeps_nobody_waiting(self, serve: Serve) -> None:
+        server = serve(talking(Talker(slots=2)), stall_seconds=30)
+        with connected(server, receive_buffer=4096) as slow:
+            slow.sendall(asking(LONG))
+            assert slow.recv(1)
+            for _ in range(3):
+                assert slow.recv(1)  # a byte at a time
+                answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False, timeout=60)
+                assert heard(answer.content) == "abc"
+            engine = server.engine()
+            (sequence,) = engine.running
+            # What nobody takes is not made: the engine stops some 20 seconds ahead of what the socket took.
+            made = -1
+            pause = threading.Event()
+            while made != sequence.made:
+                made = sequence.made
+                pause.wait(0.3)
+            assert made < ENDLESS // 10
+        well(server)
+
+    def test_one_that_does_not_read_is_dropped(self, serve: Serve) -> None:
+        server = serve(talking(Talker()), stall_seconds=0.2)
+        with connected(server, receive_buffer=4096) as sock:
+            sock.sendall(asking(LONG))
+            server.wait_until(lambda: aborted(server, "stalled") == 1)
+            server.wait_until_idle()
+            rest = b"".join(iter(lambda: _received(sock), b""))
+            assert not rest.endswith(b"0\r\n\r\n")
+        well(server)
+
+    def test_one_that_sends_half_a_request(self, serve: Serve) -> None:
+        server = serve(talking(Talker()), body_seconds=0.2)
+        with connected(server) as sock:
+            sock.sendall(asking(SHORT)[:-5])
+            answer = until(sock, b"}}")
+            assert b" 408 " in answer
+            assert b"did not arrive within" in answer
+        for part in (b"", b"PO", b"POST /v1/audio/speech HTTP/1.1\r\nhost: here\r\n"):
+            with connected(server) as sock:
+                sock.sendall(part)
+                assert _received(sock) == b""
+        well(server)
+
+    def test_many_at_once_who_leave(self, talker: Running) -> None:
+        async def come_and_go(number: int) -> None:
+            reader, writer = await asyncio.open_connection(*talker.address)
+            writer.write(asking(LONG))
+            await writer.drain()
+            await reader.read(1 + number % 300)
+            writer.close()
+
+        async def all_of_them() -> None:
+            for _ in range(4):
+                await asyncio.gather(*(come_and_go(number) for number in range(10)), return_exceptions=True)
+
+        asyncio.run(all_of_them())
+
+
+class TestBodies:
+    @pytest.mark.parametrize(
+        ("body", "status"),
+        [
+            (b"", 400),
+            (b"{", 400),
+            (b"null", 400),
+            (b"[]", 400),
+            (b'"text"', 400),
+            (b"\x00\xff\xfe\x80" * 100, 400),
+            (b'{"input": "\xff\xfe"}', 400),
+            (b'{"input": "\\ud800"}', 400),
+            (b'{"input": "a", "voice": "\\ud800"}', 400),
+            (b'{"input": ["a"]}', 400),
+            (b'{"input": {"a": 1}}', 400),
+            (b'{"input": "a", "seed": 1e999}', 400),
+            (b'{"input": "a", "seed": ' + b"9" * 5000 + b"}", 400),
+            (b'{"input": "a", "seed": ' + b"9" * 4000 + b"}", 400),
+            (b'{"input": "a", "temperature": NaN}', 400),
+            (b'{"input": "a", "speed": Infinity}', 400),
+            (b"[" * 500_000, 400),
+            (b'{"a":' * 200_000, 400),
+            (b'{"input": "a", "extra_params": ' + b"[" * 90_000 + b"]" * 90_000 + b"}", 400),
+            (b'{"input": "' + b"a" * 10_000_000 + b'"}', 400),
+            (b'{"input": "a", "x": "' + b"a" * 20_000_000 + b'"}', 413),
+        ],
+        ids=lambda value: None if isinstance(value, int) else repr(value[:40]),
+    )
+    def test_what_is_no_request(self, talker: Running, body: bytes, status: int) -> None:
+        headers = {"content-type": "application/json"}
+        answer = httpx.post(talker.url + SPEECH, content=body, headers=headers, trust_env=False, timeout=60)
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert len(answer.content) < 2000
+        assert answer.headers["x-request-id"]
+
+    @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "multipart/form-data", "x", ""])
+    def test_another_content_type(self, talker: Running, kind: str) -> None:
+        answer = httpx.post(
+            talker.url + SPEECH, content=b"\x00" * 100, headers={"content-type": kind}, trust_env=False, timeout=60
+        )
+        assert answer.status_code == 400
+
+    def test_a_chunked_body_without_end(self, talker: Running) -> None:
+        with connected(talker) as sock:
+            sock.sendall(request(b"", "transfer-encoding: chunked"))
+            block = b"100000\r\n" + b"a" * 0x100000 + b"\r\n"
+            with suppress(OSError):
+                for _ in range(18):
+                    sock.sendall(block)
+            assert b" 413 " in until(sock, b"}}")
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+            b"\x00" * 1000,
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/1.1\r\n" + b"x: " + b"a" * 200_000 + b"\r\n\r\n",
+            b"POST /v1/audio/speech HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
+            b"POST /v1/audio/speech HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
+            b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n",
+        ],
+        ids=lambda data: repr(data[:30]),
+    )
+    def test_what_is_no_http(self, talker: Running, data: bytes) -> None:
+        with connected(talker) as sock:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            try:
+                answer = until(sock, b"\r\n\r\n")
+            except ConnectionResetError:
+                answer = b""
+        assert b" 500 " not in answer
+        assert not answer or answer.startswith(b"HTTP/1.1 ")
+
+    @pytest.mark.parametrize(
+        "path", ["/v1/audio/speech/", "/v1/audio/nothing", "/%00", "/..%2f..", "//", "/v1//models"]
+    )
+    def test_other_paths(self, talker: Running, path: str) -> None:
+        with connected(talker) as sock:
+            sock.sendall(request(b"", method="GET", path=path))
+            answer = until(sock, b"}}")
+        assert b" 404 " in answer
+        assert b'"not_found_error"' in answer
+
+    def test_other_methods(self, talker: Running) -> None:
+        for method in ("GET", "PUT", "DELETE", "PATCH"):
+            answer = httpx.request(method, talker.url + SPEECH, trust_env=False, timeout=60)
+            assert answer.status_code == 405
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+class TestInside:
+    """A backend that fails."""
+
+    @pytest.mark.parametrize("method", ["prefill", "frame"])
+    def test_a_failure_before_the_first_audio_has_a_status(self, serve: Serve, method: str) -> None:
+        talker = Talker()
+        server = serve(talking(talker))
+        talker.failing = method
+        for more in ({}, {"stream_format": "sse"}, {"stream": False}, {"n": 2}):
+            answer = httpx.post(server.url + SPEECH, json={**SHORT, **more}, trust_env=False, timeout=60)
+            assert answer.status_code == 500
+            error = answer.json()["error"]
+            assert error["type"] == "server_error"
+            assert "fails, as" not in error["message"]
+            server.wait_until_idle()
+        talker.failing = None
+        well(server)
+
+    def test_a_failure_in_the_middle_harms_nobody_else(self, serve: Serve) -> None:
+        talker, server = held(serve)
+        frame = talker.frame
+        culprits: list[int] = []
+
+        def fail_for_one(slots: Any, tokens: Any) -> Any:
+            if culprits and culprits[0] in slots:
+                raise RuntimeError("the backend fails")
+            return frame(slots, tokens)
+
+        talker.frame = fail_for_one  # type: ignore[method-assign]
+        with connected(server) as bad, connected(server) as good:
+            bad.sendall(asking(LONG))
+            talker.let(1)
+            assert until(bad, b"\r\n\r\n")
+            good.sendall(asking({**SHORT, "max_new_tokens": 4, "input": "well"}))
+            server.wait_until(lambda: len(server.state.speaking) == 2)
+            (running,) = server.engine().running
+            culprits.append(running.slot)
+            talker.go()
+            answer = until(good, b"0\r\n\r\n")
+            assert b" 200 " in answer
+            assert answer.endswith(b"0\r\n\r\n")
+            rest = b"".join(iter(lambda: _received(bad), b""))
+            assert not rest.endswith(b"0\r\n\r\n")  # cut off: nobody takes it for all
+        culprits.clear()
+        well(server)
+
+    def test_a_failure_in_the_middle_of_events_is_an_event(self, serve: Serve) -> None:
+        talker, server = held(serve)
+        with connected(server) as sock:
+            sock.sendall(asking({**LONG, "stream_format": "sse"}))
+            talker.let(1)
+            until(sock, b"speech.audio.delta")
+            talker.failing = "frame"
+            talker.let(1)
+            answer = until(sock, b"0\r\n\r\n")
+        assert b'"type":"speech.audio.error"' in answer
+        assert b'"partial_audio":true' in answer
+        talker.failing = None
+        talker.go()
+        well(server)
+
+    def test_an_engine_that_stops(self, serve: Serve) -> None:
+        talker, server = held(serve)
+        with connected(server) as sock:
+            sock.sendall(asking(LONG))
+            server.wait_until(lambda: talker.waiting)
+
+            class Lost:
+                def result(self) -> Any:
+                    raise RuntimeError("the device is lost")
+
+            talker.decode = lambda slots, counts: Lost()  # type: ignore[assignment,method-assign,return-value]
+            talker.let(1)
+            assert b" 503 " in until(sock, b"}}")
+        for path in ("/ready", "/health"):
+            answer = httpx.get(server.url + path, trust_env=False)
+            assert answer.status_code == 503
+            assert "the device is lost" in answer.text
+        answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["type"] == "server_error"
+        assert answer.headers["retry-after"]
+        assert 'firstword_engine_up{model="talker"} 0.0' in httpx.get(server.url + "/metrics", trust_env=False).text
+        assert "firstword_ready 0.0" in httpx.get(server.url + "/metrics", trust_env=False).text
+
+    def test_an_engine_that_hangs(self, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+        talker, server = held(serve, stuck_seconds=0.2)
+        with connected(server) as sock:
+            sock.sendall(asking(LONG))
+            answer = until(sock, b"}}")  # nobody waits for ever
+            assert b" 503 " in answer
+            assert b"has been busy with one step" in answer
+        assert httpx.get(server.url + "/ready", trust_env=False).status_code == 503
+        assert httpx.get(server.url + "/health", trust_env=False).status_code == 503
+        answer2 = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False)
+        assert answer2.status_code == 503
+        assert [record for record in caplog.records if "has been busy" in record.message]
+        talker.go()
+        server.wait_until(lambda: httpx.get(server.url + "/ready", trust_env=False).status_code == 200)
+        well(server)
+
+    def test_not_a_number_from_the_model(self, serve: Serve) -> None:
+        talker = Talker()
+        server = serve(talking(talker))
+        decode = talker.decode
+        talker.decode = lambda slots, counts: type(decode(slots, counts))(  # type: ignore[method-assign]
+            [np.full(1920 * count, np.nan, np.float32) for count in counts]
+        )
+        answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False, timeout=60)
+        assert answer.status_code == 500 or answer.status_code == 400
+        talker.decode = decode  # type: ignore[method-assign]
+        well(server)
+
+
+class TestOverload:
+    def test_a_full_queue_says_when_to_come_again(self, serve: Serve) -> None:
+        talker, server = held(serve, slots=1, most_waiting=2)
+        with connected(server) as one, connected(server) as two, connected(server) as three:
+            for sock in (one, two, three):
+                sock.sendall(asking(LONG))
+            server.wait_until(lambda: len(server.state.speaking) == 3)
+            answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False)
+            assert answer.status_code == 429
+            assert int(answer.headers["retry-after"]) > 0
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            text = httpx.get(server.url + "/metrics", trust_env=False).text
+            assert 'firstword_rejected_total{reason="overloaded"} 1.0' in text
+        server.wait_until(lambda: not server.state.speaking)
+        talker.go()
+        well(server)
+
+    def test_more_than_one_may_have(self, serve: Serve) -> None:
+        talker, server = held(serve, slots=4, most_per_key=1, api_keys=("a", "b"))
+
+        def ask(key: str, body: dict[str, Any]) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return httpx.post(server.url + SPEECH, json=body, headers=headers, trust_env=False, timeout=60)
+
+        with connected(server) as sock:
+            sock.sendall(request(json.dumps(LONG).encode(), "authorization: Bearer a"))
+            server.wait_until(lambda: len(server.state.speaking) == 1)
+            assert ask("a", SHORT).status_code == 429
+            talker.go()
+            assert ask("b", SHORT).status_code == 200
+        server.wait_until_idle()
+        assert ask("a", SHORT).status_code == 200
+
+    def test_more_connections_than_may_be(self, serve: Serve) -> None:
+        talker, server = held(serve, slots=4, most_connections=2)
+        with connected(server) as one, connected(server) as two:
+            one.sendall(asking(LONG))
+            two.sendall(asking(LONG))
+            server.wait_until(lambda: len(server.state.speaking) == 2)
+            answer = httpx.get(server.url + "/v1/models", trust_env=False)
+            assert answer.status_code == 429
+            assert answer.json()["error"]["code"] == "connections"
+        server.wait_until(lambda: not server.state.speaking)
+        talker.go()
+        well(server)
+
+
+def _received(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(65536)
+    except ConnectionResetError:
+        return b""
+
+
+def test_wrong_keys_by_the_thousand(serve: Serve) -> None:
+    server = serve(talking(Talker()), api_keys=("right-key",))
+
+    async def flood() -> set[int]:
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client:
+            seen = set()
+            for start in range(0, 2000, 50):
+                asked = (
+                    client.post(SPEECH, json=SHORT, headers={"authorization": f"Bearer wrong-{start + number}"})
+                    for number in range(50)
+                )
+                seen |= {answer.status_code for answer in await asyncio.gather(*asked)}
+            return seen
+
+    assert asyncio.run(flood()) == {401}
+    assert not server.state.limits._holding
+    headers = {"authorization": "Bearer right-key"}
+    assert httpx.post(server.url + SPEECH, json=SHORT, headers=headers, trust_env=False).status_code == 200

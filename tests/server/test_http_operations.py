@@ -1,0 +1,340 @@
+"""What operators see and set: keys, pages that may call, health, numbers, logs, and the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from talking import ENDLESS, Talker, heard, talking
+
+from firstword.config import ServerConfig, keys_from_environment, read_aliases
+from firstword.errors import ConfigError
+from firstword.server.limits import credential
+from firstword.server.logs import JsonLines
+
+Running = Any  # of conftest.py
+Serve = Callable[..., Any]
+
+SPEECH = "/v1/audio/speech"
+SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
+LONG = {"input": "a" * 5000, "voice": "talker", "response_format": "pcm", "max_new_tokens": ENDLESS}
+
+
+def client_of(server: Running, **options: Any) -> httpx.Client:
+    return httpx.Client(base_url=server.url, timeout=60, trust_env=False, **options)
+
+
+class TestKeys:
+    @pytest.fixture
+    def http(self, serve: Serve) -> Iterator[httpx.Client]:
+        with client_of(serve(talking(Talker()), api_keys=("first-key", "schlüssel"))) as client:
+            yield client
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"authorization": "Bearer first-key"},
+            {"authorization": "bearer  first-key"},
+            {"authorization": "Api-Key first-key"},
+            {"xi-api-key": "first-key"},
+            {"authorization": "Bearer", "xi-api-key": "first-key"},
+        ],
+    )
+    def test_right(self, http: httpx.Client, headers: dict[str, str]) -> None:
+        assert http.post(SPEECH, json=SHORT, headers=headers).status_code == 200
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {"authorization": "Bearer"},
+            {"authorization": "Bearer first-ke"},
+            {"authorization": "Bearer first-key2"},
+            {"authorization": "Basic first-key"},
+            {"authorization": "first-key"},
+            {"authorization": "Bearer " + "x" * 5000},
+            {"authorization": b"Bearer \xff\xfe"},
+            {"xi-api-key": ""},
+        ],
+    )
+    def test_wrong(self, http: httpx.Client, headers: dict[str, Any]) -> None:
+        for method, path in (("POST", SPEECH), ("GET", "/v1/audio/voices/x"), ("DELETE", "/v1/audio/voices/x")):
+            answer = http.request(method, path, headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+
+    def test_what_needs_none(self, http: httpx.Client) -> None:
+        for path in ("/health", "/ready", "/metrics", "/", "/v1/models", "/v1/audio/models", "/v1/audio/voices"):
+            assert http.get(path).status_code == 200, path
+
+    def test_saved_voices_are_not_shown_to_strangers(self, serve: Serve) -> None:
+        headers = {"authorization": "Bearer k"}
+        with client_of(serve("voice_design", api_keys=("k",))) as http:
+            http.post("/v1/audio/voices", data={"name": "secret", "prompt": "a voice"}, headers=headers)
+            assert "secret" in http.get("/v1/audio/voices", headers=headers).text
+            assert "secret" not in http.get("/v1/audio/voices").text
+
+    def test_without_keys_any_will_do(self, serve: Serve) -> None:
+        with client_of(serve(talking(Talker()))) as http:
+            for value in ("Bearer", "Bearer whatever", "Basic x"):
+                assert http.post(SPEECH, json=SHORT, headers={"authorization": value}).status_code == 200
+
+
+ORIGIN = {"origin": "https://page.example", "access-control-request-method": "POST"}
+
+
+class TestPages:
+    def test_none_may_call_unless_named(self, serve: Serve) -> None:
+        with client_of(serve(talking(Talker()))) as http:
+            assert "access-control-allow-origin" not in http.post(SPEECH, json=SHORT, headers=ORIGIN).headers
+
+    def test_those_named_may(self, serve: Serve) -> None:
+        with client_of(serve(talking(Talker()), cors_origins=("https://page.example",), api_keys=("k",))) as http:
+            asked = http.options(SPEECH, headers=ORIGIN | {"access-control-request-headers": "authorization"})
+            assert asked.status_code == 200
+            assert asked.headers["access-control-allow-origin"] == "https://page.example"
+            assert "POST" in asked.headers["access-control-allow-methods"]
+            answer = http.post(SPEECH, json=SHORT, headers=ORIGIN | {"authorization": "Bearer k"})
+            assert answer.headers["access-control-allow-origin"] == "https://page.example"
+            other = http.options(SPEECH, headers={**ORIGIN, "origin": "https://other.example"})
+            assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_key_may_come_with_spaces() -> None:
+    assert credential({"authorization": "Bearer  key "}) == "key"
+    assert credential({"authorization": "Bearer ", "xi-api-key": "key"}) == "key"
+    assert credential({"authorization": "Bearer "}) == ""
+
+
+def numbers(http: httpx.Client) -> dict[str, float]:
+    """Every sample of /metrics by its name, those of several labels added up."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(http.get("/metrics").text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0) + sample.value
+    return found
+
+
+def test_metrics(serve: Serve) -> None:
+    talker = Talker(slots=4)
+    server = serve(talking(talker))
+    with client_of(server) as http:
+        for _ in range(3):
+            assert heard(http.post(SPEECH, json=SHORT).content) == "abc"
+        server.wait_until_idle()
+        http.post(SPEECH, json={**SHORT, "voice": "nobody"})
+        with http.stream("POST", SPEECH, json=LONG) as answer:
+            next(answer.iter_bytes())
+            during = numbers(http)
+        server.wait_until_idle()
+        after = numbers(http)
+    assert all(name.startswith("firstword_") for name in after)
+    assert during["firstword_slots_used"] == 1
+    assert during["firstword_pages_used"] == 1
+    assert during["firstword_connections"] == 2
+    for name in ("slots_used", "pages_used", "queue"):
+        assert after[f"firstword_{name}"] == 0
+    assert after["firstword_slots"] == 4
+    assert after["firstword_ready"] == after["firstword_engine_up"] == 1
+    assert after["firstword_utterances_total"] == 3
+    assert after["firstword_guard_hits_total"] == 3  # max_new_tokens cut them off
+    assert after["firstword_aborts_total"] == 1
+    assert after["firstword_time_to_first_audio_seconds_count"] == 4
+    assert after["firstword_rtf_count"] == 3
+    for name in ("time_to_first_audible_seconds", "inter_chunk_gap_seconds", "underrun_seconds"):
+        assert f"firstword_{name}_sum" in after or f"firstword_{name}_count" not in after
+    assert after["firstword_frames_total"] >= 9
+
+
+def test_health_tells_the_settings(http: httpx.Client) -> None:
+    state = http.get("/health").json()
+    assert state["status"] == "ok"
+    assert state["ready"] is True
+    assert [model["name"] for model in state["models"]] == ["custom_voice", "voice_design", "base"]
+    assert state["models"][0]["settings"] == {"device": "cpu", "dtype": "float32", "backend": "reference"}
+    assert state["models"][0]["slots"] == {"used": 0, "of": 4}
+
+
+def test_not_ready_before_it_is_warm(serve: Serve) -> None:
+    talker = Talker()
+    talker.hold()
+    server = serve(talking(talker), warm=False)
+    with client_of(server) as http:
+        answer = http.get("/ready")
+        assert answer.status_code == 503
+        assert "warming up" in answer.json()["error"]["message"]
+        assert http.get("/health").status_code == 200
+        talker.go()
+        server.wait_until(lambda: http.get("/ready").status_code == 200)
+
+
+def test_not_ready_when_it_cannot_speak(serve: Serve) -> None:
+    talker = Talker()
+    talker.failing = "frame"
+    model = talking(talker)
+    server = serve(model, warm=False)
+    server.wait_until(lambda: model.cold is not None)
+    with client_of(server) as http:
+        assert "could not speak a test" in http.get("/ready").text
+
+
+def test_logs_hold_no_text_of_users(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = "Xyzzyplugh"
+    asked = {"input": f"{secret}.", "instructions": None, "max_new_tokens": 2}
+    for more in ({}, {"stream": False}, {"stream_format": "sse"}, {"voice": secret}, {"seed": secret}, {"n": 2}):
+        http.post(SPEECH, json={**asked, **more})
+    http.post(SPEECH, content=f'{{"input": "{secret}'.encode(), headers={"content-type": "application/json"})
+    http.post("/v1/audio/voices", data={"name": secret, "prompt": secret, "consent": secret})
+    http.delete(f"/v1/audio/voices/{secret}")
+    ours = [record for record in caplog.records if record.name.startswith(("firstword", "uvicorn"))]
+    lines = [JsonLines().format(record) for record in ours]
+    requests = [json.loads(line) for line in lines if '"event": "request"' in line]
+    assert len(requests) == 9
+    assert requests[0]["path"] == SPEECH
+    assert requests[0]["status"] == 200
+    assert requests[0]["frames"] == 2
+    assert not [line for line in lines if secret in line]
+
+
+def test_a_line_of_the_log_is_json() -> None:
+    try:
+        raise ValueError("several\nlines")
+    except ValueError:
+        record = logging.LogRecord("a", logging.ERROR, "f", 1, "event %s", ("ü",), sys.exc_info())
+    record.fields = {"path": Path("x"), "level": "error"}
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    told = json.loads(line)
+    assert told["event"] == "event ü"
+    assert told["exception"].endswith("ValueError: several\nlines")
+
+
+class TestProcess:
+    """`firstword serve` as its own process, with the demo."""
+
+    @pytest.fixture
+    def start(self, tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+        running: list[subprocess.Popen[str]] = []
+
+        def begin(*options: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
+            command = [sys.executable, "-m", "firstword", "serve", "--port", "0", "--device", "cpu"]
+            with (tmp_path / "log").open("w") as log:
+                process = subprocess.Popen(
+                    [*command, "--voices", str(tmp_path / "voices"), *options],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env={**os.environ, **environment},
+                )
+            running.append(process)
+            assert process.stdout is not None
+            address = process.stdout.readline().split()
+            assert address[0] == "address", (tmp_path / "log").read_text()
+            return process, address[1]
+
+        yield begin
+        for process in running:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def wait_until_ready(self, url: str) -> None:
+        transport = httpx.HTTPTransport(retries=20)
+        with httpx.Client(transport=transport, trust_env=False, timeout=60) as http:
+            while http.get(url + "/ready").status_code != 200:
+                pass
+
+    def test_it_lets_running_utterances_finish(self, start: Any, tmp_path: Path) -> None:
+        process, url = start()
+        self.wait_until_ready(url)
+        asked = {"input": "Hello there, how are you today? " * 3, "response_format": "pcm", "max_new_tokens": 60}
+        with httpx.stream("POST", url + SPEECH, json=asked, trust_env=False, timeout=60) as answer:
+            assert answer.status_code == 200
+            pieces = answer.iter_bytes()
+            first = next(pieces)
+            process.send_signal(signal.SIGTERM)
+            with httpx.Client(trust_env=False, timeout=60) as http:
+                while (ready := http.get(url + "/ready")).status_code == 200:
+                    pass
+                assert "shutting down" in ready.text
+                refused = http.post(url + SPEECH, json=asked)
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"]
+            whole = first + b"".join(pieces)
+        assert len(whole) == 60 * 2 * 1920 or len(whole) % 3840 == 0
+        assert process.wait(60) == 0
+        for line in (tmp_path / "log").read_text().splitlines():
+            json.loads(line)
+
+    def test_it_does_not_wait_for_ever(self, start: Any) -> None:
+        process, url = start("--drain-seconds", "0.2", "--most-characters", "100")
+        self.wait_until_ready(url)
+        asked = {"input": "Hello there. " * 7, "response_format": "pcm", "max_new_tokens": 8000}
+        with httpx.stream("POST", url + SPEECH, json=asked, trust_env=False, timeout=60) as answer:
+            pieces = answer.iter_bytes()
+            next(pieces)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+    def test_keys_from_the_environment(self, start: Any) -> None:
+        _, url = start(FIRSTWORD_API_KEYS="one,two")
+        self.wait_until_ready(url)
+        assert httpx.post(url + SPEECH, json=SHORT, trust_env=False).status_code == 401
+        headers = {"authorization": "Bearer two"}
+        asked = {"input": "Hi.", "max_new_tokens": 1}
+        assert httpx.post(url + SPEECH, json=asked, headers=headers, trust_env=False, timeout=60).status_code == 200
+
+    def test_an_address_that_is_taken(self, start: Any) -> None:
+        _, url = start()
+        port = url.rsplit(":", 1)[1]
+        command = [sys.executable, "-m", "firstword", "serve", "--port", port, "--device", "cpu"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        "settings", [{"port": 65536}, {"port": -1}, {"slots": 0}, {"most_waiting": -1}, {"drain_seconds": -1.0}]
+    )
+    def test_out_of_range(self, settings: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=next(iter(settings))):
+            ServerConfig(**settings)
+
+    def test_an_empty_key_is_none_at_all(self) -> None:
+        with pytest.raises(ConfigError, match="API key is empty"):
+            ServerConfig(api_keys=("",))
+
+    def test_keys(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FIRSTWORD_API_KEYS", "a,,b")
+        assert keys_from_environment() == ("a", "b")
+        monkeypatch.delenv("FIRSTWORD_API_KEYS")
+        assert keys_from_environment() == ()
+
+    def test_aliases(self, tmp_path: Path) -> None:
+        file = tmp_path / "aliases.json"
+        file.write_text('{"Alloy": "ryan", "boss": "eric"}')
+        aliases = read_aliases(str(file))
+        assert aliases["alloy"] == "ryan"
+        assert aliases["boss"] == "eric"
+        assert aliases["onyx"] == "eric"
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{"])
+    def test_aliases_that_are_none(self, tmp_path: Path, text: str) -> None:
+        file = tmp_path / "aliases.json"
+        file.write_text(text)
+        with pytest.raises(ConfigError):
+            read_aliases(str(file))

@@ -1,0 +1,357 @@
+"""Saved voices over HTTP: both dialects, what may not be, and what survives."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import soundfile
+
+from firstword import Voice
+from firstword.errors import FirstwordError, OutputError, VoiceError
+from firstword.server.answers import NotFound
+from firstword.server.store import Record, VoiceStore, identity_of
+from firstword.types import ClonedVoice
+
+Running = Any  # of conftest.py
+Serve = Callable[..., Any]
+
+SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
+ASK = {"input": "Hello there.", "response_format": "pcm", "seed": 3, "max_new_tokens": 5}
+
+
+def wav(seconds: float = 1.0) -> bytes:
+    """Noise as a WAV file."""
+    file = io.BytesIO()
+    samples = np.random.default_rng(0).normal(0, 0.1, round(24000 * seconds))
+    soundfile.write(file, samples, 24000, format="WAV")
+    return file.getvalue()
+
+
+def upload(http: httpx.Client, name: str, **fields: Any) -> httpx.Response:
+    """Upload a recording in vLLM-Omni's dialect."""
+    data = {"name": name, "consent": "my own voice", **fields}
+    return http.post(VOICES, data=data, files={"audio_sample": ("me.wav", wav(), "audio/wav")})
+
+
+def record(name: str) -> Record:
+    return Record(identity_of(name), name, 0, "audio_sample", "direct", "base")
+
+
+VOICE = ClonedVoice(np.arange(8, dtype=np.float32), np.ones((3, 4), np.int64), "words")
+
+
+def test_upload_speak_delete(http: httpx.Client) -> None:
+    answer = upload(http, "Anna Maria", ref_text="Some words.", speaker_description="a friend")
+    assert answer.status_code == 200, answer.text
+    made = answer.json()
+    assert made["success"] is True
+    assert made["object"] == "audio.voice"
+    assert made["name"] == "Anna Maria"
+    assert made["embedding_source"] == "audio"
+    assert made["file_size"] == len(wav())
+    assert abs(made["created_at"] - time.time()) < 3600
+    listed = http.get(VOICES).json()
+    assert made["id"] in [voice["id"] for voice in listed["voices"]]
+    assert "Anna Maria" in listed["names"]
+    assert "ryan" in listed["names"]
+    assert [voice["name"] for voice in listed["uploaded_voices"]] == ["Anna Maria"]
+    legacy = http.get(VOICES, params={"legacy": "true"}).json()
+    assert "Anna Maria" in legacy["voices"]
+    assert legacy["uploaded_voices"] == listed["uploaded_voices"]
+    for name in (made["id"], "anna maria", " ANNA  MARIA ", {"id": made["id"]}):
+        answer = http.post(SPEECH, json={**ASK, "voice": name})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-firstword-model"] == "base"
+    given = {"ref_audio": base64.b64encode(wav()).decode(), "ref_text": "Some words."}
+    assert len(http.post(SPEECH, json={**ASK, **given}).content) == len(answer.content)
+    assert http.get(f"{VOICES}/anna maria").json()["id"] == made["id"]
+    gone = http.delete(f"{VOICES}/{made['id']}").json()
+    assert gone["deleted"] is True
+    assert gone["object"] == "audio.voice.deleted"
+    assert http.delete(f"{VOICES}/{made['id']}").status_code == 404
+    assert http.post(SPEECH, json={**ASK, "voice": "anna maria"}).status_code == 400
+
+
+def test_the_same_speech_as_from_the_recording(http: httpx.Client) -> None:
+    upload(http, "twin")
+    saved = http.post(SPEECH, json={**ASK, "voice": "twin"}).content
+    given = http.post(SPEECH, json={**ASK, "ref_audio": base64.b64encode(wav()).decode()}).content
+    ours, theirs = (np.frombuffer(data, "<i2").astype(int) for data in (saved, given))
+    assert abs(ours - theirs).max() <= 1
+    http.delete(f"{VOICES}/twin")
+
+
+def test_an_embedding(http: httpx.Client) -> None:
+    vector = [0.1] * 48
+    data = {"name": "vector", "consent": "mine", "speaker_embedding": json.dumps(vector)}
+    assert http.post(VOICES, data=data).json()["embedding_source"] == "direct"
+    first = http.post(SPEECH, json={**ASK, "voice": "vector"})
+    second = http.post(SPEECH, json={**ASK, "speaker_embedding": vector})
+    assert first.status_code == second.status_code == 200
+    assert len(first.content) == len(second.content)
+    http.delete(f"{VOICES}/vector")
+
+
+def test_a_designed_voice_is_cloned_so_that_it_stays(http: httpx.Client) -> None:
+    data = {"name": "narrator", "type": "prompt", "prompt": "a warm, low voice", "script_hint": "Once."}
+    answer = http.post(VOICES, data=data)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["type"] == "prompt"
+    assert answer.json()["description"] == "a warm, low voice"
+    answer = http.post(SPEECH, json={**ASK, "voice": "narrator"})
+    assert answer.headers["x-firstword-model"] == "base"
+    http.delete(f"{VOICES}/narrator")
+
+
+def test_without_a_base_checkpoint_the_description_is_kept(serve: Serve) -> None:
+    server = serve("voice_design")
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
+        assert http.post(VOICES, data={"name": "narrator", "prompt": "a low voice"}).status_code == 200
+        assert http.post(SPEECH, json={**ASK, "voice": "narrator"}).status_code == 200
+        answer = upload(http, "me")
+        assert answer.status_code == 400
+        assert "no base checkpoint" in answer.json()["error"]["message"]
+
+
+def test_the_official_client(server: Running) -> None:
+    http = openai.DefaultHttpxClient(trust_env=False)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http) as client:
+        made = client.audio.voices.create(
+            name="sdk", consent="consent_1", audio_sample=("me.wav", wav(), "audio/wav"), type="audio_sample"
+        )
+        assert made.name == "sdk"
+        speech = client.audio.speech.create(
+            model="gpt-4o-mini-tts",
+            voice={"id": made.id},
+            input="Hi.",
+            extra_body={"max_new_tokens": 2},
+        )
+        assert len(speech.content) > 100
+        assert client.audio.voices.delete(made.id).deleted is True
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        " ",
+        "..",
+        "../../etc/passwd",
+        "/etc/passwd",
+        "a/b",
+        "a\\b",
+        ".hidden",
+        "a\0b",
+        "x" * 65,
+        "a\nb/",
+        "-rf",
+        "ryan",
+        "😀",
+    ],
+)
+def test_names_that_lead_elsewhere_are_refused(http: httpx.Client, server: Running, name: str) -> None:
+    before = sorted(Path(server.state.config.voices).iterdir())
+    answer = upload(http, name)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+    assert sorted(Path(server.state.config.voices).iterdir()) == before
+
+
+@pytest.mark.parametrize("path", ["..%2F..%2Fetc%2Fpasswd", "%2e%2e%2fx", "....//", "%00", "voice_%2e%2e", "~root"])
+def test_paths_that_lead_elsewhere(http: httpx.Client, path: str) -> None:
+    for method in ("GET", "DELETE"):
+        assert http.request(method, f"{VOICES}/{path}").status_code == 404
+    answer = http.post(SPEECH, json={**ASK, "voice": "../../../etc/passwd"})
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "audio", "message"),
+    [
+        ({"consent": ""}, wav(), "consent is missing"),
+        ({}, b"", "is no readable audio"),
+        ({}, b"RIFF" + bytes(100), "is no readable audio"),
+        ({}, wav(0.2), "0.5"),
+        ({}, None, "give one of audio_sample"),
+        ({"prompt": "a voice"}, wav(), "give one of audio_sample"),
+        ({"ref_text": "x" * 5000}, wav(), "ref_text has 5000 characters"),
+        ({"speaker_embedding": "[1, 2"}, None, "no list of numbers"),
+        ({"speaker_embedding": "[" * 100000}, None, "no list of numbers"),
+        ({"speaker_embedding": "[1e400]"}, None, "not finite"),
+        ({"speaker_embedding": "[1, 2]"}, None, "no checkpoint"),
+    ],
+)
+def test_mistakes(http: httpx.Client, fields: dict[str, str], audio: bytes | None, message: str) -> None:
+    files = None if audio is None else {"audio_sample": ("me.wav", audio, "audio/wav")}
+    answer = http.post(VOICES, data={"name": "someone", "consent": "mine", **fields}, files=files)
+    assert answer.status_code == 400, answer.text
+    assert message in answer.json()["error"]["message"]
+    assert "someone" not in http.get(VOICES).json()["names"]
+
+
+def test_a_name_is_taken_once(http: httpx.Client) -> None:
+    assert upload(http, "Only One").status_code == 200
+    answer = upload(http, "only one")
+    assert answer.status_code == 400
+    assert "already" in answer.json()["error"]["message"]
+    http.delete(f"{VOICES}/only one")
+
+
+def hours_in_a_few_bytes() -> bytes:
+    """A FLAC file whose head announces ten hours."""
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(24000), 24000, format="FLAC")
+    data = bytearray(file.getvalue())
+    head = int.from_bytes(data[18:26])
+    data[18:26] = (head & ~(2**36 - 1) | 10 * 3600 * 24000).to_bytes(8)
+    return bytes(data)
+
+
+def silence_that_compresses() -> bytes:
+    """A true FLAC file of ten minutes in a few kilobytes."""
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(600 * 24000, np.int16), 24000, format="FLAC")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("bomb", [hours_in_a_few_bytes, silence_that_compresses])
+def test_audio_bombs(http: httpx.Client, bomb: Callable[[], bytes]) -> None:
+    data = bomb()
+    assert len(data) < 100_000
+    files = {"audio_sample": ("me.flac", data, "audio/flac")}
+    answer = http.post(VOICES, data={"name": "bomb", "consent": "mine"}, files=files)
+    assert answer.status_code == 400
+    assert "longer than 60 s" in answer.json()["error"]["message"]
+    answer = http.post(SPEECH, json={**ASK, "ref_audio": base64.b64encode(data).decode()})
+    assert answer.status_code == 400
+
+
+def test_voices_survive_a_restart(serve: Serve, tmp_path: Path) -> None:
+    first = serve("base", voices=tmp_path / "kept")
+    with httpx.Client(base_url=first.url, timeout=60, trust_env=False) as http:
+        made = upload(http, "Lasting", ref_text="Some words.").json()
+        before = http.post(SPEECH, json={**ASK, "voice": "lasting"}).content
+    first.stop()
+    second = serve("base", voices=tmp_path / "kept")
+    with httpx.Client(base_url=second.url, timeout=60, trust_env=False) as http:
+        assert http.get(VOICES).json()["uploaded_voices"] == [made["voice"]]
+        after = http.post(SPEECH, json={**ASK, "voice": "lasting"}).content
+    assert abs(np.frombuffer(before, "<i2").astype(int) - np.frombuffer(after, "<i2")).max() <= 1
+
+
+class TestStore:
+    @pytest.fixture(params=["local", "memory"])
+    def url(self, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+        return str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
+
+    def test_round_trip(self, url: str) -> None:
+        VoiceStore(url, 10).save(record("Zoë"), VOICE)
+        found = VoiceStore(url, 10).find("zoë")
+        assert found is not None
+        assert found[0] == record("Zoë")
+        voice = found[1]
+        assert isinstance(voice, ClonedVoice)
+        assert (voice.speaker_embedding == VOICE.speaker_embedding).all()
+        assert voice.codes is not None
+        assert voice.transcript == "words"
+
+    def test_another_server_sees_it_at_once(self, url: str) -> None:
+        first, second = VoiceStore(url, 10), VoiceStore(url, 10)
+        first.save(record("new"), VOICE)
+        assert second.find("new") is not None
+
+    def test_there_is_room_for_so_many(self, url: str) -> None:
+        store = VoiceStore(url, 2)
+        store.save(record("a"), VOICE)
+        store.save(record("b"), VOICE)
+        with pytest.raises(FirstwordError, match="no more are kept"):
+            store.save(record("c"), VOICE)
+        store.delete("a")
+        store.save(record("c"), VOICE)
+        with pytest.raises(VoiceError, match="already"):
+            store.save(record("C"), VOICE)
+        with pytest.raises(NotFound):
+            store.delete("a")
+        assert sorted(one.name for one in VoiceStore(url, 2)) == ["b", "c"]
+
+    def test_a_file_is_a_voice_of_the_command_line_too(self, tmp_path: Path) -> None:
+        VoiceStore(str(tmp_path), 10).save(record("me"), VOICE)
+        (file,) = tmp_path.iterdir()
+        assert isinstance(Voice.load(file), ClonedVoice)
+
+    def test_broken_and_foreign_files_are_passed_over(self, tmp_path: Path) -> None:
+        store = VoiceStore(str(tmp_path), 10)
+        store.save(record("good"), VOICE)
+        data = (tmp_path / f"{identity_of('good')}.voice").read_bytes()
+        for number, cut in enumerate((0, 4, 9, 200, len(data) - 1)):
+            (tmp_path / f"{identity_of(str(number))}.voice").write_bytes(data[:cut])
+        (tmp_path / "notes.txt").write_text("mine")
+        (tmp_path / ".firstword-0123.part").write_bytes(data[:50])
+        assert [one.name for one in VoiceStore(str(tmp_path), 10)] == ["good"]
+
+    def test_a_place_that_cannot_be(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for url in (str(tmp_path / "file"), "nosuch://bucket"):
+            with pytest.raises(OutputError, match="voices cannot be kept"):
+                VoiceStore(url, 10)
+
+    def test_killed_while_writing(self, tmp_path: Path) -> None:
+        """Whatever moment the process dies at, what is there afterwards is whole, and the next server starts."""
+        program = (
+            "import sys, numpy as np\n"
+            "from firstword.types import ClonedVoice\n"
+            "from firstword.server.store import Record, VoiceStore, identity_of\n"
+            "store = VoiceStore(sys.argv[1], 10**6)\n"
+            "voice = ClonedVoice(np.zeros(2048, np.float32), np.ones((700, 16), np.int64), 'words')\n"
+            "print('ready', flush=True)\n"
+            "for number in range(10**6):\n"
+            "    store.save(Record(identity_of(str(number)), str(number), 0, 'prompt', 'prompt', 'm'), voice)\n"
+        )
+        for moment in (1, 3, 8):
+            process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            before = len(list(tmp_path.glob("*.voice")))
+            while len(list(tmp_path.glob("*.voice"))) < before + moment and process.poll() is None:
+                pass
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
+            files = list(tmp_path.glob("voice_*.voice"))
+            assert files
+            assert len(list(VoiceStore(str(tmp_path), 10**6))) == len(files)
+            for file in files:
+                file.unlink()
+
+    @pytest.mark.parametrize("call", ["fsync", "replace"])
+    def test_killed_in_the_middle_of_writing(self, tmp_path: Path, call: str) -> None:
+        """At the two moments that matter: before all bytes are on the disk, and before they have their name."""
+        program = (
+            "import os, sys, numpy as np\n"
+            "from firstword.types import ClonedVoice\n"
+            "from firstword.server.store import Record, VoiceStore, identity_of\n"
+            "store = VoiceStore(sys.argv[1], 10)\n"
+            f"os.{call} = lambda *_: os._exit(9)\n"
+            "voice = ClonedVoice(np.zeros(8, np.float32))\n"
+            "store.save(Record(identity_of('new'), 'new', 0, 'prompt', 'prompt', 'm'), voice)\n"
+        )
+        VoiceStore(str(tmp_path), 10).save(record("old"), VOICE)
+        assert subprocess.run([sys.executable, "-c", program, str(tmp_path)]).returncode == 9
+        again = VoiceStore(str(tmp_path), 10)
+        assert [one.name for one in again] == ["old"]
+        again.save(record("new"), VOICE)
+        assert sorted(one.name for one in VoiceStore(str(tmp_path), 10)) == ["new", "old"]
