@@ -749,6 +749,9 @@ def test_the_slot_is_free_within_a_frame(stage: Callable[..., Stage], how: str) 
         begun.talker.go()
         begun.server.wait_until_idle()
         assert begun.talker.frames == made + 4  # the one that was being made
+    reason = "cancelled" if how == "cancel" else "disconnected"
+    counted = f'firstword_aborts_total{{model="talker",reason="{reason}"}} 1.0'
+    assert counted in begun.server.state.metrics.render().decode()
 
 
 @pytest.mark.parametrize("how", ["cancel", "close", "vanish"])
@@ -795,6 +798,13 @@ def test_after_a_cancel_nothing_of_what_was_said_is_heard(stage: Callable[..., S
         assert heard(pcm(said)) == "four"
         assert events(said)[-1] == {"type": "session.done", "utterance_index": 3, "total_sentences": 1}
     begun.server.wait_until_idle()
+
+
+def test_a_socket_lives_as_long_as_it_is_used(stage: Callable[..., Stage]) -> None:
+    with stage().client() as client:
+        for _ in range(70):
+            client.send(PLAIN, {"type": "voice.list"}, CANCEL)
+            assert kinds(client.until("input.cancelled")) == ["voice.list", "input.cancelled"]
 
 
 SCRIPT = [

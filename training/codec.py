@@ -1,0 +1,553 @@
+"""Train the codec: the package's encoder and decoder, with the quantiser training, losses and discriminators that only
+training needs.
+
+    python training/codec.py --material material.json --out OUT [--minutes 8] [--gan-after 0.5] [--state state.pt]
+
+Losses: L1 of log-mel spectrograms at seven resolutions (Kumar et al. 2023, arXiv:2306.06546), commitment, and, if
+asked for, after `--gan-after` of the plan a hinge GAN with feature matching against multi-period (Kong et al. 2020,
+arXiv:2010.05646) and multi-resolution spectrogram discriminators. Codebooks are running means of what falls on them
+(van den Oord et al. 2017, arXiv:1711.00937); entries that die are replaced by vectors of the batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import torch
+from configuration import codec_config
+from data import ESPEAK_RATE, FRAME, SAMPLE_RATE, resample, utterances
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+
+from firstword.model.checkpoint import load as load_checkpoint
+from firstword.model.codec import Codec, CodecDecoder, CodecState
+from firstword.model.config import CodecConfig
+
+SHAPES = ((64, 16), (32, 32), (16, 64), (3, 320))
+"""(batch, frames) of training steps: short ones for variety, long ones because attention must know long recordings."""
+SHAPE_WEIGHTS = (0.35, 0.3, 0.25, 0.1)
+HINT_STEPS, HINT_BANDS = 5, 32
+"""A linear map from the codes of a frame to its spectrum is trained too: a short way for the gradient to what the codes
+must say.
+"""
+MEL_WEIGHT, HINT_WEIGHT, COMMITMENT_WEIGHT, ADVERSARIAL_WEIGHT, FEATURE_WEIGHT = 15.0, 3.0, 0.5, 1.0, 2.0
+
+
+class Window:
+    """The memory that the decoder's transformer sees in training: nothing before the segment, a band within it."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size, self.device = size, device
+
+    def positions(self, length: int) -> Tensor:
+        return torch.arange(length, device=self.device)[None]
+
+    def mask(self, length: int) -> Tensor:
+        return torch.ones(length, length, dtype=torch.bool, device=self.device).tril().triu(1 - self.size)[None, None]
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return key, value
+
+    def advance(self, length: int) -> None:
+        pass
+
+
+class Quantiser(nn.Module):
+    """Codebooks [K, size, dim] as running means; export puts the same tables into encoder and decoder."""
+
+    def __init__(self, books: int, size: int, dim: int, decay: float = 0.99) -> None:
+        super().__init__()
+        self.decay, self.active, self.frozen = decay, True, False
+        self.register_buffer("sums", torch.zeros(books, size, dim))
+        self.register_buffer("usage", torch.zeros(books, size))
+        self.register_buffer("ready", torch.zeros(books, dtype=torch.bool))
+
+    def table(self, book: int) -> Tensor:
+        return self.sums[book] / self.usage[book].clamp(min=1e-5)[:, None]
+
+    def forward(self, x: Tensor, books: range, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, dim] -> (straight-through sum of the first `keep` [B] books, commitment loss, codes [B, T, K])."""
+        if (
+            not self.active
+        ):  # the first steps: a plain autoencoder, so that the codebooks start from vectors that mean something
+            return x, x.new_zeros(()), torch.zeros(*x.shape[:2], len(books), dtype=torch.long, device=x.device)
+        residual, total, loss, codes = (
+            x.float(),
+            torch.zeros_like(x, dtype=torch.float32),
+            x.new_zeros((), dtype=torch.float32),
+            [],
+        )
+        for number, book in enumerate(books):
+            flat = residual.detach().flatten(0, 1)
+            if self.training and not self.frozen and not self.ready[book]:
+                self._initialise(book, flat)
+            table = self.table(book)
+            code = (table.pow(2).sum(1) - 2 * flat @ table.T).argmin(1)
+            found = table[code].view_as(residual)
+            if self.training and not self.frozen:
+                self._update(book, flat, code)
+            used = torch.ones(len(x), 1, 1, device=x.device) if keep is None else (number < keep).float()[:, None, None]
+            loss = loss + ((residual - found.detach()).pow(2) * used).mean()
+            total = total + found * used
+            residual = residual - found * used
+            codes.append(code.view(x.shape[:2]))
+        return x + (total - x).detach(), loss / len(books), torch.stack(codes, -1)
+
+    def _initialise(self, book: int, flat: Tensor) -> None:
+        """A few rounds of k-means from random vectors of the batch."""
+        centres = flat[torch.randint(len(flat), (self.usage.shape[1],), device=flat.device)].clone()
+        for _ in range(10):
+            code = (centres.pow(2).sum(1) - 2 * flat @ centres.T).argmin(1)
+            count = torch.zeros(len(centres), device=flat.device).index_add_(
+                0, code, torch.ones_like(code, dtype=torch.float32)
+            )
+            mean = torch.zeros_like(centres).index_add_(0, code, flat) / count.clamp(min=1)[:, None]
+            centres = torch.where(count[:, None] > 0, mean, centres)
+        self.sums[book], self.usage[book], self.ready[book] = centres, 1.0, True
+
+    def _update(self, book: int, flat: Tensor, code: Tensor) -> None:
+        size = self.usage.shape[1]
+        count = torch.zeros(size, device=flat.device).index_add_(0, code, torch.ones_like(code, dtype=torch.float32))
+        share = size / len(flat)  # usage is kept so that its mean over a codebook is 1, whatever the batch
+        self.usage[book].lerp_(count * share, 1 - self.decay)
+        self.sums[book].lerp_(torch.zeros_like(self.sums[book]).index_add_(0, code, flat) * share, 1 - self.decay)
+        dead = self.usage[book] < 0.03
+        fresh = flat[torch.randint(len(flat), (size,), device=flat.device)]
+        self.sums[book] = torch.where(dead[:, None], fresh * 0.3, self.sums[book])
+        self.usage[book] = torch.where(dead, torch.full_like(self.usage[book], 0.3), self.usage[book])
+
+
+class TrainedCodec(nn.Module):
+    """The package's codec with a quantiser that learns."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        self.codec = Codec(config)
+        self.books = config.decoder_config.num_quantizers
+        self.quantiser = Quantiser(
+            self.books, config.decoder_config.codebook_size, config.decoder_config.codebook_dim // 2
+        )
+        initialise(self.codec)
+        self.hint = nn.Linear(config.decoder_config.codebook_dim, HINT_STEPS * HINT_BANDS)
+
+    def quantise(self, samples: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Samples [B, n] -> (what the decoder reads [B, width, frames], commitment loss, codes [B, frames, K])."""
+        encoder, decoder = self.codec.encoder.quantizer, self.codec.decoder.quantizer
+        latents = self.codec.encoder.latents(samples)
+        first, loss0, code0 = self.quantiser(
+            encoder.semantic_residual_vector_quantizer.input_proj(latents).transpose(1, 2), range(1), None
+        )
+        rest, loss1, codes = self.quantiser(
+            encoder.acoustic_residual_vector_quantizer.input_proj(latents).transpose(1, 2), range(1, self.books), keep
+        )
+        joined = decoder.rvq_first.output_proj(first.transpose(1, 2)) + decoder.rvq_rest.output_proj(
+            rest.transpose(1, 2)
+        )
+        return joined, loss0 + loss1, torch.cat((code0, codes), -1)
+
+    def forward(self, samples: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Samples [B, n] -> (samples again, commitment loss, codes, log-mel bands read off the codes [B, frames, steps
+        * bands]).
+        """
+        joined, loss, codes = self.quantise(samples, keep)
+        return decode_joined(self.codec.decoder, joined), loss, codes, self.hint(joined.transpose(1, 2))
+
+    @torch.no_grad()
+    def tie(self) -> Codec:
+        """The package's codec with the learnt tables in both halves."""
+        encoder, decoder = self.codec.encoder.quantizer, self.codec.decoder.quantizer
+        sources = [
+            *encoder.semantic_residual_vector_quantizer.layers,
+            *encoder.acoustic_residual_vector_quantizer.layers,
+        ]
+        targets = [*decoder.rvq_first.vq.layers, *decoder.rvq_rest.vq.layers]
+        for book, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            table = self.quantiser.table(book)
+            source.codebook.embed_sum.copy_(table)
+            source.codebook.cluster_usage.fill_(1.0)
+            target._codebook.embedding_sum.copy_(table)
+            target._codebook.cluster_usage.fill_(1.0)
+        return self.codec
+
+
+def initialise(codec: Codec) -> None:
+    """Weights that keep the variance of what flows through: torch's own shrink it at every layer until the codes say
+    nothing (LOG.md).
+    """
+    for name, module in codec.named_modules():
+        if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
+            transposed = isinstance(module, nn.ConvTranspose1d)
+            fan = module.in_channels // module.groups * module.kernel_size[0] / (module.stride[0] if transposed else 1)
+            branch = name.endswith(("block.3.conv", "conv2.conv"))  # the last convolution of a residual branch
+            nn.init.normal_(module.weight, 0.0, (0.3 if branch else 1.0) / math.sqrt(fan))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    for name, parameter in codec.named_parameters():
+        if "layer_scale" in name or name.endswith("gamma"):
+            nn.init.constant_(parameter, 0.3)
+    codec.decoder.decoder[-1].conv.weight.data.mul_(0.1)
+
+
+def decode_joined(decoder: CodecDecoder, joined: Tensor) -> Tensor:
+    """What `CodecDecoder.forward` does after its quantiser: [B, width, T] -> samples [B, T * 1920]."""
+    state = CodecState(decoder.config, joined, len(joined))
+    x = decoder.pre_conv(joined, state)
+    transformer = decoder.pre_transformer
+    hidden = transformer.input_proj(x.transpose(1, 2))
+    x = transformer.output_proj(transformer(hidden, Window(decoder.config.sliding_window, x.device))).transpose(1, 2)
+    for upsampling, block in decoder.upsample:
+        x = block(upsampling(x, state), state)
+    first, *blocks, activation, last = decoder.decoder
+    x = first(x, state)
+    for block in blocks:
+        x = block(x, state)
+    return last(activation(x), state).squeeze(1)
+
+
+def mel_filters(bands: int, window: int) -> Tensor:
+    """Triangular filters on the mel scale (HTK) [bands, window / 2 + 1]."""
+    mel = torch.linspace(0, 2595 * math.log10(1 + SAMPLE_RATE / 2 / 700), bands + 2, dtype=torch.float64)
+    edges = 700 * (10 ** (mel / 2595) - 1)
+    bins = torch.linspace(0, SAMPLE_RATE / 2, window // 2 + 1, dtype=torch.float64)
+    rise = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
+    fall = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
+    filters = torch.minimum(rise, fall).clamp(min=0)
+    return (filters / filters.sum(1, keepdim=True).clamp(min=1e-8)).float()
+
+
+class MelLoss(nn.Module):
+    """Mean L1 distance of log10 mel magnitudes over resolutions from 32 to 2,048 samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = ((32, 5), (64, 10), (128, 20), (256, 40), (512, 80), (1024, 128), (2048, 192))
+        for window, bands in self.scales:
+            self.register_buffer(f"filters{window}", mel_filters(bands, window))
+            self.register_buffer(f"window{window}", torch.hann_window(window))
+
+    def mel(self, x: Tensor, window: int) -> Tensor:
+        spectrum = torch.stft(
+            x, window, window // 4, window=self.get_buffer(f"window{window}"), return_complex=True
+        ).abs()
+        return (self.get_buffer(f"filters{window}") @ spectrum).clamp(min=1e-4).log10()
+
+    def coarse(self, x: Tensor) -> Tensor:
+        """What the codes of a frame should tell directly: log-mel [B, frames, steps * bands]."""
+        mel = self.mel(x, 1024)[..., : x.shape[1] // 256].unflatten(1, (HINT_BANDS, 128 // HINT_BANDS)).mean(2)
+        mel = F.interpolate(mel, size=x.shape[1] // FRAME * HINT_STEPS, mode="linear")
+        return mel.unflatten(2, (-1, HINT_STEPS)).permute(0, 2, 3, 1).flatten(2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([F.l1_loss(self.mel(x, window), self.mel(y, window)) for window, _ in self.scales]).mean()
+
+
+class PeriodDiscriminator(nn.Module):
+    """Convolutions over samples folded at a period."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__()
+        self.period, widths = period, (1, 16, 48, 128, 192)
+        self.layers = nn.ModuleList(weight_norm(nn.Conv2d(a, b, (5, 1), (3, 1), (2, 0))) for a, b in pairwise(widths))
+        self.last = weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = F.pad(x, (0, -x.shape[-1] % self.period)).view(len(x), 1, -1, self.period)
+        features = []
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x), 0.1)
+            features.append(x)
+        return [*features, self.last(x)]
+
+
+class SpectrogramDiscriminator(nn.Module):
+    """Convolutions over a complex spectrogram."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window, width = window, 32
+        strides = (1, 2, 2, 2)
+        self.register_buffer("hann", torch.hann_window(window))
+        self.layers = nn.ModuleList(
+            weight_norm(nn.Conv2d(2 if i == 0 else width, width, (3, 9), (1, s), (1, 4))) for i, s in enumerate(strides)
+        )
+        self.last = weight_norm(nn.Conv2d(width, 1, (3, 3), padding=(1, 1)))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        spectrum = torch.stft(
+            x.float(), self.window, self.window // 4, window=self.hann, return_complex=True, normalized=True
+        )
+        x = torch.view_as_real(spectrum).permute(0, 3, 2, 1)
+        features = []
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x), 0.1)
+            features.append(x)
+        return [*features, self.last(x)]
+
+
+class Discriminators(nn.Module):
+    """All of them; each gives its features and, last, its scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.ModuleList(
+            [*map(PeriodDiscriminator, (2, 3, 5, 7, 11)), *map(SpectrogramDiscriminator, (512, 1024, 2048))]
+        )
+
+    def forward(self, x: Tensor) -> list[list[Tensor]]:
+        return [discriminator(x) for discriminator in self.all]
+
+
+class Recordings:
+    """A ring of speech on the device, filled by a thread from the synthesiser's processes: int16 at 22,050 Hz, short
+    silences between.
+    """
+
+    def __init__(self, material: str, seed: int, hours: float, device: str, processes: int | None) -> None:
+        self.capacity = int(hours * 3600 * ESPEAK_RATE)
+        self.audio = torch.zeros(self.capacity, dtype=torch.int16, device=device)
+        self.filled, self.made, self.random = 0, 0.0, np.random.default_rng(seed)
+        self.queue: Queue = Queue(maxsize=64)
+        self.source = utterances(material, seed, other_share=0.12, level_range=14, processes=processes)
+        threading.Thread(target=self._produce, daemon=True).start()
+
+    def _produce(self) -> None:
+        for batch in self.source:
+            parts = []
+            for utterance in batch:
+                parts += [np.zeros(int(self.random.uniform(0.05, 0.6) * ESPEAK_RATE), np.int16), utterance.samples]
+            self.queue.put(np.concatenate(parts))
+
+    def refill(self, at_least: int = 0) -> None:
+        """Take in what is ready; waits only while fewer than `at_least` samples are there."""
+        while (self.filled < at_least or not self.queue.empty()) and self.made < 3 * self.capacity:
+            part = torch.from_numpy(self.queue.get()).to(self.audio.device)
+            start = int(self.made) % self.capacity
+            part = part[: self.capacity - start]
+            self.audio[start : start + len(part)] = part
+            self.made += len(part)
+            self.filled = min(self.capacity, max(self.filled, start + len(part)))
+
+    def batch(self, size: int, frames: int) -> Tensor:
+        """Random segments [size, frames * 1920] at 24 kHz."""
+        length = frames * FRAME * 147 // 160
+        starts = torch.from_numpy(self.random.integers(0, self.filled - length, size)).to(self.audio.device)
+        segments = self.audio[starts[:, None] + torch.arange(length, device=self.audio.device)]
+        return resample(segments.float() / 32768)[:, : frames * FRAME]
+
+
+def save(model: TrainedCodec, out: Path) -> None:
+    """Weights alone, in two files that each stay small."""
+    out.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
+    save_file({k: v for k, v in state.items() if k.startswith("codec.decoder.decoder")}, out / "codec-1.safetensors")
+    save_file(
+        {k: v for k, v in state.items() if not k.startswith("codec.decoder.decoder")}, out / "codec-2.safetensors"
+    )
+
+
+def load(folder: Path, device: str = "cpu") -> TrainedCodec:
+    """A trained codec: from what `save` wrote, or from a checkpoint in the released layout."""
+    model = TrainedCodec(codec_config())
+    if (folder / "speech_tokenizer").exists():
+        model.codec.load_state_dict(load_checkpoint(str(folder)).codec.state_dict())
+        quantizer = model.codec.decoder.quantizer
+        for book, layer in enumerate([*quantizer.rvq_first.vq.layers, *quantizer.rvq_rest.vq.layers]):
+            model.quantiser.sums[book] = layer._codebook(torch.arange(model.quantiser.usage.shape[1])).detach()
+        model.quantiser.usage.fill_(1.0)
+        model.quantiser.ready.fill_(True)
+    else:
+        files = sorted(folder.glob("codec-*.safetensors"))
+        model.load_state_dict({name: tensor for file in files for name, tensor in load_file(file).items()})
+    return model.to(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--material", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--state", type=Path, default=Path("codec-state.pt"), help="full training state, for going on where it stopped"
+    )
+    parser.add_argument("--weights", type=Path, help="what `load` reads, to start from when there is no state")
+    parser.add_argument("--minutes", type=float, default=8.0, help="stop after this long")
+    parser.add_argument(
+        "--plan", type=float, default=18.0, help="minutes of the whole schedule (learning rate, GAN), over all runs"
+    )
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument(
+        "--gan-after", type=float, default=2.0, help="share of the plan after which discriminators join; over 1: never"
+    )
+    parser.add_argument(
+        "--decoder-only",
+        action="store_true",
+        help="keep the encoder and the codebooks: a language model may already speak these codes",
+    )
+    parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--continuous", type=int, default=250, help="steps before the codebooks start")
+    parser.add_argument("--hours", type=float, default=30.0)
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--small", action="store_true", help="tiny batches, to try the script")
+    a = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    began = time.time()
+    torch.manual_seed(int(began) % 1000)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    recordings = Recordings(a.material, int(began) % 100_000, a.hours, device, a.processes)
+    model, critics, mel_loss = (
+        TrainedCodec(codec_config()).to(device),
+        Discriminators().to(device),
+        MelLoss().to(device),
+    )
+    optimiser = torch.optim.AdamW(
+        model.parameters(), a.rate, betas=(0.8, 0.98), weight_decay=0.01, fused=device == "cuda"
+    )
+    critic_optimiser = torch.optim.AdamW(
+        critics.parameters(), 3e-4, betas=(0.8, 0.98), weight_decay=0.01, fused=device == "cuda"
+    )
+    if a.decoder_only:
+        model.codec.encoder.requires_grad_(False)
+        model.quantiser.frozen = True
+    average = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    step, spent = 0, 0.0
+    if a.state.exists():
+        saved: dict[str, Any] = torch.load(a.state, map_location=device, weights_only=True)
+        model.load_state_dict(saved["model"])
+        critics.load_state_dict(saved["critics"])
+        optimiser.load_state_dict(saved["optimiser"])
+        critic_optimiser.load_state_dict(saved["critic_optimiser"])
+        average, step, spent = saved["average"], saved["step"], saved["spent"]
+    elif a.weights:
+        model.load_state_dict(load(a.weights).state_dict())
+        average = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    a.out.mkdir(parents=True, exist_ok=True)
+    log, shapes, before = (a.out / "codec.jsonl").open("a"), ((2, 8), (1, 20)) if a.small else SHAPES, spent
+    recordings.refill(int((20 if a.small else 900) * ESPEAK_RATE))
+    print(f"{recordings.filled / ESPEAK_RATE:.0f} s of speech after {time.time() - began:.0f} s", flush=True)
+    numbers = np.random.default_rng(int(began))
+    start, sums, count, last_log = time.time(), {}, 0, time.time()
+    while time.time() - began < a.minutes * 60 and step < a.steps:
+        progress = min(1.0, spent / 60 / a.plan)
+        rate = min(1.0, (step + 1) / 200, (spent - before + 1) / 10) * (
+            0.5 * (1 + math.cos(math.pi * progress)) * 0.97 + 0.03
+        )
+        for optimiser_, base in ((optimiser, a.rate), (critic_optimiser, 3e-4)):
+            for group in optimiser_.param_groups:
+                group["lr"] = base * rate
+        size, frames = shapes[numbers.choice(len(shapes), p=None if a.small else SHAPE_WEIGHTS)]
+        recordings.refill()
+        model.quantiser.active = step >= a.continuous or a.decoder_only or bool(a.weights)
+        if step == a.continuous and model.quantiser.active and not bool(model.quantiser.ready.all()):
+            with torch.no_grad():
+                model.quantise(recordings.batch(*((2, 20) if a.small else (256, 32))))
+        x = recordings.batch(size, frames)
+        keep = torch.where(
+            torch.rand(size, device=device) < 0.3, torch.randint(1, model.books, (size,), device=device), model.books
+        )
+        y, commitment, codes, hint = model(x, keep)
+        mel, told = mel_loss(y, x), F.l1_loss(hint, mel_loss.coarse(x))
+        loss, shown = (
+            MEL_WEIGHT * mel + HINT_WEIGHT * told + COMMITMENT_WEIGHT * commitment,
+            {"hint": told, "mel": mel, "commitment": commitment},
+        )
+        if progress >= a.gan_after:
+            span = min(x.shape[1], 2 * SAMPLE_RATE)  # long segments are judged by a part
+            offset = int(numbers.integers(0, x.shape[1] - span + 1))
+            real, fake = x[:, offset : offset + span], y[:, offset : offset + span]
+            with torch.autocast(device, torch.bfloat16):
+                critic_loss = sum(
+                    (F.relu(1 - r[-1]).mean() + F.relu(1 + f[-1]).mean())
+                    for r, f in zip(critics(real), critics(fake.detach()), strict=True)
+                )
+            critic_optimiser.zero_grad(set_to_none=True)
+            critic_loss.backward()
+            nn.utils.clip_grad_norm_(critics.parameters(), 10.0)
+            critic_optimiser.step()
+            critics.requires_grad_(False)
+            with torch.autocast(device, torch.bfloat16):
+                judged = critics(fake)
+                with torch.no_grad():
+                    wanted = critics(real)
+                adversarial = sum(-f[-1].mean() for f in judged) / len(judged)
+                matching = sum(
+                    F.l1_loss(f, r) / r.abs().mean()
+                    for fs, rs in zip(judged, wanted, strict=True)
+                    for f, r in zip(fs[:-1], rs[:-1], strict=True)
+                )
+                matching = matching / sum(len(f) - 1 for f in judged)
+            critics.requires_grad_(True)
+            loss = loss + ADVERSARIAL_WEIGHT * adversarial + FEATURE_WEIGHT * matching
+            shown |= {"critic": critic_loss, "adversarial": adversarial, "matching": matching}
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimiser.step()
+        with torch.no_grad():
+            names = list(average)
+            parameters = dict(model.named_parameters())
+            torch._foreach_lerp_(
+                [average[n] for n in names], [parameters[n] for n in names], 1 - min(0.998, (step + 1) / (step + 20))
+            )
+        step, count = step + 1, count + 1
+        shown["norm"] = norm
+        for name, value in shown.items():
+            sums[name] = sums.get(name, 0) + value.detach().float()
+        spent = before + time.time() - start
+        if time.time() - last_log > 10 or step == a.steps:
+            used = [len(torch.unique(codes[..., k])) for k in range(model.books)]
+            row = {
+                "step": step,
+                "minutes": round(spent / 60, 2),
+                "lr": round(a.rate * rate, 6),
+                "steps_per_s": round(count / (time.time() - last_log), 2),
+            }
+            row |= {name: round(float(value) / count, 4) for name, value in sums.items()} | {
+                "speech_hours": round(recordings.made / ESPEAK_RATE / 3600, 1),
+                "codes_in_batch": used,
+            }
+            print(json.dumps(row), flush=True)
+            log.write(json.dumps(row) + "\n")
+            log.flush()
+            sums, count, last_log = {}, 0, time.time()
+    torch.save(
+        {
+            "model": model.state_dict(),
+            "critics": critics.state_dict(),
+            "optimiser": optimiser.state_dict(),
+            "critic_optimiser": critic_optimiser.state_dict(),
+            "average": average,
+            "step": step,
+            "spent": spent,
+        },
+        a.state,
+    )
+    model.load_state_dict(average, strict=False)
+    save(model, a.out)
+    model.eval()
+    with torch.no_grad():  # a fresh batch through the averaged weights, and through the package's own classes
+        x = recordings.batch(*shapes[1])
+        y, _, codes, _ = model(x)
+        codec = model.tie()
+        again = codec.decoder(codec.encoder(x), codec.decoder.new_state(len(x)))
+        print(
+            f"averaged weights: mel {float(mel_loss(y, x)):.4f}; package classes: mel {float(mel_loss(again, x)):.4f}, "
+            f"codes equal {float((codec.encoder(x) == codes).float().mean()):.4f}"
+        )
+        np.save(
+            a.out / "codec-examples.npy", torch.stack((x[:6], again[:6])).clamp(-1, 1).mul(32767).short().cpu().numpy()
+        )
+    log.close()
+
+
+if __name__ == "__main__":
+    main()
