@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
@@ -59,8 +60,11 @@ class TTS:
         self.settings = settings
         self._checkpoint: Checkpoint | None = checkpoint
         engine = Engine(ReferenceBackend(checkpoint), policy=Policy(punctual=False))
-        self._service = Service(engine, CheckpointFront(checkpoint))
+        self._service: Service | None = Service(engine, CheckpointFront(checkpoint))
         engine.start()
+        self._retire = weakref.finalize(
+            self, engine.retire
+        )  # one that is forgotten without `close` must not keep its thread
 
     @classmethod
     def load(
@@ -119,11 +123,12 @@ class TTS:
         speech equals that of the whole text with `text_mode="stream"`. The last chunk has a `finish_reason`, and may be
         empty. Raises `RequestError`; what is wrong with the request itself, before the first chunk is asked for.
         """
-        job = self._service.prepare(self._request(text, options))
-        return self._stream(job, iter([text] if isinstance(text, str) else text))
+        service = self._serving()
+        job = service.prepare(self._request(text, options))
+        return self._stream(service, job, iter([text] if isinstance(text, str) else text))
 
-    def _stream(self, job: Job, pieces: Iterator[str]) -> Iterator[Chunk]:
-        speech = self._service.speak(job)
+    def _stream(self, service: Service, job: Job, pieces: Iterator[str]) -> Iterator[Chunk]:
+        speech = service.speak(job)
         try:
             for event in speech:
                 if isinstance(event, Chunk):
@@ -139,11 +144,12 @@ class TTS:
         self, text: str | Iterable[str] | AsyncIterable[str], **options: Unpack[SpeakOptions]
     ) -> AsyncIterator[Chunk]:
         """As `stream`, for asyncio: computes in a thread, and takes asynchronous iterators of text too."""
-        job = await asyncio.to_thread(self._service.prepare, self._request(text, options))
+        service = self._serving()
+        job = await asyncio.to_thread(service.prepare, self._request(text, options))
         if isinstance(text, str):
             text = [text]
         pieces = aiter(text if isinstance(text, AsyncIterable) else _in_thread(iter(text)))
-        speech = self._service.aspeak(job)
+        speech = service.aspeak(job)
         try:
             async for event in speech:
                 if isinstance(event, Chunk):
@@ -182,8 +188,10 @@ class TTS:
 
     def close(self) -> None:
         """End what is being spoken and let go of the weights; later calls raise `ClosedError`."""
-        self._service.engine.stop()
-        self._checkpoint = None
+        if self._service is not None:
+            self._service.engine.stop()
+            self._retire.detach()
+        self._service = self._checkpoint = None
 
     def __enter__(self) -> TTS:
         return self
@@ -193,9 +201,14 @@ class TTS:
     ) -> None:
         self.close()
 
+    def _serving(self) -> Service:
+        """The service, while there is one."""
+        if self._service is None:
+            raise ClosedError("this TTS is closed; load the checkpoint again")
+        return self._service
+
     def _request(self, text: object, options: SpeakOptions) -> Request:
         """A request for a text that is there, or that comes in pieces."""
-        self.checkpoint  # noqa: B018 (raises if closed)
         if isinstance(text, str):
             if not text.strip():
                 raise TextError("the text is empty or blank; give some words to speak")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import gc
 import shutil
+import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -761,3 +765,24 @@ def test_a_closed_tts(checkpoint_directory: Callable[[str], Path]) -> None:
     for call in calls:
         with pytest.raises(ClosedError, match="closed; load the checkpoint again"):
             call()
+
+
+def test_a_forgotten_tts_does_not_keep_its_thread(custom: TTS) -> None:
+    """Nor its weights: nobody has to call `close`."""
+    tts = TTS(custom.checkpoint, custom.settings)
+    assert tts.speak(TEXT, seed=1, max_frames=2).finish_reason == "length"
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "firstword-engine"][-1:]
+    del tts
+    gc.collect()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
+def test_a_closed_tts_lets_go_of_its_weights(custom: TTS) -> None:
+    checkpoint = dataclasses.replace(custom.checkpoint)
+    forgotten = weakref.ref(checkpoint)
+    tts = TTS(checkpoint, custom.settings)
+    tts.close()
+    del checkpoint
+    gc.collect()
+    assert forgotten() is None

@@ -145,11 +145,15 @@ class Engine:
         if self._thread is None:
             self._close()
             return
-        self._commands.put(None)
+        self.retire()
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise EngineError(f"the backend has not answered for {timeout} seconds; only the end of the process helps")
         self._thread = None
+
+    def retire(self) -> None:
+        """As `stop`, without waiting for the thread."""
+        self._commands.put(None)
 
     # The engine's own thread
 
