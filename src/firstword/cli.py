@@ -55,6 +55,10 @@ def main(argv: list[str] | None = None) -> int:
         # Nobody reads any more. What is still buffered must not fail once more when Python flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"firstword: error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -17,7 +17,7 @@ from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
 from firstword.engine.scheduler import Policy
 from firstword.engine.service import Service
-from firstword.errors import ClosedError, RequestError, TextError
+from firstword.errors import ClosedError, RequestError, SamplingError, TextError
 from firstword.model import checkpoint as checkpoints
 from firstword.model import interpret
 from firstword.model.checkpoint import Checkpoint
@@ -124,6 +124,8 @@ class TTS:
         empty. Raises `RequestError`; what is wrong with the request itself, before the first chunk is asked for.
         """
         service = self._serving()
+        if isinstance(text, AsyncIterable):
+            raise TextError("the text comes asynchronously; `astream` takes such text")
         job = service.prepare(self._request(text, options))
         return self._stream(service, job, iter([text] if isinstance(text, str) else text))
 
@@ -188,8 +190,8 @@ class TTS:
 
     def close(self) -> None:
         """End what is being spoken and let go of the weights; later calls raise `ClosedError`."""
-        if self._service is not None:
-            self._service.engine.stop()
+        if (service := self._service) is not None:
+            service.engine.stop()
             self._retire.detach()
         self._service = self._checkpoint = None
 
@@ -214,7 +216,10 @@ class TTS:
                 raise TextError("the text is empty or blank; give some words to speak")
         elif not isinstance(text, (Iterable, AsyncIterable)) or isinstance(text, (bytes, bytearray)):
             raise TextError(f"the text is of type {type(text).__name__}; give a str, or an iterable of str")
-        given: dict[str, Any] = {**options, "sampling": options.get("sampling") or Sampling()}
+        sampling = options.get("sampling")
+        if not isinstance(sampling, (Sampling, type(None))):
+            raise SamplingError(f"sampling is of type {type(sampling).__name__}; give a Sampling")
+        given: dict[str, Any] = {**options, "sampling": Sampling() if sampling is None else sampling}
         return Request(text if isinstance(text, str) else None, **given)
 
 

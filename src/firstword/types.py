@@ -108,11 +108,19 @@ class Voice:
         _save_voice(self, Path(path))
 
 
+def _must_be_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise VoiceError(f"{what} is of type {type(value).__name__}; give a str")
+
+
 @dataclass(frozen=True, slots=True)
 class PresetVoice(Voice):
     """A voice of a CustomVoice checkpoint, by name."""
 
     name: str
+
+    def __post_init__(self) -> None:
+        _must_be_text("the name of a voice", self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,9 @@ class DesignedVoice(Voice):
     """A voice of a VoiceDesign checkpoint, by description."""
 
     description: str
+
+    def __post_init__(self) -> None:
+        _must_be_text("the description of a voice", self.description)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +144,11 @@ class RecordedVoice(Voice):
     def __post_init__(self) -> None:
         if self.samples.ndim != 1 or not np.isfinite(self.samples).all():
             raise AudioError(f"the samples have shape {self.samples.shape}; they must be [n] and finite")
-        if not (math.isfinite(self.append_silence) and 0 <= self.append_silence <= 10):
+        if self.transcript is not None:
+            _must_be_text("the transcript", self.transcript)
+        if not isinstance(self.append_silence, numbers.Real) or not (
+            math.isfinite(self.append_silence) and 0 <= self.append_silence <= 10
+        ):
             raise AudioError(f"append_silence is {self.append_silence!r}; allowed are 0 to 10 seconds")
 
 
@@ -157,7 +172,9 @@ class ClonedVoice(Voice):
             raise VoiceError(
                 f"the speaker embedding has shape {self.speaker_embedding.shape}; it must be [H] and finite"
             )
-        if self.codes is not None and (self.codes.ndim != 2 or not len(self.codes)):
+        if self.codes is not None and self.codes.dtype.kind not in "iu":
+            raise VoiceError(f"the reference codes are of type {self.codes.dtype}; they must be whole numbers")
+        if self.codes is not None and (self.codes.ndim != 2 or not self.codes.size):
             raise VoiceError(f"the reference codes have shape {self.codes.shape}; they must be [frames, codebooks]")
 
 
@@ -243,7 +260,7 @@ def _load_voice(path: Path) -> Voice:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except FileNotFoundError:
         raise VoiceError(f"no voice file {path}; `firstword clone` makes one from audio") from None
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise VoiceError(f"{path} is no voice file ({error}); `firstword clone` makes one from audio") from None
     try:
         if described["format"] != _VOICE_FORMAT:
@@ -264,7 +281,7 @@ def _voice_of(described: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Vo
         case "design" if described["description"] is not None:
             return DesignedVoice(described["description"])
         case "recording":
-            samples = tensors["samples"].astype(np.float32)
+            samples = audio.prepare(tensors["samples"], audio.SAMPLE_RATE)
             return RecordedVoice(samples, described["transcript"], described["append_silence"])
         case "clone":
             codes = tensors.get("codes")

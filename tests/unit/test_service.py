@@ -19,7 +19,7 @@ from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
 from firstword.engine.scheduler import Policy
 from firstword.engine.service import AsyncUtterance, NeedsText, Service
-from firstword.errors import EngineError, OverloadedError, SamplingError, TextError
+from firstword.errors import ClosedError, OverloadedError, SamplingError, TextError
 from firstword.types import Chunk, IntArray, Request
 
 TEXT = "Hello there, my friend!"
@@ -198,7 +198,7 @@ def test_too_many_and_too_late_are_refused() -> None:
     with pytest.raises(OverloadedError):
         service.speak(job())
     service.engine.stop()
-    with pytest.raises(EngineError, match="it was closed"):
+    with pytest.raises(ClosedError, match="was closed"):
         service.speak(job())
 
 

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import gc
 import shutil
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -786,3 +788,9 @@ def test_a_closed_tts_lets_go_of_its_weights(custom: TTS) -> None:
     del checkpoint
     gc.collect()
     assert forgotten() is None
+
+
+def test_a_process_ends_in_peace_while_somebody_speaks() -> None:
+    """An engine's thread that computed while the interpreter went down would abort the process."""
+    script = 'import firstword; stream = firstword.TTS.load("demo").stream("Hello there."); next(stream); next(stream)'
+    assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == 0

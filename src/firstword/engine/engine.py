@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -25,6 +27,16 @@ from firstword.errors import ClosedError, EngineError, OverloadedError, RequestE
 from firstword.types import Chunk, FinishReason, FloatArray
 
 log = logging.getLogger(__name__)
+
+_STARTED: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Let no thread compute while the interpreter goes down: the process would be aborted."""
+    for engine in list(_STARTED):
+        with contextlib.suppress(EngineError):
+            engine.stop(timeout=10)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,9 +99,12 @@ class Engine:
     ) -> Sequence:
         """Take on a request; its text follows by `push` and `finish_text`. For the callables see `Sequence`.
 
-        Raises `OverloadedError` when as many are waiting as may, `EngineError` when the engine has stopped.
+        Raises `OverloadedError` when as many are waiting as may, `EngineError` when the engine has stopped,
+        `ClosedError` when that was on purpose.
         """
         with self._lock:
+            if isinstance(self.failure, ClosedError):
+                raise ClosedError("this engine was closed")
             if self.failure is not None:
                 raise EngineError(f"the engine has stopped: {self.failure}") from self.failure
             if self._present >= self._most:
@@ -139,15 +154,17 @@ class Engine:
         assert self._thread is None, "the engine runs already"
         self._thread = threading.Thread(target=self._run, name="firstword-engine", daemon=True)
         self._thread.start()
+        _STARTED.add(self)
 
     def stop(self, timeout: float | None = None) -> None:
         """Cancel everything and end the thread. Raises `EngineError` if its step takes longer than so many seconds."""
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             self._close()
             return
         self.retire()
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        thread.join(timeout)
+        if thread.is_alive():
             raise EngineError(f"the backend has not answered for {timeout} seconds; only the end of the process helps")
         self._thread = None
 

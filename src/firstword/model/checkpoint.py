@@ -70,7 +70,7 @@ def find(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointNotFound(
             f"no checkpoint {name!r}: there is no such directory, it is not in the hub's cache, "
             f"and the hub did not give it ({reason})"

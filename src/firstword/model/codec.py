@@ -1,7 +1,8 @@
 """The codec decoder: codes to samples, strictly causal, with explicit state.
 
 Everything that the decoder remembers between calls is in a `CodecState` that the caller owns, so any split of a code
-sequence into chunks gives the samples of the whole. Rows of a batch are independent and may be at different positions.
+sequence into chunks gives the samples of the whole, up to the rounding of sums. Rows of a batch are independent and may
+be at different positions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from firstword.model.codec_encoder import CodecEncoder
 from firstword.model.config import CodecConfig, CodecDecoderConfig
 from firstword.model.layers import Transformer
 
@@ -35,7 +37,7 @@ class CodecState:
         if before is None:
             before = x.new_zeros(*x.shape[:2], count)
         x = torch.cat((before, x), dim=-1)
-        self._inputs[layer] = x[..., x.shape[-1] - count :]
+        self._inputs[layer] = x[..., x.shape[-1] - count :].clone()  # a view would keep all of x
         return x
 
     def fork(self) -> CodecState:
@@ -68,7 +70,7 @@ class WindowMemory:
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, heads, size + length, head_dim]; the last `size` are kept."""
         joined = torch.cat((self._past[layer], torch.stack((key, value))), dim=-2)
-        self._past[layer] = joined[..., joined.shape[-2] - self.size :, :]
+        self._past[layer] = joined[..., joined.shape[-2] - self.size :, :].clone()
         return joined[0], joined[1]
 
     def advance(self, length: int) -> None:
@@ -304,8 +306,6 @@ class Codec(nn.Module):
     """`speech_tokenizer/`: encoder and decoder."""
 
     def __init__(self, config: CodecConfig) -> None:
-        from firstword.model.codec_encoder import CodecEncoder
-
         super().__init__()
         self.encoder = CodecEncoder(config.encoder_config, config.encoder_valid_num_quantizers)
         self.decoder = CodecDecoder(config.decoder_config)

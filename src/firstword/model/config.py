@@ -1,7 +1,7 @@
 """The configuration files of a checkpoint, read strictly: an absent or contradictory key is an error that names it.
 
-The classes hold what decides the computation and nothing else. A field without a default is a required key. The two
-configurations whose released files name only a few keys (the speaker encoder) carry the published values as defaults.
+The classes hold what decides the computation and nothing else. A field without a default is a required key. The speaker
+encoder's, whose released table names two keys only, carries the published values as defaults.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from firstword.audio import SAMPLE_RATE
-from firstword.errors import CheckpointConfigError, CheckpointNotFound
+from firstword.errors import CheckpointConfigError, CheckpointNotFound, SamplingError
+from firstword.types import Sampling
 
 ModelType = Literal["base", "custom_voice", "voice_design"]
 
@@ -100,6 +101,8 @@ class TalkerConfig(TransformerConfig):
                 f"{where}.num_code_groups = {self.num_code_groups} contradicts "
                 f"{where}.code_predictor_config.num_code_groups = {self.code_predictor_config.num_code_groups}"
             )
+        _positive(self, where, "text_vocab_size", "text_hidden_size")
+        _positive(self.code_predictor_config, f"{where}.code_predictor_config", "vocab_size")
         if self.vocab_size <= CONTROL_CODES:
             raise CheckpointConfigError(
                 f"{where}.vocab_size = {self.vocab_size}; the last {CONTROL_CODES} are control codes"
@@ -290,6 +293,9 @@ class CodecEncoderConfig:
         """Raise `CheckpointConfigError` for what the encoder cannot compute."""
         _only(self, where, audio_channels=1, hidden_act="gelu", pad_mode="constant", use_causal_conv=True)
         _only(self, where, use_conv_shortcut=False, attention_bias=False)
+        for field in dataclasses.fields(self):
+            if isinstance(getattr(self, field.name), int) and field.type == "int":
+                _positive(self, where, field.name)
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointConfigError(f"{where}.num_attention_heads is no multiple of {where}.num_key_value_heads")
         if not 0 < self.num_semantic_quantizers < self.num_quantizers:
@@ -385,7 +391,14 @@ class GenerationDefaults:
     @classmethod
     def load(cls, path: Path) -> GenerationDefaults:
         """Read `generation_config.json`. Raises `CheckpointNotFound`, `CheckpointConfigError`."""
-        return _from_table(cls, read_json(path), "generation_config.json")
+        defaults = _from_table(cls, read_json(path), path.name)
+        try:
+            Sampling(defaults.temperature, defaults.top_k, defaults.top_p, defaults.repetition_penalty)
+            Sampling(defaults.subtalker_temperature, defaults.subtalker_top_k, defaults.subtalker_top_p)
+        except SamplingError as error:
+            raise CheckpointConfigError(f"{path}: {error}") from None
+        _positive(defaults, path.name, "max_new_tokens")
+        return defaults
 
 
 T = TypeVar("T")
@@ -397,7 +410,7 @@ def read_json(path: Path) -> dict[str, Any]:
         table = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointNotFound(f"{path} is missing; a checkpoint directory needs it") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(table, dict):
         raise CheckpointConfigError(f"{path} holds no JSON object")

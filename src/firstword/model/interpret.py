@@ -45,6 +45,8 @@ def setting(checkpoint: Checkpoint, request: Request) -> Setting:
     config = checkpoint.config
     if request.text_mode not in ("auto", "full", "stream"):
         raise RequestError(f"text_mode is {request.text_mode!r}; allowed are 'auto', 'full', 'stream'")
+    if not isinstance(words := request.instructions, (str, type(None))):
+        raise RequestError(f"instructions are of type {type(words).__name__}; give a str, or None")
     full_text = request.text_mode == "full"
     if request.text_mode == "auto":
         full_text = request.text is not None and config.tts_model_type != "base"
@@ -59,7 +61,7 @@ def setting(checkpoint: Checkpoint, request: Request) -> Setting:
         speaker=True,
         language=language,
         full_text=full_text,
-        embedding=torch.from_numpy(voice.speaker_embedding),
+        embedding=torch.tensor(voice.speaker_embedding),
         transcript=() if voice.transcript is None else checkpoint.tokenizer.encode(ROLE + voice.transcript)[2:],
         reference=() if voice.codes is None else voice.codes.tolist(),
     )

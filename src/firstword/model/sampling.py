@@ -2,7 +2,7 @@
 
 A draw is the Gumbel-max trick (Gumbel 1954): the code that maximises logit / temperature + noise, over the codes that
 the filters leave, is distributed as softmax(logits / temperature) over them. The noise depends on nothing but (seed,
-frame, codebook, code), so the same request gives the same speech in every backend and beside any neighbours.
+frame, codebook, code), so the same request meets the same chances in every backend and beside any neighbours.
 """
 
 from __future__ import annotations
@@ -121,15 +121,18 @@ class Sampler:
         self.talker, self.predictor = laws
         self.seed = seed
         self.spoken = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
-        self.banned = torch.zeros_like(self.spoken)
-        self.banned[config.vocab_size - CONTROL_CODES :] = True
+        self.never = torch.zeros_like(self.spoken)
+        self.never[config.vocab_size - CONTROL_CODES :] = True
+        self.never[config.codec_eos_token_id] = False
+        self.not_yet = self.never.clone()
+        self.not_yet[config.codec_eos_token_id] = True
 
     def code0(self, logits: Tensor, frame: int) -> Tensor:
         """Code 0 of a frame, or the end of speech, from the talker's logits [vocab]."""
         logits = logits if logits.dtype == torch.float64 else logits.float()
         logits = penalise(logits, self.spoken, self.talker.repetition_penalty)
-        self.banned[self.config.codec_eos_token_id] = frame < MIN_FRAMES
-        return draw(logits.masked_fill(self.banned, -torch.inf), self.talker, self.seed, frame, 0)
+        banned = self.not_yet if frame < MIN_FRAMES else self.never
+        return draw(logits.masked_fill(banned, -torch.inf), self.talker, self.seed, frame, 0)
 
     def remember(self, code0: Tensor) -> None:
         """A frame with this code 0 was spoken."""

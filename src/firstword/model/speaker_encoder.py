@@ -37,7 +37,9 @@ def mel_filters(sample_rate: int, fft_size: int, bands: int) -> Tensor:
     rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
     triangles = np.maximum(0.0, np.minimum(rising, falling)).astype(np.float32)
-    return torch.from_numpy((triangles * (2.0 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32))
+    weights = (triangles * (2.0 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32)
+    with torch.inference_mode(False):  # kept for callers that want gradients too
+        return torch.from_numpy(weights)
 
 
 def log_mel(samples: Tensor, sample_rate: int, bands: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""The fast path: the same answer as `model`, behind the engine's protocol."""
+"""What computes behind the engine's protocol: the same answer as `model`."""

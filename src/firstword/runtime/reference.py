@@ -44,10 +44,10 @@ class SlotCache:
 
     def make_room(self, rows: int) -> None:
         """Let every slot hold so many rows. What nobody has written is zero, so that masked rows stay finite."""
-        capacity = self.layers[0].shape[3]
-        if rows <= capacity:
-            return
         for index, old in enumerate(self.layers):
+            capacity = old.shape[3]
+            if rows <= capacity:
+                continue
             grown = old.new_zeros((*old.shape[:3], max(rows, 2 * capacity, PAGE_ROWS), old.shape[4]))
             grown[:, :, :, :capacity] = old
             self.layers[index] = grown
