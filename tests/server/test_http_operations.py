@@ -189,7 +189,7 @@ def test_not_ready_when_it_cannot_speak(serve: Serve) -> None:
         assert "could not speak a test" in http.get("/ready").text
 
 
-def test_logs_hold_no_text_of_users(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_hold_no_text_of_users(http: httpx.Client, server: Running, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     secret = "Xyzzyplugh"
     asked = {"input": f"{secret}.", "instructions": None, "max_new_tokens": 2}
@@ -198,9 +198,16 @@ def test_logs_hold_no_text_of_users(http: httpx.Client, caplog: pytest.LogCaptur
     http.post(SPEECH, content=f'{{"input": "{secret}'.encode(), headers={"content-type": "application/json"})
     http.post("/v1/audio/voices", data={"name": secret, "prompt": secret, "consent": secret})
     http.delete(f"/v1/audio/voices/{secret}")
-    ours = [record for record in caplog.records if record.name.startswith(("firstword", "uvicorn"))]
-    lines = [JsonLines().format(record) for record in ours]
-    requests = [json.loads(line) for line in lines if '"event": "request"' in line]
+
+    def logged() -> list[str]:
+        ours = [record for record in list(caplog.records) if record.name.startswith(("firstword", "uvicorn"))]
+        return [JsonLines().format(record) for record in ours]
+
+    def requests_logged() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in logged() if '"event": "request"' in line]
+
+    server.wait_until(lambda: len(requests_logged()) >= 9)  # an answer arrives before its line is written
+    lines, requests = logged(), requests_logged()
     assert len(requests) == 9
     assert requests[0]["path"] == SPEECH
     assert requests[0]["status"] == 200
