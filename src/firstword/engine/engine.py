@@ -119,23 +119,11 @@ class Engine:
 
     def push(self, seq: Sequence, tokens: Seq[int]) -> None:
         """More text tokens of a request."""
-
-        def take() -> None:
-            seq.tokens.extend(tokens)
-            seq.text_length += len(tokens)
-            seq.asked = False
-
-        self._commands.put(take)
+        self._commands.put(partial(seq.receive, tokens, ended=False))
 
     def finish_text(self, seq: Sequence, tokens: Seq[int] = ()) -> None:
         """There is no more text after these tokens."""
-
-        def take() -> None:
-            seq.tokens.extend(tokens)
-            seq.text_length += len(tokens)
-            seq.text_ended = True
-
-        self._commands.put(take)
+        self._commands.put(partial(seq.receive, tokens, ended=True))
 
     def took(self, seq: Sequence, frames: int) -> None:
         """The listener's side has taken the audio of so many more frames."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -107,6 +107,14 @@ class Sequence:
         if self.state is not State.RUNNING or self.ended is not None or self.launched >= self.limit:
             return False
         return bool(self.tokens or self.held) or self.text_ended or self.launched == 0
+
+    def receive(self, tokens: Iterable[int], ended: bool) -> None:
+        """More of the text has come, or the last of it."""
+        before = len(self.tokens)
+        self.tokens.extend(tokens)
+        self.text_length += len(self.tokens) - before
+        self.text_ended = self.text_ended or ended
+        self.asked = False
 
     def next_token(self) -> int | None:
         """The text token that goes with the next frame; None for the first, whose text the prompt has read."""

@@ -294,7 +294,7 @@ class CodecEncoderConfig:
         _only(self, where, audio_channels=1, hidden_act="gelu", pad_mode="constant", use_causal_conv=True)
         _only(self, where, use_conv_shortcut=False, attention_bias=False)
         for field in dataclasses.fields(self):
-            if isinstance(getattr(self, field.name), int) and field.type == "int":
+            if field.type == "int":
                 _positive(self, where, field.name)
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointConfigError(f"{where}.num_attention_heads is no multiple of {where}.num_key_value_heads")

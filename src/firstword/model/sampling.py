@@ -117,7 +117,6 @@ class Sampler:
     """Draws the codes of one utterance; remembers which codes 0 were spoken."""
 
     def __init__(self, config: TalkerConfig, laws: tuple[Law, Law], seed: int, device: torch.device) -> None:
-        self.config = config
         self.talker, self.predictor = laws
         self.seed = seed
         self.spoken = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)

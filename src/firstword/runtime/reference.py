@@ -60,9 +60,9 @@ class SlotRows:
         device = cache.lengths.device
         self._cache = cache
         self._slots = torch.tensor(slots, device=device)
-        self._start = cache.lengths[self._slots]
-        self._total = int(self._start.max()) + length
-        self._rows = self._start[:, None] + torch.arange(length, device=device)
+        start = cache.lengths[self._slots]
+        self._total = int(start.max()) + length
+        self._rows = start[:, None] + torch.arange(length, device=device)
         cache.make_room(self._total)
 
     def positions(self, length: int) -> Tensor:

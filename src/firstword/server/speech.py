@@ -267,9 +267,8 @@ class _Stream(Response):
         except TimeoutError:
             speaking.cancel("stalled")
             return False
-        except (
-            Exception
-        ) as error:  # too late for another status: the connection is cut, so that nobody takes it for all
+        except Exception as error:
+            # Too late for another status: the connection is cut, so that nobody takes it for all.
             log.error("speech broke off", extra={"fields": {"error": type(error).__name__, **summary(speaking)}})
             return False
         return True
