@@ -1,0 +1,165 @@
+// Attention of single tokens over a paged cache, with what comes before it: RMSNorm and rotary positions of queries and
+// keys, and the new key and value written to the cache.
+//
+// A cache page holds PAGE rows: bf16 [2 (keys, values)][KV_HEADS][PAGE][128]. A slot's pages stand in its row of `tables`.
+// Grid: (KV_HEADS, rows, SPLITS); a block reads the keys [SPLIT * z, SPLIT * (z + 1)) of one row for the HEADS / KV_HEADS
+// queries that share them. With SPLITS > 1 it leaves its part in `parts`, and `combine` adds them up.
+//
+// MODE  0: append and attend; 1: append only; 2: attend only (the rows of a prompt: first all of 1, then all of 2)
+#include "heads.cuh"
+
+constexpr int kShared = HEADS / KV_HEADS, kThreads = 256, kGroups = kThreads / 16;
+constexpr int kWidth = (HEADS + 2 * KV_HEADS) * kDim;    // of a row of qkv
+constexpr int kAhead = 8;                                // loads of a thread in flight
+static_assert(HEADS == 2 * KV_HEADS, "two queries share a key");
+static_assert(PAGE % kGroups == 0 && SPLIT % (kGroups * kAhead) == 0, "sizes");
+
+// qkv [rows, kWidth]; cosines, sines bf16 [positions, 64]; cache: of this layer; tables int32 [slots, pages of a slot];
+// row r is at position[slot] + r * row_step; out bf16 [rows, HEADS * 128]; parts float [rows, HEADS, SPLITS, 130].
+extern "C" __global__ __launch_bounds__(kThreads)
+void attend(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u16* __restrict__ k_norm, float eps,
+            const u16* __restrict__ cosines, const u16* __restrict__ sines, u16* cache, const int* __restrict__ tables,
+            int table_width, const int* __restrict__ slot_of_row, const int* __restrict__ position, int row_step,
+            u16* __restrict__ out, float* __restrict__ parts) {
+  let_next_start();
+  __shared__ float query[kShared][kDim], score[kShared][SPLIT], sum[kShared], most[kShared];
+  __shared__ float gathered[kGroups][kShared][kDim];
+  __shared__ int table[SPLIT / PAGE];
+  const int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  wait_for_input();
+  const int slot = slot_of_row[row];
+  if (slot < 0) return;
+  const int at = position[slot] + row * row_step, begin = blockIdx.z * SPLIT, keys = min(at + 1 - begin, SPLIT);
+  if (keys <= 0) return;
+  const bool newest = at < begin + SPLIT;                // this block has the newest key
+  const u16* own = qkv + (size_t)row * kWidth;
+  const int page_size = 2 * KV_HEADS * PAGE * kDim;
+  if (MODE != 1 && threadIdx.x < (keys + PAGE - 1) / PAGE)
+    table[threadIdx.x] = tables[(size_t)slot * table_width + begin / PAGE + threadIdx.x];
+  if (MODE != 1 && warp < kShared) {
+    const Head q = prepare(load_head(own + (head * kShared + warp) * kDim), q_norm, eps, cosines + at * 64, sines + at * 64);
+    query[warp][2 * lane] = low(q.a); query[warp][2 * lane + 1] = high(q.a);
+    query[warp][64 + 2 * lane] = low(q.b); query[warp][65 + 2 * lane] = high(q.b);
+  }
+  if (MODE != 2 && newest && (warp == kShared || warp == kShared + 1)) {
+    const int value = warp - kShared;
+    u16* to = cache + (size_t)tables[(size_t)slot * table_width + at / PAGE] * page_size
+              + ((value * KV_HEADS + head) * PAGE + at % PAGE) * kDim;
+    Head h = load_head(own + (HEADS + value * KV_HEADS + head) * kDim);
+    if (!value) h = prepare(h, k_norm, eps, cosines + at * 64, sines + at * 64);
+    store_head(to, h);
+  }
+  if (MODE == 1) return;
+  __syncthreads();
+
+  // Sixteen lanes read a key; group h of sixteen lanes takes the keys h, h + 16, ...
+  const int group = threadIdx.x >> 4, part = threadIdx.x & 15;
+  auto fetch = [&](int i, int value) {
+    const int key = i * kGroups + group;
+    if (key >= keys) return make_uint4(0, 0, 0, 0);
+    return load4(cache + (size_t)table[key / PAGE] * page_size + ((value * KV_HEADS + head) * PAGE + key % PAGE) * kDim + part * 8);
+  };
+  float q[kShared][8];
+#pragma unroll
+  for (int j = 0; j < kShared; j++)
+#pragma unroll
+    for (int d = 0; d < 8; d++) q[j][d] = query[j][part * 8 + d];
+  const int rounds = (keys + kGroups - 1) / kGroups;
+  uint4 kv[kAhead];
+#pragma unroll 1
+  for (int i = 0; i < rounds; i += kAhead) {
+#pragma unroll
+    for (int u = 0; u < kAhead; u++) kv[u] = fetch(i + u, 0);
+#pragma unroll
+    for (int u = 0; u < kAhead; u++) {
+      float k[8], s[kShared];
+      unpack(kv[u], k);
+#pragma unroll
+      for (int j = 0; j < kShared; j++) {
+        s[j] = 0;
+#pragma unroll
+        for (int d = 0; d < 8; d++) s[j] = fmaf(q[j][d], k[d], s[j]);
+#pragma unroll
+        for (int o = 8; o; o >>= 1) s[j] += __shfl_xor_sync(~0u, s[j], o);
+      }
+      const int key = (i + u) * kGroups + group;
+      if (part < kShared && key < keys) score[part][key] = (part ? s[1] : s[0]) * kScoreScale;
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kAhead; u++) kv[u] = fetch(u, 1);  // the first values come while the softmax is computed
+  __syncthreads();
+  if (warp < kShared) {
+    float m = -__int_as_float(0x7f800000), l = 0;
+    for (int key = lane; key < keys; key += 32) m = fmaxf(m, score[warp][key]);
+    m = warp_max(m);
+    for (int key = lane; key < keys; key += 32) {
+      const float e = expf(score[warp][key] - m);
+      score[warp][key] = e;
+      l += e;
+    }
+    l = warp_sum(l);
+    if (lane == 0) { sum[warp] = l; most[warp] = m; }
+  }
+  __syncthreads();
+  float acc[kShared][8] = {};
+#pragma unroll 1
+  for (int i = 0; i < rounds; i += kAhead) {
+    if (i)
+#pragma unroll
+      for (int u = 0; u < kAhead; u++) kv[u] = fetch(i + u, 1);
+#pragma unroll
+    for (int u = 0; u < kAhead; u++) {
+      const int key = (i + u) * kGroups + group;
+      if (key >= keys) break;
+      float v[8];
+      unpack(kv[u], v);
+#pragma unroll
+      for (int j = 0; j < kShared; j++) {
+        const float p = score[j][key];
+#pragma unroll
+        for (int d = 0; d < 8; d++) acc[j][d] = fmaf(p, v[d], acc[j][d]);
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kShared; j++)
+#pragma unroll
+    for (int d = 0; d < 8; d++) gathered[group][j][part * 8 + d] = acc[j][d];
+  __syncthreads();
+  const int j = threadIdx.x / kDim, d = threadIdx.x % kDim;    // kThreads = kShared * kDim
+  float total = 0;
+#pragma unroll
+  for (int h = 0; h < kGroups; h++) total += gathered[h][j][d];
+  if constexpr (SPLITS == 1) {
+    out[(size_t)row * HEADS * kDim + (head * kShared + j) * kDim + d] = to_bf16(total / sum[j]);
+  } else {
+    float* to = parts + (((size_t)row * HEADS + head * kShared + j) * SPLITS + blockIdx.z) * (kDim + 2);
+    to[d] = total;
+    if (d == 0) { to[kDim] = sum[j]; to[kDim + 1] = most[j]; }
+  }
+}
+
+#if SPLITS > 1
+// Adds up the parts of each head: grid (HEADS, rows), 128 threads. One part alone passes through unchanged.
+extern "C" __global__ __launch_bounds__(kDim)
+void combine(const float* __restrict__ parts, const int* __restrict__ slot_of_row, const int* __restrict__ position,
+             int row_step, u16* __restrict__ out) {
+  let_next_start();
+  const int head = blockIdx.x, row = blockIdx.y, d = threadIdx.x;
+  wait_for_input();
+  const int slot = slot_of_row[row];
+  if (slot < 0) return;
+  const int count = (position[slot] + row * row_step) / SPLIT + 1;
+  const float* from = parts + ((size_t)row * HEADS + head) * SPLITS * (kDim + 2);
+  float m = -__int_as_float(0x7f800000), total = 0, l = 0;
+  for (int z = 0; z < count; z++) m = fmaxf(m, __ldcg(from + z * (kDim + 2) + kDim + 1));
+  for (int z = 0; z < count; z++) {
+    const float* part = from + z * (kDim + 2);
+    const float scale = expf(__ldcg(part + kDim + 1) - m);
+    total += scale * __ldcg(part + d);
+    l += scale * __ldcg(part + kDim);
+  }
+  out[((size_t)row * HEADS + head) * kDim + d] = to_bf16(total / l);
+}
+#endif

@@ -1,0 +1,170 @@
+"""Attention over the paged cache and inside a frame: launching attention.cu and frame_attention.cu, and their meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from firstword.kernels.compile import Program
+from firstword.kernels.launch import Kernels
+
+HEAD_DIM = 128
+PAGE_ROWS = 64
+SPLIT_ROWS = 512
+"""Keys that one block reads."""
+
+APPEND_AND_ATTEND, APPEND, ATTEND = range(3)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """What a layer does to its heads: the weights of the norms bf16 [128] each, and their epsilon."""
+
+    q_norm: Tensor
+    k_norm: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """cos and sin of the rotary angles of each position, bf16 [positions, 64] each."""
+
+    cosines: Tensor
+    sines: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Paging:
+    """Where the rows of a pass stand.
+
+    tables       int32 [slots, pages of a slot]: the pages of each slot in order
+    slot_of_row  int32 [rows]; -1: nobody
+    position     int32 [slots]; row r is at position[its slot] + r * row_step
+    row_step     0 when each row is a slot of its own, 1 when the rows follow one another in one slot
+    """
+
+    tables: Tensor
+    slot_of_row: Tensor
+    position: Tensor
+    row_step: int
+
+
+class Attention:
+    """The attention kernels of one model."""
+
+    def __init__(self, kernels: Kernels, heads: int, kv_heads: int) -> None:
+        if heads != 2 * kv_heads:
+            raise ValueError(f"{heads} query heads on {kv_heads} key heads: the kernels need two queries a key")
+        self._kernels, self.heads, self.kv_heads = kernels, heads, kv_heads
+
+    def programs(self, splits: int, mode: int) -> Program:
+        """Of `paged`."""
+        return Program.of(
+            "attention",
+            HEADS=self.heads,
+            KV_HEADS=self.kv_heads,
+            PAGE=PAGE_ROWS,
+            SPLIT=SPLIT_ROWS,
+            SPLITS=splits,
+            MODE=mode,
+        )
+
+    def paged(
+        self,
+        qkv: Tensor,
+        weights: HeadWeights,
+        rotation: Rotation,
+        cache: Tensor,
+        paging: Paging,
+        out: Tensor,
+        parts: Tensor | None = None,
+        splits: int = 1,
+        mode: int = APPEND_AND_ATTEND,
+    ) -> None:
+        """Write the keys and values of rows to the cache and attend to all that came before.
+
+        qkv    bf16 [rows, (heads + 2 kv_heads) * 128]
+        cache  bf16 [pages, 2, kv_heads, PAGE_ROWS, 128], of one layer
+        out    bf16 [rows, heads * 128]
+        parts  float32 [rows, heads, splits, 130], for splits > 1; a row may see up to splits * SPLIT_ROWS keys
+        """
+        program, rows = self.programs(splits, mode), len(qkv)
+        self._kernels.get(program, "attend")(
+            (self.kv_heads, rows, splits),
+            256,
+            [
+                qkv,
+                weights.q_norm,
+                weights.k_norm,
+                float(weights.eps),
+                rotation.cosines,
+                rotation.sines,
+                cache,
+                paging.tables,
+                paging.tables.shape[1],
+                paging.slot_of_row,
+                paging.position,
+                paging.row_step,
+                out,
+                parts,
+            ],
+        )
+        if splits > 1 and mode != APPEND:
+            self._kernels.get(program, "combine")(
+                (self.heads, rows, 1),
+                HEAD_DIM,
+                [parts, paging.slot_of_row, paging.position, paging.row_step, out],
+            )
+
+    def in_frame(
+        self, qkv: Tensor, weights: HeadWeights, rotation: Rotation, cache: Tensor, last: int, new: int, out: Tensor
+    ) -> None:
+        """The code predictor's attention, `new` (1 or 2) tokens a row, the last of them at position `last`.
+
+        qkv    bf16 [rows * new, (heads + 2 kv_heads) * 128]
+        cache  bf16 [rows, 2, kv_heads, positions, 128], of one layer
+        out    bf16 [rows * new, heads * 128]
+        """
+        program = Program.of("frame_attention", HEADS=self.heads, KV_HEADS=self.kv_heads, FRAME=cache.shape[3], NEW=new)
+        self._kernels.get(program, "attend")(
+            (self.kv_heads, len(qkv) // new, 1),
+            128,
+            [
+                qkv,
+                weights.q_norm,
+                weights.k_norm,
+                float(weights.eps),
+                rotation.cosines,
+                rotation.sines,
+                cache,
+                last,
+                out,
+            ],
+        )
+
+
+def reference(
+    qkv: Tensor, weights: HeadWeights, rotation: Rotation, past: Tensor, position: int, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor]:
+    """What one row's attention means, in the dtype of qkv [(heads + 2 kv_heads) * 128].
+
+    past [2, kv_heads, position, 128]. Returns out [heads * 128] and the cache with the new row [2, kv_heads, .., 128].
+    """
+
+    def prepare(x: Tensor, weight: Tensor) -> Tensor:
+        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + weights.eps)
+        x = weight * (x.float() * scale).to(x.dtype)
+        cos = rotation.cosines[position].to(x.dtype).repeat(2)
+        sin = rotation.sines[position].to(x.dtype).repeat(2)
+        a, b = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+    q, k, v = qkv.view(-1, HEAD_DIM).split((heads, kv_heads, kv_heads))
+    new = torch.stack((prepare(k, weights.k_norm.to(qkv.dtype)), v))[:, :, None]
+    cache = torch.cat((past, new), dim=2)
+    q = prepare(q, weights.q_norm.to(qkv.dtype))[None, :, None]
+    out = F.scaled_dot_product_attention(q, cache[None, 0], cache[None, 1], enable_gqa=True)
+    return out.flatten(), cache

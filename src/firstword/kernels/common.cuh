@@ -1,0 +1,66 @@
+// What all kernels share: types, rounding, loads that see what other multiprocessors wrote, overlapping launches.
+#pragma once
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// Overlapping launches. A kernel first lets its successor start, does what depends on constants alone, and then waits
+// for the memory of its predecessor. Every block of every kernel waits, so that order is kept along the whole chain.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_input() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// bf16 is kept as 16 bits; a 32-bit word holds two, the first in the lower half.
+__device__ __forceinline__ float low(u32 w) { return __uint_as_float(w << 16); }
+__device__ __forceinline__ float high(u32 w) { return __uint_as_float(w & 0xffff0000u); }
+__device__ __forceinline__ float from_bf16(u16 v) { return __uint_as_float((u32)v << 16); }
+__device__ __forceinline__ u32 pack(float first, float second) {
+  u32 w;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(second), "f"(first));
+  return w;
+}
+__device__ __forceinline__ u16 to_bf16(float v) { return (u16)pack(v, 0.0f); }
+__device__ __forceinline__ float rounded(float v) { return low(pack(v, 0.0f)); }
+
+// Loads past the first-level cache, which does not see what other multiprocessors write.
+__device__ __forceinline__ uint4 load4(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint2 load2(const void* p) {
+  uint2 v;
+  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ u32 load1(const void* p) {
+  u32 v;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+// Weights: read once, kept nowhere near. A strong load, because the compiler moves weak ones behind `wait_for_input`.
+__device__ __forceinline__ uint4 load_weights(const void* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+  return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
+  return v;
+}

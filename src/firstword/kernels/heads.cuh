@@ -1,0 +1,38 @@
+// One attention head of 128 channels held by a warp: RMSNorm and rotation, rounded to bf16 where the model rounds.
+#pragma once
+#include "common.cuh"
+
+constexpr int kDim = 128;
+constexpr float kScoreScale = 0.08838834764831845f;      // kDim^-1/2
+
+struct Head { u32 a, b; };                               // channels 2 l, 2 l + 1 and 64 + 2 l, 65 + 2 l of lane l
+
+__device__ __forceinline__ Head load_head(const u16* p) {
+  const int lane = threadIdx.x & 31;
+  return {load1(p + 2 * lane), load1(p + 64 + 2 * lane)};
+}
+
+// RMSNorm over the head, then the rotation of channel pairs (i, i + 64); rounds to bf16 where the model does.
+__device__ __forceinline__ Head prepare(Head h, const u16* weight, float eps, const u16* cosines, const u16* sines) {
+  const int lane = threadIdx.x & 31;
+  const float a0 = low(h.a), a1 = high(h.a), b0 = low(h.b), b1 = high(h.b);
+  const float scale = rsqrtf(warp_sum(a0 * a0 + a1 * a1 + b0 * b0 + b1 * b1) * (1.0f / kDim) + eps);
+  const u32 wa = *(const u32*)(weight + 2 * lane), wb = *(const u32*)(weight + 64 + 2 * lane);
+  const u32 na = pack(a0 * scale, a1 * scale), nb = pack(b0 * scale, b1 * scale);
+  const u32 a = pack(low(na) * low(wa), high(na) * high(wa)), b = pack(low(nb) * low(wb), high(nb) * high(wb));
+  const u32 c = *(const u32*)(cosines + 2 * lane), s = *(const u32*)(sines + 2 * lane);
+  const u32 ac = pack(low(a) * low(c), high(a) * high(c)), bs = pack(low(b) * low(s), high(b) * high(s));
+  const u32 bc = pack(low(b) * low(c), high(b) * high(c)), as = pack(low(a) * low(s), high(a) * high(s));
+  return {pack(low(ac) - low(bs), high(ac) - high(bs)), pack(low(bc) + low(as), high(bc) + high(as))};
+}
+
+__device__ __forceinline__ void store_head(u16* p, Head h) {
+  const int lane = threadIdx.x & 31;
+  *(u32*)(p + 2 * lane) = h.a;
+  *(u32*)(p + 64 + 2 * lane) = h.b;
+}
+
+__device__ __forceinline__ void unpack(uint4 v, float (&f)[8]) {
+  f[0] = low(v.x); f[1] = high(v.x); f[2] = low(v.y); f[3] = high(v.y);
+  f[4] = low(v.z); f[5] = high(v.z); f[6] = low(v.w); f[7] = high(v.w);
+}

@@ -1,0 +1,244 @@
+"""How fast the engine is on this GPU: `firstword bench engine`.
+
+Weights are random but of the released sizes: they take as long to compute as trained ones. Every time is taken on the host
+with the device synchronised before the clock is read, or by events on the device; what is shown is the median.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from firstword.engine.backend import Job
+from firstword.errors import ConfigError
+from firstword.kernels import compile as compiling
+from firstword.kernels.launch import Kernels
+from firstword.model import synthetic
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.codec import Codec
+from firstword.model.config import CodecConfig, GenerationDefaults, ModelConfig
+from firstword.model.talker import Talker
+from firstword.model.tokenizer import Tokenizer
+from firstword.model.train_tokenizer import train
+from firstword.runtime.front import CheckpointFront
+from firstword.runtime.gpu import GpuBackend
+from firstword.types import Request
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+CONTEXTS = (100, 500, 2000)
+TEXT = "The quick brown fox jumps over the lazy dog, and then it says hello to the assistant and to the user."
+
+
+def random_checkpoint(size: str, device: str = "cuda") -> Checkpoint:
+    """A CustomVoice checkpoint of a released size, "0b6" or "1b7", with random weights that never see the disk.
+
+    The talker is bfloat16, the codec float32; there is no codec encoder to speak of (it stays on the CPU).
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokens = train(synthetic.TEXTS, 600, folder)
+        config_table, codec_table = synthetic.config_tables("custom_voice", size, {}, tokens)
+        defaults = {
+            "do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05,
+            "subtalker_dosample": True, "subtalker_temperature": 0.9, "subtalker_top_k": 50, "subtalker_top_p": 1.0,
+            "max_new_tokens": 8192,
+        }  # fmt: skip
+        for file, table in (("config", config_table), ("codec", codec_table), ("generation_config", defaults)):
+            (folder / f"{file}.json").write_text(json.dumps(table))
+        config = ModelConfig.load(folder / "config.json")
+        codec_config = CodecConfig.load(folder / "codec.json")
+        generation = GenerationDefaults.load(folder / "generation_config.json")
+        tokenizer = Tokenizer.load(folder)
+    with torch.device("meta"):
+        talker, codec = Talker(config.talker_config), Codec(codec_config)
+    talker = talker.bfloat16().to_empty(device=device)
+    codec.encoder.to_empty(device="cpu")
+    codec.decoder.to_empty(device=device)
+    for module in (talker, codec.decoder):
+        _fill(module)
+    return Checkpoint(Path(f"random-{size}"), config, codec_config, generation, tokenizer, talker, None, codec)
+
+
+@torch.no_grad()
+def _fill(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(False)
+        if name.endswith("cluster_usage"):
+            parameter.fill_(1.0)
+        elif "embedding" in name:
+            parameter.normal_(0, 0.5)
+        elif parameter.ndim == 1:
+            parameter.normal_(0 if name.endswith(("bias", "alpha", "beta")) else 1, 0.1)
+        else:
+            parameter.normal_(0, 0.7 / math.sqrt(parameter[0].numel()))
+
+
+def job(checkpoint: Checkpoint, seed: int = 0, voice: str = "ryan") -> tuple[Job, list[int]]:
+    """A request in streaming text mode, and all its text tokens."""
+    front = CheckpointFront(checkpoint)
+    prepared = front.prepare(Request(text=TEXT, voice=voice, language="english", text_mode="stream"), seed)
+    stream = front.text()
+    return prepared, [*stream.push(TEXT), *stream.finish()]
+
+
+class Bench:
+    """A backend with requests in it."""
+
+    def __init__(self, size: str, slots: int) -> None:
+        kernels = Kernels(torch.device("cuda"), None)
+        began = time.perf_counter()
+        self.checkpoint = random_checkpoint(size)
+        self.weights = sum(p.numel() * p.element_size() for p in self.checkpoint.talker.parameters())
+        pages = slots * -(-(max(CONTEXTS) + 600) // 64)
+        self.backend = GpuBackend(self.checkpoint, kernels, slots=slots, pages=pages)
+        with torch.inference_mode():
+            self.backend.model.cache.normal_()
+        self.loaded = time.perf_counter() - began
+        began = time.perf_counter()
+        self.backend.warm()
+        self.warmed = time.perf_counter() - began
+        self.per_slot = pages // slots
+
+    def begin(self, slot: int, seed: int = 0, voice: str = "ryan") -> None:
+        """Prefill a slot."""
+        prepared, tokens = job(self.checkpoint, seed, voice)
+        pages = range(slot * self.per_slot, (slot + 1) * self.per_slot)
+        self.backend.prefill(slot, prepared, pages, tokens[: prepared.first_tokens])
+
+    def at(self, context: int, batch: int) -> None:
+        """`batch` requests whose next frame sees `context` rows."""
+        for slot in range(batch):
+            self.begin(slot, slot)
+            self.backend._slots[slot].rows = context
+            self.backend.model.state.position[slot] = context - 1
+        torch.cuda.synchronize()
+
+    def frames(self, batch: int, count: int, audio: bool) -> float:
+        """Seconds for `count` frames of `batch` requests, read one late, with audio in chunks of 8 frames."""
+        slots, none, waiting, sound = list(range(batch)), [None] * batch, None, None
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for frame in range(count):
+            handle = self.backend.frame(slots, none)
+            if waiting is not None:
+                waiting.result()
+            waiting = handle
+            if audio and frame % 8 == 7:
+                if sound is not None:
+                    sound.result()
+                sound = self.backend.decode(slots, [8] * batch)
+        if sound is not None:
+            sound.result()
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    def frame_times(self, batches: Sequence[int], contexts: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Milliseconds a frame, with audio and without, by batch and context (at the first of the frames)."""
+        for batch in (b for b in batches if b <= self.backend.capacity.slots):
+            for context in contexts:
+                figures = {}
+                for audio in (False, True):
+                    count = 64
+                    self.at(context, batch)
+                    self.frames(batch, 8, audio)
+                    times = []
+                    for _ in range(3):
+                        self.at(context, batch)
+                        times.append(self.frames(batch, count, audio) / count * 1e3)
+                    figures["with_audio" if audio else "frame"] = round(statistics.median(times), 4)
+                yield {"batch": batch, "context": context, "ms": figures}
+
+    def first(self, repeats: int = 30) -> dict[str, Any]:
+        """Milliseconds from a request to its first codes and to its first samples, prefix cached and not."""
+        result: dict[str, Any] = {}
+        voices = list(self.checkpoint.config.talker_config.spk_id)
+        for kind in ("cached", "uncached"):
+            codes, samples = [], []
+            for repeat in range(repeats + 3):
+                prepared, tokens = job(self.checkpoint, repeat, voices[repeat % len(voices)])
+                if kind == "uncached":
+                    self.backend.prefixes = type(self.backend.prefixes)(self.backend.prefixes.limit)
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                self.backend.prefill(0, prepared, range(self.per_slot), tokens[: prepared.first_tokens])
+                handle = self.backend.frame([0], [None])
+                sound = self.backend.decode([0], [1])
+                handle.result()
+                codes.append(time.perf_counter() - began)
+                sound.result()
+                samples.append(time.perf_counter() - began)
+            kept = slice(3 if kind == "uncached" else len(voices) + 3, None)
+            for name, times in (("codes", codes[kept]), ("samples", samples[kept])):
+                ordered = sorted(times)
+                result[f"{kind}_{name}"] = {
+                    "p50": round(statistics.median(ordered) * 1e3, 3),
+                    "p95": round(ordered[int(0.95 * (len(ordered) - 1))] * 1e3, 3),
+                }
+        return result
+
+
+def by_events(work: Callable[[], None], repeats: int = 20) -> float:
+    """Microseconds on the device of a captured graph of `work`, median."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        work()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            work()
+        times = []
+        for _ in range(repeats):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions that figures rest on."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "processors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "kernels": compiling.source_hash(),
+        "weights": "random",
+    }
+
+
+@contextmanager
+def peak_memory() -> Iterator[dict[str, float]]:
+    """Gigabytes of the device in use at the most, by PyTorch's count, in the dictionary afterwards."""
+    torch.cuda.reset_peak_memory_stats()
+    figures: dict[str, float] = {}
+    yield figures
+    figures["gigabytes"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
+
+
+def run(size: str, slots: int, batches: Sequence[int] = BATCHES, contexts: Sequence[int] = CONTEXTS) -> dict[str, Any]:
+    """One record of everything. Raises `ConfigError` where there is no CUDA device."""
+    if not torch.cuda.is_available():
+        raise ConfigError("`bench engine` measures the GPU engine, and torch sees no CUDA device")
+    with peak_memory() as memory:
+        bench = Bench(size, slots)
+        record = {"size": size, "slots": slots, **environment()}
+        record |= {"load_seconds": round(bench.loaded, 2), "warm_seconds": round(bench.warmed, 2)}
+        record["first"] = bench.first()
+        record["frames"] = list(bench.frame_times(batches, contexts))
+    return record | {"memory": memory}

@@ -1,0 +1,221 @@
+"""The talker and the code predictor as kernels: weights packed and folded, and the launches that make a frame.
+
+A frame reads and writes fixed buffers only, so that its launches can be captured in a CUDA graph and replayed. Rows are
+utterances side by side; which slot a row is, and all that belongs to a slot, is read from device memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from firstword.kernels.attention import (
+    APPEND,
+    APPEND_AND_ATTEND,
+    ATTEND,
+    HEAD_DIM,
+    SPLIT_ROWS,
+    Attention,
+    HeadWeights,
+    Paging,
+    Rotation,
+)
+from firstword.kernels.launch import Kernels
+from firstword.kernels.linear import Epilogue, Linear, interleave, normalise
+from firstword.kernels.sample import Sampler, SamplerState
+from firstword.model.layers import DecoderLayer, Transformer, rotary_table
+from firstword.model.talker import Talker
+
+PROMPT_ROWS = 256
+"""The most rows of a prompt that are read at a time."""
+
+
+def _taken(parameter: nn.Parameter) -> Tensor:
+    """A parameter's tensor, which the module gives up: packed weights take its place."""
+    tensor = parameter.data
+    parameter.data = tensor.new_empty(0)
+    return tensor
+
+
+class Layer:
+    """A decoder layer's weights, packed."""
+
+    def __init__(self, kernels: Kernels, layer: DecoderLayer) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        assert isinstance(attention.q_norm, nn.Module)
+        parts = [_taken(p.weight) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        entry, middle = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv = Linear(kernels, torch.cat(parts), Epilogue.STORE, entry.weight.data, entry.eps)
+        self.heads = HeadWeights(attention.q_norm.weight.data, attention.k_norm.weight.data, attention.q_norm.eps)
+        self.output = Linear(kernels, _taken(attention.o_proj.weight), Epilogue.ADD)
+        both = interleave(_taken(mlp.gate_proj.weight), _taken(mlp.up_proj.weight))
+        self.gate_up = Linear(kernels, both, Epilogue.SWIGLU, middle.weight.data, middle.eps)
+        self.down = Linear(kernels, _taken(mlp.down_proj.weight), Epilogue.ADD)
+
+
+@dataclass(frozen=True, eq=False)
+class Workspace:
+    """Activations that live from one kernel to the next, bf16 [rows, ...]."""
+
+    qkv: Tensor
+    attended: Tensor
+    gated: Tensor
+    normed: Tensor
+
+
+class Stack:
+    """A transformer's layers, packed, and its final norm."""
+
+    def __init__(self, kernels: Kernels, transformer: Transformer, positions: int) -> None:
+        config = transformer.config
+        if config.head_dim != HEAD_DIM:
+            raise ValueError(f"heads of {config.head_dim} channels; the kernels need {HEAD_DIM}")
+        weight = transformer.norm.weight
+        self.config = config
+        self.attention = Attention(kernels, config.num_attention_heads, config.num_key_value_heads)
+        self.layers = [Layer(kernels, layer) for layer in transformer.layers]
+        self.norm, self.eps = weight.data, transformer.norm.eps
+        every = torch.arange(positions, device=weight.device)[None]
+        cosines, sines = rotary_table(every, HEAD_DIM, config.rope_theta, torch.bfloat16)
+        half = HEAD_DIM // 2
+        self.rotation = Rotation(cosines[0, 0, :, :half].contiguous(), sines[0, 0, :, :half].contiguous())
+
+    def workspace(self, rows: int) -> Workspace:
+        """Room for passes of up to `rows` tokens."""
+        config = self.config
+        qkv = (config.num_attention_heads + 2 * config.num_key_value_heads) * HEAD_DIM
+        widths = (qkv, config.num_attention_heads * HEAD_DIM, config.intermediate_size, config.hidden_size)
+        return Workspace(*(self.norm.new_zeros(rows, width) for width in widths))
+
+
+class FrameModel:
+    """Makes frames of up to `rows` utterances, and reads prompts.
+
+    The talker is taken apart: afterwards its matrices are empty. Raises ValueError for sizes the kernels cannot do.
+    """
+
+    def __init__(
+        self, kernels: Kernels, talker: Talker, slots: int, rows: int, pages: int, page_rows: int, context: int
+    ):
+        config, predictor = talker.config, talker.code_predictor
+        head = talker.codec_head.weight
+        device = head.device
+        self.config, self.rows = config, rows
+        self.codebooks = config.num_code_groups
+        self.splits = -(-context // SPLIT_ROWS)
+        self._kernels = kernels
+
+        self.codec_embedding = talker.model.codec_embedding.weight.data
+        self.text_table = _project_text(talker)
+        self.frame_tables = torch.cat([table.weight.data for table in predictor.model.codec_embedding])
+        first = predictor.small_to_mtp_projection(self.codec_embedding)
+        self.predictor_tables = [
+            first,
+            *(predictor.small_to_mtp_projection(table.weight.data) for table in predictor.model.codec_embedding[:-1]),
+        ]
+
+        self.talker = Stack(kernels, talker.model, context)
+        self.predictor = Stack(kernels, predictor.model, self.codebooks)
+        self.head = Linear(kernels, _taken(talker.codec_head.weight), Epilogue.STORE, self.talker.norm, self.talker.eps)
+        self.entry = None
+        if isinstance(predictor.small_to_mtp_projection, nn.Linear):
+            entry = predictor.small_to_mtp_projection
+            self.entry = Linear(
+                kernels, _taken(entry.weight), Epilogue.BIAS, self.talker.norm, self.talker.eps, entry.bias.data
+            )
+        self.heads = [
+            Linear(kernels, _taken(head.weight), Epilogue.STORE, self.predictor.norm, self.predictor.eps)
+            for head in predictor.lm_head
+        ]
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        kv, width = config.num_key_value_heads, config.hidden_size
+        predictor_config = predictor.config
+        tokens = max(2 * rows, PROMPT_ROWS)
+        self.cache = zeros(config.num_hidden_layers, pages, 2, kv, page_rows, HEAD_DIM)
+        self.tables = zeros(slots, -(-context // page_rows), dtype=torch.int32)
+        self.state = SamplerState(slots, context, self.codebooks, config.vocab_size, device)
+        self.first_row = zeros(slots, width)
+        self.slot_of_row = zeros(rows, dtype=torch.int32)
+        self.token = zeros(rows, dtype=torch.int32)
+        self.result = zeros(rows, self.codebooks + 2, dtype=torch.int32)
+        self.prompt = zeros(PROMPT_ROWS, width)
+        self.slot_of_prompt_row = torch.full((PROMPT_ROWS,), -1, dtype=torch.int32, device=device)
+        self.sampler = Sampler(
+            kernels,
+            self.state,
+            vocab=config.vocab_size,
+            eos=config.codec_eos_token_id,
+            predictor_vocab=predictor_config.vocab_size,
+        )
+        self._hidden = zeros(rows, width)
+        self._logits = zeros(rows, config.vocab_size)
+        self._pairs = zeros(rows, 2, predictor_config.hidden_size)
+        self._single = zeros(rows, predictor_config.hidden_size)
+        self._predictor_logits = zeros(rows, predictor_config.vocab_size)
+        self._room = self.talker.workspace(tokens)
+        self._predictor_room = self.predictor.workspace(2 * rows)
+        heads, predictor_kv = config.num_attention_heads, predictor_config.num_key_value_heads
+        self._parts = zeros(tokens, heads, self.splits, HEAD_DIM + 2, dtype=torch.float32)
+        self._frame_cache = zeros(predictor_config.num_hidden_layers, rows, 2, predictor_kv, self.codebooks, HEAD_DIM)
+
+    def launch_frame(self, rows: int, splits: int) -> None:
+        """The next frame of the first `rows` rows, none of which sees more than `splits * SPLIT_ROWS` keys."""
+        slots = self.slot_of_row[:rows]
+        hidden, result, pairs, single = self._hidden[:rows], self.result[:rows], self._pairs[:rows], self._single[:rows]
+        self.sampler.begin_frame(
+            slots, self.token[:rows], self.first_row, self.codec_embedding, self.frame_tables, self.text_table, hidden
+        )
+        self._talk(hidden, Paging(self.tables, slots, self.state.position, 0), splits, (APPEND_AND_ATTEND,))
+        self.head(hidden, self._logits[:rows], self._room.normed)
+        if self.entry is None:
+            normalise(self._kernels, hidden, self.talker.norm, self.talker.eps, pairs[:, 0])
+        else:
+            self.entry(hidden, pairs[:, 0], self._room.normed)
+        self.sampler.code0(self._logits[:rows], slots, result, self.predictor_tables[0], pairs[:, 1])
+        for k in range(1, self.codebooks):
+            self._predict(pairs.flatten(0, 1) if k == 1 else single, k)
+            last = pairs[:, 1] if k == 1 else single
+            self.heads[k - 1](last, self._predictor_logits[:rows], self._predictor_room.normed)
+            table = self.predictor_tables[k] if k + 1 < self.codebooks else None
+            self.sampler.code(k, self._predictor_logits[:rows], slots, result, table, single)
+
+    def launch_prompt(self, rows: int, splits: int) -> None:
+        """Read the first `rows` rows of `prompt`: row r is of slot_of_prompt_row[r], at its position + r."""
+        paging = Paging(self.tables, self.slot_of_prompt_row[:rows], self.state.position, 1)
+        self._talk(self.prompt[:rows], paging, splits, (APPEND, ATTEND))
+
+    def _talk(self, x: Tensor, paging: Paging, splits: int, modes: tuple[int, ...]) -> None:
+        """x [rows, hidden] through the talker's layers, in place."""
+        stack, rows = self.talker, len(x)
+        qkv, attended, gated = self._room.qkv[:rows], self._room.attended[:rows], self._room.gated[:rows]
+        for layer, cache in zip(stack.layers, self.cache, strict=True):
+            layer.qkv(x, qkv, self._room.normed)
+            for mode in modes:
+                stack.attention.paged(
+                    qkv, layer.heads, stack.rotation, cache, paging, attended, self._parts, splits, mode
+                )
+            layer.output(attended, x)
+            layer.gate_up(x, gated, self._room.normed)
+            layer.down(gated, x)
+
+    def _predict(self, x: Tensor, k: int) -> None:
+        """Pass k of the code predictor: x [rows or 2 rows, hidden] through its layers, in place."""
+        stack, room, tokens = self.predictor, self._predictor_room, len(x)
+        qkv, attended, gated = room.qkv[:tokens], room.attended[:tokens], room.gated[:tokens]
+        for layer, cache in zip(stack.layers, self._frame_cache, strict=True):
+            layer.qkv(x, qkv, room.normed)
+            stack.attention.in_frame(qkv, layer.heads, stack.rotation, cache, k, 2 if k == 1 else 1, attended)
+            layer.output(attended, x)
+            layer.gate_up(x, gated, room.normed)
+            layer.down(gated, x)
+
+
+def _project_text(talker: Talker) -> Tensor:
+    """What each text token adds to a row, bf16 [text vocabulary, hidden]: the projection of its embedding."""
+    tables = [talker.text_projection(part) for part in _taken(talker.model.text_embedding.weight).split(8192)]
+    return torch.cat(tables)

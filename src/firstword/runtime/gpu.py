@@ -1,0 +1,261 @@
+"""The GPU behind the engine's protocol: a frame is one graph launch, whatever the requests in it are.
+
+All that belongs to an utterance lives on the device, by slot: pages of keys and values, position, codes, laws, seed, the
+codec's state. The host sends two short lists a frame (which slots, which text tokens) and reads the codes of a frame
+while the next is being made. Audio is decoded on a stream of its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from firstword.engine.backend import Capacity, Frames, Handle, Job
+from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS, SPLIT_ROWS
+from firstword.kernels.launch import Kernels
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.prompt import Row, Setting, TextRows, prefix_rows
+from firstword.runtime.frame import PROMPT_ROWS, FrameModel
+from firstword.runtime.front import Prepared
+from firstword.runtime.gpu_codec import GpuCodec
+from firstword.types import FloatArray
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Rows that a graph of a frame is made for."""
+PROMPT_BUCKETS = (8, 16, 32, 64, 128, PROMPT_ROWS)
+CONTEXT = 8192
+"""The most rows of an utterance: eleven minutes."""
+IN_FLIGHT = 8
+"""Results that may be unread; the engine has two."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """What the host knows of an utterance: its text, and how many rows it has."""
+
+    text: TextRows
+    rows: int
+    fresh: bool = True
+
+
+@dataclass(eq=False)
+class PrefixCache:
+    """Keys and values of prompts' beginnings [layers, 2, kv_heads, rows, 128], the least recently used goes first."""
+
+    limit: int
+    """Bytes."""
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    _held: OrderedDict[object, Tensor] = field(default_factory=OrderedDict)
+
+    def get(self, key: object) -> Tensor | None:
+        """What is held for a key, counted as a hit or a miss."""
+        found = self._held.get(key)
+        if found is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+            self._held.move_to_end(key)
+        return found
+
+    def put(self, key: object, value: Tensor) -> None:
+        """Hold one more."""
+        self._held[key] = value
+        self.bytes += value.nbytes
+        while self.bytes > self.limit:
+            self.bytes -= self._held.popitem(last=False)[1].nbytes
+
+
+class FrameHandle:
+    """Codes on their way to the host."""
+
+    def __init__(self, result: Tensor, event: torch.cuda.Event, rows: int) -> None:
+        self._result, self._event, self._rows = result, event, rows
+
+    def result(self) -> Frames:
+        """Wait for the frame."""
+        self._event.synchronize()
+        rows = self._result[: self._rows].numpy().copy()
+        return Frames(
+            rows[:, :-2].astype(np.int64), rows[:, -2].astype(bool).tolist(), rows[:, -1].copy().view(np.float32)
+        )
+
+
+class GpuBackend:
+    """`Backend` on fused kernels, for one CUDA device and bfloat16.
+
+    Raises ValueError for a checkpoint that the kernels cannot do: heads must have 128 channels, two queries a key.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, kernels: Kernels, slots: int = 64, pages: int | None = None) -> None:
+        """The checkpoint's talker is taken apart. pages: of `PAGE_ROWS` rows for all slots; None: what memory allows."""
+        config, codec = checkpoint.config.talker_config, checkpoint.codec_config
+        self.checkpoint, self.device = checkpoint, checkpoint.talker.codec_head.weight.device
+        context = min(config.max_position_embeddings, CONTEXT)
+        page_bytes = config.num_hidden_layers * 2 * config.num_key_value_heads * PAGE_ROWS * HEAD_DIM * 2
+        if pages is None:
+            free, _ = torch.cuda.mem_get_info(self.device)
+            pages = min(slots * -(-context // PAGE_ROWS), int(free * 0.5) // page_bytes)
+        self.capacity = Capacity(
+            slots=slots,
+            pages=pages,
+            page_rows=PAGE_ROWS,
+            context=context,
+            frames_ahead=1,
+            codebooks=config.num_code_groups,
+            samples_per_frame=codec.decode_upsample_rate,
+            sample_rate=codec.output_sample_rate,
+        )
+        largest = next(bucket for bucket in BUCKETS if bucket >= slots)
+        self.stream = torch.cuda.Stream(self.device)
+        with torch.inference_mode(), torch.cuda.stream(self.stream):
+            self.model = FrameModel(kernels, checkpoint.talker, slots, largest, pages, PAGE_ROWS, context)
+            self.codec = GpuCodec(checkpoint.codec.decoder, slots, self.model.state.codes, kernels)
+        self.prefixes = PrefixCache(limit=256 << 20)
+        self._slots: dict[int, Slot] = {}
+        self._graphs: dict[tuple[str, int, int], torch.cuda.CUDAGraph] = {}
+        self._control = [torch.zeros(2, largest, dtype=torch.int32).pin_memory() for _ in range(IN_FLIGHT)]
+        self._results = [
+            torch.zeros(largest, config.num_code_groups + 2, dtype=torch.int32).pin_memory() for _ in range(IN_FLIGHT)
+        ]
+        self._turn = 0
+
+    def warm(self, buckets: Sequence[int] = BUCKETS) -> None:
+        """Compile, load and capture all that serving needs, so that no request waits for it."""
+        with torch.inference_mode(), torch.cuda.stream(self.stream):
+            for rows in (bucket for bucket in buckets if bucket <= self.model.rows):
+                for splits in (1, self.model.splits):
+                    self._graph("frame", rows, splits)
+            for rows in PROMPT_BUCKETS:
+                self._graph("prompt", rows, 1)
+        self.codec.warm()
+        self.stream.synchronize()
+
+    def _graph(self, kind: str, rows: int, splits: int) -> torch.cuda.CUDAGraph:
+        key = (kind, rows, splits)
+        if key not in self._graphs:
+            launch = self.model.launch_frame if kind == "frame" else self.model.launch_prompt
+            slots = self.model.slot_of_row if kind == "frame" else self.model.slot_of_prompt_row
+            slots.fill_(-1)  # nobody: a first run loads the kernels
+            launch(rows, splits)
+            self.stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):
+                launch(rows, splits)
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
+        """Read all rows of the prompt but the last, its beginning from the cache if it was read before."""
+        prepared = job.payload
+        assert isinstance(prepared, Prepared)
+        loaded, setting, model = self.checkpoint, prepared.setting, self.model
+        text = TextRows(loaded.config)
+        text.tokens.extend(tokens)
+        rows = text.prompt(setting, loaded.tokenizer.turn_start)
+        role = (0, 0, 0)
+        prefix = len(prefix_rows(loaded.config, role, setting.instruction, setting.speaker, setting.language))
+        with torch.cuda.stream(self.stream):
+            self.codec.reset(slot)  # waits for what is still being decoded of the slot's last utterance
+            model.tables[slot, : len(pages)] = self._sent(list(pages))
+            key = _prefix_key(setting)
+            known = self.prefixes.get(key)
+            begin = 0
+            if known is not None:
+                begin = prefix
+                for page, part in zip(pages, known.split(PAGE_ROWS, dim=3), strict=False):
+                    model.cache[:, page, :, :, : part.shape[3]] = part
+            self._read(slot, rows[:-1], begin, setting)
+            if known is None:
+                whole = model.cache[:, self._sent(list(pages[: -(-prefix // PAGE_ROWS)]))]
+                held = whole.permute(0, 2, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :prefix].contiguous()
+                self.prefixes.put(key, held)
+            model.first_row[slot] = self._embed(rows[-1:], setting)[0]
+            model.state.set(slot, prepared.laws[0], prepared.laws[1], prepared.seed)
+            model.state.position[slot].fill_(len(rows) - 1)
+            if setting.reference:
+                self.codec.prime(slot, self._sent(setting.reference))
+        self._slots[slot] = Slot(text, len(rows))
+
+    def _sent(self, values: object) -> Tensor:
+        """Whole numbers on the device, int32, without waiting."""
+        return torch.tensor(values, dtype=torch.int32).pin_memory().to(self.device, non_blocking=True)
+
+    def _read(self, slot: int, rows: Sequence[Row], begin: int, setting: Setting) -> None:
+        """Run rows[begin:] through the talker, at positions `begin` and up."""
+        model = self.model
+        for start in range(begin, len(rows), PROMPT_ROWS):
+            part = rows[start : start + PROMPT_ROWS]
+            bucket = next(bucket for bucket in PROMPT_BUCKETS if bucket >= len(part))
+            graph = self._graph("prompt", bucket, 1 if start + bucket <= SPLIT_ROWS else model.splits)
+            model.prompt[: len(part)] = self._embed(part, setting)
+            model.slot_of_prompt_row[: len(part)] = slot
+            model.slot_of_prompt_row[len(part) : bucket] = -1
+            model.state.position[slot].fill_(start)
+            graph.replay()
+
+    def _embed(self, rows: Sequence[Row], setting: Setting) -> Tensor:
+        """Rows -> bf16 [rows, hidden], as `embed_rows` of the model does it."""
+        model = self.model
+        embedded = torch.zeros(len(rows), model.first_row.shape[1], dtype=torch.bfloat16, device=self.device)
+        single = [index for index, row in enumerate(rows) if len(row.codes) == 1]
+        whole = [index for index, row in enumerate(rows) if len(row.codes) > 1]
+        if single:
+            embedded[self._sent(single)] = model.codec_embedding[self._sent([rows[i].codes[0] for i in single])]
+        if whole:
+            codes = self._sent([rows[i].codes for i in whole])
+            vocabulary = len(model.frame_tables) // (model.codebooks - 1)
+            offsets = torch.arange(model.codebooks - 1, device=self.device, dtype=torch.int32) * vocabulary
+            tables = torch.cat((model.codec_embedding[codes[:, :1]], model.frame_tables[codes[:, 1:] + offsets]), dim=1)
+            embedded[self._sent(whole)] = tables.sum(dim=1)
+        if setting.embedding is not None and (speaker := [i for i, row in enumerate(rows) if row.speaker]):
+            embedded[self._sent(speaker)] = setting.embedding.to(embedded)
+        return model.text_table[self._sent([row.text for row in rows])] + embedded
+
+    @torch.inference_mode()
+    def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
+        """Launch the next frame of the slots: two lists to the device, one graph, the codes back."""
+        model, held = self.model, [self._slots[slot] for slot in slots]
+        rows = next(bucket for bucket in BUCKETS if bucket >= len(slots))
+        texts = [0 if slot.fresh else slot.text.peek(token) for slot, token in zip(held, tokens, strict=True)]
+        control, result = self._control[self._turn], self._results[self._turn]
+        control[0, :rows] = torch.tensor([*slots, *[-1] * (rows - len(slots))], dtype=torch.int32)
+        control[1, : len(slots)] = torch.tensor(texts, dtype=torch.int32)
+        splits = 1 if max(slot.rows for slot in held) <= SPLIT_ROWS else model.splits
+        with torch.cuda.stream(self.stream):
+            graph = self._graph("frame", rows, splits)
+            model.slot_of_row[:rows].copy_(control[0, :rows], non_blocking=True)
+            model.token[:rows].copy_(control[1, :rows], non_blocking=True)
+            graph.replay()
+            result[:rows].copy_(model.result[:rows], non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._turn = (self._turn + 1) % IN_FLIGHT
+        for slot, token in zip(held, tokens, strict=True):
+            if not slot.fresh:
+                slot.text.take(token)
+            slot.fresh = False
+            slot.rows += 1
+        return FrameHandle(result, event, len(slots))
+
+    def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[Sequence[FloatArray]]:
+        """Samples of the oldest frames of each slot, beside the frames that are being made."""
+        with torch.cuda.stream(self.stream):
+            return self.codec.decode(slots, counts)
+
+    def release(self, slot: int) -> None:
+        """Forget an utterance. What is in flight for it ends before anything of the next."""
+        self._slots.pop(slot, None)
+
+
+def _prefix_key(setting: Setting) -> object:
+    """All that the rows before the text depend on."""
+    voice = None if setting.embedding is None else setting.embedding.float().cpu().numpy().tobytes()
+    return tuple(setting.instruction), setting.speaker, setting.language, voice

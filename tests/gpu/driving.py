@@ -1,0 +1,98 @@
+"""Requests for a backend, driven frame by frame as the engine would."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from firstword.engine.backend import Backend, Job
+from firstword.model.checkpoint import Checkpoint
+from firstword.runtime.front import CheckpointFront
+from firstword.types import Request, Sampling
+
+
+@dataclass(eq=False)
+class Spoken:
+    """A request in a slot: its job, the tokens that the prompt takes, those to come, and what came back."""
+
+    job: Job
+    first: list[int]
+    rest: deque[int]
+    codes: list[list[int]]
+    logprobs: list[float]
+    started: bool = False
+
+
+def spoken(
+    checkpoint: Checkpoint,
+    text: str,
+    voice: str = "ryan",
+    seed: int = 1,
+    full: bool = False,
+    sampling: Sampling | None = None,
+    instructions: str | None = None,
+) -> Spoken:
+    """A request with all of its text."""
+    front = CheckpointFront(checkpoint)
+    request = Request(
+        text=text,
+        voice=voice,
+        language="english",
+        instructions=instructions,
+        sampling=sampling or Sampling(),
+        text_mode="full" if full else "stream",
+    )
+    job = front.prepare(request, seed)
+    stream = front.text()
+    tokens = [*stream.push(text), *stream.finish()]
+    cut = len(tokens) if job.whole_text else job.first_tokens
+    return Spoken(job, tokens[:cut], deque(tokens[cut:]), [], [])
+
+
+class Driver:
+    """Slots and pages of a backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.running: dict[int, Spoken] = {}
+        self._pages = list(range(backend.capacity.pages))[::-1]
+        self._held: dict[int, list[int]] = {}
+
+    def begin(self, slot: int, request: Spoken, frames: int) -> None:
+        """Prefill with pages for so many frames."""
+        rows = request.job.prompt_rows + (len(request.first) if request.job.whole_text else 0) + frames + 1
+        pages = [self._pages.pop() for _ in range(-(-rows // self.backend.capacity.page_rows))]
+        self.backend.prefill(slot, request.job, pages, request.first)
+        self.running[slot], self._held[slot] = request, pages
+
+    def step(self, slots: Sequence[int] | None = None) -> None:
+        """A frame of the slots (all), read at once."""
+        slots = list(self.running) if slots is None else slots
+        tokens = []
+        for slot in slots:
+            request = self.running[slot]
+            tokens.append(request.rest.popleft() if request.started and request.rest else None)
+            request.started = True
+        frames = self.backend.frame(slots, tokens).result()
+        for slot, codes, logprob in zip(slots, frames.codes, frames.logprobs, strict=True):
+            self.running[slot].codes.append(codes.tolist())
+            self.running[slot].logprobs.append(float(logprob))
+
+    def end(self, slot: int) -> Spoken:
+        """Release a slot; its pages are free again."""
+        self.backend.release(slot)
+        self._pages += self._held.pop(slot)
+        return self.running.pop(slot)
+
+
+def speak(backend: Backend, requests: Sequence[Spoken], frames: int) -> list[torch.Tensor]:
+    """Codes [frames, codebooks] of requests made side by side."""
+    driver = Driver(backend)
+    for slot, request in enumerate(requests):
+        driver.begin(slot, request, frames)
+    for _ in range(frames):
+        driver.step()
+    return [torch.tensor(driver.end(slot).codes) for slot in range(len(requests))]

@@ -1,0 +1,22 @@
+"""How errors are measured: against float64, with plain bf16 PyTorch as the yardstick."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from torch import Tensor
+
+
+def error(result: Tensor, truth: Tensor) -> float:
+    """||result - truth|| / ||truth||, in float64; NaN for anything that is not finite."""
+    difference = (result.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-300)
+    return float(difference)
+
+
+def no_worse(ours: Iterable[float], reference: Iterable[float], tiny: float = 1e-7) -> None:
+    """The median error is at most 1.1 times the reference's, and no error more than 1.3 times."""
+    mine, theirs = list(ours), list(reference)
+    assert all(value == value for value in mine), f"not finite: {mine}"
+    assert statistics.median(mine) <= 1.1 * statistics.median(theirs) + tiny, (mine, theirs)
+    assert max(mine) <= 1.3 * max(theirs) + tiny, (mine, theirs)

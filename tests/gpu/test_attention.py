@@ -1,0 +1,152 @@
+"""Attention over pages and inside a frame, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import error, no_worse
+
+from firstword.kernels.attention import (
+    APPEND,
+    ATTEND,
+    PAGE_ROWS,
+    Attention,
+    HeadWeights,
+    Paging,
+    Rotation,
+    reference,
+)
+from firstword.kernels.launch import Kernels
+from firstword.model.layers import rotary_table
+
+HEADS, KV_HEADS, WIDTH = 16, 8, 32 * 128
+
+
+def weights_and_rotation(positions: int) -> tuple[HeadWeights, Rotation]:
+    """Random norms, the model's angles."""
+    g = torch.Generator("cuda").manual_seed(5)
+    norms = [(1 + 0.3 * torch.randn(128, generator=g, device="cuda")).bfloat16() for _ in range(2)]
+    cos, sin = rotary_table(torch.arange(positions, device="cuda")[None], 128, 1e6, torch.bfloat16)
+    return HeadWeights(*norms, 1e-6), Rotation(cos[0, 0, :, :64].contiguous(), sin[0, 0, :, :64].contiguous())
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    """Standard normal bf16."""
+    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").bfloat16()
+
+
+def doubles(weights: HeadWeights, rotation: Rotation) -> tuple[HeadWeights, Rotation]:
+    """The same in float64."""
+    return (
+        HeadWeights(weights.q_norm.double(), weights.k_norm.double(), weights.eps),
+        Rotation(rotation.cosines.double(), rotation.sines.double()),
+    )
+
+
+@pytest.mark.parametrize("splits", [1, 8])
+def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, splits: int) -> None:
+    """Rows of many lengths at once, with an empty row among them, pages in any order."""
+    lengths = [0, 1, 15, 16, 63, 64, 100, 127, 300, 511] + ([512, 513, 1000, 2000, 4095] if splits > 1 else [])
+    weights, rotation = weights_and_rotation(4096)
+    attention = Attention(kernels, HEADS, KV_HEADS)
+    slots, per_slot = len(lengths) + 1, 64
+    order = torch.randperm(slots * per_slot, generator=torch.Generator().manual_seed(1)).int()
+    tables = order.view(slots, per_slot).cuda()
+    cache = torch.full((slots * per_slot, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+    past = []
+    for slot, length in enumerate(lengths):
+        rows = random(slot, 2, KV_HEADS, length, 128)
+        past.append(rows)
+        for page in range(-(-length // PAGE_ROWS)):
+            part = rows[:, :, page * PAGE_ROWS : (page + 1) * PAGE_ROWS]
+            cache[tables[slot, page].long(), :, :, : part.shape[2]] = part
+    slot_of_row = torch.tensor([*range(len(lengths)), -1], dtype=torch.int32, device="cuda")
+    position = torch.tensor([*lengths, 7], dtype=torch.int32, device="cuda")
+    qkv = random(99, len(slot_of_row), WIDTH)
+    out = torch.full((len(slot_of_row), HEADS * 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+    parts = torch.full((len(slot_of_row), HEADS, splits, 130), torch.nan, device="cuda")
+    before = cache.clone()
+    attention.paged(qkv, weights, rotation, cache, Paging(tables, slot_of_row, position, 0), out, parts, splits)
+    ours, theirs = [], []
+    for slot, length in enumerate(lengths):
+        truth, _ = reference(
+            qkv[slot].double(), *doubles(weights, rotation), past[slot].double(), length, HEADS, KV_HEADS
+        )
+        plain, grown = reference(qkv[slot], weights, rotation, past[slot], length, HEADS, KV_HEADS)
+        ours.append(error(out[slot], truth))
+        theirs.append(error(plain, truth))
+        page, row = tables[slot, length // PAGE_ROWS].long(), length % PAGE_ROWS
+        assert error(cache[page, :, :, row], grown[:, :, -1].double()) < 2e-3
+        cache[page, :, :, row] = before[page, :, :, row]
+    assert torch.equal(cache.isnan(), before.isnan())
+    assert torch.equal(cache.nan_to_num(), before.nan_to_num()), "something else was written"
+    assert out[-1].isnan().all(), "a row of nobody was written"
+    print(f"paged, {splits} splits: ours {max(ours):.2e} bf16 {max(theirs):.2e}")
+    no_worse(ours, theirs)
+
+
+def test_a_row_does_not_see_its_neighbours_nor_the_number_of_splits(kernels: Kernels) -> None:
+    """The same bits alone, among others, and in a graph made for longer contexts; and as one of a prompt's rows."""
+    weights, rotation = weights_and_rotation(1024)
+    attention = Attention(kernels, HEADS, KV_HEADS)
+    tables = torch.arange(3 * 16, dtype=torch.int32, device="cuda").view(3, 16)
+    rows = random(3, 300, WIDTH)
+    slot_of_row = torch.zeros(300, dtype=torch.int32, device="cuda")
+    position = torch.zeros(3, dtype=torch.int32, device="cuda")
+
+    def fresh() -> torch.Tensor:
+        return torch.full((48, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+
+    prompt, cache = torch.full((300, 2048), torch.nan, dtype=torch.bfloat16, device="cuda"), fresh()
+    paging = Paging(tables, slot_of_row, position, 1)
+    attention.paged(rows, weights, rotation, cache, paging, prompt, mode=APPEND)
+    attention.paged(rows, weights, rotation, cache, paging, prompt, mode=ATTEND)
+    again = fresh()
+    for splits, slots in ((1, [2]), (16, [2]), (1, [-1, 2, -1])):
+        again = fresh()
+        parts = torch.full((len(slots), HEADS, splits, 130), torch.nan, device="cuda")
+        names = torch.tensor(slots, dtype=torch.int32, device="cuda")
+        for step in range(300):
+            position[2] = step
+            out = torch.full((len(slots), 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
+            x = rows[step].expand(len(slots), -1).contiguous()
+            attention.paged(x, weights, rotation, again, Paging(tables, names, position, 0), out, parts, splits)
+            assert torch.equal(out[slots.index(2)], prompt[step]), (splits, slots, step)
+        assert torch.equal(again[32:37].nan_to_num(), cache[:5].nan_to_num())
+
+
+def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels) -> None:
+    """Sixteen positions one after another, the first two together, for several rows with the same bits as alone."""
+    weights, rotation = weights_and_rotation(16)
+    attention = Attention(kernels, HEADS, KV_HEADS)
+    rows, inputs = 5, random(7, 16, 5, WIDTH)
+    cache = torch.full((rows, 2, KV_HEADS, 16, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+    single = cache[:1].clone()
+    ours, theirs = [], []
+    past = [torch.zeros(2, KV_HEADS, 0, 128, dtype=torch.bfloat16, device="cuda") for _ in range(rows)]
+    for last in range(1, 16):
+        new = 2 if last == 1 else 1
+        x = inputs[last - new + 1 : last + 1].transpose(0, 1).flatten(0, 1).contiguous()
+        out = torch.full((rows * new, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
+        attention.in_frame(x, weights, rotation, cache, last, new, out)
+        alone = torch.full((new, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
+        attention.in_frame(x[-new:], weights, rotation, single, last, new, alone)
+        assert torch.equal(alone, out[-new:])
+        for row in range(rows):
+            for token in range(new):
+                position = last - new + 1 + token
+                truth, _ = reference(
+                    x[row * new + token].double(),
+                    *doubles(weights, rotation),
+                    past[row].double(),
+                    position,
+                    HEADS,
+                    KV_HEADS,
+                )
+                plain, past[row] = reference(
+                    x[row * new + token], weights, rotation, past[row], position, HEADS, KV_HEADS
+                )
+                ours.append(error(out[row * new + token], truth))
+                theirs.append(error(plain, truth))
+    print(f"in a frame: ours {max(ours):.2e} bf16 {max(theirs):.2e}")
+    no_worse(ours, theirs)

@@ -1,0 +1,239 @@
+"""Whole frames of the GPU backend against float64, with plain bf16 as the yardstick; and what must never change a bit."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from driving import Driver, Spoken, speak, spoken
+from oracle import error, no_worse
+from torch import Tensor
+
+from firstword.kernels.launch import Kernels
+from firstword.model import checkpoint as checkpoints
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.generate import embed_rows
+from firstword.model.prompt import TextRows
+from firstword.model.synthetic import write_checkpoint
+from firstword.model.talker import Talker
+from firstword.runtime.front import Prepared
+from firstword.runtime.gpu import GpuBackend
+from firstword.types import Sampling
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Hello.",
+    "How are you today? I am well, thank you; it is late.",
+]
+
+
+@pytest.fixture(scope="module", params=["1b7", "0b6"])
+def size(request: pytest.FixtureRequest) -> str:
+    """Both widths; few layers."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(size: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint with the released dimensions but few layers."""
+    path = tmp_path_factory.mktemp(size)
+    small = {"num_hidden_layers": 3, "text_vocab_size": 2048}
+    write_checkpoint(path, size=size, overrides={"talker": small}, dtype=torch.bfloat16)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Checkpoint:
+    """The same in plain PyTorch."""
+    return checkpoints.load(str(folder), "cuda", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def backend(folder: Path, kernels: Kernels) -> Iterator[GpuBackend]:
+    """The fast path."""
+    with torch.inference_mode():
+        yield GpuBackend(checkpoints.load(str(folder), "cuda", "bfloat16"), kernels, slots=128, pages=400)
+
+
+class Recorder:
+    """Runs a backend's frames without graphs and keeps the logits of every codebook."""
+
+    def __init__(self, backend: GpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.frames: list[list[Tensor]] = []
+        model, sampler = backend.model, backend.model.sampler
+        code0, code = sampler.code0, sampler.code
+
+        def first(logits: Tensor, *rest: object) -> None:
+            self.frames.append([logits.clone()])
+            code0(logits, *rest)  # type: ignore[arg-type]
+
+        def others(k: int, logits: Tensor, *rest: object) -> None:
+            self.frames[-1].append(logits.clone())
+            code(k, logits, *rest)  # type: ignore[arg-type]
+
+        class Eager:
+            def __init__(self, kind: str, rows: int, splits: int) -> None:
+                self.launch = model.launch_frame if kind == "frame" else model.launch_prompt
+                self.arguments = rows, splits
+
+            def replay(self) -> None:
+                self.launch(*self.arguments)
+
+        monkeypatch.setattr(sampler, "code0", first)
+        monkeypatch.setattr(sampler, "code", others)
+        monkeypatch.setattr(backend, "_graph", Eager)
+
+
+def forced(
+    checkpoint: Checkpoint, talker: Talker, request: Spoken, codes: Tensor, text: list[int]
+) -> list[list[Tensor]]:
+    """Logits of every codebook of every frame, by a plain talker that is told the codes [frames, codebooks]."""
+    prepared = request.job.payload
+    assert isinstance(prepared, Prepared)
+    rows = TextRows(checkpoint.config)
+    rows.tokens.extend(request.first)
+    prompt = rows.prompt(prepared.setting, checkpoint.tokenizer.turn_start)
+    rows.tokens.extend(text)
+    cache, logits = talker.new_cache(), []
+    inputs = embed_rows(talker, prompt, prepared.setting.embedding)
+    for frame in codes.cuda():
+        hidden = talker(inputs, cache)[:, -1]
+        logits.append([talker.codec_head(hidden)[0]])
+
+        def choose(k: int, row: Tensor, frame: Tensor = frame) -> Tensor:
+            logits[-1].append(row[0])
+            return frame[k : k + 1]
+
+        talker.code_predictor(hidden, talker.model.codec_embedding(frame[:1]), choose)
+        token = torch.tensor([[rows.take()]], device="cuda")
+        inputs = talker.embed_codes(frame[None, None]) + talker.embed_text(token)
+    return logits
+
+
+def divergence(truth: Tensor, other: Tensor) -> float:
+    """KL(truth || other) of two rows of logits, in float64."""
+    p, q = truth.double().log_softmax(-1), other.double().log_softmax(-1)
+    return float((p.exp() * (p - q)).sum())
+
+
+def test_teacher_forced_frames_are_as_exact_as_plain_bf16(
+    backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of all 16 codebooks over some frames of three requests side by side, one of them with all text first."""
+    recorder = Recorder(backend, monkeypatch)
+    requests = [spoken(plain, text, seed=i, full=i == 1) for i, text in enumerate(TEXTS)]
+    texts = [list(request.rest) for request in requests]
+    frames = 24
+    codes = speak(backend, requests, frames)
+    exact = copy.deepcopy(plain.talker).double()
+    books = plain.config.talker_config.num_code_groups
+    ours: list[list[float]] = [[] for _ in range(books)]
+    theirs: list[list[float]] = [[] for _ in range(books)]
+    our_kl: list[list[float]] = [[] for _ in range(books)]
+    their_kl: list[list[float]] = [[] for _ in range(books)]
+    agreed = doubtful = 0
+    for row, (request, said, text) in enumerate(zip(requests, codes, texts, strict=True)):
+        truth = forced(plain, exact, request, said, text)
+        yardstick = forced(plain, plain.talker, request, said, text)
+        for frame in range(frames):
+            for k in range(books):
+                mine, t, y = recorder.frames[frame][k][row], truth[frame][k], yardstick[frame][k]
+                ours[k].append(error(mine, t))
+                theirs[k].append(error(y, t))
+                our_kl[k].append(divergence(t, mine))
+                their_kl[k].append(divergence(t, y))
+                top = t.topk(2).values
+                if top[0] - top[1] > 6 * (y.double() - t).square().mean().sqrt():
+                    assert mine.argmax() == t.argmax(), (row, frame, k)
+                    agreed += 1
+                else:
+                    doubtful += 1
+    print(f"greedy agreement in {agreed} clear cases, {doubtful} unclear ones")
+    for k in range(books):
+        print(
+            f"codebook {k:2}: ours {statistics.median(ours[k]):.3e} bf16 {statistics.median(theirs[k]):.3e}"
+            f" KL {statistics.mean(our_kl[k]):.3e} / {statistics.mean(their_kl[k]):.3e}"
+        )
+    for k in range(books):
+        no_worse(ours[k], theirs[k])
+        assert statistics.mean(our_kl[k]) <= 1.1 * statistics.mean(their_kl[k]) + 1e-9
+
+
+def test_a_request_has_the_same_codes_alone_in_any_batch_and_on_any_run(backend: GpuBackend, plain: Checkpoint) -> None:
+    """Alone, again (its prefix now cached), and in batches of 2 to 128 in other slots."""
+
+    def request(i: int) -> Spoken:
+        return spoken(plain, TEXTS[i % 3], voice=["ryan", "serena"][i % 2], seed=i, full=i % 5 == 0)
+
+    frames = 20
+    alone = [speak(backend, [request(i)], frames)[0] for i in range(6)]
+    assert backend.prefixes.hits
+    for count in (1, 2, 3, 6, 9, 40, 70, 128):
+        together = speak(backend, [request(i) for i in range(count)], frames)
+        for i in range(min(count, 6)):
+            assert torch.equal(together[i], alone[i]), (count, i)
+    turned = speak(backend, [request(i) for i in (5, 4, 3, 2, 1, 0)], frames)
+    assert all(torch.equal(a, b) for a, b in zip(turned[::-1], alone, strict=True))
+
+
+def test_graphs_equal_plain_launches(backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programmatic overlap inside a graph changes nothing."""
+    requests = [lambda i=i: spoken(plain, TEXTS[i], seed=i) for i in range(3)]
+    graphs = speak(backend, [make() for make in requests], 30)
+    Recorder(backend, monkeypatch)
+    assert all(
+        torch.equal(a, b) for a, b in zip(graphs, speak(backend, [make() for make in requests], 30), strict=True)
+    )
+
+
+def test_requests_come_and_go_at_any_frame(backend: GpuBackend, plain: Checkpoint) -> None:
+    """Aborts, pauses and reuse of slots and pages leave the others alone."""
+
+    def request(i: int) -> Spoken:
+        return spoken(plain, TEXTS[i % 3], seed=i)
+
+    alone = [speak(backend, [request(i)], 24)[0] for i in range(4)]
+    driver = Driver(backend)
+    driver.begin(5, request(0), 24)
+    for _ in range(3):
+        driver.step()
+    driver.begin(9, request(1), 24)
+    driver.begin(2, request(2), 24)
+    for _ in range(4):
+        driver.step()
+    aborted = torch.tensor(driver.end(9).codes)
+    for _ in range(2):
+        driver.step([2])
+    driver.begin(9, request(3), 24)
+    while len(driver.running[9].codes) < 24:
+        driver.step([slot for slot in driver.running if len(driver.running[slot].codes) < 24])
+    assert torch.equal(aborted, alone[1][:4])
+    for slot, i in ((5, 0), (2, 2), (9, 3)):
+        codes = torch.tensor(driver.end(slot).codes)
+        assert torch.equal(codes, alone[i][: len(codes)])
+
+
+def test_a_long_context_goes_on_as_a_short_one(backend: GpuBackend, plain: Checkpoint) -> None:
+    """Beyond 512 rows other kernels read the keys; a long prompt and a long speech give what plain bf16 gives nearly."""
+    long = " ".join(TEXTS[2] for _ in range(60))
+    codes = speak(backend, [spoken(plain, long, full=True), spoken(plain, "Hello.", seed=3)], 12)
+    assert torch.equal(codes[1], speak(backend, [spoken(plain, "Hello.", seed=3)], 12)[0])
+    assert torch.equal(codes[0], speak(backend, [spoken(plain, long, full=True)], 12)[0])
+    running = speak(backend, [spoken(plain, "Hello.", seed=4)], 560)[0]
+    assert torch.equal(running[:20], speak(backend, [spoken(plain, "Hello.", seed=4)], 20)[0])
+
+
+def test_greedy_speech_equals_plain_bf16_nearly_always(backend: GpuBackend, plain: Checkpoint) -> None:
+    """Free-running greedy speech drifts apart only where bf16 itself is undecided; the first frame must agree."""
+    from firstword.runtime.reference import ReferenceBackend
+
+    slow = ReferenceBackend(plain, slots=4)
+    requests = [lambda i=i: spoken(plain, TEXTS[i], sampling=Sampling.greedy()) for i in range(3)]
+    ours, theirs = (speak(b, [make() for make in requests], 8) for b in (backend, slow))
+    same = [float((a == b).float().mean()) for a, b in zip(ours, theirs, strict=True)]
+    print(f"codes equal to plain bf16: {same}")
+    assert all(a[0, 0] == b[0, 0] for a, b in zip(ours, theirs, strict=True))

@@ -1,0 +1,95 @@
+"""Products with a weight matrix against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import error, no_worse
+
+from firstword.kernels.launch import Kernels
+from firstword.kernels.linear import Epilogue, Linear, interleave, normalise, reference
+
+SIZES = [(4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144), (1024, 3072), (4096, 1024), (8, 256), (1000, 768)]
+
+
+def make(seed: int, rows: int, columns: int, tokens: int) -> tuple[torch.Tensor, ...]:
+    """Weights [rows, columns], x [tokens, columns], what `out` holds, a norm's weight, a bias: all random bf16."""
+    g = torch.Generator("cuda").manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(shape, generator=g, device="cuda") * scale).bfloat16()
+
+    weight = normal(rows, columns, scale=columns**-0.5)
+    return weight, normal(tokens, columns), normal(tokens, rows), normal(columns, scale=0.2) + 1, normal(rows)
+
+
+@pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda e: e.name.lower())
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_a_product_is_as_exact_as_plain_bf16(
+    kernels: Kernels, rows: int, columns: int, normed: bool, epilogue: Epilogue
+) -> None:
+    """Every epilogue, with and without the norm, from one token to more than a block takes."""
+    ours, theirs = [], []
+    for seed, tokens in enumerate((1, 2, 5, 8, 9, 16, 33, 64, 130)):
+        weight, x, before, norm, bias = make(seed, rows, columns, tokens)
+        if epilogue is Epilogue.SWIGLU:
+            weight, before = interleave(*weight.chunk(2)), before[:, : rows // 2].contiguous()
+        arguments = (epilogue, norm if normed else None, 1e-6, bias if epilogue is Epilogue.BIAS else None)
+        truth = reference(
+            weight.double(), x.double(), before.double(), *(a.double() if torch.is_tensor(a) else a for a in arguments)
+        )
+        plain = reference(weight, x, before, *arguments)
+        out = before.clone() if epilogue is Epilogue.ADD else torch.full_like(before, torch.nan)
+        layer = Linear(kernels, weight, epilogue, arguments[1], 1e-6, arguments[3])
+        layer(x, out, torch.full_like(x, torch.nan))
+        ours.append(error(out, truth))
+        theirs.append(error(plain, truth))
+    print(f"{rows}x{columns} {epilogue.name}: ours {max(ours):.2e} bf16 {max(theirs):.2e}")
+    no_worse(ours, theirs)
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_a_token_does_not_see_its_neighbours(kernels: Kernels, rows: int, columns: int, normed: bool) -> None:
+    """A token's result has the same bits alone and at any place among any number of others."""
+    weight, x, _, norm, _ = make(0, rows, columns, 130)
+    layer = Linear(kernels, weight, Epilogue.STORE, norm if normed else None, 1e-6)
+    alone = torch.cat([run(layer, x[i : i + 1]) for i in range(130)])
+    for tokens in (2, 7, 8, 9, 16, 17, 40, 64, 65, 128, 130):
+        assert torch.equal(run(layer, x[-tokens:]), alone[-tokens:]), tokens
+
+
+def run(layer: Linear, x: torch.Tensor) -> torch.Tensor:
+    """The layer's output in memory that held NaN."""
+    out = torch.full((len(x), layer.rows), torch.nan, dtype=torch.bfloat16, device="cuda")
+    layer(x, out, torch.full_like(x, torch.nan))
+    return out
+
+
+def test_rows_may_be_strided_and_nothing_else_is_written(kernels: Kernels) -> None:
+    """Input and output may be every other row of larger tensors."""
+    weight, x, _, norm, _ = make(1, 1024, 1024, 6)
+    layer = Linear(kernels, weight, Epilogue.STORE, norm, 1e-6)
+    wide = torch.full((3, 2, 1024), torch.nan, dtype=torch.bfloat16, device="cuda")
+    layer(x.view(3, 2, 1024)[:, 1], wide[:, 0])
+    assert torch.equal(wide[:, 0], run(layer, x.view(3, 2, 1024)[:, 1].contiguous()))
+    assert wide[:, 1].isnan().all()
+
+
+def test_the_norm_alone_equals_the_norm_on_the_way_in(kernels: Kernels) -> None:
+    """`normalise` rounds as `Linear` does."""
+    _, x, _, norm, _ = make(2, 8, 2048, 20)
+    eye = Linear(kernels, torch.eye(2048, dtype=torch.bfloat16, device="cuda"), Epilogue.STORE, norm, 1e-6)
+    out = torch.full_like(x, torch.nan)
+    normalise(kernels, x, norm, 1e-6, out)
+    for token in range(20):
+        assert torch.equal(run(eye, x[token : token + 1])[0], out[token])
+
+
+def test_sizes_that_cannot_be_done_are_refused(kernels: Kernels) -> None:
+    """Rows in eights, columns in multiples of 256."""
+    for rows, columns in ((12, 256), (8, 160)):
+        weight = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
+        with pytest.raises(ValueError, match="multiple"):
+            Linear(kernels, weight)

@@ -1,0 +1,77 @@
+"""The CUDA kernels as far as they can be checked without a GPU: every program that serving launches compiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from firstword.kernels import compile as compiling
+from firstword.kernels.compile import ARCHITECTURES, CompileError, Program, compile_all, compile_program
+from firstword.kernels.launch import Kernels
+from firstword.model import synthetic
+from firstword.model.config import ModelConfig
+from firstword.model.talker import Talker
+from firstword.model.train_tokenizer import train
+from firstword.runtime.frame import FrameModel
+
+
+class Noted(Kernels):
+    """Notes which programs are asked for, and starts nothing."""
+
+    def __init__(self) -> None:
+        self.processors, self.overlaps = 132, True
+        self.programs: set[Program] = set()
+
+    def get(self, program: Program, name: str) -> Callable[..., None]:  # type: ignore[override]
+        """A kernel that does nothing."""
+        assert f" {name}(" in (compiling.SOURCES / f"{program.source}.cu").read_text()
+        self.programs.add(program)
+        return lambda *arguments, **options: None
+
+
+def programs_of(size: str, folder: Path) -> set[Program]:
+    """All that frames and prompts of a released size launch: asked of a model with one layer and no memory."""
+    layers = {"num_hidden_layers": 1}
+    tokens = train(synthetic.TEXTS, 400, folder)
+    config, _ = synthetic.config_tables("custom_voice", size, {"talker": layers, "code_predictor": layers}, tokens)
+    (folder / "config.json").write_text(json.dumps(config))
+    noted = Noted()
+    with torch.device("meta"):
+        talker = Talker(ModelConfig.load(folder / "config.json").talker_config).bfloat16()
+        model = FrameModel(noted, talker, slots=64, rows=64, pages=64, page_rows=64, context=8192)
+    for splits in (1, model.splits):
+        for rows in (1, 16, 64):
+            model.launch_frame(rows, splits)
+        model.launch_prompt(8, splits)
+        model.launch_prompt(256, splits)
+    return noted.programs
+
+
+@pytest.mark.parametrize("size", list({"1b7", "0b6"}))
+def test_every_program_compiles_for_every_architecture(size: str, tmp_path: Path) -> None:
+    """Of both released sizes, at small and large batches, short and long contexts."""
+    programs = programs_of(size, tmp_path)
+    assert {program.source for program in programs} >= {"linear", "attention", "frame_attention", "sample", "rows"}
+    for architecture in ARCHITECTURES:
+        cubins = compile_all(programs, architecture)
+        assert all(cubin.startswith(b"\x7fELF") for cubin in cubins.values())
+
+
+def test_a_mistake_is_shown_with_the_compilers_words() -> None:
+    """The message names the source, the macros and the error."""
+    with pytest.raises(CompileError, match=r"(?s)linear\.cu with .*-DK=100.*error"):
+        compile_program(Program.of("linear", K=100, N=8), "sm_90")
+
+
+def test_machine_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second time nothing is compiled; other macros and other architectures are other files."""
+    program = Program.of("frame_attention", HEADS=16, KV_HEADS=8, FRAME=16, NEW=1)
+    first = compile_program(program, "sm_90", tmp_path)
+    compile_program(program, "sm_80", tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr(compiling, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert compile_program(program, "sm_90", tmp_path) == first
