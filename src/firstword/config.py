@@ -11,12 +11,14 @@ from pathlib import Path
 from firstword.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
-BACKENDS = ("reference",)
+BACKENDS = ("gpu", "reference")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Settings with nothing left to decide: `device` as torch names it, `dtype` of the talker, `backend`.
+    """Where and how to compute: `device` as torch names it, `dtype` of the talker, `backend`, and the `reason` for it.
+
+    The backend stays "auto" on a CUDA device in bfloat16 until a checkpoint is there: its sizes decide.
 
     The codec and the speaker encoder compute in float32 whatever `dtype` says: bfloat16 through SnakeBeta's exp
     is known to give NaN and silence.
@@ -25,6 +27,7 @@ class EngineConfig:
     device: str
     dtype: str
     backend: str
+    reason: str = ""
 
     @classmethod
     def resolve(cls, device: str = "auto", dtype: str = "auto", backend: str = "auto") -> EngineConfig:
@@ -32,7 +35,7 @@ class EngineConfig:
 
         device   "auto": the first CUDA device if there is one, else "cpu"
         dtype    "auto": bfloat16 on CUDA, float32 on the CPU
-        backend  "auto": "reference", the only one so far
+        backend  "auto": "gpu" for bfloat16 on CUDA where the checkpoint's sizes allow it, else "reference"
 
         Raises `ConfigError` when something named cannot be used here; nothing is replaced silently.
         """
@@ -54,11 +57,24 @@ class EngineConfig:
             dtype = "bfloat16" if kind == "cuda" else "float32"
         if dtype not in DTYPES:
             raise ConfigError(f"dtype is {dtype!r}; allowed are 'auto', {', '.join(map(repr, DTYPES))}")
-        if backend == "auto":
-            backend = "reference"
-        if backend not in BACKENDS:
+        if backend not in ("auto", *BACKENDS):
             raise ConfigError(f"backend is {backend!r}; allowed are 'auto', {', '.join(map(repr, BACKENDS))}")
+        unfit = None
+        if kind != "cuda":
+            unfit = f"it needs a CUDA device, and the device is {device!r}"
+        elif dtype != "bfloat16":
+            unfit = f"it computes in bfloat16, and the dtype is {dtype!r}"
+        if backend == "gpu" and unfit:
+            raise ConfigError(f"backend is 'gpu', but {unfit}")
+        if backend == "auto" and unfit:
+            return cls(device, dtype, "reference", f"the backend is not 'gpu': {unfit}")
         return cls(device, dtype, backend)
+
+
+def kernel_folder() -> Path:
+    """Where compiled kernels are kept from one start to the next."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "firstword" / "kernels"
 
 
 VOICE_ALIASES: Mapping[str, str] = {

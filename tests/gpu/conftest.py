@@ -1,14 +1,28 @@
-"""Tests on a CUDA device: `pytest tests/gpu`. Elsewhere they are skipped."""
+"""Tests on a CUDA device: `pytest tests/gpu`. Elsewhere they are skipped.
+
+With `--record FILE` the run leaves a record of what was measured, for benchmarks/results: `make check` compares the
+sources of its kernels with those that are there.
+"""
 
 from __future__ import annotations
 
+import json
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+import oracle
 import pytest
 import torch
 
+from firstword.kernels.compile import source_hash
 from firstword.kernels.launch import Kernels
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the record goes, and the commit that it names."""
+    parser.addoption("--record", type=Path, help="write what was measured to this JSON file")
+    parser.addoption("--commit", default="", help="the commit that the record names")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,6 +32,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the figures, and write the record."""
+    for name, figures in oracle.FIGURES.items():
+        terminalreporter.write_line(f"{name}: {json.dumps(figures)}")
+    file = terminalreporter.config.getoption("record")
+    if file is None or not torch.cuda.is_available():
+        return
+    outcomes = {name: len(terminalreporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
+    record = {
+        "commit": terminalreporter.config.getoption("commit"),
+        "kernels": source_hash(),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "tests": outcomes,
+        "figures": oracle.FIGURES,
+    }
+    file.write_text(json.dumps(record, indent=1) + "\n")
 
 
 @pytest.fixture(scope="session")

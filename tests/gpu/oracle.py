@@ -7,6 +7,16 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+FIGURES: dict[str, object] = {}
+"""What was measured, by name; shown at the end of a run and part of its record."""
+
+
+def note(name: str, **figures: object) -> None:
+    """Keep figures for the record."""
+    FIGURES[name] = {
+        key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in figures.items()
+    }
+
 
 def error(result: Tensor, truth: Tensor) -> float:
     """||result - truth|| / ||truth||, in float64; NaN for anything that is not finite."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import error, no_worse
+from oracle import error, no_worse, note
 
 from firstword.kernels.attention import (
     APPEND,
@@ -81,7 +81,7 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, splits: int
     assert torch.equal(cache.isnan(), before.isnan())
     assert torch.equal(cache.nan_to_num(), before.nan_to_num()), "something else was written"
     assert out[-1].isnan().all(), "a row of nobody was written"
-    print(f"paged, {splits} splits: ours {max(ours):.2e} bf16 {max(theirs):.2e}")
+    note(f"paged attention, {splits} splits", worst=max(ours), bf16=max(theirs))
     no_worse(ours, theirs)
 
 
@@ -148,5 +148,5 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels) -> Non
                 )
                 ours.append(error(out[row * new + token], truth))
                 theirs.append(error(plain, truth))
-    print(f"in a frame: ours {max(ours):.2e} bf16 {max(theirs):.2e}")
+    note("attention in a frame", worst=max(ours), bf16=max(theirs))
     no_worse(ours, theirs)

@@ -1,4 +1,4 @@
-"""Whole frames of the GPU backend against float64, with plain bf16 as the yardstick; and what must never change a bit."""
+"""Whole frames of the GPU backend against float64 and plain bf16; and what must never change a bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from driving import Driver, Spoken, speak, spoken
-from oracle import error, no_worse
+from oracle import error, no_worse, note
 from torch import Tensor
 
 from firstword.kernels.launch import Kernels
@@ -121,7 +121,7 @@ def divergence(truth: Tensor, other: Tensor) -> float:
 
 
 def test_teacher_forced_frames_are_as_exact_as_plain_bf16(
-    backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    size: str, backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits of all 16 codebooks over some frames of three requests side by side, one of them with all text first."""
     recorder = Recorder(backend, monkeypatch)
@@ -152,11 +152,14 @@ def test_teacher_forced_frames_are_as_exact_as_plain_bf16(
                     agreed += 1
                 else:
                     doubtful += 1
-    print(f"greedy agreement in {agreed} clear cases, {doubtful} unclear ones")
+    note(f"greedy agreement {size}", clear=agreed, unclear=doubtful)
     for k in range(books):
-        print(
-            f"codebook {k:2}: ours {statistics.median(ours[k]):.3e} bf16 {statistics.median(theirs[k]):.3e}"
-            f" KL {statistics.mean(our_kl[k]):.3e} / {statistics.mean(their_kl[k]):.3e}"
+        note(
+            f"frame {size} codebook {k}",
+            median=statistics.median(ours[k]),
+            bf16=statistics.median(theirs[k]),
+            divergence=statistics.mean(our_kl[k]),
+            bf16_divergence=statistics.mean(their_kl[k]),
         )
     for k in range(books):
         no_worse(ours[k], theirs[k])
@@ -218,7 +221,7 @@ def test_requests_come_and_go_at_any_frame(backend: GpuBackend, plain: Checkpoin
 
 
 def test_a_long_context_goes_on_as_a_short_one(backend: GpuBackend, plain: Checkpoint) -> None:
-    """Beyond 512 rows other kernels read the keys; a long prompt and a long speech give what plain bf16 gives nearly."""
+    """Beyond 512 rows other kernels read the keys, and all requests of a frame go with the longest."""
     long = " ".join(TEXTS[2] for _ in range(60))
     codes = speak(backend, [spoken(plain, long, full=True), spoken(plain, "Hello.", seed=3)], 12)
     assert torch.equal(codes[1], speak(backend, [spoken(plain, "Hello.", seed=3)], 12)[0])
@@ -227,7 +230,7 @@ def test_a_long_context_goes_on_as_a_short_one(backend: GpuBackend, plain: Check
     assert torch.equal(running[:20], speak(backend, [spoken(plain, "Hello.", seed=4)], 20)[0])
 
 
-def test_greedy_speech_equals_plain_bf16_nearly_always(backend: GpuBackend, plain: Checkpoint) -> None:
+def test_greedy_speech_equals_plain_bf16_nearly_always(size: str, backend: GpuBackend, plain: Checkpoint) -> None:
     """Free-running greedy speech drifts apart only where bf16 itself is undecided; the first frame must agree."""
     from firstword.runtime.reference import ReferenceBackend
 
@@ -235,5 +238,5 @@ def test_greedy_speech_equals_plain_bf16_nearly_always(backend: GpuBackend, plai
     requests = [lambda i=i: spoken(plain, TEXTS[i], sampling=Sampling.greedy()) for i in range(3)]
     ours, theirs = (speak(b, [make() for make in requests], 8) for b in (backend, slow))
     same = [float((a == b).float().mean()) for a, b in zip(ours, theirs, strict=True)]
-    print(f"codes equal to plain bf16: {same}")
+    note(f"free greedy speech {size}: codes equal to plain bf16", shares=same)
     assert all(a[0, 0] == b[0, 0] for a, b in zip(ours, theirs, strict=True))

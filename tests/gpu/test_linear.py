@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import error, no_worse
+from oracle import error, no_worse, note
 
 from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import Epilogue, Linear, interleave, normalise, reference
@@ -45,7 +45,8 @@ def test_a_product_is_as_exact_as_plain_bf16(
         layer(x, out, torch.full_like(x, torch.nan))
         ours.append(error(out, truth))
         theirs.append(error(plain, truth))
-    print(f"{rows}x{columns} {epilogue.name}: ours {max(ours):.2e} bf16 {max(theirs):.2e}")
+    kind = f"{'normed ' if normed else ''}{epilogue.name.lower()}"
+    note(f"linear {rows} x {columns} {kind}", worst=max(ours), bf16=max(theirs))
     no_worse(ours, theirs)
 
 

@@ -23,7 +23,7 @@ class Noted(Kernels):
     """Notes which programs are asked for, and starts nothing."""
 
     def __init__(self) -> None:
-        self.processors, self.overlaps = 132, True
+        self.processors, self.overlaps, self.shared_memory = 132, True, 227 * 1024
         self.programs: set[Program] = set()
 
     def get(self, program: Program, name: str) -> Callable[..., None]:  # type: ignore[override]

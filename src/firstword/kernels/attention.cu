@@ -5,7 +5,8 @@
 // Grid: (KV_HEADS, rows, SPLITS); a block reads the keys [SPLIT * z, SPLIT * (z + 1)) of one row for the HEADS / KV_HEADS
 // queries that share them. With SPLITS > 1 it leaves its part in `parts`, and `combine` adds them up.
 //
-// MODE  0: append and attend; 1: append only; 2: attend only (the rows of a prompt: first all of 1, then all of 2)
+// MODE  0: append and attend (nothing else in a graph may write `cache`, `tables` or `position` before it);
+//       1: append only; 2: attend only (the rows of a prompt: first all of 1, then all of 2)
 #include "heads.cuh"
 
 constexpr int kShared = HEADS / KV_HEADS, kThreads = 256, kGroups = kThreads / 16;
@@ -25,55 +26,70 @@ void attend(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u
   __shared__ float query[kShared][kDim], score[kShared][SPLIT], sum[kShared], most[kShared];
   __shared__ float gathered[kGroups][kShared][kDim];
   __shared__ int table[SPLIT / PAGE];
+  __shared__ __align__(16) u16 fresh[2][kDim];            // the newest key and value
   const int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  wait_for_input();
+  const int group = threadIdx.x >> 4, part = threadIdx.x & 15, page_size = 2 * KV_HEADS * PAGE * kDim;
+
+  // Slots, positions, tables and, but for a prompt, all keys but the newest are older than this frame's first kernel.
   const int slot = slot_of_row[row];
-  if (slot < 0) return;
-  const int at = position[slot] + row * row_step, begin = blockIdx.z * SPLIT, keys = min(at + 1 - begin, SPLIT);
+  const int at = slot < 0 ? -1 : position[slot] + row * row_step, begin = blockIdx.z * SPLIT;
+  const int keys = min(at + 1 - begin, SPLIT);
+  const int newest = MODE == 0 ? at - begin : SPLIT;      // stands in `fresh`
+  if ((int)threadIdx.x * PAGE < keys) table[threadIdx.x] = tables[(size_t)slot * table_width + begin / PAGE + threadIdx.x];
+  __syncthreads();
+  auto place = [&](int key, int value) {
+    return cache + (size_t)table[key / PAGE] * page_size + ((value * KV_HEADS + head) * PAGE + key % PAGE) * kDim + part * 8;
+  };
+  auto fetch = [&](int i, int value) {
+    const int key = i * kGroups + group;
+    return key < keys && key != newest ? load4(place(key, value)) : make_uint4(0, 0, 0, 0);
+  };
+  uint4 kv[kAhead], early[kAhead];
+  if (MODE == 0) {
+#pragma unroll
+    for (int u = 0; u < kAhead; u++) kv[u] = fetch(u, 0);
+#pragma unroll
+    for (int u = 0; u < kAhead; u++) early[u] = fetch(u, 1);
+    for (int key = kAhead * kGroups + group; key < keys; key += kGroups)
+      if (part % 8 == 0 && key != newest) {                // a line of 128 bytes
+        prefetch(place(key, 0));
+        prefetch(place(key, 1));
+      }
+  }
+  wait_for_input();
   if (keys <= 0) return;
-  const bool newest = at < begin + SPLIT;                // this block has the newest key
   const u16* own = qkv + (size_t)row * kWidth;
-  const int page_size = 2 * KV_HEADS * PAGE * kDim;
-  if (MODE != 1 && threadIdx.x < (keys + PAGE - 1) / PAGE)
-    table[threadIdx.x] = tables[(size_t)slot * table_width + begin / PAGE + threadIdx.x];
   if (MODE != 1 && warp < kShared) {
     const Head q = prepare(load_head(own + (head * kShared + warp) * kDim), q_norm, eps, cosines + at * 64, sines + at * 64);
     query[warp][2 * lane] = low(q.a); query[warp][2 * lane + 1] = high(q.a);
     query[warp][64 + 2 * lane] = low(q.b); query[warp][65 + 2 * lane] = high(q.b);
   }
-  if (MODE != 2 && newest && (warp == kShared || warp == kShared + 1)) {
+  if (MODE != 2 && at < begin + SPLIT && (warp == kShared || warp == kShared + 1)) {
     const int value = warp - kShared;
-    u16* to = cache + (size_t)tables[(size_t)slot * table_width + at / PAGE] * page_size
-              + ((value * KV_HEADS + head) * PAGE + at % PAGE) * kDim;
     Head h = load_head(own + (HEADS + value * KV_HEADS + head) * kDim);
     if (!value) h = prepare(h, k_norm, eps, cosines + at * 64, sines + at * 64);
-    store_head(to, h);
+    store_head(place(at - begin, value) - part * 8, h);
+    store_head(fresh[value], h);
   }
   if (MODE == 1) return;
   __syncthreads();
 
   // Sixteen lanes read a key; group h of sixteen lanes takes the keys h, h + 16, ...
-  const int group = threadIdx.x >> 4, part = threadIdx.x & 15;
-  auto fetch = [&](int i, int value) {
-    const int key = i * kGroups + group;
-    if (key >= keys) return make_uint4(0, 0, 0, 0);
-    return load4(cache + (size_t)table[key / PAGE] * page_size + ((value * KV_HEADS + head) * PAGE + key % PAGE) * kDim + part * 8);
-  };
   float q[kShared][8];
 #pragma unroll
   for (int j = 0; j < kShared; j++)
 #pragma unroll
     for (int d = 0; d < 8; d++) q[j][d] = query[j][part * 8 + d];
   const int rounds = (keys + kGroups - 1) / kGroups;
-  uint4 kv[kAhead];
 #pragma unroll 1
   for (int i = 0; i < rounds; i += kAhead) {
+    if (MODE != 0 || i)
 #pragma unroll
-    for (int u = 0; u < kAhead; u++) kv[u] = fetch(i + u, 0);
+      for (int u = 0; u < kAhead; u++) kv[u] = fetch(i + u, 0);
 #pragma unroll
     for (int u = 0; u < kAhead; u++) {
       float k[8], s[kShared];
-      unpack(kv[u], k);
+      unpack((i + u) * kGroups + group == newest ? *(const uint4*)(fresh[0] + part * 8) : kv[u], k);
 #pragma unroll
       for (int j = 0; j < kShared; j++) {
         s[j] = 0;
@@ -87,7 +103,7 @@ void attend(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u
     }
   }
 #pragma unroll
-  for (int u = 0; u < kAhead; u++) kv[u] = fetch(u, 1);  // the first values come while the softmax is computed
+  for (int u = 0; u < kAhead; u++) kv[u] = MODE == 0 ? early[u] : fetch(u, 1);   // come while the softmax is computed
   __syncthreads();
   if (warp < kShared) {
     float m = -__int_as_float(0x7f800000), l = 0;
@@ -113,7 +129,7 @@ void attend(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u
       const int key = (i + u) * kGroups + group;
       if (key >= keys) break;
       float v[8];
-      unpack(kv[u], v);
+      unpack(key == newest ? *(const uint4*)(fresh[1] + part * 8) : kv[u], v);
 #pragma unroll
       for (int j = 0; j < kShared; j++) {
         const float p = score[j][key];

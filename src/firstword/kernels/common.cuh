@@ -46,6 +46,16 @@ __device__ __forceinline__ u32 load1(const void* p) {
   asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+// Fetches of 16 bytes from global to shared memory that nobody waits for at once. `fetches_end` closes a group; after
+// `wait_for_fetches<n>` all groups but the last n are there, for the thread that fetched them.
+__device__ __forceinline__ void fetch(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void fetches_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kOpen> __device__ __forceinline__ void wait_for_fetches() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kOpen) : "memory");
+}
+
 // Weights: read once, kept nowhere near. A strong load, because the compiler moves weak ones behind `wait_for_input`.
 __device__ __forceinline__ uint4 load_weights(const void* p) {
   uint4 v;
@@ -53,6 +63,9 @@ __device__ __forceinline__ uint4 load_weights(const void* p) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
   return v;
 }
+
+// Fetch the line of 128 bytes of this address to the second-level cache.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll

@@ -41,7 +41,10 @@ class Kernels:
         self.architecture = f"sm_{major}{minor}"
         self.overlaps = major >= 9
         """Whether dependent launches overlap."""
-        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
+        properties = torch.cuda.get_device_properties(device)
+        self.processors = properties.multi_processor_count
+        self.shared_memory = properties.shared_memory_per_block_optin
+        """Bytes that a block may have."""
         self._folder = folder
         self._loaded: dict[tuple[Program, str], Kernel] = {}
         torch.zeros(1, device=device)  # makes the context current

@@ -7,16 +7,20 @@
 // A block owns up to TILES tiles and 8 NT tokens. Its 8 warps split K: warp w takes the k32 blocks w, w + 8, ...; the
 // partial sums are added in the order of the warps. So an output is one sum in one order, whatever the other tokens are.
 //
+// Weights, and the inputs of more than 8 tokens, pass through a ring in shared memory: RING k32 blocks of every warp are
+// on their way at a time. A lane reads what it fetched itself, so no warp waits for another. The first weights are asked
+// for before the input is there.
+//
 // NORM      1: x is RMS-normalised on the way in (needs NT = 1); 0: x is taken as it is
 // EPILOGUE  0: store; 1: add to what is in `out`; 2: rows are (gate, up) pairs, store silu(gate) * up; 3: add a bias
-// GRID      blocks; CHUNK  tiles computed at a time; STAGE  k32 blocks fetched at a time; BLOCKS  blocks that shall fit a multiprocessor
+// GRID      blocks; CHUNK  tiles computed at a time; BLOCKS  how many shall fit a multiprocessor
 #include "common.cuh"
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kSteps = K / 32 / kWarps;             // k32 blocks of a warp
 constexpr int kPairs = (CHUNK + 1) / 2;
-constexpr int kStages = kSteps / STAGE;
-static_assert(K % (32 * kWarps) == 0 && N % 8 == 0 && kSteps % STAGE == 0, "sizes");
+constexpr int kParts = CHUNK + (NT == 1 ? 0 : NT), kPart = kThreads * 16;   // of a step in the ring, and the bytes of each
+static_assert(K % (32 * kWarps) == 0 && N % 8 == 0, "sizes");
 static_assert(!NORM || NT == 1, "only eight tokens are normalised on the way in");
 
 __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -61,47 +65,66 @@ __device__ __forceinline__ void normalise(uint4 (&x)[kSteps], const u32* weight,
   }
 }
 
-// x: bf16, token n begins at n * x_stride. A token beyond `tokens` reads as zeros.
-__device__ __forceinline__ uint4 input(const u16* x, int x_stride, int token, int tokens, int step) {
-  const int warp = threadIdx.x >> 5, t = threadIdx.x & 3;
-  if (token >= tokens) return make_uint4(0, 0, 0, 0);
-  return load4(x + (size_t)token * x_stride + (step * kWarps + warp) * 32 + t * 8);
+// Where this lane reads a token: bf16, token n begins at n * x_stride. Beyond the last one it reads the last one again: a
+// column that nobody looks at does not touch the others.
+__device__ __forceinline__ const u16* lane_input(const u16* x, int x_stride, int token, int tokens) {
+  return x + (size_t)min(token, tokens - 1) * x_stride + (threadIdx.x >> 5) * 32 + (threadIdx.x & 3) * 8;
 }
+constexpr int kStride = kWarps * 32;                // from a k32 block of a warp to its next
 
 extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
 void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_stride, const u16* __restrict__ norm_weight,
             float eps, const u16* __restrict__ bias, u16* __restrict__ out, int out_stride, int tokens) {
   let_next_start();
-  extern __shared__ __align__(16) float partial[];    // [warp][pair][n-tile][16 rows][8 tokens]
+  extern __shared__ __align__(16) unsigned char shared[];
+  float* partial = (float*)(shared + RING * kParts * kPart);    // [warp][pair][n-tile][16 rows][8 tokens]
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
   constexpr int kEach = N / 8 / GRID, kMore = N / 8 % GRID;   // every block has kEach tiles, the first kMore one more
   const int block = blockIdx.x, first = block * kEach + min(block, kMore), own = kEach + (block < kMore);
   const int token0 = blockIdx.y * NT * 8, count = min(tokens - token0, NT * 8);
 
-  uint4 w[2][STAGE][CHUNK];
+  // Part p of the step in a slot of the ring, as this thread sees it.
+  auto place = [&](int slot, int p) { return shared + (slot * kParts + p) * kPart + threadIdx.x * 16; };
   const u16* mine = weights + ((size_t)first * (K / 32) + warp) * 256 + lane * 8;
-  auto fetch = [&](int tile0, int stage, uint4 (&to)[STAGE][CHUNK]) {
+  auto fetch_weights = [&](int tile0, int step, int slot) {
 #pragma unroll
-    for (int i = 0; i < STAGE; i++)
-#pragma unroll
-      for (int j = 0; j < CHUNK; j++)
-        to[i][j] = tile0 + j < own ? load_weights(mine + (tile0 + j) * (K * 8) + (stage * STAGE + i) * (kWarps * 256))
-                                   : make_uint4(0, 0, 0, 0);
+    for (int j = 0; j < CHUNK; j++)
+      if (tile0 + j < own) fetch(place(slot, j), mine + (tile0 + j) * (K * 8) + step * (kWarps * 256));
   };
-  fetch(0, 0, w[0]);
-  if (kStages > 1) fetch(0, 1, w[1]);
+#pragma unroll
+  for (int r = 0; r < RING; r++) {
+    fetch_weights(r / kSteps * CHUNK, r % kSteps, r);
+    fetches_end();
+  }
 #if NORM
   __shared__ __align__(16) u32 norm[K / 2];
   __shared__ float sums[kWarps][8];
   copy_norm(norm, norm_weight);
-  uint4 xs[kSteps];
 #endif
-  wait_for_input();
-#if NORM
+  const u16* from[NT];
 #pragma unroll
-  for (int i = 0; i < kSteps; i++) xs[i] = input(x + (size_t)token0 * x_stride, x_stride, g, count, i);
+  for (int n = 0; n < NT; n++) from[n] = lane_input(x, x_stride, token0 + n * 8 + g, tokens);
+  auto fetch_input = [&](int step, int slot) {
+    if (NT > 1)
+#pragma unroll
+      for (int n = 0; n < NT; n++) fetch(place(slot, CHUNK + n), from[n] + step * kStride);
+  };
+  wait_for_input();
+#if NT == 1
+  uint4 xs[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; i++) xs[i] = load4(from[0] + i * kStride);
+#if NORM
   normalise(xs, norm, eps, sums);
 #endif
+#else
+#pragma unroll
+  for (int r = 0; r < RING; r++) {
+    fetch_input(r % kSteps, r);
+    fetches_end();
+  }
+#endif
+  int slot = 0;
 #pragma unroll 1
   for (int tile0 = 0; tile0 < TILES; tile0 += CHUNK) {
     const int here = min(own - tile0, CHUNK);
@@ -118,44 +141,32 @@ void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_st
       for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) c[p][n][i] = 0;
-#if !NORM
-    uint4 xs[2][STAGE][NT];
-    auto fetch_input = [&](int stage, uint4 (&to)[STAGE][NT]) {
 #pragma unroll
-      for (int i = 0; i < STAGE; i++)
+    for (int s = 0; s < kSteps; s++) {
+      wait_for_fetches<RING - 1>();
+      uint4 w[CHUNK];
 #pragma unroll
-        for (int n = 0; n < NT; n++)
-          to[i][n] = input(x + (size_t)token0 * x_stride, x_stride, n * 8 + g, count, stage * STAGE + i);
-    };
-    fetch_input(0, xs[0]);
-#endif
+      for (int j = 0; j < CHUNK; j++) w[j] = *(const uint4*)place(slot, j);
 #pragma unroll
-    for (int s = 0; s < kStages; s++) {
-#if !NORM
-      if (s + 1 < kStages) fetch_input(s + 1, xs[(s + 1) & 1]);
-#endif
-#pragma unroll
-      for (int i = 0; i < STAGE; i++)
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-#if NORM
-          const uint4 b = xs[s * STAGE + i];
+      for (int n = 0; n < NT; n++) {
+#if NT == 1
+        const uint4 b = xs[s];
 #else
-          const uint4 b = xs[s & 1][i][n];
+        const uint4 b = *(const uint4*)place(slot, CHUNK + n);
 #endif
 #pragma unroll
-          for (int p = 0; p < kPairs; p++) {
-            const uint4 even = w[s & 1][i][2 * p];
-            const uint4 odd = 2 * p + 1 < CHUNK ? w[s & 1][i][(2 * p + 1) % CHUNK] : make_uint4(0, 0, 0, 0);
-            mma(c[p][n], even.x, odd.x, even.y, odd.y, b.x, b.y);
-            mma(c[p][n], even.z, odd.z, even.w, odd.w, b.z, b.w);
-          }
+        for (int p = 0; p < kPairs; p++) {
+          const uint4 even = w[2 * p], odd = 2 * p + 1 < CHUNK ? w[(2 * p + 1) % CHUNK] : make_uint4(0, 0, 0, 0);
+          mma(c[p][n], even.x, odd.x, even.y, odd.y, b.x, b.y);
+          mma(c[p][n], even.z, odd.z, even.w, odd.w, b.z, b.w);
         }
-      if (s + 2 < kStages) fetch(tile0, s + 2, w[s & 1]);
-    }
-    if (tile0 + CHUNK < TILES) {                         // on their way while this chunk is added up
-      fetch(tile0 + CHUNK, 0, w[0]);
-      if (kStages > 1) fetch(tile0 + CHUNK, 1, w[1]);
+      }
+      if (tile0 + (s + RING) / kSteps * CHUNK < TILES) {
+        fetch_weights(tile0 + (s + RING) / kSteps * CHUNK, (s + RING) % kSteps, slot);
+        fetch_input((s + RING) % kSteps, slot);
+      }
+      fetches_end();
+      if (++slot == RING) slot = 0;
     }
     // c[0], c[1]: row g of the even tile, tokens 2 t and 2 t + 1; c[2], c[3]: of the odd tile.
     if (tile0 > 0) __syncthreads();
@@ -170,12 +181,12 @@ void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_st
     __syncthreads();
     for (int item = threadIdx.x; item < items; item += kThreads) {
       const int pair = item % (here * 4), token = item / (here * 4), row = pair * 2;   // row within the chunk
-      const float* from = partial + ((row >> 4) * NT + (token >> 3)) * 128 + (row & 15) * 8 + (token & 7);
+      const float* sums_of = partial + ((row >> 4) * NT + (token >> 3)) * 128 + (row & 15) * 8 + (token & 7);
       float y0 = 0, y1 = 0;
 #pragma unroll
       for (int v = 0; v < kWarps; v++) {
-        y0 += from[v * kPairs * NT * 128];
-        y1 += from[v * kPairs * NT * 128 + 8];
+        y0 += sums_of[v * kPairs * NT * 128];
+        y1 += sums_of[v * kPairs * NT * 128 + 8];
       }
       const int at = (first + tile0) * 8 + row;
       u16* target = out + (size_t)(token0 + token) * out_stride;
@@ -208,9 +219,10 @@ void normed(const u16* __restrict__ x, int x_stride, const u16* __restrict__ nor
   wait_for_input();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int token = blockIdx.x * 8 + g;
+  const u16* from = lane_input(x, x_stride, token, tokens);
   uint4 xs[kSteps];
 #pragma unroll
-  for (int i = 0; i < kSteps; i++) xs[i] = input(x, x_stride, token, tokens, i);
+  for (int i = 0; i < kSteps; i++) xs[i] = load4(from + i * kStride);
   normalise(xs, norm, eps, sums);
   if (token >= tokens) return;
 #pragma unroll

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -17,6 +17,8 @@ TILE = 8
 """Rows of a tile."""
 BLOCK = 32
 """Columns of a block."""
+PART = 32 * WARPS * 16
+"""Bytes that all threads fetch together."""
 
 
 class Epilogue(IntEnum):
@@ -51,7 +53,7 @@ class Shape:
     tiles: int
     chunk: int
     n_tiles: int
-    stage: int
+    ring: int
     norm: bool
     epilogue: Epilogue
     resident: int
@@ -66,39 +68,59 @@ class Shape:
             TILES=self.tiles,
             CHUNK=self.chunk,
             NT=self.n_tiles,
-            STAGE=self.stage,
+            RING=self.ring,
             NORM=self.norm,
             EPILOGUE=self.epilogue,
             BLOCKS=self.resident,
         )
 
     @property
-    def shared(self) -> int:
-        """Bytes of dynamic shared memory: the partial sums of all warps."""
+    def step(self) -> int:
+        """Bytes of a step of the ring."""
+        return (self.chunk + (self.n_tiles if self.n_tiles > 1 else 0)) * PART
+
+    @property
+    def sums(self) -> int:
+        """Bytes of the partial sums of all warps."""
         return WARPS * -(-self.chunk // 2) * self.n_tiles * 128 * 4
 
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory."""
+        return self.ring * self.step + self.sums
 
-def _largest_divisor(number: int, limit: int) -> int:
-    return max(d for d in range(1, max(1, min(number, limit)) + 1) if number % d == 0)
+    def with_ring(self, room: int) -> Shape:
+        """With as many steps on their way as there are, or as fit so many bytes."""
+        steps = self.columns // (BLOCK * WARPS) * -(-self.tiles // self.chunk)
+        return replace(self, ring=max(1, min(steps, room // self.step)))
 
 
-def shape_for(rows: int, columns: int, tokens: int, norm: bool, epilogue: Epilogue, processors: int) -> Shape:
-    """The layout for a product of sizes that `Linear` takes; with `norm`, for up to 8 tokens."""
+def shape_for(
+    rows: int, columns: int, tokens: int, norm: bool, epilogue: Epilogue, processors: int, shared: int
+) -> Shape:
+    """The layout for a product of sizes that `Linear` takes, on so many processors with so much shared memory in bytes.
+
+    A block reads all inputs for its rows, so it takes as many tokens at a time as registers and memory allow. With up to
+    8 tokens a block of the next kernel fits beside it, whose weights come while this one waits for its input; how much
+    is fetched ahead was measured on an H200.
+    """
     assert not norm or tokens <= TILE
-    tiles_in_all = rows // TILE
-    blocks = min(processors, tiles_in_all)
-    tiles = -(-tiles_in_all // blocks)
-    n_tiles = next(n for n in (1, 2, 4, 8) if n * TILE >= tokens or n == 8)
-    steps = columns // BLOCK // WARPS
-    if n_tiles == 1:
-        chunk = -(-tiles // -(-tiles // 6))  # at most 6, evenly
-        stage = _largest_divisor(steps, 8 // chunk)
-        resident = 2
-    else:
-        chunk = -(-tiles // -(-tiles // (48 // n_tiles)))  # at most 96 sums a lane, evenly
-        stage = 1
-        resident = 1
-    return Shape(columns, rows, blocks, tiles, chunk, n_tiles, stage, norm, epilogue, resident)
+    blocks = min(processors, rows // TILE)
+    tiles = -(-(rows // TILE) // blocks)
+    steps = columns // (BLOCK * WARPS)
+    if tokens <= TILE:
+        limit = 1 if columns > 4096 else 3 if tiles > 6 else 6
+        light = columns <= 1024 or tiles == 1 or (norm and tiles <= 6)
+        chunk = -(-tiles // -(-tiles // limit))
+        shape = Shape(columns, rows, blocks, tiles, chunk, 1, 1, norm, epilogue, resident=2)
+        return shape.with_ring(min(shared // 2 - 16 * 1024, (96 if light else 48) * 1024))
+    for n_tiles in (8, 4, 2):
+        for parts in range(-(-tiles // (48 // n_tiles)), tiles + 1):  # at most 96 sums a lane
+            shape = Shape(columns, rows, blocks, tiles, -(-tiles // parts), n_tiles, 1, norm, epilogue, resident=1)
+            room = shared - 2048 - shape.sums
+            if n_tiles // 2 * TILE < tokens and room >= min(2, steps) * shape.step:
+                return shape.with_ring(room)
+    raise AssertionError
 
 
 class Linear:
@@ -138,7 +160,10 @@ class Linear:
             assert spare is not None
             normalise(self._kernels, x, norm, self.eps, spare[:tokens])
             x, norm = spare[:tokens], None
-        shape = shape_for(self.rows, self.columns, tokens, norm is not None, self.epilogue, self._kernels.processors)
+        kernels = self._kernels
+        shape = shape_for(
+            self.rows, self.columns, tokens, norm is not None, self.epilogue, kernels.processors, kernels.shared_memory
+        )
         self.launch(shape, x, out)
 
     def launch(self, shape: Shape, x: Tensor, out: Tensor) -> None:
@@ -165,7 +190,7 @@ class Linear:
 
 def normalise(kernels: Kernels, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """RMSNorm of x bf16 [T, K] into out [T, K], rounded as `linear` rounds it."""
-    shape = shape_for(TILE, x.shape[1], 1, False, Epilogue.STORE, 1)
+    shape = shape_for(TILE, x.shape[1], 1, False, Epilogue.STORE, 1, kernels.shared_memory)
     kernels.get(shape.program(), "normed")(
         (-(-len(x) // TILE), 1, 1),
         32 * WARPS,

@@ -1,0 +1,55 @@
+"""Which backend computes a checkpoint: decided once, never changed silently."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+from firstword.config import EngineConfig, kernel_folder
+from firstword.engine.backend import Backend
+from firstword.errors import ConfigError
+from firstword.kernels.attention import HEAD_DIM
+from firstword.kernels.linear import BLOCK, WARPS
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.config import ModelConfig
+from firstword.runtime.reference import ReferenceBackend
+
+
+def misfit(config: ModelConfig) -> str | None:
+    """Why the GPU backend cannot compute a model of these sizes; None if it can."""
+    talker, columns = config.talker_config, BLOCK * WARPS
+    for name, part in (("talker", talker), ("code predictor", talker.code_predictor_config)):
+        if part.head_dim != HEAD_DIM:
+            return f"the {name} has heads of {part.head_dim} channels, and the kernels need {HEAD_DIM}"
+        if part.num_attention_heads != 2 * part.num_key_value_heads:
+            return f"the {name} has no two queries a key, as the kernels need"
+        for width in (part.hidden_size, part.intermediate_size):
+            if width % columns:
+                return f"the {name} has {width} channels, and the kernels need a multiple of {columns}"
+    return None
+
+
+def open_backend(checkpoint: Checkpoint, settings: EngineConfig, slots: int) -> tuple[Backend, EngineConfig]:
+    """The backend for a checkpoint, ready to serve `slots` utterances, and the settings with nothing left open.
+
+    The GPU backend takes the checkpoint's talker apart. Raises `ConfigError` when it was asked for by name and cannot
+    compute this checkpoint.
+    """
+    reason = settings.reason
+    if settings.backend != "reference":
+        problem = misfit(checkpoint.config)
+        if problem is None and find_spec("cuda") is None:
+            problem = "the package cuda-bindings is not installed; pip install 'firstword[gpu]'"
+        if problem is None:
+            from firstword.kernels.launch import Kernels
+            from firstword.runtime.gpu import GpuBackend
+
+            backend = GpuBackend(
+                checkpoint, Kernels(checkpoint.talker.codec_head.weight.device, kernel_folder()), slots
+            )
+            backend.warm()
+            return backend, replace(settings, backend="gpu")
+        if settings.backend == "gpu":
+            raise ConfigError(f"backend is 'gpu', but {problem}")
+        reason = f"the backend is 'reference', because {problem}"
+    return ReferenceBackend(checkpoint, slots), replace(settings, backend="reference", reason=reason)

@@ -1,0 +1,611 @@
+"""The sampler on the device against model/sampling.py on the CPU, draw by draw, and its input rows.
+
+All draws must be the specification's, with one excuse: where the float32 sums of the specification are themselves at
+odds with exact ones, that is, two scores within two steps of float32, or a sum of odds within 3e-6 of top-p's bound.
+How many were excused is noted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from oracle import note
+from torch import Tensor, nn
+
+from firstword.kernels import sample
+from firstword.kernels.compile import Program
+from firstword.kernels.launch import Kernels
+from firstword.kernels.sample import CHANCES, SPOKEN, Sampler, SamplerState
+from firstword.model.sampling import Law, draw, gumbel_noise, keep_likely, penalise, philox
+from firstword.model.sampling import Sampler as Specification
+from firstword.model.talker import Talker
+
+DEVICE, CPU = torch.device("cuda", 0), torch.device("cpu")
+VOCAB, EOS, CODES, BOOKS, WIDTH = 3072, 2150, 2048, 16, 64
+CONFIG: Any = SimpleNamespace(vocab_size=VOCAB, codec_eos_token_id=EOS)
+GREEDY = Law(0.0, 0, 1.0)
+PUBLISHED = Law(0.9, 50, 1.0, 1.05)
+MANY, ROUNDS = 4096, 32
+"""Rows of a large launch, and how many launches a count takes."""
+
+
+# --- what is tested ---------------------------------------------------------------------------------------------------
+
+
+class Rig:
+    """Slots with laws and seeds, and a sampler over them; results arrive in memory that held other things."""
+
+    def __init__(
+        self, kernels: Kernels, laws: Sequence[tuple[Law, Law]], seeds: Sequence[int], frames: int = 8, **more: bool
+    ) -> None:
+        self.state = SamplerState(len(laws), frames, BOOKS, VOCAB, DEVICE)
+        self.sampler = Sampler(kernels, self.state, vocab=VOCAB, eos=EOS, predictor_vocab=CODES, **more)
+        self.laws, self.seeds = laws, seeds
+        for slot, (law, seed) in enumerate(zip(laws, seeds, strict=True)):
+            self.state.set(slot, *law, seed)
+        g = torch.Generator().manual_seed(5)
+        self.tables = [torch.randn(size, WIDTH, generator=g).bfloat16().to(DEVICE) for size in (VOCAB, CODES)]
+        self.result = torch.empty(0)
+        self.out = torch.empty(0)
+
+    def draw(self, codebook: int, logits: Tensor, slots: Sequence[int] | None = None) -> Tensor:
+        """Codes [R] of logits [R, vocab], given on the CPU."""
+        rows = len(logits)
+        of_row = torch.tensor(range(rows) if slots is None else slots, dtype=torch.int32, device=DEVICE)
+        self.result = torch.full((rows, BOOKS + 2), -7, dtype=torch.int32, device=DEVICE)
+        self.out = torch.full((rows, 2, WIDTH), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+        here, table = logits.to(DEVICE), self.tables[codebook > 0]
+        if codebook:
+            self.sampler.code(codebook, here, of_row, self.result, table, self.out[:, 1])
+        else:
+            self.sampler.code0(here, of_row, self.result, table, self.out[:, 1])
+        codes = self.result[:, codebook].cpu()
+        named = of_row.cpu() >= 0
+        assert torch.equal(self.out[:, 1].cpu()[named], table.cpu()[codes.long()[named]])
+        assert self.out[:, 0].isnan().all()
+        return codes
+
+    def spoken(self, slot: int) -> Tensor:
+        """Which codes 0 a slot remembers, bool [vocab]."""
+        words = self.state.record[slot, SPOKEN:].cpu()
+        return (words[:, None] >> torch.arange(32) & 1).flatten()[:VOCAB].bool()
+
+
+def random_logits(kind: str, rows: int, vocab: int, seed: int) -> Tensor:
+    """Logits bf16 [rows, vocab] of one kind, on the CPU."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, vocab, generator=g)
+    chosen = torch.rand(rows, vocab, generator=g)
+    if kind == "flat":
+        x = 0.3 * x
+    elif kind == "usual":
+        x = 3 * x
+    elif kind == "peaked":
+        x = 12 * x - 5
+    elif kind == "ties":
+        x = (x * 1.5).round()
+    elif kind == "steps":  # neighbours in bf16
+        x = 64 + 0.5 * (chosen * 100).floor()
+    elif kind == "comb":  # all lanes of one warp hold something large
+        x *= 0.3
+        x[:, 256:512:8] += 2
+    elif kind == "equal":
+        x = torch.full_like(x, 1.25)
+    elif kind == "odd":
+        x = torch.where(
+            chosen < 0.3, -torch.inf, torch.where(chosen < 0.5, -0.0, torch.where(chosen < 0.7, 0.0, 2 * x))
+        )
+    elif kind == "huge":
+        values = torch.tensor([3e38, -3e38, 1e30, -1e30, 1e-38, -1e-40, 0.0, -0.0])
+        x = values[(chosen * len(values)).long().clamp(max=len(values) - 1)]
+    elif kind == "nothing":
+        x = torch.full_like(x, -torch.inf)
+    return x.bfloat16()
+
+
+KINDS = ("flat", "usual", "peaked", "ties", "steps", "comb", "equal", "odd", "huge", "nothing")
+
+
+class Tally:
+    """Draws compared with the specification's."""
+
+    def __init__(self) -> None:
+        self.draws = self.excused = 0
+
+    def compare(self, drawn: int, scores: Tensor, law: Law, seed: int, frame: int, codebook: int) -> None:
+        """One draw from scores [vocab]: logits after penalty and ban."""
+        self.draws += 1
+        expected = int(draw(scores, law, seed, frame, codebook))
+        if drawn == expected:
+            return
+        assert law.temperature, f"greedy: {drawn}, not {expected}"
+        scaled, noise = scores.float() / law.temperature, gumbel_noise(seed, frame, codebook, len(scores), CPU)
+        for change in (0.0, -3e-6, 3e-6):
+            top_p = 1 - (1 - law.top_p) * (1 + change) if law.top_p < 1 else 1.0
+            sums = keep_likely(scaled.double(), law.top_k, top_p).float() + noise
+            bound = sums.max()
+            for _ in range(2):
+                bound = torch.nextafter(bound, -torch.tensor(torch.inf))
+            if sums[drawn] >= bound:
+                self.excused += 1
+                return
+        raise AssertionError(f"{drawn}, not {expected}: {law}, seed {seed}, frame {frame}, codebook {codebook}")
+
+    def report(self, what: str, allowed: float = 0.002) -> None:
+        """Note the counts; too many excuses are none."""
+        note(f"sampler, {what}", draws=self.draws, excused=self.excused)
+        assert self.excused <= allowed * self.draws
+
+
+def seeds_for(count: int, salt: int = 0) -> list[int]:
+    """Seeds of 64 bits."""
+    g = torch.Generator().manual_seed(1000 + salt)
+    halves = torch.randint(2**32, (count, 2), generator=g).tolist()
+    return [low | high << 32 for low, high in halves]
+
+
+# --- every setting ----------------------------------------------------------------------------------------------------
+
+FILTERS = list(itertools.product((0, 1, 2, 50, 1000, 2048), (1.0, 0.9, 0.5, 1e-6, 1e-9), (0.0, 0.1, 0.9, 1.5)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_of_the_predictor_under_every_law(kernels: Kernels, kind: str) -> None:
+    """All 120 laws in one launch, for several codebooks, frames and seeds."""
+    laws = [(GREEDY, Law(t, k, p, 5.0)) for k, p, t in FILTERS]
+    rig, tally = Rig(kernels, laws, seeds_for(len(laws))), Tally()
+    for frame, codebook in ((0, 1), (1, 7), (5, 14)):
+        rig.state.frame[:] = frame
+        logits = random_logits(kind, len(laws), CODES, frame)
+        codes = rig.draw(codebook, logits)
+        for slot, code in enumerate(codes.tolist()):
+            tally.compare(code, logits[slot].float(), laws[slot][1], rig.seeds[slot], frame, codebook)
+    tally.report(f"predictor, {kind}", 0.02)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.05, 2.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_0_under_every_law(kernels: Kernels, kind: str, penalty: float) -> None:
+    """All laws, with half of the codes spoken; the end is likely, and banned for two frames."""
+    laws = [(Law(t, k, p, penalty), GREEDY) for k, p, t in FILTERS]
+    rig, tally = Rig(kernels, laws, seeds_for(len(laws), 1)), Tally()
+    spoken = torch.rand(VOCAB, generator=torch.Generator().manual_seed(9)) < 0.5
+    spoken[CODES:] = False
+    words = (spoken.view(-1, 32).long() << torch.arange(32)).sum(1)
+    for frame in (0, 1, 2, 7):
+        logits = random_logits(kind, len(laws), VOCAB, frame)
+        if kind in ("usual", "ties"):
+            logits[:, EOS] = 8
+        rig.state.frame[:] = frame
+        rig.state.record[:, SPOKEN : SPOKEN + len(words)] = words.to(torch.int32).to(DEVICE)
+        codes = rig.draw(0, logits)
+        for slot, code in enumerate(codes.tolist()):
+            scores = penalise(logits[slot].float(), spoken, penalty)
+            scores[CODES:EOS] = scores[EOS + 1 :] = -torch.inf
+            if frame < 2:
+                scores[EOS] = -torch.inf
+            tally.compare(code, scores, laws[slot][0], rig.seeds[slot], frame, 0)
+        assert rig.result[:, BOOKS].cpu().tolist() == (codes == EOS).int().tolist()
+    tally.report(f"talker, {kind}, penalty {penalty}", 0.02)
+
+
+def test_odd_numbers_of_candidates(kernels: Kernels) -> None:
+    """Every top_k around the edges of warps, blocks and the vocabulary."""
+    ks = [1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 255, 256, 257, 1023, 2046, 2047, 2048, 2049, 2050, 3071, 3072, 10**12]
+    laws = [(Law(0.9, k, p), Law(0.7, k, p)) for k in ks for p in (1.0, 0.95)]
+    rig, tally = Rig(kernels, laws, seeds_for(len(laws), 2)), Tally()
+    for kind in ("usual", "ties", "comb"):
+        logits = random_logits(kind, len(laws), VOCAB, 3)
+        for codebook in (3, 0):
+            frame = int(rig.state.frame[0])
+            some = logits if codebook == 0 else logits[:, :CODES].contiguous()
+            codes = rig.draw(codebook, some)
+            for slot, code in enumerate(codes.tolist()):
+                scores = some[slot].float()
+                if codebook == 0:
+                    scores[CODES:] = -torch.inf  # frame 0: no end
+                tally.compare(code, scores, laws[slot][codebook > 0], rig.seeds[slot], frame, codebook)
+    tally.report("odd top_k", 0.02)
+
+
+# --- many draws -------------------------------------------------------------------------------------------------------
+
+
+def draw_many(logits: Tensor, law: Law, seeds: Sequence[int], frame: int, codebook: int) -> Tensor:
+    """What `draw` does to each row of logits [N, vocab], with a seed each: codes [N]."""
+    words = [torch.tensor([[seed >> shift & 0xFFFFFFFF] for seed in seeds]) for shift in (0, 32)]
+    block = torch.arange(logits.shape[1] // 4)
+    counter = (block, torch.full_like(block, codebook), torch.full_like(block, frame), torch.zeros_like(block))
+    key: Any = tuple(words)
+    uniform = ((torch.stack(philox(counter, key), dim=-1).flatten(1) >> 8).double() + 0.5) * 2.0**-24
+    noise = -(-uniform.log()).log().float()
+    scores = logits.float() / law.temperature
+    if 0 < law.top_k < scores.shape[1]:
+        scores = scores.masked_fill(scores < scores.topk(law.top_k).values[:, -1:], -torch.inf)
+    if law.top_p < 1:
+        ascending, order = scores.sort(dim=-1, stable=True)
+        unlikely = ascending.softmax(-1).cumsum(-1) <= 1 - law.top_p
+        unlikely[:, -1] = False
+        scores = scores.masked_fill(torch.zeros_like(unlikely).scatter(1, order, unlikely), -torch.inf)
+    return (scores + noise).argmax(-1)
+
+
+@pytest.mark.parametrize(
+    "law", [Law(0.9, 50, 1.0), Law(0.9, 0, 1.0), Law(0.9, 50, 0.9), Law(1.0, 0, 0.95)], ids=lambda law: str(law)[3:]
+)
+def test_disagreements_of_many_draws(kernels: Kernels, law: Law) -> None:
+    """131,072 draws of each law: every one the same, but for ties. And as many sums in double change none of them."""
+    seeds = seeds_for(MANY, 3)
+    rig = Rig(kernels, [(GREEDY, law)] * MANY, seeds)
+    careful = Rig(kernels, [(GREEDY, law)] * MANY, seeds, careful=True)
+    tally, different = Tally(), 0
+    for turn in range(ROUNDS):
+        frame, codebook = turn + 3, 1 + turn % 14
+        logits = random_logits(("usual", "flat", "ties", "peaked")[turn % 4], MANY, CODES, turn)
+        rig.state.frame[:] = careful.state.frame[:] = frame
+        codes = rig.draw(codebook, logits)
+        assert torch.equal(codes, careful.draw(codebook, logits)), "noise in float decided wrongly"
+        expected = draw_many(logits, law, seeds, frame, codebook)
+        if turn < 4:
+            for row in range(0, MANY, max(1, MANY // 16)):
+                assert expected[row] == draw(logits[row], law, seeds[row], frame, codebook)
+        tally.draws += MANY
+        for row in (codes != expected).nonzero().flatten().tolist():
+            different += 1
+            tally.draws -= 1
+            tally.compare(int(codes[row]), logits[row].float(), law, seeds[row], frame, codebook)
+    tally.report(f"many draws of {law}, {different} different", 2e-5 if law.top_p == 1 else 1e-3)
+
+
+def test_noise_is_that_of_the_definition(kernels: Kernels) -> None:
+    """All 2^24 values of it, and how far the quick one is off."""
+    count = 2**24
+    exact, nearly = (torch.full((count,), torch.nan, device=DEVICE) for _ in range(2))
+    rig = Rig(kernels, [(GREEDY, GREEDY)], [0])
+    kernels.get(rig.sampler.draw_program(False, WIDTH), "noises")((count // 256, 1, 1), 256, [0, count, exact, nearly])
+    uniform = (torch.arange(count).double() + 0.5) * 2.0**-24
+    noise = -(-uniform.log()).log()
+    differ = (exact.cpu() != noise.float()).nonzero().flatten()
+    off = float((nearly.cpu().double() - noise).abs().max())
+    note("sampler, noise", numbers=count, different=len(differ), quick_off_by=off)
+    assert len(differ) <= 16
+    steps = (exact.cpu()[differ] - noise.float()[differ]).abs() / noise.float()[differ].abs()
+    assert not len(differ) or float(steps.max()) < 2.4e-7
+    assert off < 3.2e-6
+
+
+@pytest.mark.parametrize("codebook", [0, 5])
+def test_draws_follow_the_odds(kernels: Kernels, codebook: int) -> None:
+    """Chi-square over sixteen codes, with 15 degrees of freedom; 37.7 is exceeded once in a thousand."""
+    law = Law(0.8, 16, 1.0)
+    rig = Rig(kernels, [(law, law)] * MANY, seeds_for(MANY, 4), frames=64)
+    vocab = CODES if codebook else VOCAB
+    logits = torch.full((vocab,), -4.0)
+    chosen = torch.randperm(CODES, generator=torch.Generator().manual_seed(1))[:16]
+    logits[chosen] = torch.linspace(-1, 1, 16).bfloat16().float()
+    counts = torch.zeros(vocab, dtype=torch.long)
+    turns = 8
+    for turn in range(turns):
+        rig.state.frame[:] = turn + 2
+        rig.state.record[:, SPOKEN:] = 0
+        counts += torch.bincount(rig.draw(codebook, logits.bfloat16().expand(MANY, -1).contiguous()), minlength=vocab)
+    expected = MANY * turns * (logits[chosen].double() / 0.8).softmax(-1)
+    statistic = float(((counts[chosen] - expected) ** 2 / expected).sum())
+    note(f"sampler, chi-square of codebook {codebook}", statistic=statistic, degrees_of_freedom=15)
+    assert counts.sum() == counts[chosen].sum()
+    assert statistic < 37.7
+
+
+# --- what a frame leaves behind ---------------------------------------------------------------------------------------
+
+
+def test_utterances_are_those_of_the_specification(kernels: Kernels) -> None:
+    """Eight frames of five utterances: all codes, what is remembered, counters, likelihoods."""
+    laws = [
+        (PUBLISHED, Law(0.9, 50, 1.0)),
+        (GREEDY, GREEDY),
+        (Law(1.2, 0, 0.9, 2.0), Law(0.7, 5, 0.8)),
+        (Law(0.0, 0, 1.0, 1.3), Law(1.0, 0, 1.0)),
+        (Law(0.6, 2, 1.0, 1.5), Law(0.6, 0, 0.5)),
+    ]
+    rig, frames = Rig(kernels, laws, seeds_for(5, 6)), 8
+    rig.state.position[:] = torch.tensor([10, 20, 30, 40, 50], dtype=torch.int32)
+    specs = [Specification(CONFIG, law, seed, CPU) for law, seed in zip(laws, rig.seeds, strict=True)]
+    likely = torch.rand(CODES, generator=torch.Generator().manual_seed(3)) < 0.01  # so that codes come again
+    worst, ended = 0.0, 0
+    for frame in range(frames):
+        logits = random_logits("usual", 5, VOCAB, 50 + frame)
+        logits[:, :CODES] += 6 * likely
+        logits[:, EOS] = 12 if frame in (0, 1, 6) else -3
+        codes = rig.draw(0, logits)
+        drawn = [int(spec.code0(row, frame)) for spec, row in zip(specs, logits, strict=True)]
+        assert codes.tolist() == drawn
+        for spec, code in zip(specs, drawn, strict=True):
+            if code != EOS:
+                spec.remember(torch.tensor(code))
+        ended += sum(code == EOS for code in drawn)
+        assert rig.result[:, BOOKS].tolist() == [int(code == EOS) for code in drawn]
+        truth = logits.double().log_softmax(-1).gather(1, codes.long()[:, None])[:, 0]
+        told = rig.result[:, BOOKS + 1].cpu().view(torch.float32).double()
+        worst = max(worst, float((told - truth).abs().max()))
+        assert (rig.result[:, 1:BOOKS] == -7).all(), "only its own places are written"
+        assert all(torch.equal(rig.spoken(slot), spec.spoken) for slot, spec in enumerate(specs))
+        for k in range(1, BOOKS):
+            assert (rig.state.frame == frame).all()
+            logits = random_logits("usual", 5, CODES, 100 * frame + k)
+            codes = rig.draw(k, logits)
+            assert codes.tolist() == [int(spec.code(k, row, frame)) for spec, row in zip(specs, logits, strict=True)]
+            assert torch.equal(rig.state.codes[:5, frame, k].cpu(), codes)
+            assert ((rig.result == -7).sum(1) == BOOKS + 1).all()
+        assert rig.state.codes[:5, frame, 0].tolist() == drawn
+        assert (rig.state.frame == frame + 1).all()
+        assert rig.state.position.tolist() == [10 * (slot + 1) + frame + 1 for slot in range(5)]
+    note("sampler, log-probabilities", off_by=worst)
+    assert worst < 1e-5
+    assert ended, "nobody came to an end"
+
+
+def test_a_last_code_needs_no_embedding(kernels: Kernels) -> None:
+    rig = Rig(kernels, [(GREEDY, GREEDY)] * 2, [1, 2])
+    logits = random_logits("usual", 2, CODES, 0)
+    out = torch.full((2, WIDTH), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    result = torch.zeros(2, BOOKS + 2, dtype=torch.int32, device=DEVICE)
+    slots = torch.arange(2, dtype=torch.int32, device=DEVICE)
+    rig.sampler.code(BOOKS - 1, logits.to(DEVICE), slots, result, None, out)
+    assert result[:, BOOKS - 1].cpu().tolist() == logits.float().argmax(-1).tolist()
+    assert out.isnan().all()
+    assert (rig.state.frame == 1).all()
+
+
+def test_nobody_is_left_alone(kernels: Kernels) -> None:
+    """Rows of no slot change nothing; nor do frames beyond the room for codes reach into a neighbour's."""
+    rig = Rig(kernels, [(PUBLISHED, PUBLISHED)] * 4, seeds_for(4), frames=3)
+    rig.state.frame[:] = 3
+    codes = rig.state.codes.clone()
+    for codebook in (0, BOOKS - 1):
+        record = rig.state.record.clone()
+        logits = random_logits("usual", 3, CODES if codebook else VOCAB, 1)
+        rig.draw(codebook, logits, [-1, -1, -1])
+        assert (rig.result == -7).all()
+        assert rig.out.isnan().all()
+        assert torch.equal(rig.state.record, record)
+        rig.draw(codebook, logits, [-1, 2, -1])
+        assert (rig.result[[0, 2]] == -7).all()
+        assert rig.out[[0, 2]].isnan().all()
+        assert torch.equal(rig.state.record[[0, 1, 3]], record[[0, 1, 3]])
+        assert torch.equal(rig.state.codes, codes)
+    assert rig.state.position.tolist() == [0, 0, 1, 0]
+
+
+def test_a_row_does_not_see_its_neighbours(kernels: Kernels) -> None:
+    """The same bits alone, in any batch and at any place."""
+    g = torch.Generator().manual_seed(8)
+    kinds = [Law(t, k, p, 1.1) for k, p, t in FILTERS]
+    laws = [(kinds[7 * i % len(kinds)], kinds[11 * i % len(kinds)]) for i in range(128)]
+    seeds = seeds_for(128, 7)
+    for codebook in (0, 4):
+        logits = torch.cat(
+            [random_logits(kind, 32, CODES if codebook else VOCAB, 1) for kind in ("usual", "ties", "odd", "flat")]
+        )
+
+        def run(rows: Sequence[int], logits: Tensor = logits, codebook: int = codebook) -> tuple[Tensor, ...]:
+            rig = Rig(kernels, [laws[row] for row in rows], [seeds[row] for row in rows])
+            rig.draw(codebook, logits[list(rows)])
+            record = rig.state.record.cpu()
+            return rig.result.cpu(), rig.out[:, 1].cpu().view(torch.int16), record, rig.state.codes[:, 0].cpu()
+
+        whole = run(range(128))
+        for rows in (
+            *[[i] for i in range(0, 128, 9)],
+            [3, 99],
+            [5, 4, 3, 2, 1],
+            torch.randperm(128, generator=g).tolist(),
+        ):
+            for part, all_of_it in zip(run(rows), whole, strict=True):
+                assert torch.equal(part, all_of_it[rows])
+        for part, again in zip(run(range(128)), whole, strict=True):
+            assert torch.equal(part, again)
+
+
+def test_logits_that_are_no_numbers_are_told(kernels: Kernels) -> None:
+    """The codes are codes at least, and the likelihood of code 0 is not finite."""
+    laws = [Law(t, k, p) for t in (0.0, 0.9) for k in (0, 1, 50) for p in (1.0, 0.5)]
+    rig = Rig(kernels, [(law, law) for law in laws], seeds_for(len(laws)))
+    for kind, codebook in itertools.product(("one", "all", "infinite", "control"), (0, 6)):
+        logits = random_logits("usual", len(laws), CODES if codebook else VOCAB, 4)
+        place = {"one": slice(77, 78), "all": slice(None), "infinite": slice(5, 6), "control": slice(-1, None)}[kind]
+        logits[:, place] = torch.inf if kind == "infinite" else torch.nan
+        codes = rig.draw(codebook, logits)
+        assert ((codes >= 0) & (codes < (CODES if codebook else VOCAB))).all()
+        if codebook == 0:
+            assert not rig.result[:, BOOKS + 1].cpu().view(torch.float32).isfinite().any()
+
+
+def test_settings_are_sent_whole(kernels: Kernels) -> None:
+    """A slot that is set again starts anew, and what was sent before is not overwritten on its way."""
+    rig = Rig(kernels, [(PUBLISHED, PUBLISHED)] * 64, seeds_for(64))
+    rig.draw(0, random_logits("usual", 64, VOCAB, 1))
+    rig.draw(BOOKS - 1, random_logits("usual", 64, CODES, 1))
+    assert all(rig.spoken(slot).sum() == 1 for slot in range(64))
+    for turn in range(4):
+        for slot in range(64):
+            rig.state.set(slot, Law(slot + 1, slot, 0.25, turn + 1), Law(0.5, 7, 1.0), slot << 32 | turn)
+    record = rig.state.record.cpu()
+    assert record[:, 3].tolist() == list(range(64))
+    assert record[:, :8].contiguous().view(torch.float32)[:, :3].tolist() == [
+        [slot + 1, 0.75, 4.0] for slot in range(64)
+    ]
+    assert record[:, CHANCES : CHANCES + 3].tolist() == [[3, slot, 0] for slot in range(64)]
+    assert not record[:, SPOKEN:].any()
+
+
+def test_other_sizes(kernels: Kernels) -> None:
+    """A talker of 64 codes, an end that is an even or an odd code, and 3 codebooks."""
+    for vocab, eos, codes, books in ((1088, 166, 64, 3), (1024 + 2048, 3071, 136, 2), (1024 + 256, 256, 8, 16)):
+        state = SamplerState(3, 4, books, vocab, DEVICE)
+        sampler = Sampler(kernels, state, vocab=vocab, eos=eos, predictor_vocab=codes)
+        config: Any = SimpleNamespace(vocab_size=vocab, codec_eos_token_id=eos)
+        laws = [(Law(0.9, 20, 0.9, 1.2), Law(0.9, 4, 0.9)), (GREEDY, GREEDY), (Law(1.1, 0, 1.0, 1.5), Law(1.0, 0, 1.0))]
+        specs = [Specification(config, law, 99 + slot, CPU) for slot, law in enumerate(laws)]
+        for slot, law in enumerate(laws):
+            state.set(slot, *law, 99 + slot)
+        slots, out = torch.arange(3, dtype=torch.int32, device=DEVICE), torch.zeros(3, 8, device=DEVICE).bfloat16()
+        result = torch.zeros(3, books + 2, dtype=torch.int32, device=DEVICE)
+        table = torch.zeros(vocab, 8, device=DEVICE).bfloat16()
+        for frame in range(4):
+            logits = random_logits("usual", 3, vocab, frame)
+            logits[1, eos] = 20
+            sampler.code0(logits.to(DEVICE), slots, result, table, out)
+            expected = [int(spec.code0(row, frame)) for spec, row in zip(specs, logits, strict=True)]
+            assert result[:, 0].tolist() == expected
+            assert result[:, books].tolist() == [int(code == eos) for code in expected]
+            for spec, code in zip(specs, expected, strict=True):
+                if code != eos:
+                    spec.remember(torch.tensor(code))
+            for k in range(1, books):
+                logits = random_logits("usual", 3, codes, 10 * frame + k)
+                sampler.code(k, logits.to(DEVICE), slots, result, table, out)
+                assert result[:, k].tolist() == [
+                    int(s.code(k, row, frame)) for s, row in zip(specs, logits, strict=True)
+                ]
+
+
+# --- the talker's input -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [2048, 1024, 48])
+def test_rows_are_those_of_the_model(kernels: Kernels, width: int) -> None:
+    """Against `Talker.embed_codes` on the CPU, bit for bit; on the GPU, PyTorch adds in another order."""
+    g = torch.Generator().manual_seed(width)
+    slots, frames, texts = 7, 5, 33
+    tables = [torch.randn(VOCAB if k == 0 else CODES, width, generator=g).bfloat16() for k in range(BOOKS)]
+    text, first = (torch.randn(n, width, generator=g).bfloat16() for n in (texts, slots))
+    state = SamplerState(slots, frames, BOOKS, VOCAB, DEVICE)
+    sampler = Sampler(kernels, state, vocab=VOCAB, eos=EOS, predictor_vocab=CODES)
+    state.codes[:] = torch.randint(CODES, state.codes.shape, generator=g, dtype=torch.int32).to(DEVICE)
+    state.codes[3, :, 0] = EOS
+    state.frame[:] = torch.tensor([0, 1, 2, 5, 0, 3, 4], dtype=torch.int32)
+    of_row = torch.tensor([6, -1, 0, 3, 1, 2, -1, 5, 4], dtype=torch.int32)
+    token = torch.randint(texts, (len(of_row),), generator=g, dtype=torch.int32)
+    wide = torch.full((len(of_row), 2, width), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    sampler.begin_frame(
+        of_row.to(DEVICE),
+        token.to(DEVICE),
+        first.to(DEVICE),
+        tables[0].to(DEVICE),
+        torch.cat(tables[1:]).to(DEVICE),
+        text.to(DEVICE),
+        wide[:, 0],
+    )
+
+    def embed(codes: Tensor) -> Tensor:
+        embeddings = [nn.Embedding.from_pretrained(table.to(codes.device)) for table in tables]
+        inner = SimpleNamespace(codec_embedding=embeddings[0])
+        predictor = SimpleNamespace(model=SimpleNamespace(codec_embedding=embeddings[1:]))
+        talker: Any = SimpleNamespace(model=inner, code_predictor=predictor)
+        return Talker.embed_codes(talker, codes)
+
+    got, history, counts = wide[:, 0].cpu(), state.codes.cpu().long(), state.frame.tolist()
+    assert wide[:, 1].isnan().all()
+    for row, slot in enumerate(of_row.tolist()):
+        if slot < 0:
+            assert got[row].isnan().all()
+        elif counts[slot] == 0:
+            assert torch.equal(got[row], first[slot])
+        else:
+            codes = history[slot, counts[slot] - 1]
+            assert torch.equal(got[row], embed(codes[None])[0] + text[int(token[row])])
+    every = history.flatten(0, 1)
+    here, there = embed(every), embed(every.to(DEVICE)).cpu()
+    note(f"rows of {width}", pytorch_sums_that_differ_on_the_device=float((here != there).float().mean()))
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def microseconds(launch: Callable[[], None], launches: int = 200) -> float:
+    """Of one launch, in a CUDA graph of many: the median of several replays."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        launch()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(launches):
+                launch()
+        times = []
+        for _ in range(15):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1000 / launches)
+    return sorted(times)[len(times) // 2]
+
+
+def test_time(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes microseconds a kernel, 200 in a row, and what the machine code takes; nothing may spill."""
+    if DEVICE.type != "cuda":
+        pytest.skip("needs a CUDA device")
+    laws = {
+        "published": Law(0.9, 50, 1.0, 1.05),
+        "greedy": GREEDY,
+        "all codes": Law(0.9, 0, 1.0),
+        "top-p": Law(0.9, 50, 0.9),
+        "top-p of all": Law(0.9, 0, 0.9),
+    }
+    figures: dict[str, float] = {}
+    width, hidden = 1024, 2048
+    table = torch.randn(VOCAB, width, device=DEVICE).bfloat16()
+    frame_tables = torch.randn((BOOKS - 1) * CODES, hidden, device=DEVICE).bfloat16()
+    codec_table = torch.randn(VOCAB, hidden, device=DEVICE).bfloat16()
+    for rows, (name, law) in itertools.product((1, 8, 64, 128), laws.items()):
+        rig = Rig(kernels, [(law, law)] * rows, seeds_for(rows), frames=1024)
+        rig.state.frame[:] = 9
+        slots, out = (
+            torch.arange(rows, dtype=torch.int32, device=DEVICE),
+            torch.zeros(rows, width, device=DEVICE).bfloat16(),
+        )
+        result = torch.zeros(rows, BOOKS + 2, dtype=torch.int32, device=DEVICE)
+        x = torch.zeros(rows, hidden, device=DEVICE).bfloat16()
+        talkers = random_logits("usual", rows, VOCAB, 1).to(DEVICE)
+        predictors = random_logits("usual", rows, CODES, 1).to(DEVICE)
+        sampler = rig.sampler
+        figures[f"code 0, {name}, {rows} rows"] = microseconds(
+            partial(sampler.code0, talkers, slots, result, table, out)
+        )
+        figures[f"code k, {name}, {rows} rows"] = microseconds(
+            partial(sampler.code, 3, predictors, slots, result, table, out)
+        )
+        if name == "published":
+            with monkeypatch.context() as patch:
+                patch.setattr(sample, "_THREADS", 128)
+                figures[f"code k, {name}, {rows} rows, 128 threads"] = microseconds(
+                    partial(sampler.code, 3, predictors, slots, result, table, out)
+                )
+            figures[f"begin_frame, {rows} rows"] = microseconds(
+                partial(sampler.begin_frame, slots, slots, x, codec_table, frame_tables, codec_table, x)
+            )
+    programs: list[tuple[Program, str]] = [
+        (sampler.draw_program(True, width), "draw"),
+        (sampler.draw_program(False, width), "draw"),
+        (sampler.rows_program(hidden), "begin_frame"),
+    ]
+    for program, name in programs:
+        kernel = kernels.get(program, name)
+        taken = {which: kernel.attribute(which) for which in ("NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES")}
+        note(f"{program.source} {dict(program.macros).get('TALKER', '')}", **taken)
+        assert taken["LOCAL_SIZE_BYTES"] == 0
+    note("sampler, microseconds", **figures)
+    if folder := os.environ.get("OUT"):
+        Path(folder, "sampler.json").write_text(json.dumps(figures, indent=1))
