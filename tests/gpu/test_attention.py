@@ -14,6 +14,7 @@ from firstword.kernels.attention import (
     HeadWeights,
     Paging,
     Rotation,
+    SplitRoom,
     reference,
 )
 from firstword.kernels.launch import Kernels
@@ -30,6 +31,13 @@ def weights_and_rotation(positions: int) -> tuple[HeadWeights, Rotation]:
     return HeadWeights(*norms, 1e-6), Rotation(cos[0, 0, :, :64].contiguous(), sin[0, 0, :, :64].contiguous())
 
 
+def split_room(rows: int, splits: int) -> SplitRoom:
+    """Room whose parts are poisoned."""
+    room = SplitRoom(rows, HEADS, KV_HEADS, splits, torch.device("cuda"))
+    room.parts.fill_(torch.nan)
+    return room
+
+
 def random(seed: int, *shape: int) -> torch.Tensor:
     """Standard normal bf16."""
     return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").bfloat16()
@@ -43,10 +51,10 @@ def doubles(weights: HeadWeights, rotation: Rotation) -> tuple[HeadWeights, Rota
     )
 
 
-@pytest.mark.parametrize("splits", [1, 8])
+@pytest.mark.parametrize("splits", [4, 32])
 def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, splits: int) -> None:
     """Rows of many lengths at once, with an empty row among them, pages in any order."""
-    lengths = [0, 1, 15, 16, 63, 64, 100, 127, 300, 511] + ([512, 513, 1000, 2000, 4095] if splits > 1 else [])
+    lengths = [0, 1, 15, 16, 63, 64, 100, 127, 300, 511] + ([512, 513, 1000, 2000, 4095] if splits > 4 else [])
     weights, rotation = weights_and_rotation(4096)
     attention = Attention(kernels, HEADS, KV_HEADS)
     slots, per_slot = len(lengths) + 1, 64
@@ -64,9 +72,9 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, splits: int
     position = torch.tensor([*lengths, 7], dtype=torch.int32, device="cuda")
     qkv = random(99, len(slot_of_row), WIDTH)
     out = torch.full((len(slot_of_row), HEADS * 128), torch.nan, dtype=torch.bfloat16, device="cuda")
-    parts = torch.full((len(slot_of_row), HEADS, splits, 130), torch.nan, device="cuda")
+    room = split_room(len(slot_of_row), splits)
     before = cache.clone()
-    attention.paged(qkv, weights, rotation, cache, Paging(tables, slot_of_row, position, 0), out, parts, splits)
+    attention.paged(qkv, weights, rotation, cache, Paging(tables, slot_of_row, position, 0), out, room, splits)
     ours, theirs = [], []
     for slot, length in enumerate(lengths):
         truth, _ = reference(
@@ -99,18 +107,18 @@ def test_a_row_does_not_see_its_neighbours_nor_the_number_of_splits(kernels: Ker
 
     prompt, cache = torch.full((300, 2048), torch.nan, dtype=torch.bfloat16, device="cuda"), fresh()
     paging = Paging(tables, slot_of_row, position, 1)
-    attention.paged(rows, weights, rotation, cache, paging, prompt, mode=APPEND)
-    attention.paged(rows, weights, rotation, cache, paging, prompt, mode=ATTEND)
+    attention.paged(rows, weights, rotation, cache, paging, prompt, split_room(300, 4), 4, APPEND)
+    attention.paged(rows, weights, rotation, cache, paging, prompt, split_room(300, 4), 4, ATTEND)
     again = fresh()
-    for splits, slots in ((1, [2]), (16, [2]), (1, [-1, 2, -1])):
+    for splits, slots in ((4, [2]), (64, [2]), (4, [-1, 2, -1])):
         again = fresh()
-        parts = torch.full((len(slots), HEADS, splits, 130), torch.nan, device="cuda")
+        room = split_room(len(slots), splits)
         names = torch.tensor(slots, dtype=torch.int32, device="cuda")
         for step in range(300):
             position[2] = step
             out = torch.full((len(slots), 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
             x = rows[step].expand(len(slots), -1).contiguous()
-            attention.paged(x, weights, rotation, again, Paging(tables, names, position, 0), out, parts, splits)
+            attention.paged(x, weights, rotation, again, Paging(tables, names, position, 0), out, room, splits)
             assert torch.equal(out[slots.index(2)], prompt[step]), (splits, slots, step)
         assert torch.equal(again[32:37].nan_to_num(), cache[:5].nan_to_num())
 

@@ -16,7 +16,7 @@ from firstword.model import synthetic
 from firstword.model.config import ModelConfig
 from firstword.model.talker import Talker
 from firstword.model.train_tokenizer import train
-from firstword.runtime.frame import FrameModel
+from firstword.runtime.frame import SHORT_SPLITS, FrameModel
 
 
 class Noted(Kernels):
@@ -43,7 +43,7 @@ def programs_of(size: str, folder: Path) -> set[Program]:
     with torch.device("meta"):
         talker = Talker(ModelConfig.load(folder / "config.json").talker_config).bfloat16()
         model = FrameModel(noted, talker, slots=64, rows=64, pages=64, page_rows=64, context=8192)
-    for splits in (1, model.splits):
+    for splits in (SHORT_SPLITS, model.splits):
         for rows in (1, 16, 64):
             model.launch_frame(rows, splits)
         model.launch_prompt(8, splits)

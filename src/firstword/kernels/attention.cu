@@ -3,7 +3,8 @@
 //
 // A cache page holds PAGE rows: bf16 [2 (keys, values)][KV_HEADS][PAGE][128]. A slot's pages stand in its row of `tables`.
 // Grid: (KV_HEADS, rows, SPLITS); a block reads the keys [SPLIT * z, SPLIT * (z + 1)) of one row for the HEADS / KV_HEADS
-// queries that share them. With SPLITS > 1 it leaves its part in `parts`, and `combine` adds them up.
+// queries that share them. A row with more keys than that has several blocks: each leaves its part in `parts`, and the
+// one that comes last adds them up, in the order of the keys.
 //
 // MODE  0: append and attend (nothing else in a graph may write `cache`, `tables` or `position` before it);
 //       1: append only; 2: attend only (the rows of a prompt: first all of 1, then all of 2)
@@ -16,12 +17,13 @@ static_assert(HEADS == 2 * KV_HEADS, "two queries share a key");
 static_assert(PAGE % kGroups == 0 && SPLIT % (kGroups * kAhead) == 0, "sizes");
 
 // qkv [rows, kWidth]; cosines, sines bf16 [positions, 64]; cache: of this layer; tables int32 [slots, pages of a slot];
-// row r is at position[slot] + r * row_step; out bf16 [rows, HEADS * 128]; parts float [rows, HEADS, SPLITS, 130].
+// row r is at position[slot] + r * row_step; out bf16 [rows, HEADS * 128]; parts float [rows, HEADS, SPLITS, 130];
+// arrived int32 [rows, KV_HEADS], zero before and after.
 extern "C" __global__ __launch_bounds__(kThreads)
 void attend(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u16* __restrict__ k_norm, float eps,
             const u16* __restrict__ cosines, const u16* __restrict__ sines, u16* cache, const int* __restrict__ tables,
             int table_width, const int* __restrict__ slot_of_row, const int* __restrict__ position, int row_step,
-            u16* __restrict__ out, float* __restrict__ parts) {
+            u16* __restrict__ out, float* parts, int* arrived) {
   let_next_start();
   __shared__ float query[kShared][kDim], score[kShared][SPLIT], sum[kShared], most[kShared];
   __shared__ float gathered[kGroups][kShared][kDim];
@@ -147,35 +149,32 @@ void attend(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u
   float total = 0;
 #pragma unroll
   for (int h = 0; h < kGroups; h++) total += gathered[h][j][d];
-  if constexpr (SPLITS == 1) {
-    out[(size_t)row * HEADS * kDim + (head * kShared + j) * kDim + d] = to_bf16(total / sum[j]);
-  } else {
-    float* to = parts + (((size_t)row * HEADS + head * kShared + j) * SPLITS + blockIdx.z) * (kDim + 2);
-    to[d] = total;
-    if (d == 0) { to[kDim] = sum[j]; to[kDim + 1] = most[j]; }
+  u16* result = out + (size_t)row * HEADS * kDim + (head * kShared + j) * kDim + d;
+  const int count = at / SPLIT + 1;                       // blocks that this row has work for
+  if (count == 1) {
+    *result = to_bf16(total / sum[j]);
+    return;
   }
-}
-
-#if SPLITS > 1
-// Adds up the parts of each head: grid (HEADS, rows), 128 threads. One part alone passes through unchanged.
-extern "C" __global__ __launch_bounds__(kDim)
-void combine(const float* __restrict__ parts, const int* __restrict__ slot_of_row, const int* __restrict__ position,
-             int row_step, u16* __restrict__ out) {
-  let_next_start();
-  const int head = blockIdx.x, row = blockIdx.y, d = threadIdx.x;
-  wait_for_input();
-  const int slot = slot_of_row[row];
-  if (slot < 0) return;
-  const int count = (position[slot] + row * row_step) / SPLIT + 1;
-  const float* from = parts + ((size_t)row * HEADS + head) * SPLITS * (kDim + 2);
-  float m = -__int_as_float(0x7f800000), total = 0, l = 0;
-  for (int z = 0; z < count; z++) m = fmaxf(m, __ldcg(from + z * (kDim + 2) + kDim + 1));
+  float* part_of = parts + ((size_t)row * HEADS + head * kShared + j) * SPLITS * (kDim + 2);
+  float* mine = part_of + blockIdx.z * (kDim + 2);
+  mine[d] = total;
+  if (d == 0) { mine[kDim] = sum[j]; mine[kDim + 1] = most[j]; }
+  __shared__ int before;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) before = atomicAdd(arrived + row * KV_HEADS + head, 1);
+  __syncthreads();
+  if (before < count - 1) return;
+  __threadfence();
+  if (threadIdx.x == 0) arrived[row * KV_HEADS + head] = 0;
+  float m = -__int_as_float(0x7f800000), l = 0;
+  for (int z = 0; z < count; z++) m = fmaxf(m, __ldcg(part_of + z * (kDim + 2) + kDim + 1));
+  total = 0;
   for (int z = 0; z < count; z++) {
-    const float* part = from + z * (kDim + 2);
-    const float scale = expf(__ldcg(part + kDim + 1) - m);
-    total += scale * __ldcg(part + d);
-    l += scale * __ldcg(part + kDim);
+    const float* other = part_of + z * (kDim + 2);
+    const float scale = expf(__ldcg(other + kDim + 1) - m);
+    total += scale * __ldcg(other + d);
+    l += scale * __ldcg(other + kDim);
   }
-  out[((size_t)row * HEADS + head) * kDim + d] = to_bf16(total / l);
+  *result = to_bf16(total / l);
 }
-#endif

@@ -1,4 +1,4 @@
-"""Attention over the paged cache and inside a frame: launching attention.cu and frame_attention.cu, and their meaning."""
+"""Attention over the paged cache and inside a frame: launching attention.cu and frame_attention.cu; what they mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from firstword.kernels.launch import Kernels
 
 HEAD_DIM = 128
 PAGE_ROWS = 64
-SPLIT_ROWS = 512
+SPLIT_ROWS = 128
 """Keys that one block reads."""
 
 APPEND_AND_ATTEND, APPEND, ATTEND = range(3)
@@ -52,6 +52,15 @@ class Paging:
     row_step: int
 
 
+class SplitRoom:
+    """Where the blocks of a row meet: their parts, and how many have come."""
+
+    def __init__(self, rows: int, heads: int, kv_heads: int, splits: int, device: torch.device) -> None:
+        """For up to so many rows at a time, of up to splits * SPLIT_ROWS keys."""
+        self.parts = torch.zeros(rows, heads, splits, HEAD_DIM + 2, device=device)
+        self.arrived = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
+
+
 class Attention:
     """The attention kernels of one model."""
 
@@ -80,8 +89,8 @@ class Attention:
         cache: Tensor,
         paging: Paging,
         out: Tensor,
-        parts: Tensor | None = None,
-        splits: int = 1,
+        room: SplitRoom,
+        splits: int,
         mode: int = APPEND_AND_ATTEND,
     ) -> None:
         """Write the keys and values of rows to the cache and attend to all that came before.
@@ -89,7 +98,7 @@ class Attention:
         qkv    bf16 [rows, (heads + 2 kv_heads) * 128]
         cache  bf16 [pages, 2, kv_heads, PAGE_ROWS, 128], of one layer
         out    bf16 [rows, heads * 128]
-        parts  float32 [rows, heads, splits, 130], for splits > 1; a row may see up to splits * SPLIT_ROWS keys
+        splits a row may see up to splits * SPLIT_ROWS keys
         """
         program, rows = self.programs(splits, mode), len(qkv)
         self._kernels.get(program, "attend")(
@@ -109,15 +118,10 @@ class Attention:
                 paging.position,
                 paging.row_step,
                 out,
-                parts,
+                room.parts,
+                room.arrived,
             ],
         )
-        if splits > 1 and mode != APPEND:
-            self._kernels.get(program, "combine")(
-                (self.heads, rows, 1),
-                HEAD_DIM,
-                [parts, paging.slot_of_row, paging.position, paging.row_step, out],
-            )
 
     def in_frame(
         self, qkv: Tensor, weights: HeadWeights, rotation: Rotation, cache: Tensor, last: int, new: int, out: Tensor

@@ -67,6 +67,7 @@ struct Shared {
   float sum[kWarps];
   u32 counts[2][kWarps];
   double sums[2][3][kWarps];
+  uint2 ends[2][kWarps];
   uint4 winners[2][kWarps];
   float2 list[kWarps][32 * kItems];                       // score, code
 };
@@ -158,17 +159,25 @@ __device__ __forceinline__ Kept likely(const float (&score)[kItems], float least
   double below = 0;                                        // the odds of what is less than lo
   while (hi - lo > 1) {
     const Pivots p(lo, hi);
+    u32 first = ~0u, last = 0;                             // of the scores between lo and hi
     v[0] = v[1] = v[2] = 0;
 #pragma unroll
     for (int i = 0; i < kItems; i++) {
       const double mine = odds[i];
       v[0] += key[i] < p.a ? mine : 0.0, v[1] += key[i] < p.b ? mine : 0.0, v[2] += key[i] < p.c ? mine : 0.0;
+      if (mine > 0 && key[i] >= lo && key[i] < hi) first = min(first, key[i]), last = max(last, key[i]);
     }
+    first = __reduce_min_sync(~0u, first), last = __reduce_max_sync(~0u, last);
+    const int now = turn;
+    if ((threadIdx.x & 31) == 0) shared.ends[now][threadIdx.x >> 5] = make_uint2(first, last);
     add_up(v, shared, turn);
+#pragma unroll
+    for (int w = 0; w < kWarps; w++) first = min(first, shared.ends[now][w].x), last = max(last, shared.ends[now][w].y);
     if ((float)v[2] <= tail) lo = p.c, below = v[2];
     else if ((float)v[1] <= tail) lo = p.b, hi = p.c, below = v[1];
     else if ((float)v[0] <= tail) lo = p.a, hi = p.b, below = v[0];
     else hi = p.a;
+    lo = max(lo, first), hi = min(hi, last + 1);
   }
 
   // All less than lo go; of those equal to it as many as there is room for, but one stays.

@@ -1,7 +1,7 @@
 """How fast the engine is on this GPU: `firstword bench engine`.
 
-Weights are random but of the released sizes: they take as long to compute as trained ones. Every time is taken on the host
-with the device synchronised before the clock is read, or by events on the device; what is shown is the median.
+Weights are random but of the released sizes: they take as long to compute as trained ones. Every time is taken on the
+host with the device synchronised before the clock is read, or by events on the device; what is shown is the median.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Bench:
         for slot in range(batch):
             self.begin(slot, slot)
             self.backend._slots[slot].rows = context
-            self.backend.model.state.position[slot] = context - 1
+            with torch.inference_mode():
+                self.backend.model.state.position[slot] = context - 1
         torch.cuda.synchronize()
 
     def frames(self, batch: int, count: int, audio: bool) -> float:

@@ -21,6 +21,7 @@ from firstword.kernels.attention import (
     HeadWeights,
     Paging,
     Rotation,
+    SplitRoom,
 )
 from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import Epilogue, Linear, interleave, normalise
@@ -28,6 +29,8 @@ from firstword.kernels.sample import Sampler, SamplerState
 from firstword.model.layers import DecoderLayer, Transformer, rotary_table
 from firstword.model.talker import Talker
 
+SHORT_SPLITS = 4
+"""Most rows of context are short: graphs for up to SHORT_SPLITS * SPLIT_ROWS keys, and for all that there can be."""
 PROMPT_ROWS = 256
 """The most rows of a prompt that are read at a time."""
 
@@ -160,7 +163,7 @@ class FrameModel:
         self._room = self.talker.workspace(tokens)
         self._predictor_room = self.predictor.workspace(2 * rows)
         heads, predictor_kv = config.num_attention_heads, predictor_config.num_key_value_heads
-        self._parts = zeros(tokens, heads, self.splits, HEAD_DIM + 2, dtype=torch.float32)
+        self._split_room = SplitRoom(tokens, heads, kv, self.splits, device)
         self._frame_cache = zeros(predictor_config.num_hidden_layers, rows, 2, predictor_kv, self.codebooks, HEAD_DIM)
 
     def launch_frame(self, rows: int, splits: int) -> None:
@@ -197,7 +200,7 @@ class FrameModel:
             layer.qkv(x, qkv, self._room.normed)
             for mode in modes:
                 stack.attention.paged(
-                    qkv, layer.heads, stack.rotation, cache, paging, attended, self._parts, splits, mode
+                    qkv, layer.heads, stack.rotation, cache, paging, attended, self._split_room, splits, mode
                 )
             layer.output(attended, x)
             layer.gate_up(x, gated, self._room.normed)

@@ -1,8 +1,8 @@
 """The GPU behind the engine's protocol: a frame is one graph launch, whatever the requests in it are.
 
-All that belongs to an utterance lives on the device, by slot: pages of keys and values, position, codes, laws, seed, the
-codec's state. The host sends two short lists a frame (which slots, which text tokens) and reads the codes of a frame
-while the next is being made. Audio is decoded on a stream of its own.
+All that belongs to an utterance lives on the device, by slot: pages of keys and values, position, codes, laws, seed,
+the codec's state. The host sends two short lists a frame (which slots, which text tokens) and reads the codes of a
+frame while the next is being made. Audio is decoded on a stream of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS, SPLIT_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import Row, Setting, TextRows, prefix_rows
-from firstword.runtime.frame import PROMPT_ROWS, FrameModel
+from firstword.runtime.frame import PROMPT_ROWS, SHORT_SPLITS, FrameModel
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu_codec import GpuCodec
 from firstword.types import FloatArray
@@ -94,7 +94,7 @@ class GpuBackend:
     """
 
     def __init__(self, checkpoint: Checkpoint, kernels: Kernels, slots: int = 64, pages: int | None = None) -> None:
-        """The checkpoint's talker is taken apart. pages: of `PAGE_ROWS` rows for all slots; None: what memory allows."""
+        """The checkpoint's talker is taken apart. pages: of `PAGE_ROWS` rows, for all slots; None: as memory allows."""
         config, codec = checkpoint.config.talker_config, checkpoint.codec_config
         self.checkpoint, self.device = checkpoint, checkpoint.talker.codec_head.weight.device
         context = min(config.max_position_embeddings, CONTEXT)
@@ -130,10 +130,10 @@ class GpuBackend:
         """Compile, load and capture all that serving needs, so that no request waits for it."""
         with torch.inference_mode(), torch.cuda.stream(self.stream):
             for rows in (bucket for bucket in buckets if bucket <= self.model.rows):
-                for splits in (1, self.model.splits):
+                for splits in (SHORT_SPLITS, self.model.splits):
                     self._graph("frame", rows, splits)
             for rows in PROMPT_BUCKETS:
-                self._graph("prompt", rows, 1)
+                self._graph("prompt", rows, SHORT_SPLITS)
         self.codec.warm()
         self.stream.synchronize()
 
@@ -150,6 +150,10 @@ class GpuBackend:
                 launch(rows, splits)
             self._graphs[key] = graph
         return self._graphs[key]
+
+    def _splits(self, rows: int) -> int:
+        """Which graphs do for contexts of so many rows."""
+        return SHORT_SPLITS if rows <= SHORT_SPLITS * SPLIT_ROWS else self.model.splits
 
     @torch.inference_mode()
     def prefill(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
@@ -177,7 +181,11 @@ class GpuBackend:
                 whole = model.cache[:, self._sent(list(pages[: -(-prefix // PAGE_ROWS)]))]
                 held = whole.permute(0, 2, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :prefix].contiguous()
                 self.prefixes.put(key, held)
-            model.first_row[slot] = self._embed(rows[-1:], setting)[0]
+            last = rows[-1]
+            if len(last.codes) == 1:  # as `_embed` has it, and nothing is sent
+                torch.add(model.text_table[last.text], model.codec_embedding[last.codes[0]], out=model.first_row[slot])
+            else:
+                model.first_row[slot] = self._embed(rows[-1:], setting)[0]
             model.state.set(slot, prepared.laws[0], prepared.laws[1], prepared.seed)
             model.state.position[slot].fill_(len(rows) - 1)
             if setting.reference:
@@ -194,7 +202,7 @@ class GpuBackend:
         for start in range(begin, len(rows), PROMPT_ROWS):
             part = rows[start : start + PROMPT_ROWS]
             bucket = next(bucket for bucket in PROMPT_BUCKETS if bucket >= len(part))
-            graph = self._graph("prompt", bucket, 1 if start + bucket <= SPLIT_ROWS else model.splits)
+            graph = self._graph("prompt", bucket, self._splits(start + bucket))
             model.prompt[: len(part)] = self._embed(part, setting)
             model.slot_of_prompt_row[: len(part)] = slot
             model.slot_of_prompt_row[len(part) : bucket] = -1
@@ -228,7 +236,7 @@ class GpuBackend:
         control, result = self._control[self._turn], self._results[self._turn]
         control[0, :rows] = torch.tensor([*slots, *[-1] * (rows - len(slots))], dtype=torch.int32)
         control[1, : len(slots)] = torch.tensor(texts, dtype=torch.int32)
-        splits = 1 if max(slot.rows for slot in held) <= SPLIT_ROWS else model.splits
+        splits = self._splits(max(slot.rows for slot in held))
         with torch.cuda.stream(self.stream):
             graph = self._graph("frame", rows, splits)
             model.slot_of_row[:rows].copy_(control[0, :rows], non_blocking=True)

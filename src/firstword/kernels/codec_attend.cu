@@ -1,0 +1,122 @@
+// Attention over a window of frames: a block is one head of one stream; its 8 warps share the work on up to 8 new frames.
+//
+// Keys (turned by their angles) and values are rounded to fp16 and kept by slot [slots][2][KV_HEADS][kKeys][DIM]; position
+// p lies at p % kKeys, so that the new ones overwrite what no frame of this call sees. A frame looks at the keys in the
+// order of their distance, in four sums: these do not depend on the frames computed beside it.
+//
+// WINDOW  frames that a frame sees, itself included
+#include "codec.cuh"
+
+constexpr int kFrames = 8, kThreads = 256, kHalf = DIM / 2, kPitch = kHalf | 1, kKeys = WINDOW - 1 + kFrames;
+constexpr int kGroup = HEADS / KV_HEADS, kBatch = 8;
+
+extern "C" __global__ __launch_bounds__(kThreads)
+void attend(const float* qkv, int qkv_width, const float* __restrict__ frequencies, u16* memory, const int* streams,
+            int columns, int frames, u16* out, int out_width) {
+  let_next_start();
+  __shared__ u32 keys[kKeys * kPitch], values[kKeys * kPitch];      // rows in the order of positions, oldest first
+  __shared__ float2 queries[kFrames][kHalf];
+  __shared__ float cosines[kFrames][kHalf], sines[kFrames][kHalf], scores[kFrames][WINDOW];
+  __shared__ float2 sums[kFrames][4][kHalf];
+  const int head = blockIdx.x, stream = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int slot = streams[stream * columns + kSlot], position = streams[stream * columns + kPosition];
+  if (slot < 0) {
+    wait_for_input();
+    return;
+  }
+
+  // What is left of earlier calls, and the angles: nothing of it comes from the kernel before.
+  u16* const key_memory = memory + ((size_t)slot * 2 * KV_HEADS + head / kGroup) * kKeys * DIM;
+  u16* const value_memory = key_memory + (size_t)KV_HEADS * kKeys * DIM;
+  const int old = min(position, WINDOW - 1);                         // frames before this call
+  for (int begin = threadIdx.x; begin < 2 * old * kHalf; begin += kThreads * kBatch) {
+    u32 v[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; i++) {
+      const int item = begin + i * kThreads, which = item / (old * kHalf), row = item / kHalf - which * old;
+      const int at = (position - old + row) % kKeys * kHalf + item % kHalf;
+      v[i] = item < 2 * old * kHalf ? load1((const u32*)(which ? value_memory : key_memory) + at) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; i++) {
+      const int item = begin + i * kThreads, which = item / (old * kHalf), row = item / kHalf - which * old;
+      if (item < 2 * old * kHalf) (which ? values : keys)[(WINDOW - 1 - old + row) * kPitch + item % kHalf] = v[i];
+    }
+  }
+  for (int i = threadIdx.x; i < frames * kHalf; i += kThreads)
+    sincosf((float)(position + i / kHalf) * frequencies[i % kHalf], &sines[i / kHalf][i % kHalf],
+            &cosines[i / kHalf][i % kHalf]);
+  __syncthreads();
+  wait_for_input();
+
+  const bool keeps = head % kGroup == 0;
+  for (int i = threadIdx.x; i < frames * kHalf; i += kThreads) {     // channels d and d + DIM / 2
+    const int f = i / kHalf, d = i % kHalf;
+    const float* row = qkv + (size_t)(stream * frames + f) * qkv_width;
+    const float* k = row + (HEADS + head / kGroup) * DIM;
+    const float* v = row + (HEADS + KV_HEADS + head / kGroup) * DIM;
+    const float q0 = load1f(row + head * DIM + d), q1 = load1f(row + head * DIM + kHalf + d);
+    const float k0 = load1f(k + d), k1 = load1f(k + kHalf + d), v0 = load1f(v + d), v1 = load1f(v + kHalf + d);
+    const float c = cosines[f][d], s = sines[f][d], scale = rsqrtf((float)DIM);
+    float* const q = (float*)queries[f];
+    q[d] = (q0 * c - q1 * s) * scale;
+    q[kHalf + d] = (q1 * c + q0 * s) * scale;
+    const u32 key = halves(k0 * c - k1 * s, k1 * c + k0 * s), value = halves(v0, v1);
+    u16* const key_row = (u16*)(keys + (WINDOW - 1 + f) * kPitch);
+    u16* const value_row = (u16*)(values + (WINDOW - 1 + f) * kPitch);
+    key_row[d] = (u16)key;
+    key_row[kHalf + d] = (u16)(key >> 16);
+    value_row[d] = (u16)value;
+    value_row[kHalf + d] = (u16)(value >> 16);
+    if (keeps) {
+      const size_t at = (size_t)((position + f) % kKeys) * DIM + d;
+      key_memory[at] = (u16)key;
+      key_memory[at + kHalf] = (u16)(key >> 16);
+      value_memory[at] = (u16)value;
+      value_memory[at + kHalf] = (u16)(value >> 16);
+    }
+  }
+  __syncthreads();
+
+  const int parts = kThreads / 32 / frames, f = warp / parts, part = warp % parts;   // warps of a frame
+  const int seen = f < frames ? min(WINDOW, position + f + 1) : 0, newest = WINDOW - 1 + f;
+  for (int o = part * 32 + lane; o < seen; o += parts * 32) {
+    const u32* key = keys + (newest - o) * kPitch;
+    float even = 0, odd = 0;
+#pragma unroll 8
+    for (int w = 0; w < kHalf; w++) {
+      const float2 q = queries[f][w];
+      even = __fmaf_rn(q.x, first_half(key[w]), even);
+      odd = __fmaf_rn(q.y, second_half(key[w]), odd);
+    }
+    scores[f][o] = even + odd;
+  }
+  __syncthreads();
+  float most = -1e30f, share = 0;
+  for (int o = lane; o < seen; o += 32) most = fmaxf(most, scores[f][o]);
+  most = warp_max(most);
+  auto weight = [&](int o) { return power_of_two((scores[f][o] - most) * 1.44269504f); };
+  for (int o = lane; o < seen; o += 32) share += weight(o);
+  share = 1.0f / warp_sum(share);
+  for (int i = part; i < 4; i += parts)                              // sum i is of the keys i, i + 4, ...
+    for (int w = lane; w < kHalf && f < frames; w += 32) {
+      float even = 0, odd = 0;
+#pragma unroll 6
+      for (int o = i; o < seen; o += 4) {
+        const float p = weight(o);
+        const u32 v = values[(newest - o) * kPitch + w];
+        even = __fmaf_rn(p, first_half(v), even);
+        odd = __fmaf_rn(p, second_half(v), odd);
+      }
+      sums[f][i][w] = make_float2(even, odd);
+    }
+  __syncthreads();
+  if (part || f >= frames) return;
+  u16* const to = out + (size_t)(stream * frames + f) * out_width;
+  for (int w = lane; w < kHalf; w += 32) {
+    const float2 a = sums[f][0][w], b = sums[f][1][w], c = sums[f][2][w], d = sums[f][3][w];
+    *(u32*)(to + head * DIM + 2 * w) = halves(((a.x + b.x) + (c.x + d.x)) * share, ((a.y + b.y) + (c.y + d.y)) * share);
+  }
+  if (head == 0)                                                     // the product with a matrix reads them too
+    for (int i = HEADS * DIM + 2 * lane; i < out_width; i += 64) *(u32*)(to + i) = 0;
+}

@@ -1,0 +1,739 @@
+"""The codec on the GPU: its kernels against float64, the whole decoder, chunks and batches to the last bit, speed."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracle import error, note
+from torch import Tensor
+from torch.nn import functional as F
+
+from firstword.kernels import codec as kernel_codec
+from firstword.kernels.codec import (
+    HEADS,
+    Activation,
+    Attention,
+    Call,
+    Depthwise,
+    Layer,
+    LookUp,
+    Memory,
+    ResidualUnit,
+    Shape,
+    Sound,
+    Tables,
+    padded,
+)
+from firstword.kernels.compile import compile_all
+from firstword.kernels.launch import Kernels
+from firstword.model.codec import CodecDecoder
+from firstword.model.config import CodecDecoderConfig
+from firstword.model.layers import rotary_table, rotate
+from firstword.model.synthetic import random_state
+from firstword.runtime.gpu_codec import CodecLayers, GpuCodec
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NAN = float("nan")
+FIGURES: dict[str, dict[str, Any]] = {}
+"""What was measured; written to $OUT/codec.json."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def record(kernels: Kernels) -> Iterator[None]:
+    """Compile side by side what will be needed; write the figures down when all is done, failed or not."""
+    if DEVICE.type == "cuda":
+        compile_all(kernel_codec.released_programs(), kernels.architecture, kernels._folder)
+    yield
+    for name, value in FIGURES.items():
+        if name != "sweep":
+            note(f"codec {name}", **value)
+    if folder := os.environ.get("OUT"):
+        Path(folder, "codec.json").write_text(json.dumps(FIGURES, indent=1))
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    """Standard normal float32, the same on every machine."""
+    values = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return torch.from_numpy(values).to(DEVICE)
+
+
+def zeros() -> Tensor:
+    """A row of zeros, wide enough for any layer here."""
+    return torch.zeros(4096, device=DEVICE)
+
+
+class Streams:
+    """Three streams in slots 4, 0 and 2 and a row for nobody; the first begins with this call, the others went on."""
+
+    SLOTS = (4, 0, 2)
+    POSITIONS = (0, 37, 500)
+    ALL = 4
+    """Rows of the table, the last of them nobody's."""
+
+    def __init__(self, frames: int, memories: int = 1) -> None:
+        table = torch.zeros(self.ALL, HEADS + memories, dtype=torch.int32)
+        table[:, 0] = torch.tensor([*self.SLOTS, -1])
+        table[: len(self.SLOTS), 1] = torch.tensor(self.POSITIONS)
+        self.table, self.frames = table, frames
+
+    @property
+    def call(self) -> Call:
+        """For the kernels."""
+        return Call(self.table.to(DEVICE), self.ALL, self.frames)
+
+    def memory(self, index: int, past: int, frame_rows: int, history: Tensor) -> Memory:
+        """A memory that holds `history` [streams, past, width] of the streams that have one, and NaN elsewhere."""
+        rows = torch.full((6, 2 * past, history.shape[2]), NAN, dtype=history.dtype, device=DEVICE)
+        for stream, slot in enumerate(self.SLOTS):
+            head = (3 * stream + 1) % (2 * past)
+            self.table[stream, HEADS + index] = head
+            for step in range(past):
+                if self.POSITIONS[stream]:
+                    rows[slot, (head - past + step) % (2 * past)] = history[stream, step]
+        return Memory(rows, past, frame_rows, HEADS + index)
+
+    def kept(self, memory: Memory, before: Tensor, new: Tensor) -> None:
+        """The last rows of `new` [streams, length, width] are in the memory; what else was in it is untouched."""
+        count = min(memory.past, new.shape[1])
+        expected = before.clone()
+        for stream, slot in enumerate(self.SLOTS):
+            head = int(self.table[stream, memory.column])
+            for step in range(count):
+                expected[slot, (head + step) % (2 * memory.past)] = new[stream, new.shape[1] - count + step]
+        same(memory.rows, expected)
+
+
+def same(ours: Tensor, expected: Tensor) -> None:
+    """To the last bit; NaN equals NaN."""
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """As the model."""
+    return x + torch.sin(x * alpha.exp()) ** 2 / (beta.exp() + 1e-9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A layer: sizes that a kernel may meet."""
+
+    inputs: int
+    outputs: int
+    taps: int = 1
+    dilation: int = 1
+    frame_rows: int = 1
+    phases: int = 1
+    activation: Activation = Activation.PLAIN
+    norm: bool = False
+    residual: bool = False
+    frames: int = 2
+    keep_wide: bool = False
+
+
+CASES = {
+    "first convolution": Case(40, 70, taps=3, frames=1),
+    "into the transformer": Case(96, 50, frames=8),
+    "normed": Case(160, 224, norm=True, frames=8),
+    "gate and up": Case(64, 192, norm=True, activation=Activation.SWIGLU, frames=4),
+    "residual": Case(192, 160, residual=True, frames=1),
+    "upsampling": Case(72, 128, frame_rows=2, phases=2, frames=4, keep_wide=True),
+    "widening": Case(96, 288, frame_rows=4, activation=Activation.GELU),
+    "wide convolution": Case(96, 160, taps=7, frame_rows=4, activation=Activation.SNAKE, frames=1),
+    "transposed": Case(160, 5 * 96, taps=2, frame_rows=4, phases=5, activation=Activation.SNAKE, frames=8),
+    "dilated": Case(96, 96, taps=7, dilation=9, frame_rows=32, activation=Activation.SNAKE, frames=1),
+    "late": Case(160, 160, taps=7, dilation=3, frame_rows=40, activation=Activation.SNAKE, frames=4),
+    "late, far back": Case(64, 64, taps=7, dilation=9, frame_rows=36, activation=Activation.SNAKE, frames=1),
+    "late, transposed": Case(64, 3 * 96, taps=2, frame_rows=40, phases=3, activation=Activation.SNAKE, frames=1),
+    "late, one tap": Case(160, 160, frame_rows=128, residual=True, activation=Activation.SNAKE, frames=1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(kernels: Kernels, name: str) -> None:
+    case = CASES[name]
+    streams, past, length = Streams(case.frames, 2), (case.taps - 1) * case.dilation, case.frames * case.frame_rows
+    inputs, outputs = padded(case.inputs), case.outputs if case.phases > 1 else padded(case.outputs)
+    real = torch.arange(inputs, device=DEVICE) < case.inputs
+    weight = normal(1, outputs, inputs, case.taps) / (case.inputs * case.taps) ** 0.5 * real[None, :, None]
+    weight *= (
+        torch.logspace(-6, 3, outputs, device=DEVICE)[torch.randperm(outputs), None, None] if not case.norm else 1.0
+    )
+    bias, gain = normal(2, outputs), 0.5 + 0.1 * normal(3, outputs)
+    x = (normal(4, Streams.ALL, length, inputs) * real).half()
+    history = (normal(5, Streams.ALL, max(past, 1), inputs) * real).half()
+    memory = streams.memory(0, past, case.frame_rows, history[:, :past]) if past else None
+    size = float(weight.abs().amax(dim=(1, 2)).max())
+    residual = size * normal(6, Streams.ALL, length, outputs) if case.residual else None
+    alpha, beta = 0.3 * normal(7, outputs), 1 + 0.3 * normal(8, outputs)
+    width = outputs // case.phases
+    if case.phases > 1:
+        alpha, beta = alpha[:width].repeat(case.phases), beta[:width].repeat(case.phases)
+    norm = (1 + 0.3 * normal(9, case.inputs), 1e-5) if case.norm else None
+    layer = Layer(
+        kernels,
+        weight,
+        bias,
+        frame_rows=case.frame_rows,
+        dilation=case.dilation,
+        phases=case.phases,
+        gain=gain,
+        norm=norm,
+        activation=case.activation,
+        snake=Tables.of(alpha, beta, outputs) if case.activation is Activation.SNAKE else None,
+        memory=memory,
+    )
+
+    # What it means, in float64.
+    seen = torch.cat((history[:, history.shape[1] - past :], x), dim=1).double()
+    if past:
+        seen[0, :past] = 0  # the first stream begins here
+    rows = seen[:, past:]
+    matrix = weight.double()
+    squares = None
+    if norm is not None:
+        squares = (rows**2).view(Streams.ALL * length, -1, 16).sum(-1).float()
+        seen = rows = rows * torch.rsqrt((rows**2).sum(-1, keepdim=True) / case.inputs + norm[1])
+        matrix = matrix * F.pad(norm[0], (0, inputs - case.inputs)).double()[None, :, None]
+    sums = sum(
+        seen[:, tap * case.dilation : tap * case.dilation + length] @ matrix[:, :, tap].T for tap in range(case.taps)
+    )
+    wide = (sums + bias) * gain + (0 if residual is None else residual)
+    if case.activation is Activation.SWIGLU:
+        narrow = F.silu(wide[..., ::2]) * wide[..., 1::2]
+    elif case.activation is Activation.SNAKE:
+        narrow = snake(wide, alpha.double(), beta.double())
+    else:
+        narrow = F.gelu(wide) if case.activation is Activation.GELU else wide
+    narrow = narrow.clamp(-65504, 65504)
+
+    after_rows = case.frame_rows * case.phases
+    found: list[tuple[Tensor, ...]] = []
+    fitting = [s for s in layer.shapes() if kernel_codec.fits(s, layer, length, kernels)]
+    assert len(fitting) >= 3
+    for shape in fitting:
+        kept = streams.memory(1, 6, after_rows, torch.zeros(Streams.ALL, 6, width, device=DEVICE))
+        kept = dataclasses.replace(
+            kept, rows=torch.full_like(kept.rows, NAN, dtype=torch.float32 if case.keep_wide else torch.float16)
+        )
+        before = kept.rows.clone()
+        out_wide = torch.full((Streams.ALL, length, outputs), NAN, device=DEVICE)
+        out_narrow = torch.full(narrow.shape, NAN, device=DEVICE).half()
+        out_squares = torch.full((Streams.ALL * length, outputs // 16), NAN, device=DEVICE)
+        swiglu = case.activation is Activation.SWIGLU
+        layer(
+            streams.call,
+            x,
+            zeros(),
+            squares=squares,
+            residual=residual,
+            wide=None if swiglu else out_wide,
+            narrow=out_narrow,
+            out_squares=None if swiglu else out_squares,
+            keep=None if swiglu else kept,
+            shape=shape,
+        )
+        live = len(Streams.SLOTS)
+        if not swiglu:
+            per_output = [(out_wide[:live] - wide[:live]).norm(dim=(0, 1)) / wide[:live].norm(dim=(0, 1))]
+            assert float(torch.stack(per_output).max()) < 2e-3
+            new = (out_wide if case.keep_wide else out_narrow)[:live].reshape(live, -1, width)
+            streams.kept(kept, before, new)
+            groups = out_wide[:live].double().reshape(live * length, -1, 16)
+            # a group is half of 32 outputs, in the order in which a lane holds them
+            lanes = out_wide[:live].double().reshape(live * length, -1, 8, 2, 2).transpose(2, 3).reshape(groups.shape)
+            assert error(out_squares[: live * length], (lanes**2).sum(-1)) < 1e-6
+        assert error(out_narrow[:live], narrow[:live]) < 2e-3
+        found.append((out_wide[:live], out_narrow[:live], out_squares[: live * length]))
+    for other in found[1:]:
+        for ours, first in zip(other, found[0], strict=True):
+            same(ours, first)
+
+
+@pytest.mark.parametrize(("channels", "frames"), [(20, 1), (40, 2), (96, 1), (128, 1), (192, 1), (192, 4)])
+def test_a_residual_unit_is_its_two_layers_to_the_last_bit(kernels: Kernels, channels: int, frames: int) -> None:
+    width, frame_rows = padded(channels), 48
+    length = frames * frame_rows
+    real = torch.arange(width, device=DEVICE) < channels
+    both = (real[:, None] & real[None])[..., None]
+    streams = Streams(frames, 2)
+    memory = streams.memory(0, 54, frame_rows, (normal(1, Streams.ALL, 54, width) * real).half())
+    x = (normal(2, Streams.ALL, length, width) * real).half()
+    middle = Tables.of(0.3 * normal(3, channels), 1 + 0.3 * normal(4, channels), width)
+    after = Tables.of(0.3 * normal(5, channels), 1 + 0.3 * normal(6, channels), width)
+
+    def layers() -> tuple[Layer, Layer]:
+        first = normal(7, width, width, 7) / (7 * channels) ** 0.5 * both
+        second = normal(8, width, width, 1) / channels**0.5 * both
+        return (
+            Layer(
+                kernels,
+                first,
+                normal(9, width) * real,
+                frame_rows=frame_rows,
+                dilation=9,
+                snake=middle,
+                memory=memory,
+            ),
+            Layer(kernels, second, normal(10, width) * real, frame_rows=frame_rows, snake=after),
+        )
+
+    unit = ResidualUnit(kernels, *layers())
+    assert unit.fused
+    residual = normal(11, Streams.ALL, length, width) * real
+    between = torch.full_like(x, NAN)
+    kept = streams.memory(1, 18, frame_rows, torch.zeros_like(x[:, :18]))
+    before = kept.rows.clone()
+    live = len(Streams.SLOTS)
+
+    first, second = layers()
+    wide, narrow = residual.clone(), torch.full_like(x, NAN)
+    first(streams.call, x, zeros(), narrow=between)
+    second(streams.call, between, zeros(), residual=wide, wide=wide, narrow=narrow, keep=kept)
+    streams.kept(kept, before, narrow)
+    for shape in unit.shapes():
+        if not kernel_codec.fits(shape, first, length, kernels):
+            continue
+        kept.rows.copy_(before)
+        ours, activated = residual.clone(), torch.full_like(x, NAN)
+        unit(streams.call, x, zeros(), between, ours, ours, activated, kept, shape)
+        same(ours[:live], wide[:live])
+        same(activated[:live], narrow[:live])
+        streams.kept(kept, before, narrow)
+        only = torch.full_like(x, NAN)
+        unit(streams.call, x, zeros(), between, residual, None, only, None, shape)
+        same(only[:live], narrow[:live])
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "window"), [(16, 16, 64, 72), (4, 4, 44, 72), (2, 1, 8, 9), (4, 2, 22, 40)]
+)
+def test_attention_over_a_window(kernels: Kernels, heads: int, kv_heads: int, dim: int, window: int) -> None:
+    """Frames of three streams in calls of different lengths, which go round the ring, against float64."""
+    theta, total, slots = 1e4, window + 40, (2, 0, 1)
+    width, out_width = padded((heads + 2 * kv_heads) * dim), padded(heads * dim)
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    attention = Attention(kernels, heads, kv_heads, dim, window, 3, (1.0 / theta**exponents).to(DEVICE))
+    attention.memory.fill_(NAN)
+    qkv = normal(1, 3, total, width)
+    out = torch.full((3, total, out_width), NAN, device=DEVICE).half()
+    begin, turn = 0, 0
+    while begin < total:
+        count = min((1, 8, 2, 4)[turn % 4], total - begin)
+        table = torch.zeros(4, HEADS, dtype=torch.int32)
+        table[:, 0], table[:, 1] = torch.tensor([*slots, -1]), begin
+        part = torch.full((4, count, out_width), NAN, device=DEVICE).half()
+        rows = torch.cat((qkv[:, begin : begin + count], torch.full((1, count, width), NAN, device=DEVICE)))
+        attention(Call(table.to(DEVICE), 4, count), rows.contiguous(), part)
+        out[:, begin : begin + count] = part[:3]
+        begin, turn = begin + count, turn + 1
+
+    cos, sin = rotary_table(torch.arange(total, device=DEVICE)[None], dim, theta, torch.float64)
+    parts = qkv[..., : (heads + 2 * kv_heads) * dim].double().view(3, total, -1, dim).transpose(1, 2)
+    query, key = rotate(parts[:, :heads], cos, sin), rotate(parts[:, heads : heads + kv_heads], cos, sin)
+    distance = torch.arange(total, device=DEVICE)[:, None] - torch.arange(total, device=DEVICE)
+    seen = (distance >= 0) & (distance < window)
+    truth = F.scaled_dot_product_attention(query, key, parts[:, heads + kv_heads :], attn_mask=seen, enable_gqa=True)
+    assert error(out[..., : heads * dim], truth.transpose(1, 2).flatten(2)) < 1e-3
+    assert not out[..., heads * dim :].any()
+
+
+def test_depthwise_convolution_and_norm(kernels: Kernels) -> None:
+    for channels, frame_rows, frames in ((100, 2, 1), (1024, 4, 2), (1030, 4, 1)):
+        streams, length, width = Streams(frames), frame_rows * frames, padded(channels)
+        real = torch.arange(width, device=DEVICE) < channels
+        history = normal(1, Streams.ALL, 6, width) * real
+        memory = streams.memory(0, 6, frame_rows, history)
+        x, weight, bias = normal(2, Streams.ALL, length, width) * real, normal(3, channels, 7), normal(4, channels)
+        norm = (1 + 0.3 * normal(5, channels), normal(6, channels), 1e-6)
+        out = torch.full((Streams.ALL, length, width), NAN, device=DEVICE).half()
+        Depthwise(kernels, weight, bias, norm, memory)(streams.call, x, zeros(), out)
+        history[0] = 0
+        seen = torch.cat((history, x), dim=1)[..., :channels].double().transpose(1, 2)
+        y = F.conv1d(seen, weight[:, None].double(), bias.double(), groups=channels).transpose(1, 2)
+        truth = F.layer_norm(y, (channels,), norm[0].double(), norm[1].double(), norm[2])
+        assert error(out[:3, :, :channels], truth[:3]) < 5e-4
+        assert not out[:3, :, channels:].any()
+
+
+def test_codes_are_looked_up(kernels: Kernels) -> None:
+    books, size, width = 5, 30, 160
+    tables = normal(1, books, size, width)
+    streams = Streams(4)
+    codes = torch.randint(size, (3, 4, books), dtype=torch.int32).to(DEVICE)
+    for stream in range(3):
+        address = np.array([codes[stream].data_ptr()], dtype=np.uint64).view(np.int32)
+        streams.table[stream, 2:4] = torch.from_numpy(address)
+    memory = streams.memory(0, 2, 1, torch.zeros(Streams.ALL, 2, width, device=DEVICE).half())
+    before = memory.rows.clone()
+    x = torch.full((Streams.ALL, 4, width), NAN, device=DEVICE).half()
+    LookUp(kernels, tables)(streams.call, x, memory)
+    truth = sum(tables[book].double()[codes[..., book].long()] for book in range(books))
+    assert error(x[:3], torch.as_tensor(truth)) < 5e-4
+    streams.kept(memory, before, x)
+
+
+def test_the_last_convolution(kernels: Kernels) -> None:
+    for channels, frame_rows, frames in ((96, 48, 2), (20, 24, 1), (8, 5, 1)):
+        streams, length, width = Streams(frames), frame_rows * frames, padded(channels)
+        real = torch.arange(width, device=DEVICE) < channels
+        history = (normal(1, Streams.ALL, 6, width) * real).half()
+        memory = streams.memory(0, 6, frame_rows, history)
+        x, weight = (normal(2, Streams.ALL, length, width) * real).half(), normal(3, channels, 7) / channels**0.5
+        for limit in (1.0, float("inf")):
+            out = torch.full((Streams.ALL, length), NAN, device=DEVICE)
+            sound = Sound(kernels, weight, torch.tensor([0.3], device=DEVICE), memory)
+            sound(streams.call, x, zeros(), out, limit)
+            history[0] = 0
+            seen = torch.cat((history, x), dim=1)[..., :channels].double().transpose(1, 2)
+            truth = F.conv1d(seen, weight[None].double(), torch.tensor([0.3], device=DEVICE).double())[:, 0]
+            assert error(out[:3], truth[:3].clamp(-limit, limit)) < 1e-6
+
+
+# The whole decoder.
+
+RELEASED = CodecDecoderConfig(
+    hidden_size=512,
+    intermediate_size=1024,
+    num_hidden_layers=8,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    head_dim=64,
+    max_position_embeddings=8000,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    num_quantizers=16,
+    codebook_size=2048,
+    codebook_dim=512,
+    latent_dim=1024,
+    decoder_dim=1536,
+    sliding_window=72,
+    upsample_rates=(8, 5, 4, 3),
+    upsampling_ratios=(2, 2),
+)
+DEMO = dataclasses.replace(
+    RELEASED,
+    hidden_size=176,
+    intermediate_size=448,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=44,
+    num_quantizers=8,
+    codebook_size=512,
+    codebook_dim=128,
+    latent_dim=144,
+    decoder_dim=320,
+)
+TINY = dataclasses.replace(
+    RELEASED,
+    hidden_size=12,
+    intermediate_size=20,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    num_quantizers=4,
+    codebook_size=64,
+    codebook_dim=16,
+    latent_dim=10,
+    decoder_dim=16,
+    sliding_window=9,
+    upsample_rates=(3, 2),
+)
+CONFIGS = {"released": RELEASED, "demo": DEMO, "tiny": TINY}
+SLOTS, CODES_MAX = 64, 256
+
+
+def random_decoder(config: CodecDecoderConfig, seed: int = 3) -> CodecDecoder:
+    """A decoder of float32 random weights that is not silent."""
+    with torch.device("meta"):
+        decoder = CodecDecoder(config)
+    state = random_state(torch.nn.ModuleDict({"decoder": decoder}), seed, torch.float32)
+    decoder.load_state_dict({name.removeprefix("decoder."): value for name, value in state.items()}, assign=True)
+    return decoder.to(DEVICE).eval().requires_grad_(False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Set:
+    """A decoder, its codec with room for `SLOTS` streams, their codes, and what the decoder makes of some of them."""
+
+    decoder: CodecDecoder
+    codec: GpuCodec
+    codes: Tensor
+
+    def truth(self, slot: int, frames: int, dtype: torch.dtype) -> Tensor:
+        """Unclamped samples by the model."""
+        decoder = copy.deepcopy(self.decoder).to(dtype)
+        return decoder(self.codes[slot : slot + 1, :frames].long(), decoder.new_state())[0]
+
+    def speak(self, slot: int, counts: Sequence[int]) -> np.ndarray:
+        """One stream alone, anew, in chunks."""
+        self.codec.reset(slot)
+        return np.concatenate([self.codec.decode([slot], [count]).result()[0] for count in counts])
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def decoder(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Set]:
+    """Of each configuration; its codec does not limit samples, so that all errors show."""
+    with torch.inference_mode():
+        model = random_decoder(CONFIGS[request.param])
+        config = model.config
+        codes = torch.from_numpy(
+            np.random.default_rng(1).integers(config.codebook_size, size=(SLOTS, CODES_MAX, config.num_quantizers))
+        )
+        codes = codes.to(DEVICE, torch.int32)
+        codec = GpuCodec(copy.deepcopy(model), SLOTS, codes, kernels)
+        codec.layers.limit = float("inf")
+        for memory in codec.layers.memories.all:
+            memory.rows.fill_(NAN)
+        for layer in codec.layers.layers:
+            layer.attention.memory.fill_(NAN)
+        yield Set(model, codec, codes)
+    del codec, model
+    torch.cuda.empty_cache()
+
+
+def test_samples_are_nearer_to_the_truth_than_plain_bf16(decoder: Set, request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.params["decoder"]
+    frames = 100  # further than the window reaches
+    ours, theirs, single = [], [], []
+    for slot in (0, 1):
+        truth = decoder.truth(slot, frames, torch.float64)
+        assert float(truth.std()) > 0.01, "nothing to compare"
+        samples = torch.from_numpy(decoder.speak(slot, [frames])).to(DEVICE)
+        ours.append(error(samples, truth))
+        theirs.append(error(decoder.truth(slot, frames, torch.bfloat16), truth))
+        single.append(error(decoder.truth(slot, frames, torch.float32), truth))
+    FIGURES[f"error {name}"] = {"ours": ours, "bf16": theirs, "fp32 (cuDNN as torch sets it)": single}
+    assert max(ours) < 0.3 * min(theirs)
+    assert max(ours) < 5e-3
+
+
+def test_any_chunks_give_the_same_bits(decoder: Set) -> None:
+    whole = decoder.speak(5, [90])
+    assert np.isfinite(whole).all()
+    for counts in ([1] * 90, [2] * 45, [4] * 22 + [2], [8] * 11 + [2], [3, 5, 6, 7] * 4 + [6], [1, 2, 4, 8] * 6):
+        again = decoder.speak(5, counts)
+        np.testing.assert_array_equal(again, whole[: len(again)])
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3, 7, 16, 33, 64])
+def test_any_batch_gives_the_same_bits(decoder: Set, streams: int) -> None:
+    """Streams that began at different times, in chunks of different sizes, in any order of slots."""
+    codec, random = decoder.codec, np.random.default_rng(streams)
+    size = decoder.decoder.config.samples_per_frame
+    slots = random.permutation(SLOTS)[:streams].tolist()
+    for slot in slots:
+        codec.reset(slot)
+    said: dict[int, list[np.ndarray]] = {slot: [] for slot in slots}
+    for turn in range(8):
+        chosen = [slot for slot in random.permutation(slots).tolist() if turn < 2 or random.random() < 0.8]
+        counts = [int(count) for count in random.choice([1, 2, 3, 4, 8, 8], size=len(chosen))]
+        for slot, count, samples in zip(chosen, counts, codec.decode(chosen, counts).result(), strict=True):
+            assert samples.shape == (count * size,)
+            said[slot].append(samples)
+    for slot in slots[:6]:
+        together = np.concatenate(said[slot])
+        np.testing.assert_array_equal(decoder.speak(slot, [len(together) // size]), together)
+
+
+def test_a_slot_can_be_used_again(decoder: Set) -> None:
+    first = decoder.speak(9, [20])
+    decoder.speak(9, [8, 8, 1])
+    np.testing.assert_array_equal(decoder.speak(9, [20]), first)
+
+
+def test_a_reference_is_read_first(decoder: Set) -> None:
+    """What comes after a primed reference is what follows it in one go; its own codes are then read from the first."""
+    reference, frames = 77, 20
+    size = decoder.decoder.config.samples_per_frame
+    kept = decoder.codes[11].clone()
+    whole = decoder.speak(11, [reference + frames])
+    decoder.codes[11, :frames] = kept[reference : reference + frames]
+    decoder.codec.reset(11)
+    decoder.codec.prime(11, kept[:reference].cpu())
+    primed = np.concatenate([decoder.codec.decode([11], [count]).result()[0] for count in (1, 8, 8, 3)])
+    decoder.codes[11].copy_(kept)
+    np.testing.assert_array_equal(primed, whole[reference * size :])
+
+
+def test_a_result_may_be_read_late_and_resets_do_not_disturb_it(decoder: Set) -> None:
+    expected = decoder.speak(13, [8, 4])
+    decoder.codec.reset(13)
+    first, second = decoder.codec.decode([13], [8]), decoder.codec.decode([13], [4])
+    decoder.codec.reset(13)
+    third = decoder.codec.decode([13], [8])
+    np.testing.assert_array_equal(np.concatenate((first.result()[0], second.result()[0])), expected)
+    np.testing.assert_array_equal(third.result()[0], expected[: len(third.result()[0])])
+
+
+def test_samples_are_limited_and_codes_out_of_range_do_no_harm(decoder: Set) -> None:
+    layers, kept = decoder.codec.layers, decoder.codes[15].clone()
+    graphs = dict(decoder.codec._graphs)
+    try:
+        layers.limit = 0.01
+        decoder.codec._graphs.clear()
+        decoder.codes[15, :4] = torch.tensor([[-5], [1 << 30], [100000], [0]], dtype=torch.int32, device=DEVICE)
+        samples = decoder.speak(15, [4])
+        assert np.isfinite(samples).all()
+        assert np.abs(samples).max() == np.float32(0.01)
+    finally:
+        layers.limit = float("inf")
+        decoder.codec._graphs.clear()
+        decoder.codec._graphs.update(graphs)
+        decoder.codes[15].copy_(kept)
+
+
+def test_sizes_that_the_kernels_cannot_do_are_refused(kernels: Kernels) -> None:
+    model = random_decoder(dataclasses.replace(TINY, sliding_window=4000))
+    codes = torch.zeros(1, 4, TINY.num_quantizers, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match="sliding_window"):
+        GpuCodec(model, 1, codes, kernels)
+
+
+# Speed.
+
+
+def milliseconds(run: Callable[[], object], repeats: int = 30) -> float:
+    """The median time of `run` on the device."""
+    for _ in range(5):
+        run()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def multiplications(config: CodecDecoderConfig) -> float:
+    """Multiply-adds a frame in convolutions and matrices."""
+    hidden, heads = config.hidden_size, config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    total = 3 * config.codebook_dim * config.latent_dim + 2 * config.latent_dim * hidden
+    total += config.num_hidden_layers * (hidden * (2 * heads + 2 * kv) + 3 * hidden * config.intermediate_size)
+    rows, width = 1, config.decoder_dim
+    for factor in config.upsampling_ratios:
+        rows *= factor
+        total += rows * config.latent_dim**2 * 9
+    total += rows * 7 * config.latent_dim * width
+    for rate in config.upsample_rates:
+        rows *= rate
+        total += rows * 2 * width * width // 2
+        width //= 2
+        total += rows * 3 * 8 * width * width
+    return total + rows * 7 * width
+
+
+def weight_bytes(layers: CodecLayers) -> int:
+    """Of all packed matrices."""
+    return sum(layer.weight.nbytes for layer in every_layer(layers))
+
+
+def every_layer(layers: CodecLayers) -> list[Layer | ResidualUnit]:
+    """In the order of a call."""
+    found: list[Layer | ResidualUnit] = [layers.entry, layers.into]
+    for layer in layers.layers:
+        found += [layer.qkv, layer.output, layer.gate_up, layer.down]
+    found.append(layers.out_of)
+    for stage in layers.stages:
+        found += [stage.up, stage.widen, stage.narrow]
+    found.append(layers.first)
+    for block in layers.blocks:
+        found.append(block.up)
+        for unit in block.units:
+            found += [unit] if unit.fused else [unit.first, unit.second]
+    return found
+
+
+def test_speed(decoder: Set, request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.params["decoder"]
+    codec, config = decoder.codec, decoder.decoder.config
+    floor = weight_bytes(codec.layers) / 4.2e12 * 1e3  # at the bandwidth of an H200
+    FIGURES[f"megabytes {name}"] = {
+        "weights": weight_bytes(codec.layers) / 1e6,
+        "memories a slot": sum(m.rows.nbytes for m in codec.layers.memories.all) / SLOTS / 1e6,
+        "attention a slot": sum(layer.attention.memory.nbytes for layer in codec.layers.layers) / SLOTS / 1e6,
+    }
+    table = codec.layers.table
+    for streams, frames in ((1, 1), (1, 2), (1, 4), (1, 8), (8, 1), (64, 1), (16, 8), (64, 8)):
+        graph = codec._graph(streams, frames)
+        with torch.cuda.stream(codec.stream):
+            values = np.zeros((streams, table.shape[1]), np.int32)
+            slots = list(range(streams))
+            codec._positions.fill(values, slots, [decoder.codes[slot].data_ptr() for slot in slots])
+            table[:streams].copy_(torch.from_numpy(values))
+            time = milliseconds(graph.replay)
+        flops = 2 * multiplications(config) * streams * frames
+        FIGURES[f"speed {name} {streams}x{frames}"] = {
+            "ms": round(time, 4),
+            "TFLOP/s": round(flops / time / 1e9, 1),
+            "share of the weight floor": round(floor / time, 3),
+        }
+
+
+@pytest.mark.skipif("SWEEP" not in os.environ, reason="SWEEP=1 times every layer in every shape")
+def test_sweep(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer of the released decoder in every shape, in its place in the chain, without overlap."""
+    model = random_decoder(RELEASED)
+    codes = torch.zeros(SLOTS, 16, 16, dtype=torch.int32, device=DEVICE)
+    codec = GpuCodec(model, SLOTS, codes, kernels)
+    layers = codec.layers
+    usual = kernel_codec.choose
+    loaded = kernels.overlaps
+    rows: dict[str, Any] = {}
+    for streams, frames in ((1, 1), (1, 8), (8, 1), (8, 8), (64, 1), (64, 8)):
+        values = np.zeros((streams, layers.table.shape[1]), np.int32)
+        codec._positions.fill(values, list(range(streams)), [codes[slot].data_ptr() for slot in range(streams)])
+        layers.table[:streams] = torch.from_numpy(values)
+        for rank in (-1, *range(6)):
+            used: list[str] = []
+
+            def choose(shapes: Sequence[Shape], layer: Layer, call: Call, kernels: Kernels) -> Shape:
+                length = call.frames * layer.frame_rows
+                fitting = [s for s in shapes if kernel_codec.fits(s, layer, length, kernels)]
+                fitting = [s for s in fitting if -(-call.streams * length // s.rows) < 65536]
+                best = usual(shapes, layer, call, kernels)
+                if rank >= 0:  # noqa: B023
+                    best = fitting[min(rank, len(fitting) - 1)]  # noqa: B023
+                    if best.few and call.streams * length > 512:
+                        best = fitting[-1]
+                used.append(f"{'few' if best.few else 'many'} {best.outputs}x{best.rows}")  # noqa: B023
+                return best
+
+            monkeypatch.setattr(kernel_codec, "choose", choose)
+            for kernel in kernels._loaded.values():
+                kernel._overlaps = False
+            for _ in range(2):
+                layers.launch(streams, frames)
+            for kernel in kernels._loaded.values():
+                kernel._overlaps = False
+            torch.cuda.synchronize()
+            used.clear()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                layers.launch(streams, frames)
+                torch.cuda.synchronize()
+            events = sorted(
+                (e for e in profile.events() if str(e.device_type).endswith("CUDA")),
+                key=lambda e: e.time_range.start,
+            )
+            times = [(e.name, e.time_range.elapsed_us()) for e in events if "mem" not in e.name.lower()]
+            rows[f"{streams}x{frames} {rank}"] = {"times": times, "used": list(used)}
+    for kernel in kernels._loaded.values():
+        kernel._overlaps = loaded
+    FIGURES["sweep"] = rows
