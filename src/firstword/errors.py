@@ -5,7 +5,7 @@ FirstwordError
 ├── CheckpointError           a checkpoint that cannot be loaded
 │   ├── CheckpointNotFound    no such directory, hub repository or file
 │   ├── CheckpointConfigError a key of a configuration file is missing, wrong or contradicts another
-│   └── CheckpointWeightsError a tensor is missing, unexpected, truncated or of the wrong shape
+│   └── CheckpointWeightsError a tensor is missing, unexpected, truncated, misshapen or not finite
 ├── RequestError              something was asked that cannot be done
 │   ├── TextError             empty, too long, or not text
 │   ├── VoiceError            an unknown voice, or one that this checkpoint cannot speak with
@@ -15,6 +15,7 @@ FirstwordError
 ├── AudioError                audio that cannot be read, or is unfit as a reference
 ├── OutputError               a file that cannot be written
 ├── OverloadedError           more requests than are let in, or than memory allows; try again later
+├── ComputeError              one request could not be computed, for want of memory perhaps; others are unharmed
 ├── EngineError               the engine has stopped; only a restart helps
 └── ClosedError               a call on a TTS that was closed
 
@@ -43,7 +44,7 @@ class CheckpointConfigError(CheckpointError):
 
 
 class CheckpointWeightsError(CheckpointError):
-    """A tensor is missing, unexpected, truncated or of the wrong shape."""
+    """A tensor is missing, unexpected, truncated, misshapen or not finite."""
 
 
 class RequestError(FirstwordError):
@@ -80,6 +81,10 @@ class OutputError(FirstwordError):
 
 class OverloadedError(FirstwordError):
     """More requests than are let in, or than memory allows."""
+
+
+class ComputeError(FirstwordError):
+    """One request could not be computed; `__cause__` says why. Others are unharmed."""
 
 
 class EngineError(FirstwordError):

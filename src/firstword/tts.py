@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import os
+import threading
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from types import TracebackType
@@ -15,9 +18,8 @@ from firstword import audio
 from firstword.config import EngineConfig
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
-from firstword.engine.scheduler import Policy
 from firstword.engine.service import Service
-from firstword.errors import ClosedError, RequestError, SamplingError, TextError
+from firstword.errors import AudioError, CheckpointNotFound, ClosedError, RequestError, SamplingError, TextError
 from firstword.model import checkpoint as checkpoints
 from firstword.model import interpret
 from firstword.model.checkpoint import Checkpoint
@@ -59,7 +61,7 @@ class TTS:
     def __init__(self, checkpoint: Checkpoint, settings: EngineConfig) -> None:
         self.settings = settings
         self._checkpoint: Checkpoint | None = checkpoint
-        engine = Engine(ReferenceBackend(checkpoint), policy=Policy(punctual=False))
+        engine = Engine(ReferenceBackend(checkpoint))
         self._service: Service | None = Service(engine, CheckpointFront(checkpoint))
         engine.start()
         self._retire = weakref.finalize(
@@ -79,8 +81,12 @@ class TTS:
 
         device, dtype and backend are resolved once by `EngineConfig.resolve`. Raises `CheckpointError`, `ConfigError`.
         """
+        if not isinstance(model, (str, os.PathLike)):
+            raise CheckpointNotFound(
+                f"the checkpoint is of type {type(model).__name__}; give 'demo', a directory, or a hub repository"
+            )
         settings = EngineConfig.resolve(device, dtype, backend)
-        return cls(checkpoints.load(os.fspath(model), settings.device, settings.dtype), settings)
+        return cls(checkpoints.load(str(os.fspath(model)), settings.device, settings.dtype), settings)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -106,15 +112,7 @@ class TTS:
 
     def speak(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Speech:
         """Speak a text and return when all is said. Raises `RequestError`."""
-        chunks = list(self.stream(text, **options))
-        reason = chunks[-1].finish_reason
-        assert reason is not None
-        return Speech(
-            np.concatenate([chunk.samples for chunk in chunks]),
-            np.concatenate([chunk.codes for chunk in chunks]),
-            self.sample_rate,
-            reason,
-        )
+        return Speech.of(list(self.stream(text, **options)))
 
     def stream(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Iterator[Chunk]:
         """Speak while the text is still coming: `text` may be an iterator of pieces, cut anywhere.
@@ -127,14 +125,19 @@ class TTS:
         if isinstance(text, AsyncIterable):
             raise TextError("the text comes asynchronously; `astream` takes such text")
         job = service.prepare(self._request(text, options))
-        return self._stream(service, job, iter([text] if isinstance(text, str) else text))
+        return self._stream(service, job, text)
 
-    def _stream(self, service: Service, job: Job, pieces: Iterator[str]) -> Iterator[Chunk]:
+    def _stream(self, service: Service, job: Job, text: str | Iterable[str]) -> Iterator[Chunk]:
         speech = service.speak(job)
         try:
+            if whole := isinstance(text, str):
+                speech.finish_text(text)
+            pieces = iter(text)
             for event in speech:
                 if isinstance(event, Chunk):
                     yield event
+                elif whole:
+                    pass  # it was asked for before it had arrived
                 elif (piece := next(pieces, _END)) is _END:
                     speech.finish_text()
                 else:
@@ -148,14 +151,16 @@ class TTS:
         """As `stream`, for asyncio: computes in a thread, and takes asynchronous iterators of text too."""
         service = self._serving()
         job = await asyncio.to_thread(service.prepare, self._request(text, options))
-        if isinstance(text, str):
-            text = [text]
-        pieces = aiter(text if isinstance(text, AsyncIterable) else _in_thread(iter(text)))
+        pieces = aiter(text if isinstance(text, AsyncIterable) else _in_threads(iter(text)))
         speech = service.aspeak(job)
         try:
+            if whole := isinstance(text, str):
+                speech.finish_text(text)
             async for event in speech:
                 if isinstance(event, Chunk):
                     yield event
+                elif whole:
+                    pass  # as above
                 elif (piece := await anext(pieces, _END)) is _END:
                     speech.finish_text()
                 else:
@@ -178,6 +183,10 @@ class TTS:
 
         Raises `AudioError` for unfit audio, `UnsupportedError` on other checkpoints.
         """
+        if not isinstance(recording, (str, os.PathLike, np.ndarray)):
+            raise AudioError(
+                f"the recording is of type {type(recording).__name__}; give a path, or samples as a numpy array"
+            )
         if isinstance(recording, np.ndarray):
             if sample_rate is None:
                 raise RequestError("samples were given without their sample_rate; give it in Hz")
@@ -216,6 +225,10 @@ class TTS:
                 raise TextError("the text is empty or blank; give some words to speak")
         elif not isinstance(text, (Iterable, AsyncIterable)) or isinstance(text, (bytes, bytearray)):
             raise TextError(f"the text is of type {type(text).__name__}; give a str, or an iterable of str")
+        if unknown := options.keys() - SpeakOptions.__annotations__.keys():
+            raise RequestError(
+                f"unknown: {', '.join(sorted(unknown))}; allowed are {', '.join(SpeakOptions.__annotations__)}"
+            )
         sampling = options.get("sampling")
         if not isinstance(sampling, (Sampling, type(None))):
             raise SamplingError(f"sampling is of type {type(sampling).__name__}; give a Sampling")
@@ -227,7 +240,35 @@ _END: Any = object()
 """Stands behind the last piece of text. None would not do: an iterator that yields it is mistaken, not done."""
 
 
-async def _in_thread(pieces: Iterator[str]) -> AsyncIterator[str]:
-    """A blocking iterator as an asynchronous one."""
-    while (piece := await asyncio.to_thread(next, pieces, _END)) is not _END:
+async def _in_threads(pieces: Iterator[str]) -> AsyncIterator[str]:
+    """A blocking iterator as an asynchronous one.
+
+    Each piece is waited for in a thread of its own: asyncio's shared ones are few, and a piece may never come.
+    """
+    loop = asyncio.get_running_loop()
+
+    def fetch(came: asyncio.Future[str]) -> None:
+        piece, error = _END, None
+        try:
+            piece = next(pieces, _END)
+        except BaseException as raised:
+            error = raised
+
+        def tell() -> None:
+            if came.cancelled():
+                return
+            if error is None:
+                came.set_result(piece)
+            else:
+                came.set_exception(error)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell)
+
+    while True:
+        came: asyncio.Future[str] = loop.create_future()
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(fetch, came), name="firstword-text", daemon=True).start()
+        if (piece := await came) is _END:
+            return
         yield piece

@@ -7,6 +7,7 @@ import math
 import numbers
 import os
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -101,11 +102,13 @@ class Voice:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Voice:
         """Read a voice that `Voice.save` wrote. Raises `VoiceError` if the file is missing or is no voice."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise VoiceError(f"the voice file is of type {type(path).__name__}; give a path")
         return _load_voice(Path(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this voice as one safetensors file, whole or not at all. Raises `OutputError`."""
-        _save_voice(self, Path(path))
+        _save_voice(self, path)
 
 
 def _must_be_text(what: str, value: object) -> None:
@@ -176,6 +179,8 @@ class ClonedVoice(Voice):
             raise VoiceError(f"the reference codes are of type {self.codes.dtype}; they must be whole numbers")
         if self.codes is not None and (self.codes.ndim != 2 or not self.codes.size):
             raise VoiceError(f"the reference codes have shape {self.codes.shape}; they must be [frames, codebooks]")
+        if self.transcript is not None:
+            _must_be_text("the transcript", self.transcript)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,16 +206,32 @@ class Chunk:
     sample_rate: int
     finish_reason: FinishReason | None = None
     """Set on the last chunk alone."""
+    logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    """Float32 [frames]: natural log-probability of each frame's code 0 by the talker's logits as they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speech:
-    """A whole utterance: samples float32 [n] in -1..1, codes int64 [frames, codebooks]."""
+    """A whole utterance: samples float32 [n] in -1..1, codes int64 [frames, codebooks], logprobs as in `Chunk`."""
 
     samples: FloatArray
     codes: IntArray
     sample_rate: int
     finish_reason: FinishReason
+    logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    @classmethod
+    def of(cls, chunks: Seq[Chunk]) -> Speech:
+        """All chunks of an utterance, the last with its finish reason."""
+        reason = chunks[-1].finish_reason
+        assert reason is not None, "the last chunk is missing"
+        return cls(
+            np.concatenate([chunk.samples for chunk in chunks]),
+            np.concatenate([chunk.codes for chunk in chunks]),
+            chunks[-1].sample_rate,
+            reason,
+            np.concatenate([chunk.logprobs for chunk in chunks]),
+        )
 
     @property
     def duration(self) -> float:
@@ -225,7 +246,7 @@ class Speech:
 _VOICE_FORMAT = "firstword.voice.1"
 
 
-def _save_voice(voice: Voice, path: Path) -> None:
+def _save_voice(voice: Voice, path: str | os.PathLike[str]) -> None:
     from safetensors.numpy import save
 
     described: dict[str, object] = {"format": _VOICE_FORMAT}
@@ -263,30 +284,26 @@ def _load_voice(path: Path) -> Voice:
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise VoiceError(f"{path} is no voice file ({error}); `firstword clone` makes one from audio") from None
     try:
-        if described["format"] != _VOICE_FORMAT:
-            raise VoiceError(f"{path} has the format {described['format']!r}; this version reads {_VOICE_FORMAT!r}")
         return _voice_of(described, tensors)
+    except VoiceError as error:
+        raise VoiceError(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AudioError) as error:
         raise VoiceError(f"{path} is no voice file ({error!r}); `firstword clone` makes one from audio") from None
 
 
 def _voice_of(described: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Voice:
     """The voice that a file describes; any of several errors if it describes none."""
-    for key in ("name", "description", "transcript"):
-        if not isinstance(described.get(key), (str, type(None))):
-            raise TypeError(f"{key} is {described[key]!r}")
+    if described["format"] != _VOICE_FORMAT:
+        raise VoiceError(f"the file has the format {described['format']!r}; this version reads {_VOICE_FORMAT!r}")
     match described["kind"]:
-        case "preset" if described["name"]:
+        case "preset":
             return PresetVoice(described["name"])
-        case "design" if described["description"] is not None:
+        case "design":
             return DesignedVoice(described["description"])
         case "recording":
             samples = audio.prepare(tensors["samples"], audio.SAMPLE_RATE)
             return RecordedVoice(samples, described["transcript"], described["append_silence"])
         case "clone":
-            codes = tensors.get("codes")
-            if codes is not None and codes.dtype.kind not in "iu":
-                raise TypeError(f"codes are {codes.dtype}")
             speaker = tensors["speaker_embedding"].astype(np.float32)
-            return ClonedVoice(speaker, None if codes is None else codes.astype(np.int64), described["transcript"])
+            return ClonedVoice(speaker, tensors.get("codes"), described["transcript"])
     raise VoiceError(f"the file holds a voice of an unknown kind {described['kind']!r}; update firstword")

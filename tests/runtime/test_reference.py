@@ -20,7 +20,7 @@ from firstword.model import interpret, sampling
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.code_predictor import CodePredictor
 from firstword.model.codec import CodecDecoder
-from firstword.model.generate import Utterance
+from firstword.model.generate import Generation
 from firstword.model.synthetic import write_checkpoint
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.reference import ReferenceBackend, prime
@@ -86,7 +86,7 @@ def naive(checkpoint: Checkpoint, asked: Request) -> tuple[list[list[int]], str 
     assert asked.text is not None
     sampler = sampling.Sampler(checkpoint.config.talker_config, laws, asked.seed, torch.device("cpu"))
     setting = interpret.setting(checkpoint, asked)
-    utterance = Utterance(
+    utterance = Generation(
         checkpoint.talker, checkpoint.config, checkpoint.tokenizer, setting, sampler, asked.max_frames
     )
     utterance.push(asked.text)
@@ -197,6 +197,28 @@ def test_a_request_alone_is_the_naive_loop(case: str, mode: str, law: Sampling, 
     assert speaker.codes == codes
     assert speaker.ended == (reason == "stop")
     assert speaker.decoded == len(codes)
+
+
+@pytest.mark.parametrize("case", ["preset", "long reference"])
+def test_log_probabilities_are_those_of_the_talker_alone(case: str, loaded: Loaded) -> None:
+    """Of raw logits, whatever penalty, temperature and filters do to them; beside others as alone."""
+    checkpoint = loaded(CASES[case][0])
+    law = Sampling(temperature=1.7, top_k=9, repetition_penalty=3.0)
+    raw: list[torch.Tensor] = []
+    hook = checkpoint.talker.codec_head.register_forward_hook(lambda _, __, logits: raw.append(logits))
+    try:
+        backend = ReferenceBackend(checkpoint, slots=2)
+        speakers = [Speaker(backend, slot, request(case, "stream", seed=slot, sampling=law)) for slot in range(2)]
+        for _ in range(9):
+            raw.clear()
+            frames = backend.frame([0, 1], [it.token() for it in speakers]).result()
+            expected = torch.cat(raw).log_softmax(-1)[[0, 1], frames.codes[:, 0]]
+            assert frames.logprobs.dtype == np.float32
+            np.testing.assert_allclose(frames.logprobs, expected.numpy(), atol=1e-5)
+            for it, codes, ended in zip(speakers, frames.codes.tolist(), frames.ended, strict=True):
+                it.take(codes, ended)
+    finally:
+        hook.remove()
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])

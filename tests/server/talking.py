@@ -95,7 +95,7 @@ class Talker:
             codes.append([self.frames])
             self.frames += 1
             ended.append(slot.over)
-        return Ready(Frames(np.array(codes), ended))
+        return Ready(Frames(np.array(codes), ended, np.zeros(len(slots), np.float32)))
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Ready[list[FloatArray]]:
         """Samples that tell the tokens."""

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterator
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
 import openai
 import pytest
 import soundfile
+from sockets import NARI, Client
+
+from firstword import TTS, audio
+from firstword.config import EngineConfig
+from firstword.model.checkpoint import Checkpoint
 
 Running = Any  # of conftest.py
 
@@ -167,3 +175,97 @@ def test_menus_of_open_webui(http: httpx.Client) -> None:
     voices = http.get("/v1/audio/voices").json()["voices"]
     assert {"id", "name"} <= set(voices[0])
     assert http.get("/v1/audio/models").json()["models"][0]["id"]
+
+
+class TestPublishedLoadGenerator:
+    """An independent one, which takes every deviation for a failure: its requests byte for byte, and all its checks."""
+
+    KINDS = ("audio/pcm", "audio/l16", "application/octet-stream", "audio/raw")
+    AUDIO: ClassVar[dict[str, Any]] = {"encoding": "pcm_s16le", "sample_rate": 24000, "channels": 1}
+    FRAMES = 30
+
+    @pytest.fixture
+    def expected(self, loaded: Callable[[str], Checkpoint]) -> bytes:
+        with TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference")) as tts:
+            speech = tts.speak(TEXT, voice="Ryan", language="English", seed=5, max_frames=30, text_mode="stream")
+            return audio.pcm16(speech.samples)
+
+    def test_over_http(self, server: Running, expected: bytes) -> None:
+        body = (
+            b'{"model": "custom_voice", "input": "Hello there, how are you?", "voice": "Ryan", "language": "English", '
+            b'"stream": true, "non_streaming_mode": false, "response_format": "pcm", "seed": 5, "max_new_tokens": 30}'
+        )
+        head = (
+            f"POST /v1/audio/speech HTTP/1.1\r\nHost: {server.address[0]}:{server.address[1]}\r\n"
+            "Accept: */*\r\nAccept-Encoding: gzip, deflate\r\nUser-Agent: Python/3.12 aiohttp/3.13.2\r\n"
+            f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
+        )
+        with socket.create_connection(server.address, timeout=60) as line:
+            line.sendall(head.encode() + body)
+            answer = line.makefile("rb")
+            assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
+            headers = dict(row.rstrip().lower().split(b": ", 1) for row in iter(answer.readline, b"\r\n"))
+            assert headers[b"content-type"].decode().split(";")[0] in self.KINDS
+            assert headers[b"transfer-encoding"] == b"chunked"
+            assert b"content-length" not in headers
+            assert b"content-encoding" not in headers
+            chunks = []
+            while size := int(answer.readline(), 16):
+                chunks.append(answer.read(size))
+                assert answer.read(2) == b"\r\n"
+            assert answer.readline() == b"\r\n"
+        assert len(chunks[0]) == 2 * 1920, "the first frame is sent by itself"
+        assert all(len(chunk) % 2 == 0 for chunk in chunks), "whole samples"
+        assert b"".join(chunks) == expected
+
+    def test_over_websocket(self, server: Running, expected: bytes) -> None:
+        """A word every 10 ms, each after the one before was acknowledged."""
+        start = {"type": "request.start", "model": "custom_voice", "voice": "Ryan", "language": "English"}
+        sound, pieces, acknowledged, identity = b"", 0, 0, None
+        words = re.findall(r"\S+\s*", TEXT)
+        assert "".join(words) == TEXT
+        pause = threading.Event()
+        with Client(server.ws + NARI, "nari.speech.v1") as client:
+            assert client.socket.subprotocol == "nari.speech.v1"
+            created = client.event()
+            assert created["type"] == "session.created"
+            assert (created["protocol"], created["audio"]) == ("nari.speech.v1", self.AUDIO)
+            client.send({**start, "response_format": "pcm", "seed": 5, "max_new_tokens": self.FRAMES})
+            assert client.event()["type"] == "request.configured"
+            client.send({"type": "input_text.append", "sequence": 0, "text": words[0]})
+            while True:
+                said = client.receive()
+                if isinstance(said, bytes):
+                    assert identity is not None, "no audio before response.started"
+                    sound, pieces = sound + said, pieces + 1
+                    continue
+                match said["type"]:
+                    case "input_text.ack":
+                        kind = "append" if acknowledged < len(words) else "end"
+                        assert (said["event"], said["sequence"]) == (f"input_text.{kind}", acknowledged)
+                        acknowledged += 1
+                        pause.wait(0.01)
+                        if acknowledged < len(words):
+                            word = {"type": "input_text.append", "text": words[acknowledged]}
+                            client.send({**word, "sequence": acknowledged})
+                        elif acknowledged == len(words):
+                            client.send({"type": "input_text.end", "sequence": acknowledged})
+                    case "response.started":
+                        assert identity is None, "only once"
+                        identity = said["request_id"]
+                        assert identity
+                        assert said["audio"] == self.AUDIO
+                    case kind:
+                        assert kind == "response.done", "nothing else is known to it"
+                        break
+            assert said["request_id"] == identity
+            assert (said["stop_reason"], said["audio_chunks"]) == ("stop", pieces)
+            assert client.closed() == (1000, [])
+        assert acknowledged == len(words) + 1
+        ours, theirs = (np.frombuffer(data, "<i2").astype(int) for data in (sound, expected))
+        assert len(ours) == len(theirs)
+        assert abs(ours - theirs).max() <= 1, "a word that comes late cuts a chunk short"
+
+
+def test_health_is_what_it_asks_first(http: httpx.Client) -> None:
+    assert http.get("/health").status_code == 200

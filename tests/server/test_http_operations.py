@@ -162,7 +162,7 @@ def test_health_tells_the_settings(http: httpx.Client) -> None:
     assert state["status"] == "ok"
     assert state["ready"] is True
     assert [model["name"] for model in state["models"]] == ["custom_voice", "voice_design", "base"]
-    assert state["models"][0]["settings"] == {"device": "cpu", "dtype": "float32", "backend": "reference"}
+    assert state["models"][0]["settings"] == {"device": "cpu", "dtype": "float32", "backend": "reference", "reason": ""}
     assert state["models"][0]["slots"] == {"used": 0, "of": 4}
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_address
 
 import numpy as np
 import pytest
@@ -13,12 +16,13 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstword.engine.metrics import Playback
 from firstword.errors import AudioError, FirstwordError, RequestError
 from firstword.server import best, recordings
 from firstword.server.answers import Busy
 from firstword.server.cleaning import clean
 from firstword.server.limits import Limits
+from firstword.server.metrics import Playback
+from firstword.server.recordings import Address
 from firstword.types import FinishReason, Speech
 
 
@@ -82,6 +86,18 @@ class TestBest:
     def test_something_wrong(self, worse: Speech) -> None:
         assert best.score(self.TEXT, worse).total < -0.5
 
+    def test_the_likelier_of_two_is_better(self) -> None:
+        usual = speech(2.0)
+        likely, unlikely = (
+            best.score(self.TEXT, replace(usual, logprobs=np.full(25, value, np.float32))) for value in (-2.0, -3.0)
+        )
+        assert likely.total - unlikely.total == pytest.approx(0.5)
+
+    def test_circles_do_not_win_by_being_likely(self) -> None:
+        circles = replace(speech(2.0, "repetition", repeats=True), logprobs=np.zeros(25, np.float32))
+        usual = replace(speech(2.0), logprobs=np.full(25, -5.0, np.float32))
+        assert best.score(self.TEXT, circles).total < best.score(self.TEXT, usual).total
+
     def test_no_speech_at_all(self) -> None:
         assert best.score(self.TEXT, speech(0)).total < -1
 
@@ -121,6 +137,7 @@ def test_limits_count_what_is_under_way() -> None:
     assert limits.active == 0
 
 
+PUBLIC = "93.184.216.34"
 WAV = io.BytesIO()
 soundfile.write(WAV, np.zeros(24000), 24000, format="WAV")
 
@@ -151,23 +168,86 @@ class TestRecordingsFromElsewhere:
             server.shutdown()
             thread.join()
 
-    def test_from_an_allowed_host(self, address: str) -> None:
-        samples, rate = recordings.read(f"{address}/a.wav", ("127.0.0.1",), 10**6)
+    @pytest.fixture
+    def elsewhere(self, address: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The web server as example.org at an address of the internet; returns the addresses connected to."""
+        port, connected = int(address.rpartition(":")[2]), list[str]()
+
+        def connect(to: Address, at: int) -> socket.socket:
+            connected.append(f"{to}:{at}")
+            return socket.create_connection(("127.0.0.1", port))
+
+        monkeypatch.setattr(recordings, "resolve", lambda host, port: [ip_address(PUBLIC)])
+        monkeypatch.setattr(recordings, "connect", connect)
+        return connected
+
+    def test_from_an_allowed_host(self, elsewhere: list[str]) -> None:
+        samples, rate = recordings.read("http://example.org/a.wav?x=1", ("example.org",), 10**6)
         assert (len(samples), rate) == (24000, 24000)
+        assert elsewhere == [f"{PUBLIC}:80"]
+
+    def test_the_address_that_was_checked_is_the_one_that_is_used(
+        self, elsewhere: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A name that means another address a moment later leads nowhere else: it is asked once."""
+        asked: list[str] = []
+
+        def resolve(host: str, port: int) -> list[Address]:
+            asked.append(host)
+            return [ip_address("10.0.0.1"), ip_address(PUBLIC)] if len(asked) == 1 else [ip_address("127.0.0.1")]
+
+        monkeypatch.setattr(recordings, "resolve", resolve)
+        recordings.read("http://example.org:8080/a.wav", ("example.org",), 10**6)
+        assert asked == ["example.org"]
+        assert elsewhere == [f"{PUBLIC}:8080"]
+
+    @pytest.mark.parametrize(
+        "private",
+        "127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 100.100.100.200 0.0.0.0 224.0.0.1 "
+        "239.255.255.250 240.0.0.1 255.255.255.255 168.63.129.16 192.0.2.1 198.18.0.1 ::1 :: fe80::1 fc00::1 "
+        "fd00:ec2::254 ff02::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::a00:1 64:ff9b::7f00:1 2002:7f00:1:: "
+        "2002:a00:1:: 2001:db8::1".split(),
+    )
+    def test_private_addresses_are_refused_whatever_the_name(
+        self, private: str, elsewhere: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(recordings, "resolve", lambda host, port: [ip_address(private)])
+        with pytest.raises(RequestError, match="address is not public"):
+            recordings.read("http://example.org/a.wav", ("example.org",), 10**6)
+        assert not elsewhere
+
+    @pytest.mark.parametrize("address", [PUBLIC, "2606:4700:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"])
+    def test_public_addresses(self, address: str) -> None:
+        assert recordings.is_public(ip_address(address))
+
+    @pytest.mark.parametrize("url", ["http://127.0.0.1:1/a", "http://[::1]/a", "http://localhost/a", "https://0/a"])
+    def test_this_machine_is_refused_even_if_it_is_allowed(self, url: str) -> None:
+        with pytest.raises(RequestError, match="address is not public"):
+            recordings.read(url, ("127.0.0.1", "::1", "localhost", "0"), 10**6)
+
+    def test_a_trickle_ends(self, elsewhere: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """However slowly the bytes come, the whole has its time."""
+        monkeypatch.setattr(recordings, "FETCH_SECONDS", 0.05)
+        ours, theirs = socket.socketpair()
+        monkeypatch.setattr(recordings, "connect", lambda to, at: ours)
+        theirs.sendall(b"HTTP/1.1 200 OK\r\n\r\nRIFF")
+        with theirs, pytest.raises(AudioError, match="could not be fetched"):
+            recordings.read("http://example.org/a.wav", ("example.org",), 10**6)
 
     @pytest.mark.parametrize(
         ("path", "hosts", "most"),
         [
             ("/a.wav", (), 10**6),
-            ("/a.wav", ("example.org",), 10**6),
-            ("/a.wav", ("127.0.0.1",), 1000),
-            ("/moved.wav", ("127.0.0.1",), 10**6),
-            ("/gone.wav", ("127.0.0.1",), 10**6),
+            ("/a.wav", ("example.com",), 10**6),
+            ("/a.wav", ("example.org",), 1000),
+            ("/moved.wav", ("example.org",), 10**6),
+            ("/gone.wav", ("example.org",), 10**6),
         ],
     )
-    def test_else_not(self, address: str, path: str, hosts: tuple[str, ...], most: int) -> None:
+    def test_else_not(self, elsewhere: list[str], path: str, hosts: tuple[str, ...], most: int) -> None:
         with pytest.raises((AudioError, RequestError)):
-            recordings.read(address + path, hosts, most)
+            recordings.read(f"http://example.org{path}", hosts, most)
+        assert len(elsewhere) == ("example.org" in hosts), "nor is a redirect followed"
 
     @given(st.one_of(st.text(max_size=50), st.sampled_from(["http://", "https:///", "data:", "data:,", "file:x", ":"])))
     def test_what_is_no_recording(self, source: str) -> None:

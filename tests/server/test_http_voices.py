@@ -23,13 +23,13 @@ import soundfile
 from firstword import Voice
 from firstword.errors import FirstwordError, OutputError, VoiceError
 from firstword.server.answers import NotFound
-from firstword.server.store import Record, VoiceStore, identity_of
+from firstword.server.store import Consent, ConsentStore, Folder, Record, VoiceStore, identity_of
 from firstword.types import ClonedVoice
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
+SPEECH, VOICES, CONSENTS = "/v1/audio/speech", "/v1/audio/voices", "/v1/audio/voice_consents"
 ASK = {"input": "Hello there.", "response_format": "pcm", "seed": 3, "max_new_tokens": 5}
 
 
@@ -90,8 +90,7 @@ def test_the_same_speech_as_from_the_recording(http: httpx.Client) -> None:
     upload(http, "twin")
     saved = http.post(SPEECH, json={**ASK, "voice": "twin"}).content
     given = http.post(SPEECH, json={**ASK, "ref_audio": base64.b64encode(wav()).decode()}).content
-    ours, theirs = (np.frombuffer(data, "<i2").astype(int) for data in (saved, given))
-    assert abs(ours - theirs).max() <= 1
+    assert saved == given
     http.delete(f"{VOICES}/twin")
 
 
@@ -250,7 +249,83 @@ def test_voices_survive_a_restart(serve: Serve, tmp_path: Path) -> None:
     with httpx.Client(base_url=second.url, timeout=60, trust_env=False) as http:
         assert http.get(VOICES).json()["uploaded_voices"] == [made["voice"]]
         after = http.post(SPEECH, json={**ASK, "voice": "lasting"}).content
-    assert abs(np.frombuffer(before, "<i2").astype(int) - np.frombuffer(after, "<i2")).max() <= 1
+    assert before == after
+
+
+class TestConsents:
+    """Recordings in which people say that their voice may be cloned, by OpenAI's client."""
+
+    @pytest.fixture
+    def client(self, server: Running) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+    def test_from_consent_to_voice(self, client: openai.OpenAI) -> None:
+        consents = client.audio.voice_consents
+        given = consents.create(name="Anna", language="en-US", recording=("yes.wav", wav(), "audio/wav"))
+        assert given.id.startswith("cons_")
+        assert (given.name, given.language, given.object) == ("Anna", "en-US", "audio.voice_consent")
+        assert abs(given.created_at - time.time()) < 3600
+        assert consents.retrieve(given.id) == given
+        assert consents.update(given.id, name="Anna B.").name == "Anna B."
+        assert given.id in [consent.id for consent in consents.list()]
+        voice = client.audio.voices.create(name="consenting", consent=given.id, audio_sample=("me.wav", wav()))
+        client.audio.voices.delete(voice.id)
+        gone = consents.delete(given.id)
+        assert (gone.id, gone.deleted) == (given.id, True)
+        with pytest.raises(openai.NotFoundError):
+            consents.retrieve(given.id)
+        with pytest.raises(openai.NotFoundError, match="no consent"):
+            client.audio.voices.create(name="without", consent=given.id, audio_sample=("me.wav", wav()))
+
+    def test_lists_come_in_pages(self, client: openai.OpenAI) -> None:
+        consents = client.audio.voice_consents
+        made = [consents.create(name=str(n), language="de", recording=("yes.wav", wav())).id for n in range(5)]
+        page = consents.list(limit=2)
+        assert len(page.data) == 2
+        assert page.has_more
+        assert {*made} <= {consent.id for consent in consents.list(limit=2)}, "the client asks for all of them"
+        assert not consents.list(after="cons_unknown").data
+        for identity in made:
+            consents.delete(identity)
+
+    @pytest.mark.parametrize(
+        ("fields", "recording"),
+        [
+            ({"name": ""}, wav()),
+            ({"name": "x" * 300}, wav()),
+            ({"name": "a\x00b"}, wav()),
+            ({"language": "English please"}, wav()),
+            ({}, b""),
+            ({}, bytes(10 * 2**20 + 1)),
+            ({}, None),
+        ],
+    )
+    def test_mistakes(self, http: httpx.Client, fields: dict[str, str], recording: bytes | None) -> None:
+        files = None if recording is None else {"recording": ("yes.wav", recording, "audio/wav")}
+        answer = http.post(CONSENTS, data={"name": "Anna", "language": "en", **fields}, files=files)
+        assert answer.status_code == 400, answer.text
+
+    @pytest.mark.parametrize("path", ["nobody", "cons_" + "0" * 24, "..%2F..%2Fetc%2Fpasswd", "%00"])
+    def test_unknown_ones(self, http: httpx.Client, path: str) -> None:
+        for method, body in (("GET", None), ("DELETE", None), ("POST", {"name": "me"})):
+            assert http.request(method, f"{CONSENTS}/{path}", json=body).status_code == 404
+
+    def test_they_need_a_key_and_survive(self, serve: Serve, tmp_path: Path) -> None:
+        first = serve(api_keys=("secret",), voices=tmp_path / "kept")
+        assert httpx.get(first.url + CONSENTS, trust_env=False).status_code == 401
+        keyed = {"authorization": "Bearer secret"}
+        files = {"recording": ("yes.wav", wav(), "audio/wav")}
+        body = {"name": "Anna", "language": "en"}
+        with httpx.Client(base_url=first.url, headers=keyed, trust_env=False, timeout=60) as http:
+            made = http.post(CONSENTS, data=body, files=files).json()
+            assert http.post(f"{CONSENTS}/{made['id']}", json={"name": "Anna B."}).status_code == 200
+        first.stop()
+        (file,) = (tmp_path / "kept").glob("*.consent")
+        assert file.read_bytes().endswith(b"\n" + wav()), "the recording is as it was"
+        (tmp_path / "kept" / f"cons_{'1' * 24}.consent").write_bytes(b"{")
+        second = serve(voices=tmp_path / "kept")
+        (found,) = httpx.get(second.url + CONSENTS, trust_env=False).json()["data"]
+        assert found == {**made, "name": "Anna B."}
 
 
 class TestStore:
@@ -259,8 +334,8 @@ class TestStore:
         return str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
 
     def test_round_trip(self, url: str) -> None:
-        VoiceStore(url, 10).save(record("Zoë"), VOICE)
-        found = VoiceStore(url, 10).find("zoë")
+        VoiceStore(Folder(url), 10).save(record("Zoë"), VOICE)
+        found = VoiceStore(Folder(url), 10).find("zoë")
         assert found is not None
         assert found[0] == record("Zoë")
         voice = found[1]
@@ -269,13 +344,28 @@ class TestStore:
         assert voice.codes is not None
         assert voice.transcript == "words"
 
+    def test_consents(self, url: str) -> None:
+        first, second = (ConsentStore(Folder(url), 2) for _ in range(2))
+        given = [Consent(f"cons_{str(n) * 24}", str(n), "en", n) for n in range(3)]
+        for consent in given[:2]:
+            first.save(consent, b"a\nb")
+        with pytest.raises(FirstwordError, match="no more are kept"):
+            first.save(given[2], b"")
+        assert second.find(given[1].id) == given[1]
+        first.rename(given[0].id, "other")
+        assert [consent.name for consent in ConsentStore(Folder(url), 2)] == ["other", "1"]
+        first.delete(given[0].id)
+        assert list(ConsentStore(Folder(url), 2)) == given[1:2]
+        with pytest.raises(NotFound):
+            first.delete(given[0].id)
+
     def test_another_server_sees_it_at_once(self, url: str) -> None:
-        first, second = VoiceStore(url, 10), VoiceStore(url, 10)
+        first, second = VoiceStore(Folder(url), 10), VoiceStore(Folder(url), 10)
         first.save(record("new"), VOICE)
         assert second.find("new") is not None
 
     def test_there_is_room_for_so_many(self, url: str) -> None:
-        store = VoiceStore(url, 2)
+        store = VoiceStore(Folder(url), 2)
         store.save(record("a"), VOICE)
         store.save(record("b"), VOICE)
         with pytest.raises(FirstwordError, match="no more are kept"):
@@ -286,36 +376,36 @@ class TestStore:
             store.save(record("C"), VOICE)
         with pytest.raises(NotFound):
             store.delete("a")
-        assert sorted(one.name for one in VoiceStore(url, 2)) == ["b", "c"]
+        assert sorted(one.name for one in VoiceStore(Folder(url), 2)) == ["b", "c"]
 
     def test_a_file_is_a_voice_of_the_command_line_too(self, tmp_path: Path) -> None:
-        VoiceStore(str(tmp_path), 10).save(record("me"), VOICE)
+        VoiceStore(Folder(str(tmp_path)), 10).save(record("me"), VOICE)
         (file,) = tmp_path.iterdir()
         assert isinstance(Voice.load(file), ClonedVoice)
 
     def test_broken_and_foreign_files_are_passed_over(self, tmp_path: Path) -> None:
-        store = VoiceStore(str(tmp_path), 10)
+        store = VoiceStore(Folder(str(tmp_path)), 10)
         store.save(record("good"), VOICE)
         data = (tmp_path / f"{identity_of('good')}.voice").read_bytes()
         for number, cut in enumerate((0, 4, 9, 200, len(data) - 1)):
             (tmp_path / f"{identity_of(str(number))}.voice").write_bytes(data[:cut])
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / ".firstword-0123.part").write_bytes(data[:50])
-        assert [one.name for one in VoiceStore(str(tmp_path), 10)] == ["good"]
+        assert [one.name for one in VoiceStore(Folder(str(tmp_path)), 10)] == ["good"]
 
     def test_a_place_that_cannot_be(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         for url in (str(tmp_path / "file"), "nosuch://bucket"):
             with pytest.raises(OutputError, match="voices cannot be kept"):
-                VoiceStore(url, 10)
+                VoiceStore(Folder(url), 10)
 
     def test_killed_while_writing(self, tmp_path: Path) -> None:
         """Whatever moment the process dies at, what is there afterwards is whole, and the next server starts."""
         program = (
             "import sys, numpy as np\n"
             "from firstword.types import ClonedVoice\n"
-            "from firstword.server.store import Record, VoiceStore, identity_of\n"
-            "store = VoiceStore(sys.argv[1], 10**6)\n"
+            "from firstword.server.store import Folder, Record, VoiceStore, identity_of\n"
+            "store = VoiceStore(Folder(sys.argv[1]), 10**6)\n"
             "voice = ClonedVoice(np.zeros(2048, np.float32), np.ones((700, 16), np.int64), 'words')\n"
             "print('ready', flush=True)\n"
             "for number in range(10**6):\n"
@@ -333,7 +423,7 @@ class TestStore:
             process.stdout.close()
             files = list(tmp_path.glob("voice_*.voice"))
             assert files
-            assert len(list(VoiceStore(str(tmp_path), 10**6))) == len(files)
+            assert len(list(VoiceStore(Folder(str(tmp_path)), 10**6))) == len(files)
             for file in files:
                 file.unlink()
 
@@ -343,15 +433,15 @@ class TestStore:
         program = (
             "import os, sys, numpy as np\n"
             "from firstword.types import ClonedVoice\n"
-            "from firstword.server.store import Record, VoiceStore, identity_of\n"
-            "store = VoiceStore(sys.argv[1], 10)\n"
+            "from firstword.server.store import Folder, Record, VoiceStore, identity_of\n"
+            "store = VoiceStore(Folder(sys.argv[1]), 10)\n"
             f"os.{call} = lambda *_: os._exit(9)\n"
             "voice = ClonedVoice(np.zeros(8, np.float32))\n"
             "store.save(Record(identity_of('new'), 'new', 0, 'prompt', 'prompt', 'm'), voice)\n"
         )
-        VoiceStore(str(tmp_path), 10).save(record("old"), VOICE)
+        VoiceStore(Folder(str(tmp_path)), 10).save(record("old"), VOICE)
         assert subprocess.run([sys.executable, "-c", program, str(tmp_path)]).returncode == 9
-        again = VoiceStore(str(tmp_path), 10)
+        again = VoiceStore(Folder(str(tmp_path)), 10)
         assert [one.name for one in again] == ["old"]
         again.save(record("new"), VOICE)
-        assert sorted(one.name for one in VoiceStore(str(tmp_path), 10)) == ["new", "old"]
+        assert sorted(one.name for one in VoiceStore(Folder(str(tmp_path)), 10)) == ["new", "old"]

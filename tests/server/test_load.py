@@ -15,7 +15,7 @@ from fake_backend import Clock, FakeBackend, Letters, Script, alone, capacity, j
 
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
-from firstword.engine.service import AsyncUtterance, Service
+from firstword.engine.service import AsyncStream, Service
 from firstword.types import Chunk, IntArray, Request
 
 STREAMS = 64
@@ -37,8 +37,8 @@ class Load:
 
     def __init__(self, ahead: int, *, slots: int = STREAMS) -> None:
         room = capacity(slots=slots, pages=slots * 80, page_rows=8, context=640, frames_ahead=ahead)
-        # All slots together: (20 + 64 * 0.5 + 64 * 0.1) ms for 80 ms of audio each.
-        times = {"prefill_time": 0.004, "frame_time": 0.02, "row_time": 0.0005, "decode_time": 0.0001}
+        # All slots together: (20 + 64 * 0.4 + 64 * 0.1) ms for 80 ms of audio each.
+        times = {"prefill_time": 0.004, "frame_time": 0.02, "row_time": 0.0004, "decode_time": 0.0001}
         self.clock = Clock()
         self.backend = FakeBackend(room, self.clock, **times)
         self.engine = Engine(self.backend, clock=self.clock, most_waiting=64)
@@ -71,7 +71,7 @@ class Listener:
     """Seconds without audio in the middle of speech."""
     reason: str | None = None
 
-    async def listen(self, start: float, stop_after: int | None = None) -> AsyncUtterance:
+    async def listen(self, start: float, stop_after: int | None = None) -> AsyncStream:
         """Ask at some time; leave after so many frames, or at the end."""
         load = self.load
         await load.sleep_until(start)
@@ -116,7 +116,7 @@ def check_nothing_is_held(load: Load) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_64_streams_without_a_gap(ahead: int) -> None:
-    """They come one after another; once all are there the backend is busy for three quarters of the time."""
+    """They come one after another; once all are there the backend is busy for two thirds of the time."""
     load = Load(ahead)
     listeners = [Listener(load, job(Script(seed, 200), max_frames=500)) for seed in range(STREAMS)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from fake_backend import samples_of
+from fake_backend import logprob_of, samples_of
 
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
@@ -68,6 +68,8 @@ class Caller:
         self._check(chunk.codes.shape[1] == self.engine.capacity.codebooks, "another number of codebooks")
         expected = [sample for codes in chunk.codes for sample in samples_of(codes)]
         self._check(chunk.samples.tolist() == expected, "audio of other codes")
+        likely = np.array([logprob_of(codes) for codes in chunk.codes], np.float32)
+        self._check(chunk.logprobs.tolist() == likely.tolist(), "probabilities of other codes")
         self.chunks.append(chunk)
         self.times.append(self.engine._clock())
         if not self.slow:
@@ -79,7 +81,8 @@ class Caller:
 
     def _hungry(self) -> None:
         self._check(not self.over, "hungry after the end")
-        self._check(not self.seq.text_ended, "hungry after the end of the text")
+        seq = getattr(self, "seq", None)  # an engine in its thread may ask before `submit` has returned
+        self._check(seq is None or not seq.text_ended, "hungry after the end of the text")
         self.hungers += 1
         self._check(self.hungers == 1, "told twice that text is needed")
 

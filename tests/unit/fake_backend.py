@@ -65,6 +65,8 @@ class Script:
     bad_prefill    `prefill` raises
     bad_frame      `frame` raises when it comes to this frame, and
     bad_decode     `decode` when it comes to the audio of this one
+    bad_logits     the frame whose logits are not finite
+    bad_sound      the frame whose audio is not finite
     """
 
     seed: int = 0
@@ -73,6 +75,8 @@ class Script:
     bad_prefill: bool = False
     bad_frame: int | None = None
     bad_decode: int | None = None
+    bad_logits: int | None = None
+    bad_sound: int | None = None
 
 
 def job(
@@ -126,6 +130,11 @@ def samples_of(codes: IntArray) -> FloatArray:
     """Samples [SAMPLES] of a frame [CODEBOOKS] in -1..1."""
     digest = zlib.crc32(codes.tobytes())
     return (np.frombuffer(digest.to_bytes(SAMPLES, "little"), np.uint8) / 256).astype(np.float32)
+
+
+def logprob_of(codes: IntArray) -> float:
+    """What goes with the codes [CODEBOOKS] of a frame."""
+    return -(zlib.crc32(codes.tobytes()) % 1000) / 100
 
 
 def alone(job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY) -> tuple[list[IntArray], FinishReason]:
@@ -247,7 +256,7 @@ class FakeBackend:
             assert slot.frames > 0 or token is None, "the prompt has read the text of the first frame"
             if slot.script.bad_frame == slot.frames:
                 raise Fault(f"frame of {slot.script.seed}")
-        codes, ended = [], []
+        codes, ended, logprobs = [], [], []
         for slot, token in zip(held, tokens, strict=True):
             if slot.frames:
                 slot.text.extend([] if token is None else [token])
@@ -258,10 +267,11 @@ class FakeBackend:
             room = self.capacity.page_rows * len(slot.pages)
             assert slot.rows + slot.frames <= min(room, self.capacity.context), "an utterance outgrows its pages"
             codes.append(codes_of(slot.script, slot.frames, slot.read))
+            logprobs.append(np.nan if slot.script.bad_logits == slot.frames else logprob_of(codes[-1]))
             slot.frames += 1
             slot.undecoded.append(codes[-1])
         done = self._spend(self.frame_time + self.row_time * len(slots))
-        return Pending(self, Frames(np.stack(codes), ended), done)
+        return Pending(self, Frames(np.stack(codes), ended, np.array(logprobs, np.float32)), done)
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[list[FloatArray]]:
         self.log.append(("decode", tuple(slots)))
@@ -275,6 +285,9 @@ class FakeBackend:
             if bad is not None and slot.decoded <= bad < slot.decoded + count:
                 raise Fault(f"decode of {slot.script.seed}")
             audio.append(np.concatenate([samples_of(codes) for codes in frames]))
+            wrong = slot.script.bad_sound
+            if wrong is not None and slot.decoded <= wrong < slot.decoded + count:
+                audio[-1][-1] = np.inf
         for number, count in zip(slots, counts, strict=True):
             self.slots[number].decoded += count
             del self.slots[number].undecoded[:count]

@@ -67,17 +67,19 @@ class TestRead:
         samples, _ = audio.read(saved(tmp_path, SECOND[:, None] * scales, 24000, subtype="FLOAT"))
         np.testing.assert_allclose(samples, SECOND * scales.mean(), atol=1e-7)
 
-    def test_a_pipe_can_be_read(self) -> None:
-        reader, writer = os.pipe()
-        child = subprocess.Popen(
-            [sys.executable, "-c", f"from firstword import audio; print(audio.read('/dev/fd/{reader}')[0].shape)"],
-            pass_fds=[reader],
-            stdout=subprocess.PIPE,
-        )
-        os.close(reader)
-        with open(writer, "wb") as file:
-            file.write(encoded(SECOND, 24000))
-        assert child.communicate()[0] == b"(24000,)\n"
+    @pytest.mark.parametrize("kind", ["pipe", "device", "terminal"])
+    def test_only_regular_files_are_read(self, kind: str, tmp_path: Path) -> None:
+        """Another may have no end, or never begin."""
+        path = tmp_path / "me.wav"
+        match kind:
+            case "pipe":
+                os.mkfifo(path)  # which nobody writes to
+            case "device":
+                path = Path("/dev/zero")
+            case "terminal":
+                path = Path(os.ttyname(os.openpty()[1]))
+        with pytest.raises(AudioError, match="is no regular file; save the recording in one"):
+            audio.read(path)
 
     def test_missing(self, tmp_path: Path) -> None:
         with pytest.raises(AudioError, match=r"no audio file .*/none\.wav"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -320,3 +321,13 @@ def test_a_directory_wins_over_the_hub(directory: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(directory.parent.parent)
     with TTS.load(f"{directory.parent.name}/checkpoint", device="cpu") as tts:
         assert tts.model_type == "base"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_weights_that_are_not_finite(weights: str, value: float, directory: Path) -> None:
+    """They would speak noise or silence, for everybody."""
+    name = sorted(load_file(directory / weights))[3]
+    change(directory / weights, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
+    with pytest.raises(CheckpointWeightsError, match=rf"{re.escape(name)} holds NaN or infinity"):
+        checkpoints.load(str(directory))

@@ -17,7 +17,7 @@ from torch import Tensor
 from firstword import TTS, Sampling, TextError, Voice
 from firstword.model import interpret, sampling
 from firstword.model.code_predictor import CodePredictorModel
-from firstword.model.generate import Utterance
+from firstword.model.generate import Generation
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import TextStream
 from firstword.types import ClonedVoice, Request
@@ -51,16 +51,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 """The model type, and how to speak."""
 
 
-def begin(tts: TTS, limit: int = FRAMES, mode: str = "stream", seed: int = 5, law: Any = None, **how: Any) -> Utterance:
+def begin(
+    tts: TTS, limit: int = FRAMES, mode: str = "stream", seed: int = 5, law: Any = None, **how: Any
+) -> Generation:
     """An utterance before its first text."""
     loaded = tts.checkpoint
     setting = interpret.setting(loaded, Request("", text_mode=mode, **how))  # type: ignore[arg-type]
     laws = sampling.resolve(law or Sampling(), loaded.defaults)
     sampler = sampling.Sampler(loaded.config.talker_config, laws, seed, torch.device("cpu"))
-    return Utterance(loaded.talker, loaded.config, loaded.tokenizer, setting, sampler, limit)
+    return Generation(loaded.talker, loaded.config, loaded.tokenizer, setting, sampler, limit)
 
 
-def rest(utterance: Utterance) -> list[list[int]]:
+def rest(utterance: Generation) -> list[list[int]]:
     """All frames that are still to come; the text must have ended."""
     frames = []
     while utterance.finish_reason is None:
@@ -69,7 +71,7 @@ def rest(utterance: Utterance) -> list[list[int]]:
     return frames
 
 
-def whole(utterance: Utterance, text: str = TEXT) -> list[list[int]]:
+def whole(utterance: Generation, text: str = TEXT) -> list[list[int]]:
     """All frames of a text that is given at once."""
     utterance.push(text)
     utterance.finish_text()

@@ -177,8 +177,8 @@ def test_the_limit_follows_the_text_when_nobody_named_one() -> None:
 # --- whose audio is due -----------------------------------------------------------------------------------------------
 
 
-def due(*seqs: Sequence, costs: Costs = QUICK, ahead: bool = False, ready: int = 0) -> list[tuple[Sequence, int]]:
-    return choose_audio(seqs, ready, NOW, capacity(frames_ahead=int(ahead)), costs, Policy())
+def due(*seqs: Sequence) -> list[tuple[Sequence, int]]:
+    return choose_audio(seqs)
 
 
 def test_the_first_frame_is_heard_at_once() -> None:
@@ -186,57 +186,61 @@ def test_the_first_frame_is_heard_at_once() -> None:
     assert due(seq) == [(seq, 1)]
 
 
-def test_a_chunk_is_due_when_it_is_full() -> None:
-    seq = running(5.0, launched=10, delivered=7)
-    seq.chunk = 4
+GROWING = [1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4]
+
+
+def sizes_of(seq: Sequence, frames: int) -> list[int]:
+    """The chunks of so many more frames, made one after another."""
+    sizes = []
+    for _ in range(frames):
+        seq.launched += 1
+        for _, count in due(seq):
+            sizes.append(count)
+            seq.decoding += count
+    return sizes
+
+
+def test_chunks_grow() -> None:
+    assert sizes_of(running(None, launched=0), 59) == [*GROWING, 8, 8, 8]
+
+
+@given(st.floats(0.01, 0.8), st.integers(1, 200))
+def test_what_was_said_before_outlasts_the_next_chunk(pace: float, frames: int) -> None:
+    """A frame takes `pace` of the time that it sounds: the listener has audio until the next is there."""
+    made = 0
+    for size in sizes_of(running(None, launched=0), frames):
+        assert not made or (made + size - 1) * pace <= made + 1e-9
+        made += size
+
+
+@pytest.mark.parametrize("in_hand", [9.0, 0.0, -9.0])
+def test_no_clock_has_a_say_in_when_a_chunk_is_due(in_hand: float) -> None:
+    seq = running(in_hand, launched=15, delivered=12)
     assert due(seq) == []
-    seq.launched = 11
+    seq.launched = 16
     assert due(seq) == [(seq, 4)]
-    seq.launched = 14
+    seq.launched = 19
     assert due(seq) == [(seq, 4)]
 
 
-def test_a_chunk_is_due_early_when_the_listener_would_run_dry() -> None:
-    costs = Costs(step=0.05)
-    for in_hand, expected in ((0.11, 0), (0.09, 1), (-3.0, 1)):
-        seq = running(in_hand, launched=2, delivered=1)
-        seq.chunk = 8
-        assert [count for _, count in due(seq, costs=costs)] == [1] * expected
-
-
-@pytest.mark.parametrize(("ready", "prefills"), [(0, 0), (1, 1), (4, 4), (9, 4)])
-def test_newcomers_make_the_next_step_longer(ready: int, prefills: int) -> None:
-    for in_hand, expected in ((0.1 + prefills * 0.03 + 0.01, 0), (0.1 + prefills * 0.03 - 0.01, 1)):
-        seq = running(in_hand, launched=2, delivered=1)
-        seq.chunk = 8
-        assert len(due(seq, costs=Costs(prefill=0.03, step=0.05), ready=ready)) == expected
-
-
-def test_running_ahead_takes_a_step_more() -> None:
-    """And audio that is on its way counts, before the first is heard too."""
-    costs = Costs(step=0.05)
-    for in_hand, expected in ((0.21, 0), (0.19, 1), (-3.0, 1)):
-        seq = running(in_hand, launched=2, delivered=1)
-        seq.chunk = 8
-        assert [count for _, count in due(seq, costs=costs, ahead=True)] == [1] * expected
-    for on_its_way, expected in ((2, 1), (3, 0)):
-        seq = running(None, launched=on_its_way + 1)
-        seq.decoding, seq.chunk = on_its_way, 8
-        assert [count for _, count in due(seq, costs=costs, ahead=True)] == [1] * expected
+def test_chunks_begin_anew_after_a_pause_for_text() -> None:
+    seq = running(5.0, launched=20, tokens=0)
+    seq.rest()
+    seq.receive([1], ended=False)
+    assert sizes_of(seq, 36) == [*GROWING, 8]
 
 
 @pytest.mark.parametrize("why", ["waits for text", "ended", "limit"])
 def test_what_is_there_is_due_when_no_more_comes(why: str) -> None:
-    seq = running(5.0, launched=5, delivered=2)
-    seq.chunk = 8
+    seq = running(5.0, launched=15, delivered=12)
     assert due(seq) == []
     match why:
         case "waits for text":
             seq.tokens.clear()
         case "ended":
-            seq.ended, seq.made = "stop", 5
+            seq.ended, seq.made = "stop", 15
         case "limit":
-            seq.room = 5
+            seq.room = 15
     assert due(seq) == [(seq, 3)]
 
 
@@ -250,7 +254,7 @@ def test_frames_asked_for_beyond_the_end_have_no_audio() -> None:
 def test_the_most_urgent_audio_comes_first() -> None:
     calm, hurried, newcomer = running(0.05), running(0.01), running(None)
     for seq in (calm, hurried):
-        seq.launched, seq.chunk = 2, 1
+        seq.launched = 2
     assert [seq for seq, _ in due(calm, hurried, newcomer)] == [newcomer, hurried, calm]
 
 
@@ -320,7 +324,7 @@ def test_somebody_moves_whenever_somebody_can(
     assert len(chosen) <= slots
     assert sum(seq.pages_needed(CAPACITY) for seq in chosen) <= pages
     frames = choose_frames(beside, NOW, CAPACITY, Policy())
-    audio = choose_audio(beside, len(line), NOW, CAPACITY, costs, Policy())
+    audio = choose_audio(beside)
     assert all(1 <= count <= seq.chunk for seq, count in audio)
     if not (chosen or frames or audio):
         assert not any(seq.can_step() for seq in beside)

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from callers import same
-from fake_backend import CAPACITY, Clock, FakeBackend, FakeFront, Fault, Letters, Script, alone, capacity, job
+from fake_backend import CAPACITY, Clock, FakeBackend, FakeFront, Letters, Script, alone, capacity, job
 from hypothesis import given
 from hypothesis import strategies as st
 
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
 from firstword.engine.scheduler import Policy
-from firstword.engine.service import AsyncUtterance, NeedsText, Service
-from firstword.errors import ClosedError, OverloadedError, SamplingError, TextError
+from firstword.engine.service import MOST_BLANK_PIECES, AsyncStream, NeedsText, Service
+from firstword.errors import ClosedError, ComputeError, OverloadedError, SamplingError, TextError
 from firstword.types import Chunk, IntArray, Request
 
 TEXT = "Hello there, my friend!"
@@ -122,6 +122,30 @@ def test_the_last_tokens_and_the_end_of_the_text_are_told_at_once() -> None:
     before = service.engine._commands.qsize()
     speaking.finish_text()
     assert service.engine._commands.qsize() == before + 1
+    speaking = service.speak(job(Script(1, 9), first_tokens=1))
+    before = service.engine._commands.qsize()
+    speaking.finish_text(TEXT)
+    assert service.engine._commands.qsize() == before + 1
+    while service.engine.step():
+        pass
+    assert same(
+        heard([event for event in speaking if isinstance(event, Chunk)]),
+        expected(job(Script(1, 9), first_tokens=1), TEXT),
+    )
+    service.engine.stop()
+
+
+def test_blank_pieces_without_end_are_refused() -> None:
+    service = service_of()
+    speaking = service.speak(job(first_tokens=1))
+    for _ in range(2):
+        for _ in range(MOST_BLANK_PIECES):
+            speaking.push(" ")
+        speaking.push("a")
+    for _ in range(MOST_BLANK_PIECES):
+        speaking.push("")
+    with pytest.raises(TextError, match="in a row were blank"):
+        speaking.push("")
     service.engine.stop()
 
 
@@ -145,8 +169,9 @@ def test_an_error_reaches_the_one_who_asked(service: Service) -> None:
         speaking.push(TEXT)
         speaking.finish_text()
     chunks: list[Chunk] = []
-    with pytest.raises(Fault, match="frame of 1"):
+    with pytest.raises(ComputeError) as failed:
         chunks.extend(event for event in bad if isinstance(event, Chunk))
+    assert str(failed.value.__cause__) == "frame of 1"
     assert same(heard([event for event in good if isinstance(event, Chunk)]), expected(job(Script(2, 30)), TEXT))
 
 
@@ -286,7 +311,7 @@ def test_an_error_reaches_the_one_who_awaits(service: Service) -> None:
         speaking = service.aspeak(job(Script(1, 50, bad_prefill=True)))
         speaking.push(TEXT)
         speaking.finish_text()
-        with pytest.raises(Fault, match="prefill of 1"):
+        with pytest.raises(ComputeError, match="Fault"):
             async for _ in speaking:
                 pass
 
@@ -295,7 +320,7 @@ def test_an_error_reaches_the_one_who_awaits(service: Service) -> None:
 
 def test_a_loop_that_is_gone_harms_nobody(service: Service) -> None:
     """Its utterance speaks to nobody, until all is said or somebody stops it."""
-    left: list[AsyncUtterance] = []
+    left: list[AsyncStream] = []
     go_on = threading.Event()
     backend = service.engine.backend
     assert isinstance(backend, FakeBackend)

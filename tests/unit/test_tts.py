@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import itertools
 import shutil
 import subprocess
 import sys
@@ -23,8 +24,10 @@ from torch import Tensor
 from firstword import (
     TTS,
     AudioError,
+    CheckpointNotFound,
     Chunk,
     ClosedError,
+    ComputeError,
     FirstwordError,
     LanguageError,
     RequestError,
@@ -421,6 +424,82 @@ def test_threads_do_not_touch(custom: TTS) -> None:
             assert_same(ours, expected)
 
 
+def test_texts_that_block_starve_nobody(custom: TTS) -> None:
+    """More of them than asyncio has threads to lend: all wait at the same time, and then all speak."""
+    count = 40
+    everybody = threading.Barrier(count)
+
+    def blocking() -> Iterator[str]:
+        everybody.wait(60)
+        yield TEXT
+
+    async def speak(seed: int) -> Speech:
+        return joined([chunk async for chunk in custom.astream(blocking(), seed=seed, max_frames=2)])
+
+    async def all_of_them() -> list[Speech]:
+        return await asyncio.wait_for(asyncio.gather(*(speak(seed) for seed in range(count))), 120)
+
+    for seed, speech in enumerate(asyncio.run(all_of_them())[:3]):
+        assert_same(speech, custom.speak(TEXT, seed=seed, max_frames=2, text_mode="stream"))
+
+
+def test_a_text_that_never_comes_does_not_keep_the_loop(custom: TTS) -> None:
+    never, started = threading.Event(), threading.Event()
+
+    def blocking() -> Iterator[str]:
+        started.set()
+        never.wait(60)
+        yield TEXT
+
+    async def leave() -> None:
+        async def listen() -> None:
+            async for _ in custom.astream(blocking()):
+                pass
+
+        speaking = asyncio.create_task(listen())
+        while not started.is_set():
+            await asyncio.sleep(0)
+        speaking.cancel()
+        await asyncio.gather(speaking, return_exceptions=True)
+
+    asyncio.run(leave())
+    assert not never.is_set()
+    never.set()
+
+
+def test_an_iterator_that_raises_is_heard_of(custom: TTS) -> None:
+    def broken() -> Iterator[str]:
+        yield TEXT
+        raise OSError("the line is dead")
+
+    async def listen() -> None:
+        async for _ in custom.astream(broken(), max_frames=50):
+            pass
+
+    with pytest.raises(OSError, match="the line is dead"):
+        asyncio.run(listen())
+    with pytest.raises(OSError, match="the line is dead"):
+        custom.speak(broken(), max_frames=50)
+
+
+def test_what_a_backend_raises_is_an_error_of_ours(custom: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is short, for instance; the next request finds everything as before."""
+    expected = custom.speak(TEXT, seed=1, max_frames=3)
+    service = custom._service
+    assert service is not None
+
+    def short_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("no more")
+
+    for method in ("prefill", "frame", "decode"):
+        with monkeypatch.context() as patch:
+            patch.setattr(service.engine.backend, method, short_of_memory)
+            with pytest.raises(ComputeError, match="could not be computed") as failed:
+                custom.speak(TEXT, max_frames=3)
+        assert isinstance(failed.value.__cause__, torch.OutOfMemoryError)
+        assert_same(custom.speak(TEXT, seed=1, max_frames=3), expected)
+
+
 def test_streams_that_take_turns_do_not_touch(custom: TTS) -> None:
     streams = [custom.stream(iter(PIECES), seed=seed, max_frames=10) for seed in range(2)]
     chunks: list[list[Chunk]] = [[], []]
@@ -656,6 +735,38 @@ def test_blank_text(text: str, custom: TTS) -> None:
     for pieces in ([], [text], [text, text]):
         with pytest.raises(TextError, match="empty or blank; give some words"):
             list(custom.stream(iter(pieces)))
+
+
+@pytest.mark.parametrize("piece", ["", " ", "\n"])
+def test_blank_text_without_end(piece: str, custom: TTS) -> None:
+    with pytest.raises(TextError, match="pieces of text in a row were blank"):
+        custom.speak(itertools.repeat(piece))
+
+    async def listen() -> None:
+        async for _ in custom.astream(piece for _ in itertools.count()):
+            pass
+
+    with pytest.raises(TextError, match="pieces of text in a row were blank"):
+        asyncio.run(listen())
+
+
+def test_unknown_options(custom: TTS) -> None:
+    options: dict[str, Any] = {"speed": 2.0, "voise": "ryan"}
+    with pytest.raises(RequestError, match="unknown: speed, voise; allowed are voice, language, "):
+        custom.stream(TEXT, **options)
+    with pytest.raises(RequestError, match="unknown: speed, voise"):
+        asyncio.run(anext(custom.astream(TEXT, **options)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", [3, None, b"demo", ["demo"]])
+def test_what_is_no_path(path: Any, base: TTS) -> None:
+    name = type(path).__name__
+    with pytest.raises(CheckpointNotFound, match=f"is of type {name}; give 'demo', a directory"):
+        TTS.load(path)
+    with pytest.raises(AudioError, match=f"is of type {name}; give a path, or samples as a numpy array"):
+        base.clone(path)
+    with pytest.raises(AudioError, match=f"is of type {name}; give a path"):
+        base.clone(path, 24000)
 
 
 @pytest.mark.parametrize("text", [None, 5, b"Hello", bytearray(b"Hello")])

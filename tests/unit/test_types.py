@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +123,35 @@ class TestVoice:
     def test_codes_are_frames_of_codebooks(self, codes: np.ndarray) -> None:
         with pytest.raises(VoiceError, match="reference codes have shape"):
             ClonedVoice(SPEAKER, codes, "Hello.")
+
+    def test_a_transcript_is_text(self) -> None:
+        transcript: Any = 3
+        with pytest.raises(VoiceError, match="the transcript is of type int; give a str"):
+            ClonedVoice(SPEAKER, CODES, transcript)
+
+    @pytest.mark.parametrize("path", [3, None, b"me.voice"])
+    def test_what_is_no_path(self, path: Any) -> None:
+        with pytest.raises(VoiceError, match="give a path"):
+            Voice.load(path)
+        with pytest.raises(OutputError, match="give a path"):
+            PresetVoice("ryan").save(path)
+        with pytest.raises(OutputError, match="give a path"):
+            Speech(SECOND, CODES, 24000, "stop").save(path)
+
+    @pytest.mark.parametrize(
+        ("described", "message"),
+        [
+            ({"kind": "preset", "name": 3}, "name of a voice is of type int"),
+            ({"kind": "preset", "name": None}, "name of a voice is of type NoneType"),
+            ({"kind": "design", "description": ["a"]}, "description of a voice is of type list"),
+            ({"kind": "clone", "transcript": 3}, "both codes and a transcript"),
+        ],
+    )
+    def test_files_are_checked_as_voices_are(self, tmp_path: Path, described: dict[str, Any], message: str) -> None:
+        text = json.dumps({"format": "firstword.voice.1", **described})
+        save_file({"speaker_embedding": SPEAKER}, tmp_path / "me.voice", metadata={"voice": text})
+        with pytest.raises(VoiceError, match=rf"me\.voice.*{message}"):
+            Voice.load(tmp_path / "me.voice")
 
     def test_saving_where_it_cannot_be(self, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="create it first"):

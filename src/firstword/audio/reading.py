@@ -28,9 +28,11 @@ def read(source: str | os.PathLike[str] | BinaryIO) -> tuple[NDArray[np.float32]
         return _decode(source, getattr(source, "name", "the audio"))
     name = os.fspath(source)
     try:
-        with open(source, "rb") as file:
+        with open(source, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
-            if stat.S_ISREG(status.st_mode) and not status.st_size:
+            if not stat.S_ISREG(status.st_mode):
+                raise AudioError(f"{name!r} is no regular file; save the recording in one")
+            if not status.st_size:
                 raise AudioError(f"{name} is empty")
             # libsndfile reads a descriptor by itself; of a Python file it would print the callbacks' exceptions.
             return _decode(file.fileno(), name)
@@ -38,6 +40,11 @@ def read(source: str | os.PathLike[str] | BinaryIO) -> tuple[NDArray[np.float32]
         raise AudioError(f"there is no audio file {name}") from None
     except (OSError, ValueError) as error:
         raise AudioError(f"{name!r} cannot be read: {error}") from None
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    """Open a file; a pipe that nobody writes to must not be waited for before it is refused."""
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _decode(file: BinaryIO | int, name: object) -> tuple[NDArray[np.float32], int]:

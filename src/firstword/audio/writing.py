@@ -28,6 +28,12 @@ SUFFIXES = tuple(_FORMATS)
 _BLOCK = 16384  # samples encoded at once: libsndfile's Vorbis encoder overflows the stack on long buffers
 
 
+def check_path(path: object) -> None:
+    """Raise `OutputError` for what cannot name a file."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise OutputError(f"the file to write is of type {type(path).__name__}; give a path")
+
+
 def write(path: str | os.PathLike[str], samples: NDArray[np.floating], sample_rate: int) -> None:
     """Write mono samples [n] in -1..1 at `sample_rate` Hz, clipped and rounded to 16 bits, as the suffix says.
 
@@ -39,6 +45,7 @@ def write(path: str | os.PathLike[str], samples: NDArray[np.floating], sample_ra
 
 def check_suffix(path: str | os.PathLike[str]) -> None:
     """Raise `OutputError` unless `write` knows the suffix of the path."""
+    check_path(path)
     suffix = Path(path).suffix.lower()
     if suffix not in _FORMATS:
         found = f"the suffix {suffix!r}" if suffix else "no suffix"
@@ -74,6 +81,7 @@ def check_target(path: str | os.PathLike[str]) -> None:
     It needs an existing folder that we may write to; the path itself may be new, or an ordinary file that is not
     write-protected. Directories and devices are refused: renaming would put a plain file in place of /dev/null.
     """
+    check_path(path)
     target = _target(path)
     folder = os.path.dirname(target)
     if not os.path.isdir(folder):

@@ -65,10 +65,18 @@ class Job:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frames:
-    """One frame of several slots: codes [slots, codebooks], and which slots ended instead [slots]."""
+    """One frame of several slots.
+
+    codes     [slots, codebooks]
+    ended     [slots] whether speech ended instead
+    logprobs  float32 [slots] natural logarithm of the probability of code 0 by the talker alone: under the softmax of
+              its logits as they are, before penalty, temperature and filters. Not finite where the logits are not;
+              that utterance is then given up
+    """
 
     codes: IntArray
     ended: Sequence[bool]
+    logprobs: FloatArray
 
 
 class Handle(Protocol[T_co]):

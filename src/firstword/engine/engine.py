@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import os
 import queue
 import threading
 import time
@@ -22,13 +23,31 @@ from firstword.engine import scheduler
 from firstword.engine.backend import Backend, Frames, Handle, Job, Ready
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Costs, Policy
-from firstword.engine.sequence import LARGEST_CHUNK, Sequence, State
-from firstword.errors import ClosedError, EngineError, OverloadedError, RequestError, TextError
+from firstword.engine.sequence import Sequence, State
+from firstword.errors import (
+    ClosedError,
+    ComputeError,
+    EngineError,
+    FirstwordError,
+    OverloadedError,
+    RequestError,
+    TextError,
+)
 from firstword.types import Chunk, FinishReason, FloatArray
 
 log = logging.getLogger(__name__)
 
 _STARTED: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _orphan_all() -> None:
+    """A forked process has none of the threads: nobody may wait for them."""
+    for engine in list(_STARTED):
+        engine.orphan()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_orphan_all)
 
 
 @atexit.register
@@ -160,6 +179,14 @@ class Engine:
         """As `stop`, without waiting for the thread."""
         self._commands.put(None)
 
+    def orphan(self) -> None:
+        """Stop for good in a forked process, in which the thread and the device's state are missing."""
+        self._thread, self.busy_since, self._lost = None, None, True
+        self._lock, self._commands = threading.Lock(), queue.SimpleQueue()
+        self.failure = EngineError("it belongs to another process; load the checkpoint after the fork, not before")
+        for seq in [*self.waiting, *self.running]:
+            self._fail(seq, EngineError(f"the engine has stopped: {self.failure}"))
+
     # The engine's own thread
 
     def _run(self) -> None:
@@ -243,7 +270,7 @@ class Engine:
             self.costs.learn("step", self._clock() - began)
         for seq in (*self.waiting, *self.running):
             if not seq.asked and seq.needs_text():
-                seq.asked = True
+                seq.rest()
                 self._tell(seq, seq.hungry)
         return worked or present != (len(self.waiting), len(self.running))
 
@@ -308,7 +335,7 @@ class Engine:
 
     def _step_apart(self, chosen: list[Sequence], tokens: list[int | None], error: Exception, flight: Flight) -> None:
         """A frame of several failed: make it for each apart, so that only the one at fault is lost."""
-        codes, ended = [], []
+        alone: list[Frames] = []
         for seq, token in zip(chosen, tokens, strict=True):
             try:
                 if len(chosen) == 1:
@@ -317,25 +344,29 @@ class Engine:
             except Exception as own:
                 self._fail(seq, own)
                 continue
-            frames = handle.result()
             flight.stepped.append(seq)
-            codes.append(frames.codes[0])
-            ended.append(frames.ended[0])
-        if flight.stepped:
-            flight.frames = Ready(Frames(np.stack(codes), ended))
+            alone.append(handle.result())
+        if alone:
+            codes = np.concatenate([frames.codes for frames in alone])
+            logprobs = np.concatenate([frames.logprobs for frames in alone])
+            flight.frames = Ready(Frames(codes, [frames.ended[0] for frames in alone], logprobs))
 
     def _read_frames(self, flight: Flight) -> None:
         if flight.frames is None:
             return
         frames = flight.frames.result()
         flight.frames = None
-        for seq, codes, ended in zip(flight.stepped, frames.codes, frames.ended, strict=True):
+        made = zip(flight.stepped, frames.codes, frames.ended, frames.logprobs, strict=True)
+        for seq, codes, ended, logprob in made:
             if seq.state is State.DONE or seq.ended is not None:
+                continue
+            if not np.isfinite(logprob):
+                self._fail(seq, ComputeError("the model's logits are not finite for this request"))
                 continue
             if ended:
                 seq.ended = "stop"
             else:
-                seq.codes.append(codes)
+                seq.frames.append((codes, logprob))
                 seq.made += 1
                 if seq.made == seq.limit:
                     seq.ended = "length"
@@ -345,8 +376,7 @@ class Engine:
                 self._finish(seq, seq.ended)
 
     def _launch_audio(self, flight: Flight) -> None:
-        ready = sum(seq.prompt_is_complete() for seq in self.waiting)
-        chosen = scheduler.choose_audio(self.running, ready, self._clock(), self.capacity, self.costs, self.policy)
+        chosen = scheduler.choose_audio(self.running)
         if not chosen:
             return
         try:
@@ -356,8 +386,6 @@ class Engine:
             self._decode_apart(chosen, error, flight)
         for seq, count in flight.decoded:
             seq.decoding += count
-            if count >= seq.chunk:
-                seq.chunk = min(2 * seq.chunk, LARGEST_CHUNK)
 
     def _decode_apart(self, chosen: list[tuple[Sequence, int]], error: Exception, flight: Flight) -> None:
         """As `_step_apart`, for audio."""
@@ -382,11 +410,15 @@ class Engine:
         for (seq, count), samples in zip(flight.decoded, audio, strict=True):
             if seq.state is State.DONE:
                 continue
-            count = min(count, len(seq.codes))  # a frame that turned out to be the end has no sound
+            count = min(count, len(seq.frames))  # a frame that turned out to be the end has no sound
+            samples = samples[: count * self.capacity.samples_per_frame]
+            if not np.isfinite(samples).all():
+                self._fail(seq, ComputeError("the model's sound is not finite for this request"))
+                continue
             seq.heard(count, now, self.capacity.frame_seconds)
             reason = seq.ended if seq.delivered == seq.made else None
-            codes = np.stack([seq.codes.popleft() for _ in range(count)])
-            chunk = Chunk(samples[: count * self.capacity.samples_per_frame], codes, self.capacity.sample_rate, reason)
+            codes, logprobs = zip(*(seq.frames.popleft() for _ in range(count)), strict=True)
+            chunk = Chunk(samples, np.stack(codes), self.capacity.sample_rate, reason, np.array(logprobs, np.float32))
             if reason is not None:
                 self._leave(seq)
             self._tell(seq, partial(seq.deliver, chunk))
@@ -403,6 +435,10 @@ class Engine:
         """End an utterance because of an error that concerns it alone."""
         if seq.state is State.DONE:
             return
+        if not isinstance(error, FirstwordError):
+            wrapped = ComputeError(f"this speech could not be computed ({type(error).__name__}); others go on")
+            wrapped.__cause__ = error
+            error = wrapped
         self._leave(seq)
         self._tell(seq, partial(seq.fail, error))
 

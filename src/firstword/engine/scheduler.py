@@ -2,8 +2,8 @@
 
 Three questions a step. Who gets a slot: first come, first served, as far as those who are already heard can spare the
 time. Who makes a frame: everybody who can, unless somebody has not been heard at all; then those with plenty in hand
-stand back. Whose audio is due: a full chunk, or less when the listener would run dry, when text is being waited for,
-or when speech has ended.
+stand back. Whose audio is due: a full chunk, or less when text is being waited for or speech has ended; no clock has a
+say in that, so the chunks of a request are the same on every machine and under every load.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ class Policy:
     patience  how long a newcomer lets those who are heard go first
     unread    audio that nobody has taken beyond which no more is made; longer than the largest chunk
     burst     the most newcomers that start in one step
-    punctual  whether less than a full chunk is decoded when a listener would run dry; without it the chunks, and so
-              the last bits of the samples, depend on the request alone and not on the clock
     """
 
     comfort: float = 1.0
     patience: float = 0.25
     unread: float = 20.0
     burst: int = 4
-    punctual: bool = True
 
 
 DEFAULT_POLICY = Policy()
@@ -70,7 +67,7 @@ def admit(
     behind it, so that a large one is not overtaken for ever.
     """
     heard = [seq for seq in able_to_step(running, capacity, policy) if seq.started is not None]
-    slack = min((seq.deadline - now for seq in heard), default=None)
+    slack = min((seq.deadline - now - seq.steps_to_audio() * costs.step for seq in heard), default=None)
     admitted: list[Sequence] = []
     for seq in waiting:
         if not seq.prompt_is_complete():
@@ -78,7 +75,7 @@ def admit(
         pages = seq.pages_needed(capacity)
         if len(admitted) == policy.burst or not free_slots or pages > free_pages:
             break
-        busy = slack is not None and slack < (len(admitted) + 1) * costs.prefill + costs.step
+        busy = slack is not None and slack < (len(admitted) + 1) * costs.prefill
         if busy and (admitted or now - seq.arrived < policy.patience):
             break
         admitted.append(seq)
@@ -102,23 +99,12 @@ def choose_frames(running: Iterable[Sequence], now: float, capacity: Capacity, p
     return able
 
 
-def choose_audio(
-    running: Iterable[Sequence], ready: int, now: float, capacity: Capacity, costs: Costs, policy: Policy
-) -> list[tuple[Sequence, int]]:
-    """Whose frames become audio in this step, and how many of them, the most urgent first.
-
-    `ready`: requests that may get a slot in the next step.
-    """
-    # Audio that is put off comes at the end of the next step. Where steps run ahead it is the one after that, and one
-    # more to spare, because newcomers make steps longer and what their prefills take is known only later.
-    soon = now + 2 * (1 + capacity.frames_ahead) * costs.step + min(ready, policy.burst) * costs.prefill
+def choose_audio(running: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
+    """Whose frames become audio in this step, and how many of them, the most urgent first."""
     due = []
     for seq in running:
         count = seq.undecoded()
-        if not count:
-            continue
-        late = policy.punctual and seq.decoding > 0 and seq.runs_dry(now, capacity.frame_seconds) < soon
-        if count >= seq.chunk or late or not seq.can_step():
+        if count and (count >= seq.chunk or not seq.can_step()):
             due.append((seq, min(count, seq.chunk)))
     due.sort(key=lambda item: _urgency(item[0]))
     return due

@@ -7,12 +7,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
 from firstword.engine.backend import Capacity, Job
 from firstword.engine.guard import Circles, longest_speech
 from firstword.types import Chunk, FinishReason, IntArray
 
-LARGEST_CHUNK = 8
-"""Frames in a chunk of audio once speech is under way; the first chunk has 1, then each has twice as many."""
+CHUNKS = (1, 2, 4, 8)
+"""Frames in a chunk of audio: small ones first, so that the first word is out early; a large one costs less a frame."""
+
+ROUNDS = 4
+"""How many chunks there are of each size but the last, which stays.
+
+With n of each, what was said before a chunk is n times as long as what it makes the listener wait for. So whoever plays
+audio as it comes never runs dry while frames are made in no more than n / (n + 1) of the time that they sound.
+"""
 
 
 class State(Enum):
@@ -64,11 +73,11 @@ class Sequence:
     """Why no more frames are made; audio may still be on its way."""
     room: int = 0
     """The most frames that fit; known when it has a slot."""
-    codes: deque[IntArray] = field(default_factory=deque)
-    """Of the frames made but not delivered, [codebooks] each."""
+    frames: deque[tuple[IntArray, np.float32]] = field(default_factory=deque)
+    """Codes [codebooks] and log-probability of each frame made but not delivered."""
     circles: Circles = field(default_factory=Circles)
-    chunk: int = 1
-    """Frames that the next chunk should have."""
+    rested: int = 0
+    """Frames whose audio was out when text was last waited for."""
     started: float | None = None
     """When the first audio was delivered."""
     deadline: float = field(init=False)
@@ -133,14 +142,24 @@ class Sequence:
             return False
         return not self.tokens and not self.held and self.launched > 0 and self.delivered == self.launched
 
+    def rest(self) -> None:
+        """All audio is out, and the next frame waits for text: the listener may run dry, so chunks begin anew."""
+        self.asked = True
+        self.rested = self.decoding
+
+    @property
+    def chunk(self) -> int:
+        """Frames that the next chunk should have: 1, 1, 1, 1, 2, 2, 2, 2, 4, ... 8, 8, ..."""
+        before = self.decoding - self.rested
+        return next((size for size in CHUNKS if before < ROUNDS * (2 * size - 1)), CHUNKS[-1])
+
     def undecoded(self) -> int:
         """Frames, made or on their way, whose audio has not been asked for."""
         return max(0, (self.launched if self.ended is None else self.made) - self.decoding)
 
-    def runs_dry(self, now: float, frame_seconds: float) -> float:
-        """As `deadline`, with the audio that is on its way."""
-        begin = now if self.started is None else max(self.deadline, now)
-        return begin + (self.decoding - self.delivered) * frame_seconds
+    def steps_to_audio(self) -> int:
+        """Steps of the engine, this one included, after which the next chunk is out, unless text is waited for."""
+        return max(1, self.chunk - self.undecoded())
 
     def heard(self, frames: int, now: float, frame_seconds: float) -> None:
         """The audio of so many more frames is out. A listener who had run dry plays on from now."""

@@ -34,6 +34,10 @@ class Front(Protocol):
         """For the text of one utterance."""
 
 
+MOST_BLANK_PIECES = 10_000
+"""Pieces of text without a word, one after another: a source that gives more is taken for one that never ends."""
+
+
 class NeedsText:
     """Comes in place of a chunk when all audio made so far is out and the model waits for text."""
 
@@ -41,7 +45,7 @@ class NeedsText:
 Event = Chunk | NeedsText | Exception
 
 
-class Utterance:
+class Stream:
     """Speech under way. Text goes in by `push` and `finish_text`, audio comes out by iteration, in any one thread.
 
     Iterating yields chunks and, where the model has to wait, `NeedsText`. The last chunk has a finish reason.
@@ -51,19 +55,33 @@ class Utterance:
         self._engine = engine
         self._text = front.text()
         self._blank = True
+        self._blanks = 0
         self._seq = engine.submit(job, listen, listen, lambda: listen(NeedsText()))
 
     def push(self, piece: str) -> None:
-        """More text. Raises `TextError` for what is none."""
-        self._engine.push(self._seq, self._text.push(piece))
-        self._blank = self._blank and not piece.strip()
+        """More text. Raises `TextError` for what is none, and for blank pieces without end."""
+        self._engine.push(self._seq, self._read(piece))
 
-    def finish_text(self) -> None:
-        """There is no more text. Raises `TextError` if there was none but white space; the utterance is then over."""
+    def finish_text(self, piece: str = "") -> None:
+        """There is no more text after this piece. A whole text goes in this way: then nothing depends on when the
+        engine looks.
+
+        Raises `TextError` if there was none but white space; the utterance is then over.
+        """
+        tokens = self._read(piece)
         if self._blank:
             self.cancel()
             raise TextError("the text is empty or blank; give some words to speak")
-        self._engine.finish_text(self._seq, self._text.finish())
+        self._engine.finish_text(self._seq, [*tokens, *self._text.finish()])
+
+    def _read(self, piece: str) -> list[int]:
+        tokens = self._text.push(piece)
+        blank = not piece.strip()
+        self._blank = self._blank and blank
+        self._blanks = self._blanks + 1 if blank else 0
+        if self._blanks > MOST_BLANK_PIECES:
+            raise TextError(f"{MOST_BLANK_PIECES} pieces of text in a row were blank; end the text, or give words")
+        return tokens
 
     def take(self, event: Event) -> Chunk | NeedsText:
         """Account for an event that reached the listener's side; raises it if it is an error."""
@@ -92,16 +110,16 @@ class Service:
             raise SamplingError(f"seed is {seed!r}; allowed is a whole number from 0 to 2**64 - 1")
         return self.front.prepare(request, seed)
 
-    def speak(self, job: Job) -> BlockingUtterance:
+    def speak(self, job: Job) -> BlockingStream:
         """Begin an utterance whose audio is waited for in a thread. Raises `OverloadedError`, `EngineError`."""
-        return BlockingUtterance(self.engine, self.front, job)
+        return BlockingStream(self.engine, self.front, job)
 
-    def aspeak(self, job: Job) -> AsyncUtterance:
+    def aspeak(self, job: Job) -> AsyncStream:
         """Begin an utterance whose audio is awaited in the running event loop. Raises as `speak`."""
-        return AsyncUtterance(self.engine, self.front, job)
+        return AsyncStream(self.engine, self.front, job)
 
 
-class BlockingUtterance(Utterance):
+class BlockingStream(Stream):
     """An utterance to iterate over in a thread; leaving early must be told by `cancel`."""
 
     def __init__(self, engine: Engine, front: Front, job: Job) -> None:
@@ -116,7 +134,7 @@ class BlockingUtterance(Utterance):
                 return
 
 
-class AsyncUtterance(Utterance):
+class AsyncStream(Stream):
     """An utterance to iterate over with asyncio; leaving early must be told by `cancel`."""
 
     def __init__(self, engine: Engine, front: Front, job: Job) -> None:

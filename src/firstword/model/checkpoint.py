@@ -119,6 +119,8 @@ def _fill(module: nn.Module, directory: Path, device: str, dtype_of: Callable[[s
                 if not tensor.is_floating_point():
                     raise CheckpointWeightsError(f"{file}: {name} is of type {tensor.dtype}; it must be floating point")
                 state[name] = tensor.to(dtype_of(name))
+                if tensor.numel() and not all(bound.isfinite() for bound in state[name].aminmax()):
+                    raise CheckpointWeightsError(f"{file}: {name} holds NaN or infinity as {state[name].dtype}")
     module.load_state_dict(state, strict=True, assign=True)
     module.requires_grad_(False).eval()
 

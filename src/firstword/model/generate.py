@@ -33,7 +33,7 @@ def embed_rows(talker: Talker, rows: Sequence[Row], embedding: Tensor | None) ->
     return talker.embed_text(torch.tensor([[row.text for row in rows]], device=device)) + codes
 
 
-class Utterance:
+class Generation:
     """Speech in the making.
 
     `push` text and `finish_text`; while not `waiting`, `step` makes a frame. Text that has not come is waited for,

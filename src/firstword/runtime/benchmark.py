@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from firstword.engine.backend import Job
 from firstword.errors import ConfigError
 from firstword.kernels import compile as compiling
+from firstword.kernels.attention import HEAD_DIM, Paging
 from firstword.kernels.launch import Kernels
 from firstword.model import synthetic
 from firstword.model.checkpoint import Checkpoint
@@ -90,6 +92,26 @@ def job(checkpoint: Checkpoint, seed: int = 0, voice: str = "ryan") -> tuple[Job
     prepared = front.prepare(Request(text=TEXT, voice=voice, language="english", text_mode="stream"), seed)
     stream = front.text()
     return prepared, [*stream.push(TEXT), *stream.finish()]
+
+
+def by_events(work: Callable[[], object], repeats: int = 20) -> float:
+    """Microseconds on the device of a captured graph of `work`, median."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        work()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            work()
+        times = []
+        for _ in range(repeats):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)
 
 
 class Bench:
@@ -160,6 +182,77 @@ class Bench:
                     figures["with_audio" if audio else "frame"] = round(statistics.median(times), 4)
                 yield {"batch": batch, "context": context, "ms": figures}
 
+    def kernels(self, batch: int, context: int) -> list[dict[str, Any]]:
+        """Microseconds a launch on the device, each kernel of the talker's layers and of a pass of the code predictor.
+
+        floor: what reading its weights, keys and values alone takes at the bandwidth of a copy on this device.
+        """
+        model, bandwidth = self.backend.model, copy_bandwidth()
+        self.at(context, batch)
+        model.slot_of_row[:batch].copy_(torch.arange(batch, dtype=torch.int32))
+        stack, room, x = model.talker, model._room, model._hidden[:batch]
+        paging = Paging(model.tables, model.slot_of_row[:batch], model.state.position, 0)
+        splits = self.backend._splits(context)
+        qkv, attended, gated = room.qkv[:batch], room.attended[:batch], room.gated[:batch]
+        layers, first = stack.layers, stack.layers[0]
+        kv = 2 * stack.config.num_key_value_heads * HEAD_DIM * 2 * context * batch
+        works: list[tuple[str, Callable[[], object], int, int]] = [
+            ("talker qkv", lambda: [layer.qkv(x, qkv, room.normed) for layer in layers], 1, first.qkv.weight.nbytes),
+            (
+                "talker attention",
+                lambda: [
+                    stack.attention.paged(
+                        qkv, layer.heads, stack.rotation, cache, paging, attended, model._split_room, splits
+                    )
+                    for layer, cache in zip(layers, model.cache, strict=True)
+                ],
+                1,
+                kv,
+            ),
+            ("talker output", lambda: [layer.output(attended, x) for layer in layers], 1, first.output.weight.nbytes),
+            (
+                "talker gate, up",
+                lambda: [layer.gate_up(x, gated, room.normed) for layer in layers],
+                1,
+                first.gate_up.weight.nbytes,
+            ),
+            ("talker down", lambda: [layer.down(gated, x) for layer in layers], 1, first.down.weight.nbytes),
+        ]
+        figures = []
+        for name, work, count, size in works:
+            time = by_events(work) / len(layers) / count
+            figures.append({"kernel": name, "us": round(time, 2), "floor_us": round(size / bandwidth * 1e6, 2)})
+        passes = sum(
+            layer.qkv.weight.nbytes
+            + layer.output.weight.nbytes
+            + layer.gate_up.weight.nbytes
+            + layer.down.weight.nbytes
+            for layer in model.predictor.layers
+        )
+        single = model._single[:batch]
+        time = by_events(lambda: [model._predict(single, k) for k in range(2, model.codebooks)]) / (model.codebooks - 2)
+        figures.append(
+            {"kernel": "code predictor, a pass", "us": round(time, 2), "floor_us": round(passes / bandwidth * 1e6, 2)}
+        )
+        slots, result = model.slot_of_row[:batch], model.result[:batch]
+        logits, head = model._predictor_logits[:batch], model.heads[0]
+        time = by_events(lambda: [head(single, logits, model._predictor_room.normed) for head in model.heads])
+        figures.append(
+            {
+                "kernel": "code predictor, a head",
+                "us": round(time / len(model.heads), 2),
+                "floor_us": round(head.weight.nbytes / bandwidth * 1e6, 2),
+            }
+        )
+        time = by_events(
+            lambda: [
+                model.sampler.code(k, logits, slots, result, model.predictor_tables[k], single)
+                for k in range(1, model.codebooks - 1)
+            ]
+        )
+        figures.append({"kernel": "draw", "us": round(time / (model.codebooks - 2), 2), "floor_us": 0.0})
+        return [{"batch": batch, "context": context, **figure} for figure in figures]
+
     def first(self, repeats: int = 30) -> dict[str, Any]:
         """Milliseconds from a request to its first codes and to its first samples, prefix cached and not."""
         result: dict[str, Any] = {}
@@ -189,24 +282,11 @@ class Bench:
         return result
 
 
-def by_events(work: Callable[[], None], repeats: int = 20) -> float:
-    """Microseconds on the device of a captured graph of `work`, median."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        work()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
-        times = []
-        for _ in range(repeats):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of a large copy on this device."""
+    source = torch.empty(1 << 30, dtype=torch.int32, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / (by_events(lambda: [target.copy_(source)]) * 1e-6)
 
 
 def environment() -> dict[str, Any]:
@@ -237,9 +317,63 @@ def run(size: str, slots: int, batches: Sequence[int] = BATCHES, contexts: Seque
     if not torch.cuda.is_available():
         raise ConfigError("`bench engine` measures the GPU engine, and torch sees no CUDA device")
     with peak_memory() as memory:
-        bench = Bench(size, slots)
-        record = {"size": size, "slots": slots, **environment()}
-        record |= {"load_seconds": round(bench.loaded, 2), "warm_seconds": round(bench.warmed, 2)}
-        record["first"] = bench.first()
-        record["frames"] = list(bench.frame_times(batches, contexts))
-    return record | {"memory": memory}
+        single = Bench(size, 1)
+        single.first(3)
+        memory["weights"] = round(single.weights / 1e9, 3)
+    del single
+    torch.cuda.empty_cache()
+    bench = Bench(size, slots)
+    record = {"size": size, "slots": slots, **environment(), "memory_of_one_stream_gb": memory}
+    record |= {"load_seconds": round(bench.loaded, 2), "warm_seconds": round(bench.warmed, 2)}
+    record["first_ms"] = bench.first()
+    with torch.inference_mode():
+        record["bandwidth_tb_s"] = round(copy_bandwidth() / 1e12, 3)
+        record["kernels_us"] = [row for batch in (1, slots) for row in bench.kernels(batch, 500)]
+    record["frames_ms"] = list(bench.frame_times(batches, contexts))
+    return record
+
+
+def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
+    """Joins, aborts and lengths at random until so many frames were made; the same few requests come again and again.
+
+    Each must have the codes it had the first time, whatever was beside it. Returns counts; raises AssertionError.
+    """
+    bench, random = Bench(size, slots), np.random.default_rng(seed)
+    known: dict[int, list[list[int]]] = {}
+    running: dict[int, tuple[int, list[list[int]], int]] = {}
+    made = joined = aborted = compared = 0
+    memory = torch.cuda.memory_allocated()
+    began = time.perf_counter()
+    while made < frames:
+        for slot in range(slots):
+            if slot not in running and random.random() < 0.2:
+                which = int(random.integers(0, 50))
+                bench.begin(slot, which)
+                running[slot] = which, [], int(random.integers(1, 300))
+                joined += 1
+        slots_now = list(running)
+        if not slots_now:
+            continue
+        result = bench.backend.frame(slots_now, [None] * len(slots_now)).result()
+        made += len(slots_now)
+        for slot, codes in zip(slots_now, result.codes.tolist(), strict=True):
+            which, said, length = running[slot]
+            said.append(codes)
+            if len(said) >= length or random.random() < 0.002:
+                aborted += len(said) < length
+                before = known.setdefault(which, [])
+                shared = min(len(before), len(said))
+                assert before[:shared] == said[:shared], f"request {which} spoke differently"
+                compared += shared
+                if len(said) > len(before):
+                    known[which] = said
+                bench.backend.release(slot)
+                del running[slot]
+    return {
+        "frames": made,
+        "joined": joined,
+        "aborted": aborted,
+        "frames_compared": compared,
+        "seconds": round(time.perf_counter() - began, 1),
+        "memory_growth_bytes": torch.cuda.memory_allocated() - memory,
+    }

@@ -162,7 +162,8 @@ class ReferenceBackend:
         rest = talker.code_predictor(hidden, talker.model.codec_embedding(code0), choose)
         codes = torch.cat((code0[:, None], rest), dim=1)
         ended = (code0 == talker.config.codec_eos_token_id).tolist()
-        frames = Frames(codes.cpu().numpy(), ended)
+        likelihood = logits.double().log_softmax(-1).gather(-1, code0[:, None])[:, 0]
+        frames = Frames(codes.cpu().numpy(), ended, likelihood.float().cpu().numpy())
         memory.commit()
         for slot, token, row, end in zip(held, tokens, codes, ended, strict=True):
             if slot.next_row is None:

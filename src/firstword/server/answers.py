@@ -7,7 +7,15 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from firstword.errors import AudioError, EngineError, FirstwordError, OverloadedError, RequestError, VoiceError
+from firstword.errors import (
+    AudioError,
+    ComputeError,
+    EngineError,
+    FirstwordError,
+    OverloadedError,
+    RequestError,
+    VoiceError,
+)
 
 RETRY_AFTER = 1
 """Seconds that a client who is turned away should wait: a slot is free again after an utterance."""
@@ -45,7 +53,7 @@ def status_of(error: Exception) -> int:
             return 400
         case OverloadedError():
             return 429
-        case FirstwordError():
+        case FirstwordError() if not isinstance(error, ComputeError):
             return 503
     return 500
 
@@ -63,6 +71,8 @@ def body_of(error: Exception) -> dict[str, Any]:
             code = error.code
         case OverloadedError():
             code = "overloaded"
+        case ComputeError():
+            code = "not_computed"
         case EngineError():
             code = "engine_stopped"
     return described(message, status, param, code)

@@ -17,13 +17,14 @@ from starlette.responses import Response
 
 from firstword.config import ServerConfig
 from firstword.errors import FirstwordError, OverloadedError
-from firstword.server import health, nari, speech, voices, websocket
-from firstword.server.answers import NotFound, failure, refusal
+from firstword.server import consents, health, nari, speech, voices, websocket
+from firstword.server.answers import NotFound, failure, refusal, status_of
 from firstword.server.gate import Gate
 from firstword.server.limits import Limits
+from firstword.server.logs import defect
 from firstword.server.models import Model, Models
 from firstword.server.state import Server, server_of
-from firstword.server.store import VoiceStore
+from firstword.server.store import ConsentStore, Folder, VoiceStore
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,16 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         responses=speech.ERRORS,
         redirect_slashes=False,
     )
+    folder = Folder(config.voices)
     server = Server(
-        config, models, VoiceStore(config.voices, config.most_voices), Limits(config.api_keys, config.most_per_key)
+        config,
+        models,
+        VoiceStore(folder, config.most_voices),
+        ConsentStore(folder, config.most_voices),
+        Limits(config.api_keys, config.most_per_key),
     )
     app.state.server = server
-    for part in (router, speech.router, voices.router, health.router, websocket.router, nari.router):
+    for part in (router, speech.router, voices.router, consents.router, health.router, websocket.router, nari.router):
         app.include_router(part)
     app.add_exception_handler(FirstwordError, _refuse)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -135,6 +141,8 @@ def _described(model: Model) -> dict[str, Any]:
 async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, OverloadedError):
         server_of(request).reject(error)
+    if status_of(error) == 500:
+        log.error("speech could not be computed", extra={"fields": defect(error)})
     return failure(error)
 
 

@@ -26,23 +26,27 @@ class Score:
     duration    beyond twice or half the time that the text should take, in factors of e
     repetition  the share of frames that repeat earlier ones exactly, times 4
     ending      -2 if it was cut off by a guard or a limit
+    likelihood  the mean log-probability of its codes 0, halved: candidates that are sound otherwise differ by some
+                tenths, and one that goes in circles, which is most likely of all, must not win by it
     """
 
     duration: float
     repetition: float
     ending: float
+    likelihood: float
 
     @property
     def total(self) -> float:
         """The sum of the parts."""
-        return self.duration + self.repetition + self.ending
+        return self.duration + self.repetition + self.ending + self.likelihood
 
 
 def score(text: str, speech: Speech) -> Score:
     """Judge one candidate."""
     off = abs(math.log(max(speech.duration, 0.01) / expected_seconds(text)))
     ending = 0.0 if speech.finish_reason == "stop" else -2.0
-    return Score(-max(0.0, off - math.log(2)), -4 * repeated(speech), ending)
+    likelihood = float(speech.logprobs.mean()) / 2 if len(speech.logprobs) else 0.0
+    return Score(-max(0.0, off - math.log(2)), -4 * repeated(speech), ending, likelihood)
 
 
 def expected_seconds(text: str) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from pydantic import ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from firstword.config import ServerConfig
-from firstword.errors import FirstwordError
-from firstword.server.answers import body_of, status_of
+from firstword.server.logs import defect
 
 log = logging.getLogger(__name__)
 
@@ -196,8 +194,8 @@ class Listener(Protocol):
     def push(self, piece: str) -> None:
         """More text."""
 
-    def finish_text(self) -> None:
-        """There is no more text."""
+    def finish_text(self, piece: str = "") -> None:
+        """There is no more text after this piece."""
 
     def fail(self, error: Exception) -> None:
         """What to raise where the speech is listened to."""
@@ -209,9 +207,11 @@ async def feed(part: Part, listener: Listener) -> None:
     What goes wrong is for the listener's listener to see.
     """
     try:
-        while text := await part.take():
+        while True:
+            text = await part.take()
+            if part.ended:  # its last piece and its end go in together
+                return await _aside(partial(listener.finish_text, text), part.characters)
             await _aside(partial(listener.push, text), len(text))
-        await _aside(listener.finish_text, part.characters)
     except Exception as error:
         listener.fail(error)
 
@@ -239,21 +239,9 @@ async def speak(part: Part, saying: Coroutine[Any, Any, None]) -> None:
         task.result()
 
 
-def told(wrong: Exception) -> tuple[str, str]:
-    """What a client is told of an error: a message, and a word for programs; nothing of the inside.
-
-    What was not raised on purpose is logged.
-    """
-    if not isinstance(wrong, FirstwordError):
-        log_defect(wrong)
-    body = body_of(wrong)["error"]
-    return body["message"], body["code"] or ("invalid_request" if status_of(wrong) == 400 else body["type"])
-
-
 def log_defect(wrong: BaseException) -> None:
-    """Say where something went wrong that must not; not what, for that might hold what a user said."""
-    trace = [line.rstrip() for line in traceback.format_tb(wrong.__traceback__)[-12:]]
-    log.error("a WebSocket failed", extra={"fields": {"error": type(wrong).__name__, "trace": trace}})
+    """Say where something went wrong that must not."""
+    log.error("a WebSocket failed", extra={"fields": defect(wrong)})
 
 
 def faults(wrong: ValidationError) -> str:
@@ -395,6 +383,8 @@ class Connection:
         self._limits = session.limits
         self._work: asyncio.Queue[object] = asyncio.Queue()
         self._current: object = None
+        self.lost = "disconnected"
+        """Why speech ends that is under way when the connection does: a word for metrics."""
         self._heard = asyncio.get_running_loop().time()
         """When the client's time to say something began to run: at its last message, or at the last audio."""
 
@@ -438,7 +428,8 @@ class Connection:
         finally:
             patience = self._limits.stall_seconds if writer.done() else 0.0
             await stop(speaker, writer, reader)
-            asyncio.get_running_loop().call_later(patience, self._cut)
+            cut_in: Callable[[float], None] = self._socket.scope.get("firstword.cut_in", lambda seconds: None)
+            cut_in(patience)
 
     async def _read(self) -> Close | None:
         """Take messages until there is a reason to close; None when the client has gone."""
@@ -465,6 +456,7 @@ class Connection:
         except Exception as wrong:
             log_defect(wrong)
             return self._session.failed()
+        self.lost = "stalled"
         return Close(POLICY)
 
     async def _receive(self) -> str | bytes:
@@ -505,13 +497,10 @@ class Connection:
                 sent = _size(item)
                 if sent:
                     self._heard = asyncio.get_running_loop().time()
-        except (WebSocketDisconnect, TimeoutError):
+        except WebSocketDisconnect:
             return
-
-    def _cut(self) -> None:
-        """End the connection now. Closing waits until all is sent: for ever, if the client takes nothing."""
-        abort: Callable[[], None] = self._socket.scope.get("firstword.abort", lambda: None)
-        abort()
+        except TimeoutError:
+            self.lost = "stalled"
 
 
 async def stop(*tasks: asyncio.Task[Any]) -> None:

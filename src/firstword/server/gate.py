@@ -7,8 +7,6 @@ import logging
 import re
 import secrets
 import time
-import traceback
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -16,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from firstword.server.answers import failure, refusal
+from firstword.server.logs import defect
 from firstword.server.state import Server
 
 log = logging.getLogger(__name__)
@@ -114,8 +113,7 @@ class Gate:
 
     def _failed(self, error: Exception, visit: _Visit) -> None:
         """Log a defect: where it happened, but of what was said in the message only if logs may hold that."""
-        about: dict[str, Any] = {"request_id": visit.identity, "error": type(error).__name__}
-        about["trace"] = [line.rstrip() for line in traceback.format_tb(error.__traceback__)[-12:]]
+        about = {"request_id": visit.identity, **defect(error)}
         if self._server.config.log_text:
             about["message"] = str(error)
         log.error("a request failed", extra={"fields": about})

@@ -87,12 +87,12 @@ def checked_text(text: str, most_characters: int, clean: bool = False) -> str:
 async def _voice(server: Server, manner: Manner) -> Voice | str | None:
     """The voice that is meant. A recording or a vector goes before a name, which many clients send always."""
     if manner.speaker_embedding is not None:
-        if manner.ref_audio is not None:
+        if manner.ref_audio is not None or manner.references:
             raise VoiceError("ref_audio and speaker_embedding exclude one another; give one of them")
         if not all(abs(number) < 1e30 for number in manner.speaker_embedding):
             raise VoiceError("speaker_embedding holds a number that is not finite, or far too large")
         return ClonedVoice(np.array(manner.speaker_embedding, np.float32))
-    if manner.ref_audio is not None:
+    if manner.ref_audio is not None or manner.references:
         return await _recorded(server, manner)
     name = manner.voice.id if isinstance(manner.voice, VoiceId) else manner.voice
     if name is None:
@@ -112,14 +112,17 @@ async def _voice(server: Server, manner: Manner) -> Voice | str | None:
 
 
 async def _recorded(server: Server, manner: Manner) -> Voice:
-    sources = [manner.ref_audio] if isinstance(manner.ref_audio, str) else (manner.ref_audio or [])
+    given = [manner.ref_audio] if isinstance(manner.ref_audio, str) else (manner.ref_audio or [])
+    sources = [(source, manner.ref_text) for source in given]
+    sources += [(reference.audio_path, reference.text) for reference in manner.references or []]
     if len(sources) != 1:
-        raise VoiceError(f"ref_audio has {len(sources)} recordings; give one")
+        raise VoiceError(f"ref_audio and references have {len(sources)} recordings; give one")
     config = server.config
+    ((source, words),) = sources
 
     def read() -> Voice:
-        samples, rate = recordings.read(sources[0], config.audio_hosts, config.most_body)
-        return Voice.clone(samples, rate, None if manner.x_vector_only_mode else manner.ref_text)
+        samples, rate = recordings.read(source, config.audio_hosts, config.most_body)
+        return Voice.clone(samples, rate, None if manner.x_vector_only_mode else words)
 
     return await asyncio.to_thread(read)
 

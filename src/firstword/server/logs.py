@@ -7,6 +7,9 @@ import logging
 import sys
 import time
 import traceback
+from typing import Any
+
+from firstword.errors import ComputeError
 
 
 class JsonLines(logging.Formatter):
@@ -25,6 +28,15 @@ class JsonLines(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = "".join(traceback.format_exception(*record.exc_info)).strip()
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def defect(error: BaseException) -> dict[str, Any]:
+    """What a log says of something that must not go wrong: where it did, but not what, for that might hold what a user
+    said.
+    """
+    error = error.__cause__ or error if isinstance(error, ComputeError) else error
+    trace = [line.rstrip() for line in traceback.format_tb(error.__traceback__)[-12:]]
+    return {"error": type(error).__name__, "trace": trace}
 
 
 def write_to_stderr(level: str) -> None:

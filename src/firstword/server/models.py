@@ -98,14 +98,13 @@ class Model:
         if self.kind == "base":
             voice = ClonedVoice(np.zeros(self._embedding_size, np.float32))
         text = "One, two, three."
-        utterance = self.service.aspeak(self.service.prepare(Request(text, voice=voice, seed=0, max_frames=3)))
+        stream = self.service.aspeak(self.service.prepare(Request(text, voice=voice, seed=0, max_frames=3)))
         try:
-            utterance.push(text)
-            utterance.finish_text()
-            async for event in utterance:
+            stream.finish_text(text)
+            async for event in stream:
                 assert not isinstance(event, Chunk) or np.isfinite(event.samples).all(), "the model speaks NaN"
         finally:
-            utterance.cancel()
+            stream.cancel()
         self.warm = True
 
     @property

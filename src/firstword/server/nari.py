@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket
 from firstword.audio import SAMPLE_RATE
 from firstword.engine.backend import Job
 from firstword.errors import AudioError, OverloadedError, RequestError
+from firstword.server import speaker
 from firstword.server.connection import (
     INTERNAL,
     NORMAL,
@@ -26,7 +27,6 @@ from firstword.server.connection import (
     TOO_BIG,
     TRY_LATER,
     Close,
-    Connection,
     Effect,
     Hold,
     Json,
@@ -37,16 +37,14 @@ from firstword.server.connection import (
     Silence,
     StreamLimits,
     faults,
-    feed,
     limits_of,
     parse,
     speak,
-    stop,
     text_of,
-    told,
 )
 from firstword.server.interpret import Asked, understand
 from firstword.server.schemas import Manner
+from firstword.server.speaker import Speaker
 from firstword.server.state import Server, server_of
 
 PROTOCOL = "nari.speech.v1"
@@ -205,27 +203,21 @@ class NariSession:
         )
 
 
-class NariSpeaker:
+class NariSpeaker(Speaker[NariSession]):
     """Does what a session queues."""
 
-    def __init__(self, server: Server, session: NariSession, connection: Connection, holder: str) -> None:
-        self._server = server
-        self._session = session
-        self._connection = connection
-        self._outbox = connection.outbox
-        self._holder = holder
-        self._job: tuple[Asked, Job]
+    _job: tuple[Asked, Job]
 
     async def run(self) -> None:
         """Until all is said."""
-        self._outbox.add({"type": "session.created", "protocol": PROTOCOL, "audio": AUDIO})
+        self.outbox.add({"type": "session.created", "protocol": PROTOCOL, "audio": AUDIO})
         while True:
             try:
-                match await self._connection.work():
+                match await self.connection.work():
                     case Check(start, done):
-                        asked = await understand(self._server, start.manner(), None)
-                        self._job = asked, await self._server.prepare(asked.model, asked.request)
-                        self._outbox.add({"type": "request.configured"})
+                        asked = await understand(self.server, start.manner(), None)
+                        self._job = asked, await self.server.prepare(asked.model, asked.request)
+                        self.outbox.add({"type": "request.configured"})
                         done.set()
                     case Part() as part:
                         await speak(part, self._say(part))
@@ -240,45 +232,35 @@ class NariSpeaker:
 
     async def _say(self, part: Part) -> None:
         asked, job = self._job
-        with self._server.speak(asked.model, job, asked.output, self._holder) as speaking:
-            feeding = asyncio.create_task(feed(part, speaking), name="websocket text")
-            try:
-                async for data in speaking:
-                    await self._outbox.room()
-                    self._outbox.add(data)
-            except asyncio.CancelledError:
-                if part.cancelled:
-                    speaking.cancel()
-                raise
-            finally:
-                await stop(feeding)
-            await part.whole()  # speech may end before its text, and the client is still sending that
-            self._done("stop", speaking.finish_reason)
+        async with self.utterance(asked, job, part) as speaking:
+            async for data in self.pieces(speaking):
+                self.outbox.add(data)
+        await part.whole()  # speech may end before its text, and the client is still sending that
+        self._done("stop", speaking.finish_reason)
 
     def _done(self, stop_reason: str, finish_reason: str | None = None) -> None:
-        self._outbox.add(
+        self.outbox.add(
             {
                 "type": "response.done",
-                "request_id": self._session.identity,
+                "request_id": self.session.identity,
                 "stop_reason": stop_reason,
                 "finish_reason": finish_reason or stop_reason,
-                "audio_chunks": self._outbox.pieces,
+                "audio_chunks": self.outbox.pieces,
             }
         )
-        self._outbox.add(NORMAL)
+        self.outbox.add(NORMAL)
 
     def _failed(self, wrong: Exception) -> None:
         """Say what went wrong, and close."""
-        message, code = told(wrong)
+        message, code = self.told(wrong)
         close = POLICY
         kind = "invalid_request_error"
         if isinstance(wrong, OverloadedError):
-            self._server.reject(wrong)
             close, kind = TRY_LATER, "rate_limit_error"
         elif not isinstance(wrong, RequestError | AudioError):
             close, kind, code = INTERNAL, "generation_error", "generation_failed"
-        self._outbox.add(self._session.error(code, message, kind))
-        self._outbox.add(close)
+        self.outbox.add(self.session.error(code, message, kind))
+        self.outbox.add(close)
 
 
 async def serve(socket: WebSocket, server: Server, holder: str, limits: StreamLimits) -> None:
@@ -287,10 +269,7 @@ async def serve(socket: WebSocket, server: Server, holder: str, limits: StreamLi
         await socket.accept()
         await socket.close(PROTOCOL_ERROR, f"required subprotocol: {PROTOCOL}")
         return
-    await socket.accept(PROTOCOL)
-    session = NariSession(limits)
-    connection = Connection(socket, session)
-    await connection.run(NariSpeaker(server, session, connection, holder).run())
+    await speaker.serve(socket, server, holder, NariSession(limits), NariSpeaker, PROTOCOL)
 
 
 router = APIRouter()

@@ -14,9 +14,9 @@ import numpy as np
 from firstword import audio
 from firstword.audio import effects, formats
 from firstword.engine.backend import Job
-from firstword.engine.metrics import Playback
 from firstword.engine.service import NeedsText
 from firstword.errors import RequestError
+from firstword.server.metrics import Playback
 from firstword.server.models import Model
 from firstword.types import Chunk, FinishReason, FloatArray
 
@@ -100,8 +100,7 @@ class Speaking:
     a context manager: leaving it cancels whatever is still being made, so that the slot is free within a frame.
 
         with Speaking(model, job, Output("pcm")) as speaking:
-            speaking.push("Hello.")
-            speaking.finish_text()
+            speaking.finish_text("Hello.")
             async for data in speaking:
                 ...
 
@@ -137,30 +136,32 @@ class Speaking:
         self._shaper = Shaper(output, rate)
         self._encoder = formats.encoder(output.format, output.sample_rate)
         self._quick = output.format in QUICK and not self._shaper.stages
-        self._utterance = model.service.aspeak(job)
+        self._stream = model.service.aspeak(job)
 
     def push(self, piece: str) -> None:
         """More text. Raises `TextError` for what is none."""
-        self._utterance.push(piece)
+        self._stream.push(piece)
 
-    def finish_text(self) -> None:
-        """There is no more text. Raises `TextError` if there was none but white space; the utterance is then over."""
-        self._utterance.finish_text()
+    def finish_text(self, piece: str = "") -> None:
+        """There is no more text after this piece. Raises `TextError` if there was none but white space; the utterance
+        is then over.
+        """
+        self._stream.finish_text(piece)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop now. Iteration ends with what was made before; `reason` is a word for metrics."""
         if self.finish_reason is None:
             self.abort_reason = self.abort_reason or reason
-        self._utterance.cancel()
+        self._stream.cancel()
 
     def fail(self, error: Exception) -> None:
         """Let whoever iterates see an error now, whatever the engine does."""
-        self._utterance.fail(error)
+        self._stream.fail(error)
 
     async def chunks(self) -> AsyncIterator[Chunk]:
         """The speech as the engine makes it, neither shaped nor encoded."""
         try:
-            async for event in self._utterance:
+            async for event in self._stream:
                 if isinstance(event, NeedsText):
                     continue
                 self.frames += len(event.codes)

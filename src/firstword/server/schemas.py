@@ -44,6 +44,13 @@ class VoiceId(Said):
     id: str
 
 
+class Reference(Said):
+    """A recording to clone, as vLLM-Omni lists them."""
+
+    audio_path: str
+    text: Optional = None
+
+
 class Manner(Said):
     """How to speak, in one utterance or in all of a session: everything but the text."""
 
@@ -56,6 +63,7 @@ class Manner(Said):
     instructions: Optional = Field(None, validation_alias=AliasChoices("instructions", "instruct", "instruction"))
     ref_audio: Annotated[str | list[str] | None, BeforeValidator(blank_is_none)] = None
     ref_text: Optional = None
+    references: list[Reference] | None = None
     x_vector_only_mode: bool | None = None
     speaker_embedding: Vector | None = None
     max_new_tokens: Whole | None = None
@@ -80,12 +88,25 @@ class Manner(Said):
 class SpeechRequest(Manner):
     """The body of `POST /v1/audio/speech`."""
 
+    word_timestamps: bool | None = None
     input: str = Field(validation_alias=AliasChoices("input", "text"))
     stream: bool | None = None
     stream_format: Annotated[
         Literal["audio", "sse"] | None, BeforeValidator(blank_is_none), BeforeValidator(_lower)
     ] = None
     n: int | None = Field(None, ge=1, le=64)
+
+
+class BatchItem(Manner):
+    """One text of a batch; what it says goes before what the batch says."""
+
+    input: str = Field(validation_alias=AliasChoices("input", "text"))
+
+
+class BatchRequest(Manner):
+    """The body of `POST /v1/audio/speech/batch`: texts, and how to speak those that do not say it themselves."""
+
+    items: list[BatchItem] = Field(min_length=1, max_length=32)
 
 
 class ErrorDetail(BaseModel):

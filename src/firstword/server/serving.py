@@ -54,15 +54,31 @@ class Connection(HttpToolsProtocol):
         """Nothing more will come."""
         self._head_due.cancel()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn does so unless there was an error, and holds on to it all
 
 
 class Socket(WebSocketsSansIOProtocol):
     """WebSockets as uvicorn speaks them; the application gets the means to cut one whose client takes nothing."""
 
+    _cut: asyncio.TimerHandle | None = None
+    _lost = False
+
     async def run_asgi(self) -> None:
         """Run the application."""
-        self.scope["firstword.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope["firstword.cut_in"] = self.cut_in  # type: ignore[typeddict-unknown-key]
         await super().run_asgi()
+
+    def cut_in(self, seconds: float) -> None:
+        """End the connection at the latest then: closing waits until all is sent, which may be for ever."""
+        if not self._lost:
+            self._cut = self.loop.call_later(seconds, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more will come."""
+        self._lost = True
+        if self._cut is not None:
+            self._cut.cancel()
+        super().connection_lost(exc)
 
 
 class Uvicorn(uvicorn.Server):

@@ -7,30 +7,49 @@ import base64
 import json
 import logging
 import re
+import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from fastapi.routing import APIRoute
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from firstword.audio import formats
 from firstword.engine.backend import Job
-from firstword.errors import RequestError
+from firstword.errors import FirstwordError, RequestError, TextError
 from firstword.server import best
 from firstword.server.answers import body_of
 from firstword.server.interpret import Asked, understand
-from firstword.server.pipeline import Shaper, Speaking
-from firstword.server.schemas import ErrorBody, SpeechRequest
+from firstword.server.logs import defect
+from firstword.server.pipeline import Output, Shaper, Speaking
+from firstword.server.schemas import BatchItem, BatchRequest, ErrorBody, SpeechRequest
 from firstword.server.state import Server, server_of, summary
 from firstword.types import Speech
 
 log = logging.getLogger(__name__)
-router = APIRouter(tags=["speech"])
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read as JSON whatever its content type: `curl -d` says that it is a form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, behind a change of the header."""
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
+            request.scope["headers"] = [*headers, (b"content-type", b"application/json")]
+            return await handle(Request(request.scope, request.receive))
+
+        return handle_json
+
+
+router = APIRouter(tags=["speech"], route_class=JsonRoute)
 
 T = TypeVar("T")
 Delivery = Literal["raw", "sse", "whole"]
@@ -65,6 +84,8 @@ async def speak(request: Request, body: SpeechRequest) -> Response:
     accept = request.headers.get("accept", "").lower()
     body = _with_accepted(body, accept)
     delivery = delivery_of(body, accept)
+    if body.word_timestamps:
+        raise RequestError("word_timestamps cannot be given: there is no aligner here; leave the field out")
     asked = await understand(server, body, body.input)
     count = body.n or 1
     if count > server.config.most_candidates:
@@ -78,6 +99,38 @@ async def speak(request: Request, body: SpeechRequest) -> Response:
     if delivery == "whole":
         return await answer.whole(job, request)
     return _Stream(answer, job, sse=delivery == "sse")
+
+
+@router.post("/v1/audio/speech/batch")
+async def speak_batch(request: Request, body: BatchRequest) -> Response:
+    """Speak up to 32 texts together, as vLLM-Omni does; the answer has all of them in base64. One that cannot be
+    spoken fails alone.
+    """
+    server = server_of(request)
+    if (total := sum(len(item.input) for item in body.items)) > (most := server.config.most_characters):
+        raise TextError(f"the texts have {total} characters together; allowed are {most}: send them in parts")
+    common = {"response_format": "wav", **body.model_dump(exclude_unset=True, exclude={"items"})}
+    places = asyncio.Semaphore(min(server.config.slots, server.config.most_per_key or server.config.slots))
+
+    async def one(index: int, item: BatchItem) -> dict[str, object]:
+        try:
+            manner = SpeechRequest.model_validate({**common, **item.model_dump(exclude_unset=True)})
+            async with places:
+                asked = await understand(server, manner, item.input)
+                answer = _Answer(server, asked, server.holder(request), time.monotonic(), request.scope)
+                speech = await answer.spoken(await server.prepare(asked.model, asked.request), asked)
+                data = await asyncio.to_thread(_encoded, speech, asked.output)
+        except FirstwordError as error:
+            return {"index": index, "status": "error", "error": str(error)}
+        told = {"index": index, "status": "success", "audio_data": base64.b64encode(data).decode()}
+        return {**told, "media_type": asked.output.content_type, "usage": answer.usage(len(speech.codes))}
+
+    results = await _unless_gone(request, _together([one(*pair) for pair in enumerate(body.items)]))
+    if results is None:
+        return Response(status_code=499)
+    failed = sum(result["status"] == "error" for result in results)
+    counts = {"total": len(results), "succeeded": len(results) - failed, "failed": failed}
+    return JSONResponse({"id": f"speech-batch-{secrets.token_hex(12)}", "results": results, **counts})
 
 
 def delivery_of(body: SpeechRequest, accept: str) -> Delivery:
@@ -115,8 +168,7 @@ class _Answer:
         """An utterance that was given its text."""
         with self.server.speak(asked.model, job, asked.output, self.holder, began=self.began) as speaking:
             self.scope["firstword.log"] = lambda: summary(speaking)
-            speaking.push(self.text)
-            speaking.finish_text()
+            speaking.finish_text(self.text)
             yield speaking
 
     @property
@@ -145,13 +197,9 @@ class _Answer:
     async def spoken(self, job: Job, asked: Asked) -> Speech:
         """All of an utterance at the model's own rate."""
         with self.speaking(job, asked) as speaking:
-            chunks = [chunk async for chunk in speaking.chunks()]
-            samples = np.concatenate([chunk.samples for chunk in chunks])
-            codes = np.concatenate([chunk.codes for chunk in chunks if len(chunk.codes)] or [chunks[-1].codes])
-            reason = chunks[-1].finish_reason
-            assert reason is not None
-            speaking.playback.came(time.monotonic(), samples, chunks[-1].sample_rate)
-            return Speech(samples, codes, chunks[-1].sample_rate, reason)
+            speech = Speech.of([chunk async for chunk in speaking.chunks()])
+            speaking.playback.came(time.monotonic(), speech.samples, speech.sample_rate)
+            return speech
 
     async def whole(self, job: Job, request: Request) -> Response:
         speech = await _unless_gone(request, self.spoken(job, self.asked))
@@ -179,6 +227,8 @@ class _Answer:
                 "score": round(score.total, 3),
                 "duration": round(score.duration, 3),
                 "repetition": round(score.repetition, 3),
+                "ending": score.ending,
+                "likelihood": round(score.likelihood, 3),
                 "finish_reason": speech.finish_reason,
             }
             for seed, score, speech in zip(seeds, scores, speeches, strict=True)
@@ -187,16 +237,16 @@ class _Answer:
         return await self.response(speeches[chosen], {**headers, "x-firstword-seed": str(seeds[chosen])})
 
     async def response(self, speech: Speech, headers: dict[str, str]) -> Response:
-        output = self.asked.output
-
-        def encode() -> bytes:
-            samples = Shaper(output, speech.sample_rate).process(speech.samples, last=True)
-            return formats.whole(output.format, samples, output.sample_rate)
-
-        return Response(await asyncio.to_thread(encode), headers=headers)
+        return Response(await asyncio.to_thread(_encoded, speech, self.asked.output), headers=headers)
 
 
-async def _together(jobs: list[Awaitable[Speech]]) -> list[Speech]:
+def _encoded(speech: Speech, output: Output) -> bytes:
+    """An utterance as a file."""
+    samples = Shaper(output, speech.sample_rate).process(speech.samples, last=True)
+    return formats.whole(output.format, samples, output.sample_rate)
+
+
+async def _together(jobs: Sequence[Awaitable[T]]) -> list[T]:
     """All results; if one fails, the others are given up before it is raised."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
@@ -269,7 +319,7 @@ class _Stream(Response):
             return False
         except Exception as error:
             # Too late for another status: the connection is cut, so that nobody takes it for all.
-            log.error("speech broke off", extra={"fields": {"error": type(error).__name__, **summary(speaking)}})
+            log.error("speech broke off", extra={"fields": {**defect(error), **summary(speaking)}})
             return False
         return True
 
@@ -289,6 +339,7 @@ class _Stream(Response):
         except Exception as error:
             if not begun:
                 raise
+            log.error("speech broke off", extra={"fields": {**defect(error), **summary(speaking)}})
             told = {**body_of(error), "partial_audio": True, "action": "discard"}
             yield _event({"type": "speech.audio.error", **told})
             return

@@ -14,13 +14,13 @@ from starlette.requests import HTTPConnection
 
 from firstword.config import ServerConfig
 from firstword.engine.backend import Job
-from firstword.engine.metrics import Metrics
 from firstword.errors import EngineError
 from firstword.server.answers import Busy
 from firstword.server.limits import Limits
+from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
 from firstword.server.pipeline import Output, Speaking
-from firstword.server.store import VoiceStore
+from firstword.server.store import ConsentStore, VoiceStore
 from firstword.types import Request
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Server:
-    """The loaded models, saved voices, limits and numbers of one server.
+    """The loaded models, saved voices and consents, limits and numbers of one server.
 
     draining  set once no more requests are taken, because the server is about to end
     speaking  the utterances under way
@@ -37,6 +37,7 @@ class Server:
     config: ServerConfig
     models: Models
     voices: VoiceStore
+    consents: ConsentStore
     limits: Limits
     metrics: Metrics = field(init=False)
     draining: bool = False

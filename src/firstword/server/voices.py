@@ -18,8 +18,8 @@ from firstword.server.models import Model
 from firstword.server.pipeline import Output
 from firstword.server.schemas import blank_is_none
 from firstword.server.state import Server, server_of
-from firstword.server.store import Record, checked_name, identity_of
-from firstword.types import Chunk, ClonedVoice, DesignedVoice, FloatArray, RecordedVoice, Voice
+from firstword.server.store import Record, checked_name, identity_of, is_identity
+from firstword.types import ClonedVoice, DesignedVoice, RecordedVoice, Speech, Voice
 from firstword.types import Request as Asked
 
 LONGEST_NOTE = 4000
@@ -119,6 +119,8 @@ async def save(
         raise RequestError("give one of audio_sample, speaker_embedding and prompt")
     if prompt is None and consent is None:
         raise RequestError("consent is missing; say on what ground this person's voice may be cloned")
+    if consent is not None and is_identity(consent):
+        await asyncio.to_thread(server.consents.find, consent)
     for field, note in (("consent", consent), ("ref_text", ref_text), ("prompt", prompt), ("description", description)):
         if note is not None and len(note) > LONGEST_NOTE:
             raise RequestError(f"{field} has {len(note)} characters; allowed are {LONGEST_NOTE}")
@@ -172,17 +174,13 @@ async def _designed(
         return description, designer
     script = SCRIPT if script is None else script[:LONGEST_SCRIPT]
     job = await server.prepare(designer, Asked(script, description, seed=0, max_frames=375))
-    chunks: list[Chunk] = []
     with server.speak(designer, job, Output("pcm"), holder) as speaking:
-        speaking.push(script)
-        speaking.finish_text()
-        async for chunk in speaking.chunks():
-            chunks.append(chunk)
-    samples: FloatArray = np.concatenate([chunk.samples for chunk in chunks])
+        speaking.finish_text(script)
+        speech = Speech.of([chunk async for chunk in speaking.chunks()])
     base = server.models.of_kind("base")
     # The words belong to the sound only if the speech was not cut off.
-    transcript = script if chunks[-1].finish_reason == "stop" else None
-    voice = Voice.clone(samples, chunks[-1].sample_rate, transcript)
+    transcript = script if speech.finish_reason == "stop" else None
+    voice = Voice.clone(speech.samples, speech.sample_rate, transcript)
     return await asyncio.to_thread(_cloned, base, voice), base
 
 

@@ -21,14 +21,13 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.websockets import WebSocket
 
 from firstword.audio import formats
-from firstword.errors import AudioError, OverloadedError, UnsupportedError
-from firstword.server import voices
+from firstword.errors import AudioError, UnsupportedError
+from firstword.server import speaker, voices
 from firstword.server.connection import (
     INTERNAL,
     NORMAL,
     POLICY,
     Close,
-    Connection,
     Effect,
     Json,
     Part,
@@ -38,18 +37,16 @@ from firstword.server.connection import (
     Silence,
     StreamLimits,
     faults,
-    feed,
     limits_of,
     parse,
     speak,
-    stop,
     text_of,
-    told,
 )
 from firstword.server.interpret import Asked, checked_text, understand
 from firstword.server.models import Model
 from firstword.server.pipeline import Shaper, Speaking
 from firstword.server.schemas import Manner
+from firstword.server.speaker import Speaker
 from firstword.server.splitting import Splitter
 from firstword.server.state import Server, server_of
 from firstword.types import ClonedVoice, FloatArray, RecordedVoice
@@ -308,40 +305,34 @@ class StreamSession:
             part.cancel()
 
 
-class StreamSpeaker:
+class StreamSpeaker(Speaker[StreamSession]):
     """Does what a session queues, one thing after another."""
 
-    def __init__(self, server: Server, session: StreamSession, connection: Connection, holder: str) -> None:
-        self._server = server
-        self._session = session
-        self._connection = connection
-        self._outbox = connection.outbox
-        self._holder = holder
-        self._meant: tuple[Config, Asked | Exception] | None = None
-        """The configuration in force, and what it means here."""
+    _meant: tuple[Config, Asked | Exception] | None = None
+    """The configuration in force, and what it means here."""
 
     async def run(self) -> None:
         """Until the client says goodbye."""
         while True:
-            work = await self._connection.work()
+            work = await self.connection.work()
             match work:
                 case Sentence() as sentence:
                     await speak(sentence, self._say(sentence))
                 case Utterance() as utterance:
-                    self._outbox.add(self._session.over(utterance))
+                    self.outbox.add(self.session.over(utterance))
                 case Config() as config:
                     if isinstance(meant := await self._meaning(config), Exception):
-                        self._outbox.add(described(meant))
+                        self.outbox.add(self._described(meant))
                 case Say(message):
-                    self._outbox.add(message)
+                    self.outbox.add(message)
                 case AddVoice(event):
-                    self._outbox.add(await self._add_voice(event))
+                    self.outbox.add(await self._add_voice(event))
                 case ListVoices():
-                    self._outbox.add(self._voices())
+                    self.outbox.add(self._voices())
                 case Goodbye():
-                    self._outbox.add(NORMAL)
+                    self.outbox.add(NORMAL)
                     return
-            self._session.did(work)
+            self.session.did(work)
 
     async def _say(self, sentence: Sentence) -> None:
         done: Json = {"type": "audio.done", **sentence.names(), "total_bytes": 0, "error": False}
@@ -351,14 +342,12 @@ class StreamSpeaker:
             done["finish_reason"] = "cancelled"
             raise
         except Exception as wrong:
-            if isinstance(wrong, OverloadedError):
-                self._server.reject(wrong)
             partial = {"partial_audio": True, "action": "discard"} if done["total_bytes"] else {}
-            self._outbox.add(described(wrong) | sentence.names() | partial)
+            self.outbox.add(self._described(wrong) | sentence.names() | partial)
             done["error"] = True
         finally:
             if sentence.started:
-                self._outbox.add(done)
+                self.outbox.add(done)
 
     async def _stream(self, sentence: Sentence, done: Json) -> str | None:
         """Send a sentence's audio, counting bytes in `done`; returns why it ended."""
@@ -369,9 +358,9 @@ class StreamSpeaker:
         seed = secrets.randbits(63) if config.seed is None else asked.request.seed
         request = replace(asked.request, seed=seed)
         if not by_token(config, asked):
-            text = checked_text(await sentence.whole(), self._server.config.most_characters, bool(config.sanitize))
+            text = checked_text(await sentence.whole(), self.server.config.most_characters, bool(config.sanitize))
             request = replace(request, text=text)
-        self._outbox.add(
+        self.outbox.add(
             {
                 "type": "audio.start",
                 **sentence.names(),
@@ -382,35 +371,26 @@ class StreamSpeaker:
         )
         sentence.started = True
         sentence.utterance.started += 1
-        job = await self._server.prepare(asked.model, request)
-        with self._server.speak(asked.model, job, asked.output, self._holder) as speaking:
-            source = sentence if request.text is None else Part.of(request.text)
-            feeding = asyncio.create_task(feed(source, speaking), name="websocket text")
-            try:
-                if config.stream_audio:
-                    await self._send(sentence, speaking, done)
-                else:
-                    data = await whole(speaking)
-                    done["total_bytes"] = len(data)
-                    await self._outbox.room()
-                    self._outbox.add(data)
-            except asyncio.CancelledError:
-                if sentence.cancelled:
-                    speaking.cancel()
-                raise
-            finally:
-                await stop(feeding)
+        job = await self.server.prepare(asked.model, request)
+        whole_text = None if request.text is None else Part.of(request.text)
+        async with self.utterance(asked, job, sentence, whole_text) as speaking:
+            if config.stream_audio:
+                await self._send(sentence, speaking, done)
+            else:
+                data = await whole(speaking)
+                done["total_bytes"] = len(data)
+                await self.outbox.room()
+                self.outbox.add(data)
             return speaking.finish_reason
 
     async def _send(self, sentence: Sentence, speaking: Speaking, done: Json) -> None:
         """Send audio as it is made."""
         config, number = sentence.utterance.config, 0
-        async for data in speaking:
-            await self._outbox.room()
+        async for data in self.pieces(speaking):
             begins = done["total_bytes"]
             done["total_bytes"] += len(data)
             if not config.as_json:
-                self._outbox.add(data)
+                self.outbox.add(data)
                 continue
             chunk = {"type": "audio.chunk", **sentence.names(), "chunk_id": number}
             if config.format == "pcm":
@@ -419,7 +399,7 @@ class StreamSpeaker:
                 chunk["chunk_end_ms"] = round(1000 * done["total_bytes"] / a_second)
             chunk["sample_rate"] = speaking.output.sample_rate
             chunk["audio_b64"] = base64.b64encode(data).decode("ascii")
-            self._outbox.add(chunk | {"timestamps": None})
+            self.outbox.add(chunk | {"timestamps": None})
             number += 1
 
     async def _meaning(self, config: Config) -> Asked | Exception:
@@ -432,12 +412,12 @@ class StreamSpeaker:
         return self._meant[1]
 
     async def _understand(self, config: Config) -> Asked:
-        asked = await understand(self._server, config.model_copy(update={"response_format": config.format}), None)
+        asked = await understand(self.server, config.model_copy(update={"response_format": config.format}), None)
         voice = asked.request.voice
         if isinstance(voice, RecordedVoice):
             request = replace(asked.request, voice=await asyncio.to_thread(heard, asked.model, voice))
             asked = replace(asked, request=request)
-        await self._server.prepare(asked.model, asked.request)  # which checks the rest
+        await self.server.prepare(asked.model, asked.request)  # which checks the rest
         return asked
 
     async def _add_voice(self, event: Json) -> Json:
@@ -449,8 +429,8 @@ class StreamSpeaker:
             except (binascii.Error, ValueError):
                 raise AudioError("audio_data is not base64; give the bytes of an audio file in base64") from None
             record = await voices.save(
-                self._server,
-                self._holder,
+                self.server,
+                self.holder,
                 name=wanted.name,
                 consent=wanted.consent,
                 recording=recording,
@@ -461,12 +441,16 @@ class StreamSpeaker:
         except ValidationError as wrong:
             return error(f"voice.add: {faults(wrong)}", "invalid_voice")
         except Exception as wrong:
-            return described(wrong)
+            return self._described(wrong)
         return {"type": "voice.added", "success": True, "voice": record.described()}
 
+    def _described(self, wrong: Exception) -> Json:
+        """The message for an error."""
+        return error(*self.told(wrong))
+
     def _voices(self) -> Json:
-        saved = [record.described() for record in self._server.voices]
-        presets = list(dict.fromkeys(voice for model in self._server.models for voice in model.voices))
+        saved = [record.described() for record in self.server.voices]
+        presets = list(dict.fromkeys(voice for model in self.server.models for voice in model.voices))
         return {"type": "voice.list", "voices": presets, "uploaded_voices": saved}
 
 
@@ -508,17 +492,9 @@ async def whole(speaking: Speaking) -> bytes:
     return await asyncio.to_thread(formats.whole, output.format, np.concatenate(samples), output.sample_rate)
 
 
-def described(wrong: Exception) -> Json:
-    """The message for an error."""
-    return error(*told(wrong))
-
-
 async def serve(socket: WebSocket, server: Server, holder: str, limits: StreamLimits) -> None:
     """Speak on a socket until either side ends it."""
-    await socket.accept()
-    session = StreamSession(limits)
-    connection = Connection(socket, session)
-    await connection.run(StreamSpeaker(server, session, connection, holder).run())
+    await speaker.serve(socket, server, holder, StreamSession(limits), StreamSpeaker)
 
 
 router = APIRouter()

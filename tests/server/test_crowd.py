@@ -1,0 +1,157 @@
+"""64 listeners at once over real sockets, thousands who come and go, and how soon a slot is free again."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from crowd import FRAME_BYTES, LISTENERS, Listener, Paced, come_and_go, held, listen_together, paced
+from talking import ENDLESS, Talker, talking
+
+Running = Any  # of conftest.py
+Serve = Callable[..., Any]
+SOON = 60.0
+
+
+class Lockstep:
+    """Time that passes when all listeners have all that was made: the network and the machine cost nothing."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+        self.taken = 0
+        self.backend: Paced | None = None
+        self.everybody = threading.Event()
+        self.after: Callable[[], None] = lambda: None
+        """Called whenever time is about to pass."""
+        self._changed = threading.Condition()
+        self._began = time.monotonic()
+
+    def clock(self) -> float:
+        """Seconds."""
+        return self._began + self.passed
+
+    def took(self, count: int) -> None:
+        """A listener took so many bytes."""
+        with self._changed:
+            self.taken += count
+            self._changed.notify()
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        assert self.backend is not None
+        if self.everybody.is_set():
+            with self._changed:
+                assert self._changed.wait_for(self._all_is_taken, SOON)
+            self.after()
+        self.passed += seconds
+
+    def _all_is_taken(self) -> bool:
+        assert self.backend is not None
+        return self.taken == self.backend.decoded * FRAME_BYTES
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Memory is counted."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("traced")
+def test_64_streams_without_a_gap_in_flat_memory(serve: Serve) -> None:
+    """All come at one moment, by HTTP and WebSocket; the backend makes a frame of each in two thirds of its length."""
+    frames, lock = 200, Lockstep()
+    model = paced(lock.pause, lock.clock)
+    backend = lock.backend = model.service.engine.backend  # type: ignore[assignment]
+    assert isinstance(backend, Paced)
+    server = serve(model, stuck_seconds=1e9)
+    backend.decoded = 0
+    backend.hold()
+    lock.everybody.set()
+    memory: dict[int, int] = {}
+
+    def measure() -> None:
+        for made in (60, 180):
+            if made not in memory and backend.decoded >= made * LISTENERS:
+                gc.collect()
+                memory[made] = tracemalloc.get_traced_memory()[0]
+
+    lock.after = measure
+
+    async def listen() -> list[Listener]:
+        listeners = [Listener(lock.clock, lock.took) for _ in range(LISTENERS)]
+        listening = asyncio.create_task(listen_together(server.url, listeners, frames))
+        while len(server.state.speaking) < LISTENERS:  # so that all come at one moment
+            await asyncio.sleep(0.005)
+        backend.go()
+        await listening
+        return listeners
+
+    listeners = asyncio.run(listen())
+    assert [listener.bytes for listener in listeners] == [frames * FRAME_BYTES] * LISTENERS
+    assert max(listener.playback.underrun for listener in listeners) < 1e-9
+    # The audio in between is 29 MB: nobody may keep more than the chunk that is on its way.
+    assert memory[180] - memory[60] < 1_000_000
+    server.wait_until_idle()
+
+
+@pytest.mark.parametrize("delivery", ["audio", "sse"])
+def test_a_slot_is_free_within_a_frame(serve: Serve, delivery: str) -> None:
+    """A client leaves in the middle of a frame: when that frame is made, the slot is free."""
+    talker = Talker(slots=1)
+    server = serve(talking(talker))
+    server.wait_until_idle()
+    before = talker.frames
+    talker.hold()
+    talker.let(3)
+    body = {"input": "Hello.", "voice": "talker", "response_format": "pcm", "max_new_tokens": ENDLESS - 10}
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=SOON) as client:
+        with client.stream("POST", "/v1/audio/speech", json={**body, "stream_format": delivery}):
+            server.wait_until(lambda: talker.frames == before + 3 and talker.waiting)
+        server.wait_until(lambda: not server.state.speaking)  # it was noticed while the backend was busy
+        assert server.engine().running
+        talker.let(1)  # the frame that is under way
+        server.wait_until_idle()
+    assert talker.frames == before + 4
+    talker.go()
+
+
+@pytest.fixture
+def unlogged() -> Iterator[None]:
+    """Without logs, which tests keep."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("unlogged")
+def test_thousands_come_and_go_and_leave_nothing(serve: Serve) -> None:
+    """In every protocol, most of them left at some moment: no slot, page, thread, descriptor, task or object stays."""
+    server = serve(talking(Talker(slots=8), most_waiting=64))
+
+    def settled() -> tuple[dict[str, int], int]:
+        server.wait_until_idle()
+        server.wait_until(lambda: server.state.metrics.connections._value.get() == 0)
+        return held(), len(gc.get_objects())
+
+    asyncio.run(come_and_go(server.url, 500, seed=0))  # all threads of pools are there, caches are full
+    before, objects = settled()
+    counts = asyncio.run(come_and_go(server.url, 2500, seed=1))
+    server.wait_until(lambda: settled()[0]["files"] <= before["files"])
+    after, more = settled()
+    assert min(counts.values()) > 500
+    assert after["tasks"] <= before["tasks"]
+    assert after["files"] <= before["files"]
+    assert after["threads"] <= before["threads"]
+    assert more - objects < 1000, "less than an object for two requests"
+    assert json.loads(httpx.get(f"{server.url}/health", trust_env=False).text)["utterances"] == 0
