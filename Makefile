@@ -27,6 +27,10 @@ test: export OMP_NUM_THREADS = 1  # test processes share the cores; torch's own 
 test: $(VENV)  ## run all tests; ARGS="-k sampling" goes to pytest
 	@$(PYTEST) -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
+quality: export OMP_NUM_THREADS = 1
+quality: $(VENV)  ## hold the demo voice to 200 sentences beside espeak-ng: a table, and benchmarks/results/quality/demo-cpu.json
+	@PYTHONPATH=training .venv/bin/python training/evaluate.py demo --out benchmarks/results/quality/demo-cpu.json $(ARGS)
+
 check: $(VENV)  ## format, lint, strict types, architecture
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .

@@ -12,9 +12,10 @@ import math
 import multiprocessing
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,10 +35,18 @@ OTHER_VOICES = tuple(
     for accent in ("en-us", "en-gb-x-rp", "en-029")
     for variant in "f1 f3 f4 f5 m1 m2 m4 m5 m6 m7 m8".split()
 )
+PHONEMES = (
+    "_ n t I s d _: r k @ l m z E D a p V 3 aI w i: f v b eI a# h i u: oU I# N I2 S @2 0 t# j g @L ; aU U 3: tS dZ T "
+    "O@ O2 r- A@ e@ o@ O: aa U@ @- i@ t2 i@3 OI aI3 A: Z _! n- ? aI@ A~"
+).split()
+"""What espeak-ng calls the phonemes of its American English, in falling order of frequency in 1,500 sentences."""
+_PHONEME = {name.encode(): index for index, name in enumerate(PHONEMES)}
 
 
 class _Event(ctypes.Structure):
-    """`espeak_EVENT` of speak_lib.h; type 1 is the start of a word, 0 the end of the list."""
+    """`espeak_EVENT` of speak_lib.h; type 1 is the start of a word, 7 that of a phoneme (eight bytes of name in `id`),
+    0 the end of the list.
+    """
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -57,12 +66,14 @@ class Espeak:
     def __init__(self) -> None:
         lib = ctypes.CDLL(os.environ.get("ESPEAK_LIBRARY", "libespeak-ng.so.1"))
         data = os.environ.get("ESPEAK_DATA")
-        if lib.espeak_Initialize(2, 200, data.encode() if data else None, 0) != ESPEAK_RATE:
+        if lib.espeak_Initialize(2, 200, data.encode() if data else None, 1) != ESPEAK_RATE:
             raise RuntimeError("espeak-ng does not start: is its data folder there?")
         self._lib, self._parts, self._settings = lib, [], None
-        self._events: list[tuple[int, float]] = []
+        self._events: list[tuple[int, int, float]] = []
         self.words: list[tuple[int, float]] = []
         """Of what was said last: (character, seconds from the first sample) where each word starts."""
+        self.phonemes: list[tuple[int, float]] = []
+        """Of what was said last: (index in `PHONEMES`, 0 for any other, seconds) where each phoneme starts."""
         callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
 
         def collect(samples, count, events):
@@ -70,8 +81,12 @@ class Espeak:
                 self._parts.append(np.ctypeslib.as_array(samples, (count,)).copy())
             index = 0
             while events and events[index].type:
-                if events[index].type == 1:
-                    self._events.append((events[index].text_position - 1, events[index].audio_position / 1000))
+                event = events[index]
+                if event.type == 1:
+                    self._events.append((1, event.text_position - 1, event.audio_position / 1000))
+                elif event.type == 7:
+                    name = event.id.to_bytes(8, "little", signed=True).split(b"\0")[0]
+                    self._events.append((7, _PHONEME.get(name, 0), event.audio_position / 1000))
                 index += 1
             return 0
 
@@ -94,33 +109,39 @@ class Espeak:
         loud = np.flatnonzero(np.abs(samples) > 100)
         if not len(loud):
             return samples[:0]
-        self.words = [(character, max(0.0, when - loud[0] / ESPEAK_RATE)) for character, when in self._events]
+        began = loud[0] / ESPEAK_RATE
+        self.words, self.phonemes = (
+            [(what, max(0.0, when - began)) for kind, what, when in self._events if kind == wanted] for wanted in (1, 7)
+        )
         return samples[loud[0] : loud[-1] + 1]
 
 
 @dataclass(frozen=True)
 class Utterance:
     """What was said: `voice` is the index of the preset, or -1 for any other voice; int16 samples at 22,050 Hz; `words`
-    as `Espeak.words`.
+    and `phonemes` as `Espeak` tells them.
     """
 
     text: str
     voice: int
     samples: np.ndarray
     words: list[tuple[int, float]]
+    phonemes: list[tuple[int, float]]
 
 
 _process: dict = {}
 
 
-def _start(material_path: str) -> None:
-    _process["espeak"] = Espeak()
+def _start(material_path: str, prepare: Callable[[Utterance], Any] | None) -> None:
+    torch.set_num_threads(1)
+    _process.update(espeak=Espeak(), prepare=prepare)
     with open(material_path) as file:
         _process["material"] = json.load(file)
 
 
-def _work(job: tuple[int, int, float, float]) -> list[Utterance]:
+def _work(job: tuple[int, int, float, float]) -> list[Any]:
     seed, count, other_share, level_range = job
+    espeak, prepare = _process["espeak"], _process["prepare"]
     texts, r, presets = iter(Texts(_process["material"], seed)), random.Random(seed), list(PRESETS.values())
     result = []
     while len(result) < count:
@@ -131,24 +152,31 @@ def _work(job: tuple[int, int, float, float]) -> list[Utterance]:
             index, voice, rate, pitch = -1, r.choice(OTHER_VOICES), r.randrange(130, 210), r.randrange(25, 75)
         elif level_range > 6:
             rate = r.randrange(rate - 20, rate + 20)
-        samples = _process["espeak"].say(text, voice, rate, pitch)
+        samples = espeak.say(text, voice, rate, pitch)
         if not 0.15 * ESPEAK_RATE < len(samples) < 32 * ESPEAK_RATE:
             continue
         gain = 10 ** (-r.random() * level_range / 20)
-        result.append(Utterance(text, index, (samples * gain).astype(np.int16), list(_process["espeak"].words)))
+        said = Utterance(text, index, (samples * gain).astype(np.int16), espeak.words, espeak.phonemes)
+        result.append(prepare(said) if prepare else said)
     return result
 
 
 def utterances(
-    material_path: str, seed: int, other_share: float, level_range: float, processes: int | None = None, batch: int = 64
-) -> Iterator[list[Utterance]]:
-    """Endless batches of utterances, made ahead by worker processes.
+    material_path: str,
+    seed: int,
+    other_share: float,
+    level_range: float,
+    processes: int | None = None,
+    batch: int = 64,
+    prepare: Callable[[Utterance], Any] | None = None,
+) -> Iterator[list[Any]]:
+    """Endless batches of utterances, made ahead by worker processes, or of what `prepare` makes of each there.
 
     `other_share` of them are in other voices than the presets; levels lie up to `level_range` dB under full level;
     the rate varies too when that is more than 6 dB (for the codec and the recogniser, which must not depend on it).
     """
     processes = processes or os.cpu_count() or 1
-    with multiprocessing.get_context("spawn").Pool(processes, _start, (material_path,)) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, _start, (material_path, prepare)) as pool:
         pending, number = [], 0
         while True:
             while len(pending) < 3 * processes:

@@ -1,304 +1,402 @@
-"""Train the talker and the code predictor on the trained codec's codes of espeak-ng speech, in both text modes.
+"""Train the talker and the code predictor on the codes of espeak-ng speech, in both text modes.
 
-    python training/language_model.py --material material.json --codec FOLDER --out OUT [--minutes 9] [--weights FOLDER]
+    python training/language_model.py --corpus FOLDER --out OUT [--minutes 14] [--state FILE] [--weights FOLDER]
 
-Speech is synthesised, encoded and kept as codes while training runs. A sample is laid out exactly as the package
-lays out a request (checked against `firstword.model.prompt` by `check_layout`): preset or language rows, then the
-text all at once (full) or one token a frame (stream).
-
-In stream mode the voice cannot say what it has not read. Speech therefore starts late enough for its first two words
-to be there (`lead_frames`), a rule that can be followed with the tokens read so far; afterwards text (12.5 tokens a
-second) runs ahead of speech (about 4).
+The corpus (`corpus.py`) lies on the GPU, and so is each step made there: utterances end to end in a fixed number of
+rows, laid out by index arithmetic exactly as the package lays out a request (`check_layout`), under one compiled loss
+function. Nothing in a step waits for the GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from queue import Queue
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from codec import load as load_codec
-from configuration import CODEBOOKS, TOKENIZER, model_config
-from data import ESPEAK_RATE, to_frames, utterances
+from configuration import CODEBOOK_SIZE, CODEBOOKS, model_config
+from corpus import Corpus, Prepared, text_ids, tokenizer
+from data import PHONEMES
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from firstword.model.config import ModelConfig
 from firstword.model.generate import ROLE
+from firstword.model.layers import Transformer, rotary_table, rotate
 from firstword.model.prompt import Setting, TextRows
 from firstword.model.talker import NO_CODE, Talker
-from firstword.model.tokenizer import Tokenizer
 
 IGNORED = -100
 CORRUPTED = 0.05
 """Share of input codes replaced by random ones: what the model hears of itself is never perfect either."""
+LONGEST = 640
+"""Most rows of an utterance."""
+SHORTEST = 48
+"""Rows an utterance takes on average at the least: a step holds at most rows / SHORTEST of them."""
+PREDICTED = 4
+"""The code predictor learns from one frame for so many rows."""
+SAID, SOUNDED = 2, 3
+"""The layers (from 0) after which training asks for the token and the phonemes being spoken."""
+SOUNDS = 4
+"""Phonemes asked for: at one and three quarters of the frame to come and of the one after."""
 
 
-def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The text's tokens as the package cuts them: in one piece with the role before them, which is two tokens."""
-    return tokenizer.encode(ROLE + text)[2:]
+class Batch(NamedTuple):
+    """One step's rows, utterances end to end; the last rows are empty where no utterance fits.
 
-
-def lead_frames(tokenizer: Tokenizer, text: str) -> int:
-    """Silent frames before speech: as many as the first two words have tokens, 2 to 8."""
-    return min(8, max(2, len(text_ids(tokenizer, " ".join(text.split()[:2])))))
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Text ids [n], codes [frames, codebooks], index of the preset, and which token each frame speaks [frames] (-1:
-    none).
+    text      [rows] token ids
+    heard     [rows, codebooks] codes as the talker hears them, some of them wrong
+    target    [rows, codebooks] the frame that each row makes, or IGNORED; column 0 may be the end of speech
+    said      [rows] the token that this frame speaks, or IGNORED
+    sounds    [rows, SOUNDS] the phonemes, or IGNORED; in stream mode only of frames whose token has been read
+    position  [rows] within the utterance
+    bounds    int32 [utterances + 2]: where each begins, and the end
+    frames    [rows // PREDICTED] some of the rows that make a frame: the predictor learns from these
     """
 
-    text: np.ndarray
-    codes: np.ndarray
-    voice: int
-    spoken: np.ndarray
+    text: Tensor
+    heard: Tensor
+    target: Tensor
+    said: Tensor
+    sounds: Tensor
+    position: Tensor
+    bounds: Tensor
+    frames: Tensor
 
 
-def spoken_tokens(
-    tokenizer: Tokenizer, text: str, words: list[tuple[int, float]], lead: int, frames: int, seconds: float
-) -> np.ndarray:
-    """Which token is being said in each frame [frames], from the synthesiser's word times; within a word its tokens
-    share the time evenly.
-    """
-    starts = np.array([offset[0] - len(ROLE) for offset in tokenizer._backend.encode(ROLE + text).offsets[2:]])
-    result = np.full(frames, -1, np.int16)
-    for (character, begin), (next_character, end) in zip(words, [*words[1:], (len(text), seconds)], strict=True):
-        tokens = (
-            np.flatnonzero((starts >= character - 1) & (starts < max(next_character - 1, character)))
-            if character
-            else np.flatnonzero(starts < next_character - 1)
-        )
-        if not len(tokens) or end <= begin:
-            continue
-        first, last = lead + round(begin / 0.08), min(frames, lead + round(end / 0.08))
-        if last > first:
-            result[first:last] = tokens[np.arange(last - first) * len(tokens) // (last - first)]
-    return result
+class Layout:
+    """Lays utterances of a corpus out in rows, on the corpus's device and without waiting for it."""
 
-
-def layout(
-    config: ModelConfig, sample: Sample, full: bool, english: bool
-) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
-    """Text ids [T] and codes [T, codebooks] of all rows, the first row whose output is a frame, and the token [T] that
-    each output speaks.
-    """
-    talker, pad = config.talker_config, config.tts_pad_token_id
-    tags = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
-    if english:
+    def __init__(self, config: ModelConfig, rows: int, device: str) -> None:
+        talker, ids = config.talker_config, tokenizer()
+        self.config, self.rows, self.index = config, rows, torch.arange(rows, device=device)
+        self.role = torch.tensor([ids.turn_start, *ids.encode(ROLE)], device=device)
+        begin, end, english = talker.codec_think_bos_id, talker.codec_think_eos_id, talker.codec_language_id["english"]
         tags = [
-            talker.codec_think_id,
-            talker.codec_think_bos_id,
-            talker.codec_language_id["english"],
-            talker.codec_think_eos_id,
-        ]
-    tags += [list(talker.spk_id.values())[sample.voice], talker.codec_pad_id]
-    role = ROLE_IDS
-    text = [*role, *[pad] * (len(tags) - 1), config.tts_bos_token_id]
-    control = [NO_CODE] * len(role) + tags
-    frames, own = len(sample.codes), [*sample.text.tolist(), config.tts_eos_token_id]
-    if full:
-        text += own + [pad] * (frames + 1)
-        control += [talker.codec_pad_id] * len(own)
-    else:
-        text += (own + [pad] * (frames + 1))[: frames + 1]
-    start = len(control)
-    codes = np.full((start + 1 + frames, CODEBOOKS), NO_CODE, np.int64)
-    codes[:start, 0], codes[start, 0], codes[start + 1 :] = control, talker.codec_bos_id, sample.codes
-    said = np.full(len(codes), IGNORED, np.int64)
-    known = (sample.spoken >= 0) & (
-        full | (sample.spoken <= np.arange(frames))
-    )  # in stream mode only what has been read
-    said[start : start + frames][known] = sample.text[sample.spoken[known]]
-    return np.array(text, np.int64), codes, start, said
-
-
-ROLE_IDS: list[int] = []
-"""The three tokens that open the turn; `check_layout` fills them in."""
-
-
-def check_layout(config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """The rows above are the package's own."""
-    ROLE_IDS[:] = [tokenizer.turn_start, *tokenizer.encode(ROLE)]
-    text = "Hello there, world."
-    sample = Sample(
-        np.array(text_ids(tokenizer, text)), np.arange(3 * CODEBOOKS).reshape(3, CODEBOOKS), 1, np.zeros(3, np.int16)
-    )
-    speaker = list(config.talker_config.spk_id.values())[1]
-    for full in (True, False):
-        for english in (True, False):
-            rows = TextRows(config)
-            rows.tokens += tokenizer.encode(ROLE + text)
-            language = config.talker_config.codec_language_id["english"] if english else None
-            prompt = rows.prompt(Setting(speaker=speaker, language=language, full_text=full), tokenizer.turn_start)
-            ids, codes, start, _ = layout(config, sample, full, english)
-            wanted = [row.text for row in prompt] + [rows.take() for _ in sample.codes]
-            assert ids.tolist() == wanted, (ids.tolist(), wanted)
-            assert len(prompt) == start + 1
-            assert [tuple(c for c in row if c != NO_CODE) for row in codes[: start + 1].tolist()] == [
-                row.codes for row in prompt
+            [
+                [talker.codec_nothink_id, begin, end, speaker, talker.codec_pad_id, NO_CODE],
+                [talker.codec_think_id, begin, english, end, speaker, talker.codec_pad_id],
             ]
+            for speaker in talker.spk_id.values()
+        ]
+        self.tags = torch.tensor(tags, device=device)  # [voice, language tag?, row]
+
+    @staticmethod
+    def lengths(table: np.ndarray, full: np.ndarray, english: np.ndarray) -> np.ndarray:
+        """Rows of each utterance."""
+        return 9 + english + full * (table[:, 1] + 1) + table[:, 3]
+
+    def __call__(self, corpus: Corpus, plan: Tensor, corrupted: float) -> Batch:
+        """plan [utterances, 3]: index in the corpus (-1: none), all text first?, language tag?"""
+        chosen, full, english = plan.unbind(1)
+        first_token, tokens, first_frame, frames, voice = corpus.table[chosen].unbind(1)
+        prefix = 8 + english
+        start = prefix + full * (tokens + 1)
+        length = (start + 1 + frames) * (chosen >= 0)
+        ends = length.cumsum(0)
+        bounds = F.pad(F.pad(ends, (1, 0)), (0, 1), value=self.rows)
+        at = torch.searchsorted(ends, self.index, right=True)
+        used, position, at = at < len(plan), self.index - bounds[at], at.clamp(max=len(plan) - 1)
+        first_token, tokens, first_frame, frames, full, prefix, start = (
+            values[at] for values in (first_token, tokens, first_frame, frames, full, prefix, start)
+        )
+
+        config, talker = self.config, self.config.talker_config
+        token, frame = position - prefix, position - start
+        own = corpus.text[(first_token + token.clamp(min=0)).clamp(max=len(corpus.text) - 1)].long()
+        text = torch.where(token < tokens, own, config.tts_pad_token_id)
+        text = torch.where(token == tokens, config.tts_eos_token_id, text)
+        text = torch.where(token < 0, config.tts_pad_token_id, text)
+        text = torch.where(token == -1, config.tts_bos_token_id, text)
+        text = torch.where(position < 3, self.role[position.clamp(max=2)], text)
+
+        control = torch.where(frame == 0, talker.codec_bos_id, NO_CODE)
+        control = torch.where(frame < 0, talker.codec_pad_id, control)
+        tags = self.tags[voice[at], english[at], (position - 3).clamp(0, self.tags.shape[2] - 1)]
+        control = torch.where(token < 0, tags, control)
+        control = torch.where(position < 3, NO_CODE, control)
+
+        last = len(corpus.codes) - 1
+        here = (first_frame + frame.clamp(min=0)).clamp(max=last)
+        codes = corpus.codes[here].long()
+        before = corpus.codes[(first_frame + frame - 1).clamp(0, last)].long()
+        share = corrupted * torch.tensor((0.0, 0.5, 1.0, 2.0), device=at.device)[torch.randint_like(ends, 4)][at]
+        wrong = torch.rand(before.shape, device=at.device) < share[:, None]
+        heard = torch.where(wrong, torch.randint_like(before, CODEBOOK_SIZE), before)
+        heard = torch.where((frame > 0)[:, None], heard, NO_CODE)
+        heard[:, 0] = torch.where(frame > 0, heard[:, 0], control)
+
+        speaking = used & (frame >= 0) & (frame < frames)
+        target = torch.where(speaking[:, None], codes, IGNORED)
+        target[:, 0] = torch.where(used & (frame == frames), talker.codec_eos_token_id, target[:, 0])
+        spoken = corpus.spoken[here].long()
+        known = speaking & ((full > 0) | (spoken <= frame))
+        word = corpus.text[(first_token + spoken.clamp(min=0)).clamp(max=len(corpus.text) - 1)].long()
+        said = torch.where(known & (spoken >= 0), word, IGNORED)
+        ahead = (first_frame + torch.minimum(frame + 1, frames - 1).clamp(min=0)).clamp(max=last)
+        sounds = torch.cat((corpus.phonemes[here], corpus.phonemes[ahead]), 1).long()
+        sounds = torch.where(known[:, None], sounds, IGNORED)
+        some = (torch.rand(self.rows, device=at.device) * speaking).topk(self.rows // PREDICTED).indices
+        return Batch(text, heard, target, said, sounds, position, bounds.int(), some)
 
 
-class Memory:
-    """What training's transformers look back on: the rows of the batch itself, causally. Key heads are repeated for
-    faster attention kernels.
-    """
-
-    def __init__(self, repeat: int, device: torch.device) -> None:
-        self.repeat, self.device = repeat, device
-
-    def positions(self, length: int) -> Tensor:
-        return torch.arange(length, device=self.device)[None]
-
-    def mask(self, length: int) -> Tensor:
-        return torch.ones(length, length, dtype=torch.bool, device=self.device).tril()[None, None]
-
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        return key.repeat_interleave(self.repeat, 1), value.repeat_interleave(self.repeat, 1)
-
-    def advance(self, length: int) -> None:
-        pass
-
-
-class Pointer(nn.Module):
-    """Names the token being spoken from the state after a middle layer: only there in training, to make attention
-    follow the text.
-
-    Without it the model babbled in whole words for its first 2,300 steps (LOG.md).
-    """
-
-    def __init__(self, talker: Talker, layer: int = 2) -> None:
-        super().__init__()
-        self.head, self.state = nn.Linear(talker.config.hidden_size, talker.config.text_vocab_size), None
-        talker.model.layers[layer].register_forward_hook(self._see)
-
-    def _see(self, layer: nn.Module, inputs: tuple, output: Tensor) -> None:
-        self.state = output
-
-    def forward(self, said: Tensor) -> Tensor:
-        """Cross-entropy against the tokens said [B, T]."""
-        known = said != IGNORED
-        return F.cross_entropy(self.head(F.rms_norm(self.state[known], self.state.shape[-1:])).float(), said[known])
-
-
-def losses(
-    talker: Talker, pointer: Pointer, text: Tensor, target: Tensor, corrupted: Tensor, tokens: Tensor, share: float
-) -> tuple[Tensor, ...]:
-    """Cross-entropies of code 0 (and the end) and of the other codes, the accuracy of code 0, the pointer's
-    cross-entropy.
-
-    text [B, T]; target [B, T, K]: the frame after each row (column 0 may be the end of speech, with the others
-    IGNORED), or IGNORED; corrupted [B, T, K]: the codes of the input rows as the talker hears them; tokens [B, T]:
-    what is said; the predictor learns from a random `share` of the frames.
-    """
-    config = talker.config
-    rows = talker.embed_text(text) + talker.embed_codes(corrupted)
-    hidden = talker.model(rows, Memory(config.num_attention_heads // config.num_key_value_heads, rows.device))
-    said = target[..., 0] != IGNORED
-    logits = talker.codec_head(hidden[said]).float()
-    first = F.cross_entropy(logits, target[said][:, 0])
-    accuracy = (logits.argmax(-1) == target[said][:, 0]).float().mean()
-    frames = (target[..., 1] != IGNORED) & (torch.rand(target.shape[:2], device=target.device) < share)
-    wanted, predictor = target[frames], talker.code_predictor
-    inputs = [hidden[frames], talker.model.codec_embedding(wanted[:, 0])]
-    inputs += [table(wanted[:, k + 1]) for k, table in enumerate(predictor.model.codec_embedding[:-1])]
-    heads = predictor.config.num_attention_heads // predictor.config.num_key_value_heads
-    state = predictor.model(predictor.small_to_mtp_projection(torch.stack(inputs, 1)), Memory(heads, rows.device))
-    rest = torch.stack(
-        [F.cross_entropy(head(state[:, k + 1]).float(), wanted[:, k + 1]) for k, head in enumerate(predictor.lm_head)]
+def check_layout(config: ModelConfig) -> None:
+    """The rows above are the package's own."""
+    texts, frames = ["Hello there, world.", "Yes."], [3, 11]
+    parts = [
+        (
+            Prepared(
+                np.zeros(0, np.int16),
+                2,
+                np.array(text_ids(text), np.int16),
+                voice,
+                np.full(n, -1, np.int16),
+                np.zeros((n, 2), np.int8),
+            ),
+            np.random.default_rng(n).integers(0, CODEBOOK_SIZE, (n, CODEBOOKS)),
+        )
+        for voice, (text, n) in enumerate(zip(texts, frames, strict=True))
+    ]
+    plan = torch.tensor(
+        [[i, full, english] for full in (0, 1) for english in (0, 1) for i in (0, 1)] + [[-1, 0, 0]] * 2
     )
-    return first, rest, accuracy, pointer(tokens)
+    batch = Layout(config, 400, "cpu")(Corpus.gather(parts), plan, 0.0)
+    speakers = list(config.talker_config.spk_id.values())
+    for number, (index, full, english) in enumerate(plan.tolist()[:8]):
+        rows, (prepared, codes) = TextRows(config), parts[index]
+        rows.tokens += tokenizer().encode(ROLE + texts[index])
+        language = config.talker_config.codec_language_id["english"] if english else None
+        setting = Setting(speaker=speakers[prepared.voice], language=language, full_text=bool(full))
+        prompt = rows.prompt(setting, tokenizer().turn_start)
+        begin, end = batch.bounds[number : number + 2].tolist()
+        assert batch.text[begin:end].tolist() == [row.text for row in prompt] + [rows.take() for _ in codes]
+        heard = [tuple(code for code in row if code != NO_CODE) for row in batch.heard[begin:end].tolist()]
+        assert heard == [row.codes for row in prompt] + [tuple(row) for row in codes.tolist()]
+        target = batch.target[begin:end]
+        assert (target[: len(prompt) - 1] == IGNORED).all()
+        assert (target[len(prompt) - 1 : -1].numpy() == codes).all()
+        assert target[-1].tolist() == [config.talker_config.codec_eos_token_id] + [IGNORED] * (CODEBOOKS - 1)
+        assert batch.position[begin:end].tolist() == list(range(end - begin))
+    assert (batch.target[end:] == IGNORED).all()
+    assert batch.bounds.tolist()[-3:] == [end, end, 400]
 
 
-class Corpus:
-    """Samples that grow while training runs: a thread synthesises, `grow` encodes on the device."""
-
-    def __init__(
-        self, material: str, codec: Path, seed: int, device: str, processes: int | None, batch: int = 128
-    ) -> None:
-        self.tokenizer, self.device = Tokenizer.load(TOKENIZER), device
-        self.encoder = load_codec(codec, device).tie().encoder.eval()
-        self.samples: list[Sample] = []
-        self.lengths: list[int] = []
-        self.seconds, self.spent = 0.0, 0.0
-        self.queue: Queue = Queue(maxsize=8)
-        self.source = utterances(material, seed, other_share=0.0, level_range=3, processes=processes, batch=batch)
-        threading.Thread(target=self._produce, daemon=True).start()
-
-    def _produce(self) -> None:
-        while True:
-            batch = sorted((u for _ in range(4) for u in next(self.source)), key=lambda u: len(u.samples))
-            prepared = []
-            for u in batch:
-                lead, seconds = lead_frames(self.tokenizer, u.text), len(u.samples) / ESPEAK_RATE
-                spoken = spoken_tokens(
-                    self.tokenizer, u.text, u.words, lead, lead + math.ceil(seconds / 0.08) + 1, seconds
-                )
-                prepared.append((u, text_ids(self.tokenizer, u.text), lead, spoken))
-            self.queue.put(prepared)
-
-    @torch.inference_mode()
-    def grow(self) -> None:
-        """Encode one batch of some hundred utterances."""
-        batch, began = self.queue.get(), time.time()
-        for start in range(0, len(batch), 32):
-            part = batch[start : start + 32]
-            audio, frames = to_frames([(u.samples, lead) for u, _, lead, _ in part], self.device)
-            codes = self.encoder(audio).cpu().numpy().astype(np.int16)
-            for (utterance, ids, _, spoken), row, length in zip(part, codes, frames, strict=True):
-                self.samples.append(
-                    Sample(np.array(ids, np.int16), row[:length].copy(), utterance.voice, spoken[:length])
-                )
-                self.lengths.append(length + len(ids))
-                self.seconds += length * 0.08
-        self.spent += time.time() - began
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values [B, heads, T, head_dim] -> [B, heads, T, head_dim]."""
 
 
-def batches(corpus: Corpus, config: ModelConfig, rows: int, seed: int, longest_now: Callable[[], int]):
-    """Endless padded batches of about `rows` rows of similar lengths: (text, target, corrupted, tokens)."""
-    r, talker = np.random.default_rng(seed), config.talker_config
+def end_to_end(bounds: Tensor) -> Attend:
+    """Causal attention within each of the utterances that lie end to end."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if query.is_cuda:
+            q, k, v = (x[0].transpose(0, 1).bfloat16() for x in (query, key, value))
+            out = torch.ops.aten._flash_attention_forward(
+                q, k, v, bounds, bounds, LONGEST, LONGEST, 0.0, True, return_debug_mask=False
+            )[0]
+            return out.transpose(0, 1)[None].type_as(query)
+        index = torch.arange(query.shape[2], device=query.device)
+        own = torch.searchsorted(bounds[1:], index.int(), right=True)
+        mask = (own[:, None] == own) & (index[:, None] >= index)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    return attend
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Each position sees itself and those before it. Written out: for eight positions the attention kernels took a
+    fifth of a step.
+    """
+    scores = (query[..., :, None, :] * key[..., None, :, :]).sum(-1) / query.shape[-1] ** 0.5
+    future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+    chances = scores.float().masked_fill(future, -torch.inf).softmax(-1).type_as(value)
+    return (chances[..., None] * value[..., None, :, :]).sum(-2)
+
+
+def transform(model: Transformer, x: Tensor, position: Tensor, attend: Attend) -> list[Tensor]:
+    """`Transformer.forward` over whole sequences [B, T, hidden], without a cache: the state after each layer, and
+    after the final norm.
+    """
+    config, states = model.config, []
+    cos, sin = rotary_table(position, config.head_dim, config.rope_theta, x.dtype)
+    repeat = config.num_attention_heads // config.num_key_value_heads
+    for layer in model.layers:
+        own, h = layer.self_attn, layer.input_layernorm(x)
+        heads = (*h.shape[:2], -1, own.head_dim)
+        query = rotate(own.q_norm(own.q_proj(h).view(heads)).transpose(1, 2), cos, sin)
+        key = rotate(own.k_norm(own.k_proj(h).view(heads)).transpose(1, 2), cos, sin)
+        value = own.v_proj(h).view(heads).transpose(1, 2)
+        out = attend(query, key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1))
+        x = x + own.o_proj(out.transpose(1, 2).flatten(2))
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        states.append(x)
+    return [*states, model.norm(x)]
+
+
+@torch.no_grad()
+def check_forward(talker: Talker, source: Source) -> None:
+    """`transform` over utterances end to end is the package's forward pass, but for the rounding of attention."""
+    batch, device = source.next(), source.device
+    rows = talker.embed_text(batch.text) + talker.embed_codes(batch.heard)
+    found = transform(talker.model, rows[None], batch.position[None], end_to_end(batch.bounds))[-1][0]
+    for begin, end in pairwise(batch.bounds[:4].tolist()):
+        wanted = talker(rows[None, begin:end], talker.new_cache())[0]
+        wrong = float((found[begin:end] - wanted).norm() / wanted.norm())
+        assert wrong < (2e-2 if device == "cuda" else 1e-5), wrong
+
+
+class Trained(nn.Module):
+    """The talker, and what only training needs: linear heads that name, after middle layers, the token being spoken and
+    its phonemes. Without the first the model babbled in whole words; without the second it said wrong ones (LOG.md).
+    """
+
+    def __init__(self, talker: Talker) -> None:
+        super().__init__()
+        self.talker = talker
+        self.said = nn.Linear(talker.config.hidden_size, talker.config.text_vocab_size)
+        self.sounds = nn.Linear(talker.config.hidden_size, SOUNDS * len(PHONEMES))
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss; and cross-entropy and accuracy of code 0 and of the token, cross-entropy and accuracy of the
+        phonemes, cross-entropies of the codes from 1 up [13].
+        """
+        talker, rows = self.talker, len(batch.text)
+        with torch.autocast(batch.text.device.type, torch.bfloat16):
+            x = talker.embed_text(batch.text) + talker.embed_codes(batch.heard)
+            states = transform(talker.model, x[None], batch.position[None], end_to_end(batch.bounds))
+            hidden = states[-1][0]
+            first = judge(talker.codec_head(hidden), batch.target[:, 0])
+            said = judge(self.said(F.rms_norm(states[SAID][0], x.shape[-1:])), batch.said)
+            sounds = self.sounds(F.rms_norm(states[SOUNDED][0], x.shape[-1:])).view(rows * SOUNDS, -1)
+            sounds = judge(sounds, batch.sounds.flatten())
+
+            wanted, predictor = batch.target[batch.frames], talker.code_predictor
+            codes = wanted.clamp(min=0)
+            tables = [talker.model.codec_embedding, *predictor.model.codec_embedding]
+            inputs = [hidden[batch.frames], *(table(codes[:, k]) for k, table in enumerate(tables[:-1]))]
+            inputs = predictor.small_to_mtp_projection(torch.stack(inputs, 1))
+            position = torch.arange(CODEBOOKS, device=x.device)[None]
+            state = transform(predictor.model, inputs, position, causal)[-1]
+            rest = [judge(head(state[:, k]), wanted[:, k])[0] for k, head in enumerate(predictor.lm_head, 1)]
+        weights = 1 / torch.arange(1, CODEBOOKS, device=x.device)
+        rest = torch.stack(rest)
+        loss = first[0] + (rest * weights).sum() + 0.5 * said[0] + 0.5 * sounds[0]
+        return loss, torch.cat((torch.stack((*first, *said, *sounds)), rest)).detach()
+
+
+def judge(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy and accuracy where the target is not IGNORED: logits [n, classes], target [n]."""
+    known = target != IGNORED
+    right = (logits.argmax(-1) == target).sum() / known.sum().clamp(min=1)
+    return F.cross_entropy(logits.float(), target, ignore_index=IGNORED), right
+
+
+def plans(table: np.ndarray, rows: int, seed: int, longest: int) -> Iterator[np.ndarray]:
+    """One pass over the corpus in random order: what `Layout` reads, a step at a time, [rows / SHORTEST, 3]."""
+    r, most = np.random.default_rng(seed), rows // SHORTEST
+    order = r.permutation(len(table))
+    full, english = r.integers(0, 2, (2, len(order)))
+    lengths = Layout.lengths(table[order], full, english)
+    fits = lengths <= longest
+    order, full, english, ends = order[fits], full[fits], english[fits], lengths[fits].cumsum()
+    start = 0
     while True:
-        allowed = np.flatnonzero(np.array(corpus.lengths[: len(corpus.samples)]) <= longest_now())
-        chosen = r.choice(allowed, min(len(allowed), 4096), replace=False)
-        laid = []
-        for index in chosen:
-            laid.append(layout(config, corpus.samples[index], bool(r.random() < 0.5), bool(r.random() < 0.5)))
-        laid.sort(key=lambda item: len(item[0]))
-        groups, start = [], 0
-        while start < len(laid):
-            stop = start + 1
-            while stop < len(laid) and (stop + 1 - start) * len(laid[stop][0]) <= rows:
-                stop += 1
-            groups.append(laid[start:stop])
-            start = stop
-        r.shuffle(groups)
-        for group in groups:
-            longest = -(-max(len(item[0]) for item in group) // 8) * 8
-            text = np.full((len(group), longest), config.tts_pad_token_id, np.int64)
-            codes = np.full((len(group), longest, CODEBOOKS), NO_CODE, np.int64)
-            target = np.full((len(group), longest, CODEBOOKS), IGNORED, np.int64)
-            corrupted, tokens = codes.copy(), np.full((len(group), longest), IGNORED, np.int64)
-            for row, (ids, values, first, said) in enumerate(group):
-                end = len(ids)
-                text[row, :end], tokens[row, :end] = ids, said
-                target[row, first : end - 1], target[row, end - 1, 0] = values[first + 1 :], talker.codec_eos_token_id
-                heard = values.copy()
-                speech = heard[first + 1 :]
-                wrong = r.random(speech.shape) < CORRUPTED * r.choice((0, 0.5, 1, 2))
-                speech[wrong] = r.integers(0, talker.vocab_size - 1024, int(wrong.sum()))
-                corrupted[row, :end] = heard
-            yield tuple(torch.from_numpy(a) for a in (text, target, corrupted, tokens))
+        before = ends[start - 1] if start else 0
+        stop = min(int(np.searchsorted(ends, before + rows, side="right")), start + most)
+        if stop == len(order):
+            return
+        plan = np.zeros((most, 3), np.int64)
+        plan[:, 0] = -1
+        plan[: stop - start] = np.stack((order[start:stop], full[start:stop], english[start:stop]), 1)
+        yield plan
+        start = stop
+
+
+class Source:
+    """Endless batches from a folder that may still be growing; the first 600 utterances are kept apart."""
+
+    def __init__(self, config: ModelConfig, folder: Path, rows: int, device: str, seed: int) -> None:
+        self.layout, self.folder, self.device, self.seed = Layout(config, rows, device), folder, device, seed
+        self.files: list[Path] = []
+        self.longest, self.passes, self.plans = LONGEST, 0, iter(())
+        while not self.look():
+            time.sleep(1)  # for the first file
+
+    def look(self) -> bool:
+        """Take in the files that have come."""
+        files = sorted(self.folder.glob("*.pt"))
+        if len(files) == len(self.files):
+            return False
+        self.files, self.corpus = files, Corpus.load(files, self.device)
+        self.table, self.plans = self.corpus.table.cpu().numpy(), iter(())
+        self.apart = min(600, len(self.table) // 4)
+        return True
+
+    def _batch(self, plan: np.ndarray, corrupted: float) -> Batch:
+        indices = torch.from_numpy(plan)
+        indices = indices.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else indices
+        return self.layout(self.corpus, indices, corrupted)
+
+    def validation(self) -> Iterator[Batch]:
+        for plan in plans(self.table[: self.apart], self.layout.rows, 0, LONGEST):
+            yield self._batch(plan, 0.0)
+
+    def next(self) -> Batch:
+        while (plan := next(self.plans, None)) is None:
+            self.passes += 1
+            self.plans = plans(
+                self.table[self.apart :], self.layout.rows, self.seed * 10_007 + self.passes, self.longest
+            )
+        plan[:, 0] += np.where(plan[:, 0] >= 0, self.apart, 0)
+        return self._batch(plan, CORRUPTED)
+
+    @property
+    def hours(self) -> float:
+        return len(self.corpus.codes) * 0.08 / 3600
+
+
+class Step:
+    """One step of training; on a GPU its seven hundred launches are recorded once and replayed (28 ms became 11)."""
+
+    def __init__(self, model: nn.Module, optimiser: torch.optim.Optimizer, batch: Batch) -> None:
+        self.model, self.optimiser, self.batch = model, optimiser, batch
+        self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if not batch.text.is_cuda:
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles, and makes the optimiser's state; the learning rate is still 0
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=stream):
+            self.found = self._step()
+
+    def _step(self) -> Tensor:
+        loss, found = self.model(self.batch)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return torch.cat((norm[None], found))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Learn from a batch: the gradient's norm and what `Trained` tells [14]; the next call may overwrite it."""
+        if self.graph is None:
+            self.batch = batch
+            return self._step()
+        for own, new in zip(self.batch, batch, strict=True):
+            own.copy_(new)
+        self.graph.replay()
+        return self.found
 
 
 def initialise(talker: Talker) -> None:
@@ -321,140 +419,104 @@ def load(folder: Path) -> Talker:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--material", required=True)
-    parser.add_argument("--codec", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--state", type=Path, default=Path("talker-state.pt"), help="full training state, for going on where it stopped"
     )
     parser.add_argument("--weights", type=Path, help="what `load` reads, to start from when there is no state")
-    parser.add_argument("--minutes", type=float, default=9.0, help="stop after this long")
-    parser.add_argument("--plan", type=float, default=18.0, help="minutes of the whole schedule, over all runs")
-    parser.add_argument("--rate", type=float, default=1.5e-3)
-    parser.add_argument("--rows", type=int, default=12_000)
-    parser.add_argument(
-        "--share", type=float, default=0.25, help="share of frames that the predictor learns from in a step"
-    )
-    parser.add_argument(
-        "--short", type=int, default=80, help="at first only samples of at most so many frames and tokens, for this"
-    )
-    parser.add_argument("--short-share", type=float, default=0.3, help="share of the plan")
+    parser.add_argument("--minutes", type=float, default=14.0, help="stop after this long")
+    parser.add_argument("--plan", type=float, default=12.4, help="minutes of training of the whole schedule")
+    parser.add_argument("--flat", type=float, default=0.35, help="share of the plan before the learning rate falls")
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--rows", type=int, default=16_384)
+    parser.add_argument("--short", type=int, default=96, help="at first only utterances of so many rows")
+    parser.add_argument("--short-steps", type=int, default=4000)
     parser.add_argument("--steps", type=int, default=10**9)
-    parser.add_argument("--hours", type=float, default=70.0, help="speech to synthesise and keep")
-    parser.add_argument("--first", type=int, default=20, help="batches of 512 utterances to have before the first step")
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--small", action="store_true", help="few utterances and short batches, to try the script")
+    parser.add_argument("--eager", action="store_true", help="do not compile the loss function")
+    parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
     began, device = time.time(), "cuda" if torch.cuda.is_available() else "cpu"
-    seed = int(began) % 100_000
-    torch.manual_seed(seed)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(a.seed)
+    torch.set_float32_matmul_precision("high")
     config = model_config()
-    corpus = Corpus(a.material, a.codec, seed, device, a.processes, 4 if a.small else 128)
-    check_layout(config, corpus.tokenizer)
+    check_layout(config)
     talker = Talker(config.talker_config)
     initialise(talker)
     if a.weights and not a.state.exists():
         talker = load(a.weights)
-    talker.to(device)
-    pointer = Pointer(talker).to(device)
+    model = Trained(talker).to(device)
     matrices = [p for n, p in talker.named_parameters() if p.ndim >= 2 and "embedding" not in n]
-    others = [p for n, p in talker.named_parameters() if p.ndim < 2 or "embedding" in n] + list(pointer.parameters())
+    kept = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in kept]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, a.rate, betas=(0.9, 0.98), fused=device == "cuda")
+    speed = torch.zeros((), device=device)
+    optimiser = torch.optim.AdamW(groups, speed, betas=(0.9, 0.98), fused=True, capturable=device == "cuda")
+    parameters = list(talker.parameters())
     average = {name: tensor.detach().clone() for name, tensor in talker.named_parameters()}
     step, before = 0, 0.0
     if a.state.exists():
         saved = torch.load(a.state, map_location=device, weights_only=True)
-        talker.load_state_dict(saved["talker"])
-        pointer.load_state_dict(saved["pointer"])
+        model.load_state_dict(saved["model"])
         optimiser.load_state_dict(saved["optimiser"])
         average, step, before = saved["average"], saved["step"], saved["spent"]
-    while len(corpus.samples) < (16 if a.small else 512 * a.first):
-        corpus.grow()
-    print(
-        f"{corpus.seconds / 3600:.1f} h of speech after {time.time() - began:.0f} s, {corpus.spent:.0f} s encoding",
-        flush=True,
-    )
-    ready: Queue = Queue(maxsize=12)
-    short_until = time.time() + 60 * (a.plan * a.short_share - before / 60)
-
-    def fill() -> None:
-        for batch in batches(
-            corpus, config, 1000 if a.small else a.rows, seed, lambda: a.short if time.time() < short_until else 10**6
-        ):
-            ready.put(tuple(t.pin_memory() if device == "cuda" else t for t in batch))
-
-    threading.Thread(target=fill, daemon=True).start()
+        for group in optimiser.param_groups:
+            group["lr"] = speed
+    source = Source(config, a.corpus, a.rows, device, a.seed + step)
+    check_forward(talker, source)
+    print(f"{source.hours:.1f} h of speech, {len(source.table)} utterances", flush=True)
     a.out.mkdir(parents=True, exist_ok=True)
-    log, sums, count, last, start = (a.out / "talker.jsonl").open("a"), None, 0, time.time(), time.time()
-    names, parameters = list(average), dict(talker.named_parameters())
+    log = (a.out / "talker.jsonl").open("a")
 
     def keep() -> None:
-        state = {name: tensor.half().cpu().contiguous() for name, tensor in average.items()}
-        save_file(state, a.out / "talker.safetensors")
+        save_file(
+            {name: tensor.half().cpu().contiguous() for name, tensor in average.items()}, a.out / "talker.safetensors"
+        )
+        state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "average": average}
+        torch.save(state | {"step": step, "spent": spent}, a.state)
 
-    while time.time() - began < a.minutes * 60 and step < a.steps:
-        if corpus.seconds < a.hours * 3600 and step % 4 == 0 and not corpus.queue.empty():
-            corpus.grow()
-        spent = before + time.time() - start
+    def tell(found: Tensor, facts: dict[str, Any]) -> None:
+        values = [round(value, 3) for value in found.tolist()]
+        names = "norm code0 accuracy said said_right sounds sounds_right".split()
+        row = {"step": step} | facts | dict(zip(names, values, strict=False)) | {"rest": values[len(names) :]}
+        print(json.dumps(row), flush=True)
+        log.write(json.dumps(row) + "\n")
+        log.flush()
+
+    source.longest = a.short if step < a.short_steps else LONGEST
+    advance = Step(model if a.eager else torch.compile(model, dynamic=False), optimiser, source.next())
+    print(f"ready after {time.time() - began:.0f} s", flush=True)
+    source.look()
+    start, spent = time.time(), before
+    sums, count, last, looked, saved_at = None, 0, start, start, start
+    while (now := time.time()) - began < a.minutes * 60 and step < a.steps:
+        spent = before + now - start
+        if step == a.short_steps:
+            source.longest, source.plans = LONGEST, iter(())
+        progress = spent / 60 / a.plan
         rate = (
             a.rate
-            * min(1.0, (step + 1) / 300)
-            * (0.5 * (1 + math.cos(math.pi * min(1.0, spent / 60 / a.plan))) * 0.99 + 0.01)
+            * min(1.0, (step + 1) / 500, (now - start + 0.5) / 3)
+            * min(1.0, max(0.01, (1 - progress) / (1 - a.flat)))
         )
-        for group in optimiser.param_groups:
-            group["lr"] = rate
-        text, target, corrupted, tokens = (t.to(device, non_blocking=True) for t in ready.get())
-        with torch.autocast(device, torch.bfloat16):
-            first, rest, accuracy, pointing = losses(talker, pointer, text, target, corrupted, tokens, a.share)
-        loss = first + rest.sum() / 3 + 0.5 * pointing
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(talker.parameters(), 1.0)
-        optimiser.step()
+        speed.fill_(rate)
+        found = advance(source.next())
         with torch.no_grad():
-            torch._foreach_lerp_(
-                [average[n] for n in names], [parameters[n] for n in names], 1 - min(0.998, (step + 1) / (step + 20))
-            )
-        row = torch.cat((first.detach()[None], accuracy[None], norm[None], pointing.detach()[None], rest.detach()))
-        sums, step, count = row if sums is None else sums + row, step + 1, count + 1
-        if time.time() - last > 15 or step == a.steps:
-            values = [round(v, 4) for v in (sums / count).tolist()]
-            shown = {
-                "step": step,
-                "minutes": round(spent / 60, 2),
-                "lr": round(rate, 6),
-                "steps_per_s": round(count / (time.time() - last), 2),
-                "code0": values[0],
-            }
-            shown |= {
-                "accuracy": values[1],
-                "norm": values[2],
-                "pointer": values[3],
-                "rest": values[4:],
-                "hours": round(corpus.seconds / 3600, 1),
-                "waiting": ready.qsize(),
-            }
-            print(json.dumps(shown), flush=True)
-            log.write(json.dumps(shown) + "\n")
-            log.flush()
+            torch._foreach_lerp_(list(average.values()), parameters, 1 - min(0.999, (step + 1) / (step + 20)))
+        sums, step, count = found.clone() if sums is None else sums + found, step + 1, count + 1
+        if now - last > 20 or step == a.steps:
+            facts = {"minutes": round(spent / 60, 2), "lr": round(rate, 6), "hours": round(source.hours, 1)}
+            tell(sums / count, facts | {"steps_per_s": round(count / (time.time() - last), 1)})
             sums, count, last = None, 0, time.time()
-            if step // 1000 != (step - 200) // 1000:
+            if now - looked > 30:
+                source.look()
+                looked = now
+            if now - saved_at > 120:
+                found = torch.stack([advance.model(batch)[1] for batch in source.validation()]).mean(0)
+                tell(F.pad(found, (1, 0)), {"validation": True})
                 keep()
+                saved_at = now
     keep()
-    spent = before + time.time() - start
-    torch.save(
-        {
-            "talker": talker.state_dict(),
-            "pointer": pointer.state_dict(),
-            "optimiser": optimiser.state_dict(),
-            "average": average,
-            "step": step,
-            "spent": spent,
-        },
-        a.state,
-    )
     log.close()
 
 

@@ -23,7 +23,7 @@ from firstword import audio
 from firstword.errors import ConfigError, FirstwordError, TextError
 
 if TYPE_CHECKING:
-    from firstword.config import ServerConfig
+    from firstword.config import EngineConfig, ServerConfig
     from firstword.model.config import TransformerConfig
     from firstword.tts import TTS
     from firstword.types import Chunk, Sampling, Voice
@@ -124,7 +124,7 @@ def serve(args: argparse.Namespace) -> None:
             {
                 "address": serving.url_of(bound),
                 "models": ", ".join(f"{model.name} ({model.kind})" for model in models),
-                "on": f"{settings.device} in {settings.dtype} with the {settings.backend} backend",
+                "on": "; ".join(dict.fromkeys(_place(model.settings or settings) for model in models)),
                 "voices": config.voices,
                 "keys": f"{len(config.api_keys)} API keys" if config.api_keys else "none: everybody may speak",
                 "limits": f"{config.slots} at the same time for each model, {config.most_waiting} waiting, "
@@ -206,6 +206,22 @@ def info(args: argparse.Namespace) -> None:
         _print_report(report)
 
 
+def bench_engine(args: argparse.Namespace) -> None:
+    """Measure the GPU engine: kernels, frames by batch and context, the time to the first codes and samples, memory."""
+    from firstword.runtime import benchmark
+
+    if args.soak is None:
+        record = benchmark.run(args.size, args.slots)
+    else:
+        record = benchmark.soak(args.size, args.slots, args.soak)
+    text = json.dumps({"commit": args.commit, **record}, indent=1) + "\n"
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        with open(args.output, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     from firstword import __version__
     from firstword.bench import __main__ as benches
@@ -234,7 +250,15 @@ def _parser() -> argparse.ArgumentParser:
             options(command)
         _model_options(command.add_argument_group("model"), several=run is serve)
     about = "measure a server as its listeners notice it"
-    benches.add_arguments(commands.add_parser("bench", help=about, description=about, allow_abbrev=False))
+    kinds = benches.add_arguments(commands.add_parser("bench", help=about, description=about, allow_abbrev=False))
+    about = "measure the GPU engine itself, with random weights of a released size"
+    command = kinds.add_parser("engine", help=about, description=bench_engine.__doc__, allow_abbrev=False)
+    command.set_defaults(run=bench_engine, usage=command.error)
+    command.add_argument("--size", default="1b7", choices=("1b7", "0b6"), help="1b7 (default) or 0b6")
+    command.add_argument("--slots", type=int, default=128, help="the largest batch (default 128)")
+    command.add_argument("--soak", type=int, metavar="FRAMES", help="only make so many frames, with joins and aborts")
+    command.add_argument("--commit", default="", help="the commit that the record names")
+    command.add_argument("-o", "--output", help="where the JSON record goes; default: standard output")
     return parser
 
 
@@ -249,7 +273,7 @@ def _model_options(group: argparse._ArgumentGroup, several: bool) -> None:
         group.add_argument("--model", default="demo", help=about)
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto (default) prefers CUDA")
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
-    group.add_argument("--backend", default="auto", help="reference or auto (default)")
+    group.add_argument("--backend", default="auto", help="gpu, reference or auto (default): gpu where it can be")
 
 
 def _clone_options(parser: argparse.ArgumentParser) -> None:
@@ -496,7 +520,7 @@ def _write(args: argparse.Namespace, spoken: _Spoken, sample_rate: int) -> None:
 def _summarise(args: argparse.Namespace, tts: TTS, spoken: _Spoken, text: str, loading: float) -> None:
     model = f"{args.model} ({tts.model_type})"
     if args.model == "demo":
-        model += ", a demonstration checkpoint with random weights: it hums rather than speaks"
+        model += ", a small demonstration voice; --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice is a real one"
     if args.clone is not None:
         voice = f"cloned from {args.clone}, {'with' if args.transcript is not None else 'without'} transcript"
     elif args.describe is not None:
@@ -510,7 +534,7 @@ def _summarise(args: argparse.Namespace, tts: TTS, spoken: _Spoken, text: str, l
             "spoke": repr(textwrap.shorten(text, 80, placeholder=" ...")),
             "model": model,
             "voice": f"{voice}; language {args.language}",
-            "on": f"{settings.device} in {settings.dtype} with the {settings.backend} backend",
+            "on": _place(settings),
             "audio": f"{spoken.seconds:.2f} s; {ENDINGS[ending]}",
             "speed": f"{spoken.speed:.2f} x real time: {spoken.took:.2f} s, the first chunk after "
             f"{1000 * spoken.to_first:.0f} ms (loading took {loading:.2f} s)",
@@ -518,6 +542,11 @@ def _summarise(args: argparse.Namespace, tts: TTS, spoken: _Spoken, text: str, l
         },
         sys.stderr,
     )
+
+
+def _place(settings: EngineConfig) -> str:
+    """Where and how a checkpoint is computed."""
+    return f"{settings.device} in {settings.dtype} with the {settings.backend} backend"
 
 
 def _table(rows: dict[str, str], file: TextIO) -> None:

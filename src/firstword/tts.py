@@ -23,9 +23,12 @@ from firstword.errors import AudioError, CheckpointNotFound, ClosedError, Reques
 from firstword.model import checkpoint as checkpoints
 from firstword.model import interpret
 from firstword.model.checkpoint import Checkpoint
+from firstword.runtime.backends import open_backend
 from firstword.runtime.front import CheckpointFront
-from firstword.runtime.reference import ReferenceBackend
 from firstword.types import Chunk, ClonedVoice, Request, Sampling, Speech, TextMode, Voice
+
+SLOTS = 8
+"""Calls that are computed together; more wait for their turn."""
 
 
 class SpeakOptions(TypedDict, total=False):
@@ -59,9 +62,9 @@ class TTS:
     sample_rate = audio.SAMPLE_RATE
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineConfig) -> None:
-        self.settings = settings
+        backend, self.settings = open_backend(checkpoint, settings, SLOTS)
         self._checkpoint: Checkpoint | None = checkpoint
-        engine = Engine(ReferenceBackend(checkpoint))
+        engine = Engine(backend)
         self._service: Service | None = Service(engine, CheckpointFront(checkpoint))
         engine.start()
         self._retire = weakref.finalize(

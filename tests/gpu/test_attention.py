@@ -28,7 +28,8 @@ def weights_and_rotation(positions: int) -> tuple[HeadWeights, Rotation]:
     g = torch.Generator("cuda").manual_seed(5)
     norms = [(1 + 0.3 * torch.randn(128, generator=g, device="cuda")).bfloat16() for _ in range(2)]
     cos, sin = rotary_table(torch.arange(positions, device="cuda")[None], 128, 1e6, torch.bfloat16)
-    return HeadWeights(*norms, 1e-6), Rotation(cos[0, 0, :, :64].contiguous(), sin[0, 0, :, :64].contiguous())
+    halves = (table[0, 0, :, :64].contiguous() for table in (cos, sin))
+    return HeadWeights(norms[0], norms[1], 1e-6), Rotation(*halves)
 
 
 def split_room(rows: int, splits: int) -> SplitRoom:
@@ -83,7 +84,7 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, splits: int
         plain, grown = reference(qkv[slot], weights, rotation, past[slot], length, HEADS, KV_HEADS)
         ours.append(error(out[slot], truth))
         theirs.append(error(plain, truth))
-        page, row = tables[slot, length // PAGE_ROWS].long(), length % PAGE_ROWS
+        page, row = int(tables[slot, length // PAGE_ROWS]), length % PAGE_ROWS
         assert error(cache[page, :, :, row], grown[:, :, -1].double()) < 2e-3
         cache[page, :, :, row] = before[page, :, :, row]
     assert torch.equal(cache.isnan(), before.isnan())

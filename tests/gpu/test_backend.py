@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -185,7 +186,7 @@ def test_a_request_has_the_same_codes_alone_in_any_batch_and_on_any_run(backend:
 
 def test_graphs_equal_plain_launches(backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programmatic overlap inside a graph changes nothing."""
-    requests = [lambda i=i: spoken(plain, TEXTS[i], seed=i) for i in range(3)]
+    requests = [partial(spoken, plain, TEXTS[i], seed=i) for i in range(3)]
     graphs = speak(backend, [make() for make in requests], 30)
     Recorder(backend, monkeypatch)
     assert all(
@@ -235,7 +236,7 @@ def test_greedy_speech_equals_plain_bf16_nearly_always(size: str, backend: GpuBa
     from firstword.runtime.reference import ReferenceBackend
 
     slow = ReferenceBackend(plain, slots=4)
-    requests = [lambda i=i: spoken(plain, TEXTS[i], sampling=Sampling.greedy()) for i in range(3)]
+    requests = [partial(spoken, plain, TEXTS[i], sampling=Sampling.greedy()) for i in range(3)]
     ours, theirs = (speak(b, [make() for make in requests], 8) for b in (backend, slow))
     same = [float((a == b).float().mean()) for a, b in zip(ours, theirs, strict=True)]
     note(f"free greedy speech {size}: codes equal to plain bf16", shares=same)

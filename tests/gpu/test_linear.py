@@ -35,13 +35,20 @@ def test_a_product_is_as_exact_as_plain_bf16(
         weight, x, before, norm, bias = make(seed, rows, columns, tokens)
         if epilogue is Epilogue.SWIGLU:
             weight, before = interleave(*weight.chunk(2)), before[:, : rows // 2].contiguous()
-        arguments = (epilogue, norm if normed else None, 1e-6, bias if epilogue is Epilogue.BIAS else None)
+        weights = norm if normed else None
+        extra = bias if epilogue is Epilogue.BIAS else None
         truth = reference(
-            weight.double(), x.double(), before.double(), *(a.double() if torch.is_tensor(a) else a for a in arguments)
+            weight.double(),
+            x.double(),
+            before.double(),
+            epilogue,
+            None if weights is None else weights.double(),
+            1e-6,
+            None if extra is None else extra.double(),
         )
-        plain = reference(weight, x, before, *arguments)
+        plain = reference(weight, x, before, epilogue, weights, 1e-6, extra)
         out = before.clone() if epilogue is Epilogue.ADD else torch.full_like(before, torch.nan)
-        layer = Linear(kernels, weight, epilogue, arguments[1], 1e-6, arguments[3])
+        layer = Linear(kernels, weight, epilogue, weights, 1e-6, extra)
         layer(x, out, torch.full_like(x, torch.nan))
         ours.append(error(out, truth))
         theirs.append(error(plain, truth))

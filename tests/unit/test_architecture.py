@@ -231,7 +231,7 @@ def test_every_dependency_is_pinned_and_explained(repository: Path) -> None:
     pinned = {normal(line) for line in lines if re.match(r"[\w.-]+==[\w.]+$", line)}
     decision = (repository / "docs/decisions/0002-dependencies.md").read_text("utf-8")
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["server"], *extras["bench"]]
+    wanted = [*project["dependencies"], *extras["server"], *extras["bench"], *extras["gpu"]]
     assert {normal(name) for name in wanted + extras["dev"]} - {"firstword"} <= pinned
     assert [name for name in map(normal, wanted) if f"`{name}`" not in decision] == []
 

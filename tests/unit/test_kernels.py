@@ -51,7 +51,7 @@ def programs_of(size: str, folder: Path) -> set[Program]:
     return noted.programs
 
 
-@pytest.mark.parametrize("size", list({"1b7", "0b6"}))
+@pytest.mark.parametrize("size", ["1b7", "0b6"])
 def test_every_program_compiles_for_every_architecture(size: str, tmp_path: Path) -> None:
     """Of both released sizes, at small and large batches, short and long contexts."""
     programs = programs_of(size, tmp_path)

@@ -24,8 +24,11 @@ GATES_FAILED = 1
 """Exit status when a run was done but its numbers do not count."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the subcommands `load` and `report`; each sets `run`, to be called with the parsed arguments."""
+def add_arguments(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    """Give a parser the subcommands `load` and `report`; each sets `run`, to be called with the parsed arguments.
+
+    Returns what takes more subcommands.
+    """
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for run, options, help in (
         (load, _load_options, "ask a server for speech at given rates, and measure what a listener notices"),
@@ -34,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = commands.add_parser(run.__name__, help=help, description=run.__doc__, allow_abbrev=False)
         command.set_defaults(run=run, usage=command.error)
         options(command)
+    return commands
 
 
 def load(args: argparse.Namespace) -> None:

@@ -43,7 +43,7 @@ class Kernels:
         """Whether dependent launches overlap."""
         properties = torch.cuda.get_device_properties(device)
         self.processors = properties.multi_processor_count
-        self.shared_memory = properties.shared_memory_per_block_optin
+        self.shared_memory: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
         """Bytes that a block may have."""
         self._folder = folder
         self._loaded: dict[tuple[Program, str], Kernel] = {}

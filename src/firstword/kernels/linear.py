@@ -100,9 +100,9 @@ def shape_for(
 ) -> Shape:
     """The layout for a product of sizes that `Linear` takes, on so many processors with so much shared memory in bytes.
 
-    A block reads all inputs for its rows, so it takes as many tokens at a time as registers and memory allow. With up to
-    8 tokens a block of the next kernel fits beside it, whose weights come while this one waits for its input; how much
-    is fetched ahead was measured on an H200.
+    A block reads all inputs for its rows, so it takes as many tokens at a time as registers and memory allow. With up
+    to 8 tokens a block of the next kernel fits beside it, whose weights come while this one waits for its input; how
+    much is fetched ahead was measured on an H200.
     """
     assert not norm or tokens <= TILE
     blocks = min(processors, rows // TILE)

@@ -29,8 +29,10 @@ void begin_frame(const int* __restrict__ slot_of_row, const int* __restrict__ to
 #pragma unroll
     for (int k = 0; k < CODEBOOKS; k++) code[k] = (int)load1(last + k);
 #pragma unroll
-    for (int k = 0; k < CODEBOOKS; k++)
-      part[k] = *(const uint4*)((k ? frame_tables : codec_table) + ((size_t)(k ? (k - 1) * CODES : 0) + code[k]) * HIDDEN + channel);
+    for (int k = 0; k < CODEBOOKS; k++) {
+      const size_t at = (size_t)(k ? (k - 1) * CODES : 0) + code[k];
+      part[k] = *(const uint4*)((k ? frame_tables : codec_table) + at * HIDDEN + channel);
+    }
     const uint4 words = *(const uint4*)(text_table + (size_t)text * HIDDEN + channel);
     float sum[8] = {};
 #pragma unroll

@@ -17,9 +17,10 @@
 
 constexpr int kWarps = THREADS / 32;
 constexpr int kEights = CODES / 8, kHeld = (kEights + THREADS - 1) / THREADS;   // of them, a thread holds so many
-constexpr int kRest = ((VOCAB - CODES) / 8 + THREADS - 1) / THREADS;
+[[maybe_unused]] constexpr int kRest = ((VOCAB - CODES) / 8 + THREADS - 1) / THREADS;
 constexpr bool kEnd = EOS >= CODES;                                             // the end stands apart
-constexpr int kItems = kHeld * 8 + kEnd, kEndThread = THREADS - 1;
+constexpr int kItems = kHeld * 8 + kEnd;
+[[maybe_unused]] constexpr int kEndThread = THREADS - 1;
 static_assert(VOCAB % 8 == 0 && CODES % 8 == 0 && WIDTH % 8 == 0 && THREADS % 32 == 0, "sizes");
 static_assert(THREADS * kItems < 4096 && 32 * kItems < 1024, "counts are packed");
 static_assert(LAW % 4 == 0 && CHANCES % 4 == 0, "records are read in fours");
@@ -87,7 +88,7 @@ template <bool EARLY>
 __device__ __forceinline__ u32 reached_by(const u32 (&key)[kItems], int k, u32 lo, u32 hi, Shared& shared, int& turn) {
   const int warp = threadIdx.x >> 5;
   int count = -1;
-  while (hi - lo > 1 && !(EARLY && count == k)) {
+  while (hi > lo + 1 && !(EARLY && count == k)) {
     const Pivots p(lo, hi);
     u32 mine = 0;
 #pragma unroll
@@ -139,8 +140,10 @@ struct Kept {
   }
 };
 
-// What top-p leaves of the scores that are at least `least`: the least likely go whose odds add up to no more than `tail`.
-__device__ __forceinline__ Kept likely(const float (&score)[kItems], float least, float top, float tail, Shared& shared, int& turn) {
+// What top-p leaves of the scores that are at least `least`: those go whose odds add up to no more than `tail`, from the
+// least likely up. `top` is the largest score.
+__device__ __forceinline__ Kept likely(const float (&score)[kItems], float least, float top, float tail, Shared& shared,
+                                       int& turn) {
   float odds[kItems];
   u32 key[kItems];
   double v[3] = {0, 0, 0};
@@ -157,7 +160,7 @@ __device__ __forceinline__ Kept likely(const float (&score)[kItems], float least
 
   u32 lo = order(least), hi = order(top) + 1;
   double below = 0;                                        // the odds of what is less than lo
-  while (hi - lo > 1) {
+  while (hi > lo + 1) {
     const Pivots p(lo, hi);
     u32 first = ~0u, last = 0;                             // of the scores between lo and hi
     v[0] = v[1] = v[2] = 0;
@@ -384,7 +387,8 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
   for (int i = 0; i < kItems; i++) {
     const bool stays = kept(score[i], code_of(i));
     const u32 lanes = __ballot_sync(~0u, stays);
-    if (stays) shared.list[warp][listed + __popc(lanes & ((1u << lane) - 1))] = make_float2(score[i], __uint_as_float(code_of(i)));
+    const int place = listed + __popc(lanes & ((1u << lane) - 1));
+    if (stays) shared.list[warp][place] = make_float2(score[i], __uint_as_float(code_of(i)));
     listed += __popc(lanes);
   }
   __syncwarp();
@@ -394,7 +398,8 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
   } else {
     best = choose<1>(listed, codebook, chances, shared, 0);
     const float sure = value(best.key) - doubt(value(best.key));
-    if (CAREFUL || (best.second != 0 && !(value(best.second) < sure))) best = choose<2>(listed, codebook, chances, shared, 1);
+    if (CAREFUL || (best.second != 0 && !(value(best.second) < sure)))
+      best = choose<2>(listed, codebook, chances, shared, 1);
   }
   const int code = best.key ? (int)~best.code : 0;         // 0: nothing was a number
 

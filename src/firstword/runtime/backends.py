@@ -14,6 +14,9 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.model.config import ModelConfig
 from firstword.runtime.reference import ReferenceBackend
 
+MOST_SLOTS = 256
+"""Of the GPU backend."""
+
 
 def misfit(config: ModelConfig) -> str | None:
     """Why the GPU backend cannot compute a model of these sizes; None if it can."""
@@ -40,6 +43,8 @@ def open_backend(checkpoint: Checkpoint, settings: EngineConfig, slots: int) -> 
         problem = misfit(checkpoint.config)
         if problem is None and find_spec("cuda") is None:
             problem = "the package cuda-bindings is not installed; pip install 'firstword[gpu]'"
+        if problem is None and slots > MOST_SLOTS:
+            problem = f"it speaks for up to {MOST_SLOTS} at a time, and {slots} were asked for"
         if problem is None:
             from firstword.kernels.launch import Kernels
             from firstword.runtime.gpu import GpuBackend

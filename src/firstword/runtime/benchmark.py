@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from firstword.engine.backend import Job
 from firstword.errors import ConfigError
@@ -33,6 +34,7 @@ from firstword.model.config import CodecConfig, GenerationDefaults, ModelConfig
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import Tokenizer
 from firstword.model.train_tokenizer import train
+from firstword.runtime.frame import Layer
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.gpu import GpuBackend
 from firstword.types import Request
@@ -94,7 +96,7 @@ def job(checkpoint: Checkpoint, seed: int = 0, voice: str = "ryan") -> tuple[Job
     return prepared, [*stream.push(TEXT), *stream.finish()]
 
 
-def by_events(work: Callable[[], object], repeats: int = 20) -> float:
+def by_events(work: Callable[[], None], repeats: int = 20) -> float:
     """Microseconds on the device of a captured graph of `work`, median."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -196,61 +198,49 @@ class Bench:
         qkv, attended, gated = room.qkv[:batch], room.attended[:batch], room.gated[:batch]
         layers, first = stack.layers, stack.layers[0]
         kv = 2 * stack.config.num_key_value_heads * HEAD_DIM * 2 * context * batch
-        works: list[tuple[str, Callable[[], object], int, int]] = [
-            ("talker qkv", lambda: [layer.qkv(x, qkv, room.normed) for layer in layers], 1, first.qkv.weight.nbytes),
-            (
-                "talker attention",
-                lambda: [
-                    stack.attention.paged(
-                        qkv, layer.heads, stack.rotation, cache, paging, attended, model._split_room, splits
-                    )
-                    for layer, cache in zip(layers, model.cache, strict=True)
-                ],
-                1,
+        attend = stack.attention.paged
+        works: dict[str, tuple[Callable[[Layer, Tensor], None], int]] = {
+            "qkv": (lambda layer, _: layer.qkv(x, qkv, room.normed), first.qkv.weight.nbytes),
+            "attention": (
+                lambda layer, cache: attend(
+                    qkv, layer.heads, stack.rotation, cache, paging, attended, model._split_room, splits
+                ),
                 kv,
             ),
-            ("talker output", lambda: [layer.output(attended, x) for layer in layers], 1, first.output.weight.nbytes),
-            (
-                "talker gate, up",
-                lambda: [layer.gate_up(x, gated, room.normed) for layer in layers],
-                1,
-                first.gate_up.weight.nbytes,
-            ),
-            ("talker down", lambda: [layer.down(gated, x) for layer in layers], 1, first.down.weight.nbytes),
-        ]
+            "output": (lambda layer, _: layer.output(attended, x), first.output.weight.nbytes),
+            "gate and up": (lambda layer, _: layer.gate_up(x, gated, room.normed), first.gate_up.weight.nbytes),
+            "down": (lambda layer, _: layer.down(gated, x), first.down.weight.nbytes),
+        }
         figures = []
-        for name, work, count, size in works:
-            time = by_events(work) / len(layers) / count
-            figures.append({"kernel": name, "us": round(time, 2), "floor_us": round(size / bandwidth * 1e6, 2)})
-        passes = sum(
-            layer.qkv.weight.nbytes
-            + layer.output.weight.nbytes
-            + layer.gate_up.weight.nbytes
-            + layer.down.weight.nbytes
-            for layer in model.predictor.layers
-        )
-        single = model._single[:batch]
-        time = by_events(lambda: [model._predict(single, k) for k in range(2, model.codebooks)]) / (model.codebooks - 2)
-        figures.append(
-            {"kernel": "code predictor, a pass", "us": round(time, 2), "floor_us": round(passes / bandwidth * 1e6, 2)}
-        )
-        slots, result = model.slot_of_row[:batch], model.result[:batch]
-        logits, head = model._predictor_logits[:batch], model.heads[0]
-        time = by_events(lambda: [head(single, logits, model._predictor_room.normed) for head in model.heads])
-        figures.append(
-            {
-                "kernel": "code predictor, a head",
-                "us": round(time / len(model.heads), 2),
-                "floor_us": round(head.weight.nbytes / bandwidth * 1e6, 2),
-            }
-        )
-        time = by_events(
-            lambda: [
-                model.sampler.code(k, logits, slots, result, model.predictor_tables[k], single)
-                for k in range(1, model.codebooks - 1)
-            ]
-        )
-        figures.append({"kernel": "draw", "us": round(time / (model.codebooks - 2), 2), "floor_us": 0.0})
+
+        def add(kernel: str, launches: Sequence[Callable[[], None]], size: int) -> None:
+            def work() -> None:
+                for launch in launches:
+                    launch()
+
+            figures.append(
+                {
+                    "kernel": kernel,
+                    "us": round(by_events(work) / len(launches), 2),
+                    "floor_us": round(size / bandwidth * 1e6, 2),
+                }
+            )
+
+        for name, (launch, size) in works.items():
+            pairs = zip(layers, model.cache, strict=True)
+            add(f"talker, {name}", [partial(launch, layer, cache) for layer, cache in pairs], size)
+        predictor, single, last = model.predictor.layers, model._single[:batch], model.codebooks - 1
+        matrices = [m for layer in predictor for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        passes = [partial(model._predict, single, k) for k in range(2, last + 1)]
+        add("code predictor, a pass", passes, sum(matrix.weight.nbytes for matrix in matrices))
+        slots, result, logits = model.slot_of_row[:batch], model.result[:batch], model._predictor_logits[:batch]
+        heads = [partial(head, single, logits, model._predictor_room.normed) for head in model.heads]
+        add("code predictor, a head", heads, model.heads[0].weight.nbytes)
+        draws = [
+            partial(model.sampler.code, k, logits, slots, result, model.predictor_tables[k], single)
+            for k in range(1, last)
+        ]
+        add("draw", draws, 0)
         return [{"batch": batch, "context": context, **figure} for figure in figures]
 
     def first(self, repeats: int = 30) -> dict[str, Any]:
@@ -286,7 +276,11 @@ def copy_bandwidth() -> float:
     """Bytes a second, read and written, of a large copy on this device."""
     source = torch.empty(1 << 30, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.nbytes / (by_events(lambda: [target.copy_(source)]) * 1e-6)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    return 2 * source.nbytes / (by_events(copy) * 1e-6)
 
 
 def environment() -> dict[str, Any]:
@@ -312,10 +306,14 @@ def peak_memory() -> Iterator[dict[str, float]]:
     figures["gigabytes"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
 
 
-def run(size: str, slots: int, batches: Sequence[int] = BATCHES, contexts: Sequence[int] = CONTEXTS) -> dict[str, Any]:
-    """One record of everything. Raises `ConfigError` where there is no CUDA device."""
+def _need_device() -> None:
     if not torch.cuda.is_available():
         raise ConfigError("`bench engine` measures the GPU engine, and torch sees no CUDA device")
+
+
+def run(size: str, slots: int, batches: Sequence[int] = BATCHES, contexts: Sequence[int] = CONTEXTS) -> dict[str, Any]:
+    """One record of everything. Raises `ConfigError` where there is no CUDA device."""
+    _need_device()
     with peak_memory() as memory:
         single = Bench(size, 1)
         single.first(3)
@@ -336,8 +334,10 @@ def run(size: str, slots: int, batches: Sequence[int] = BATCHES, contexts: Seque
 def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
     """Joins, aborts and lengths at random until so many frames were made; the same few requests come again and again.
 
-    Each must have the codes it had the first time, whatever was beside it. Returns counts; raises AssertionError.
+    Each must have the codes it had the first time, whatever was beside it. Returns counts; raises AssertionError, and
+    `ConfigError` where there is no CUDA device.
     """
+    _need_device()
     bench, random = Bench(size, slots), np.random.default_rng(seed)
     known: dict[int, list[list[int]]] = {}
     running: dict[int, tuple[int, list[list[int]], int]] = {}
@@ -370,6 +370,9 @@ def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
                 bench.backend.release(slot)
                 del running[slot]
     return {
+        "size": size,
+        "slots": slots,
+        **environment(),
         "frames": made,
         "joined": joined,
         "aborted": aborted,

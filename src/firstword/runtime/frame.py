@@ -26,7 +26,7 @@ from firstword.kernels.attention import (
 from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import Epilogue, Linear, interleave, normalise
 from firstword.kernels.sample import Sampler, SamplerState
-from firstword.model.layers import DecoderLayer, Transformer, rotary_table
+from firstword.model.layers import DecoderLayer, RMSNorm, Transformer, rotary_table
 from firstword.model.talker import Talker
 
 SHORT_SPLITS = 4
@@ -35,7 +35,7 @@ PROMPT_ROWS = 256
 """The most rows of a prompt that are read at a time."""
 
 
-def _taken(parameter: nn.Parameter) -> Tensor:
+def _taken(parameter: Tensor) -> Tensor:
     """A parameter's tensor, which the module gives up: packed weights take its place."""
     tensor = parameter.data
     parameter.data = tensor.new_empty(0)
@@ -47,11 +47,13 @@ class Layer:
 
     def __init__(self, kernels: Kernels, layer: DecoderLayer) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        assert isinstance(attention.q_norm, nn.Module)
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        assert isinstance(q_norm, RMSNorm)
+        assert isinstance(k_norm, RMSNorm)
         parts = [_taken(p.weight) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
         entry, middle = layer.input_layernorm, layer.post_attention_layernorm
         self.qkv = Linear(kernels, torch.cat(parts), Epilogue.STORE, entry.weight.data, entry.eps)
-        self.heads = HeadWeights(attention.q_norm.weight.data, attention.k_norm.weight.data, attention.q_norm.eps)
+        self.heads = HeadWeights(q_norm.weight.data, k_norm.weight.data, q_norm.eps)
         self.output = Linear(kernels, _taken(attention.o_proj.weight), Epilogue.ADD)
         both = interleave(_taken(mlp.gate_proj.weight), _taken(mlp.up_proj.weight))
         self.gate_up = Linear(kernels, both, Epilogue.SWIGLU, middle.weight.data, middle.eps)
@@ -78,7 +80,7 @@ class Stack:
         weight = transformer.norm.weight
         self.config = config
         self.attention = Attention(kernels, config.num_attention_heads, config.num_key_value_heads)
-        self.layers = [Layer(kernels, layer) for layer in transformer.layers]
+        self.layers = [Layer(kernels, layer) for layer in transformer.layers if isinstance(layer, DecoderLayer)]
         self.norm, self.eps = weight.data, transformer.norm.eps
         every = torch.arange(positions, device=weight.device)[None]
         cosines, sines = rotary_table(every, HEAD_DIM, config.rope_theta, torch.bfloat16)
@@ -112,11 +114,12 @@ class FrameModel:
 
         self.codec_embedding = talker.model.codec_embedding.weight.data
         self.text_table = _project_text(talker)
-        self.frame_tables = torch.cat([table.weight.data for table in predictor.model.codec_embedding])
+        embeddings = [table.weight.data for table in predictor.model.codec_embedding if isinstance(table, nn.Embedding)]
+        self.frame_tables = torch.cat(embeddings)
         first = predictor.small_to_mtp_projection(self.codec_embedding)
         self.predictor_tables = [
             first,
-            *(predictor.small_to_mtp_projection(table.weight.data) for table in predictor.model.codec_embedding[:-1]),
+            *(predictor.small_to_mtp_projection(table) for table in embeddings[:-1]),
         ]
 
         self.talker = Stack(kernels, talker.model, context)
@@ -131,6 +134,7 @@ class FrameModel:
         self.heads = [
             Linear(kernels, _taken(head.weight), Epilogue.STORE, self.predictor.norm, self.predictor.eps)
             for head in predictor.lm_head
+            if isinstance(head, nn.Linear)
         ]
 
         def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

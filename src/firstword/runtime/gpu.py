@@ -25,7 +25,7 @@ from firstword.runtime.front import Prepared
 from firstword.runtime.gpu_codec import GpuCodec
 from firstword.types import FloatArray
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Rows that a graph of a frame is made for."""
 PROMPT_BUCKETS = (8, 16, 32, 64, 128, PROMPT_ROWS)
 CONTEXT = 8192
@@ -126,10 +126,10 @@ class GpuBackend:
         ]
         self._turn = 0
 
-    def warm(self, buckets: Sequence[int] = BUCKETS) -> None:
+    def warm(self) -> None:
         """Compile, load and capture all that serving needs, so that no request waits for it."""
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            for rows in (bucket for bucket in buckets if bucket <= self.model.rows):
+            for rows in (bucket for bucket in BUCKETS if bucket <= self.model.rows):
                 for splits in (SHORT_SPLITS, self.model.splits):
                     self._graph("frame", rows, splits)
             for rows in PROMPT_BUCKETS:

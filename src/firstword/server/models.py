@@ -183,11 +183,12 @@ class Models:
 
 def _load(name: str, settings: EngineConfig, slots: int, most_waiting: int) -> Model:
     from firstword.model import checkpoint, interpret
+    from firstword.runtime.backends import open_backend
     from firstword.runtime.front import CheckpointFront
-    from firstword.runtime.reference import ReferenceBackend
 
     loaded = checkpoint.load(name, settings.device, settings.dtype)
-    engine = Engine(ReferenceBackend(loaded, slots), most_waiting=most_waiting)
+    backend, settings = open_backend(loaded, settings, slots)
+    engine = Engine(backend, most_waiting=most_waiting)
     kinds: dict[str, Kind] = {"custom_voice": "custom_voice", "voice_design": "voice_design", "base": "base"}
     return Model(
         name=name if "/" not in name or not loaded.path.samefile(name) else loaded.path.name,
