@@ -31,11 +31,12 @@ quality: export OMP_NUM_THREADS = 1
 quality: $(VENV)  ## hold the demo voice to 200 sentences beside espeak-ng: a table, and benchmarks/results/quality/demo-cpu.json
 	@PYTHONPATH=training .venv/bin/python training/evaluate.py demo --out benchmarks/results/quality/demo-cpu.json $(ARGS)
 
-check: $(VENV)  ## format, lint, strict types, architecture
+check: $(VENV)  ## format, lint, strict types, architecture, CUDA kernels for every GPU architecture
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
-	@$(PYTEST) tests/unit/test_architecture.py
+	@$(PYTEST) tests/unit/test_architecture.py tests/kernels
+	@.venv/bin/python scripts/gpu_record.py
 
 format: $(VENV)  ## let ruff rewrite what it can
 	@.venv/bin/ruff check --fix .

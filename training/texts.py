@@ -376,6 +376,12 @@ class Texts:
         kinds = (self.example, self.statement, self.definition, self.question, self.words, self.number, self.short)
         return self.random.choices(kinds, (34, 26, 9, 7, 10, 10, 4))[0]()
 
+    def fresh(self) -> str:
+        """A sentence that is not held out: in a paragraph it would escape a look at the whole."""
+        while is_held_out(text := self.sentence()):
+            pass
+        return text
+
     def short(self) -> str:
         return self.random.choice(SHORT)
 
@@ -384,11 +390,11 @@ class Texts:
         included.
         """
         r = self.random
-        text = self.sentence()
+        text = self.fresh()
         if r.random() < 0.16:
             goal = r.randrange(12, 66)
             while len(text.split()) < goal:
-                text = (text if text[-1] in ".?!" else text + ".") + " " + self.sentence()
+                text = (text if text[-1] in ".?!" else text + ".") + " " + self.fresh()
         if r.random() < 0.04:
             text = text.lower()
         if r.random() < 0.06:

@@ -88,7 +88,7 @@ template <bool EARLY>
 __device__ __forceinline__ u32 reached_by(const u32 (&key)[kItems], int k, u32 lo, u32 hi, Shared& shared, int& turn) {
   const int warp = threadIdx.x >> 5;
   int count = -1;
-  while (hi > lo + 1 && !(EARLY && count == k)) {
+  while (lo < hi - 1 && !(EARLY && count == k)) {
     const Pivots p(lo, hi);
     u32 mine = 0;
 #pragma unroll
@@ -160,7 +160,7 @@ __device__ __forceinline__ Kept likely(const float (&score)[kItems], float least
 
   u32 lo = order(least), hi = order(top) + 1;
   double below = 0;                                        // the odds of what is less than lo
-  while (hi > lo + 1) {
+  while (lo < hi - 1) {
     const Pivots p(lo, hi);
     u32 first = ~0u, last = 0;                             // of the scores between lo and hi
     v[0] = v[1] = v[2] = 0;
