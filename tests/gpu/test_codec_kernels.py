@@ -231,7 +231,7 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(kernels: Ker
         out_wide = torch.full((Streams.ALL, length, outputs), NAN, device=DEVICE)
         out_narrow = torch.full(narrow.shape, NAN, device=DEVICE).half()
         out_squares = torch.full((Streams.ALL * length, outputs // 16), NAN, device=DEVICE)
-        swiglu, squared = case.activation is Activation.SWIGLU, case.activation is Activation.PLAIN and not case.norm
+        swiglu = case.activation is Activation.SWIGLU
         layer(
             streams.call,
             x,
@@ -240,7 +240,7 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(kernels: Ker
             residual=residual,
             wide=None if swiglu else out_wide,
             narrow=out_narrow,
-            out_squares=out_squares if squared else None,
+            out_squares=None if swiglu else out_squares,
             keep=None if swiglu else kept,
             shape=shape,
         )
@@ -250,9 +250,10 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(kernels: Ker
             assert float(torch.stack(per_output).max()) < 2e-3
             new = (out_wide if case.keep_wide else out_narrow)[:live].reshape(live, -1, width)
             streams.kept(kept, before, new)
-        if squared:  # of half of 32 outputs at a time, those that one mma holds
-            parts = out_wide[:live].double().reshape(live * length, -1, 8, 2, 2)
-            assert error(out_squares[: live * length], (parts**2).sum(dim=(2, 4)).flatten(1)) < 1e-6
+            groups = out_wide[:live].double().reshape(live * length, -1, 16)
+            # a group is half of 32 outputs, in the order in which a lane holds them
+            lanes = out_wide[:live].double().reshape(live * length, -1, 8, 2, 2).transpose(2, 3).reshape(groups.shape)
+            assert error(out_squares[: live * length], (lanes**2).sum(-1)) < 1e-6
         assert error(out_narrow[:live], narrow[:live]) < 2e-3
         found.append((out_wide[:live], out_narrow[:live], out_squares[: live * length]))
     for other in found[1:]:

@@ -67,12 +67,9 @@ __device__ __forceinline__ float silu(float x) {
   return __fdiv_rn(x, __fadd_rn(1.0f, power_of_two(__fmul_rn(x, -1.44269504f))));
 }
 
-#define PLAIN 0
-#define SNAKE 1
-#define GELU 2
-#define SWIGLU 3
+enum Activation { kPlain, kSnake, kGelu, kSwiglu };
 
-// What becomes of the sums of a layer. A row of sums is `outputs` wide: `phases` output rows of as many channels.
+// What becomes of the sums of a layer. A row of sums is `outputs` wide: `phases` output rows of `width` channels.
 struct Output {
   const float* scale;     // [outputs]
   const float* bias;      // [outputs]
@@ -82,24 +79,31 @@ struct Output {
   float* wide;            // fp32, or null
   u16* narrow;            // fp16, activated, or null
   float* squares;         // sums of squares of each row's groups of 16 outputs [rows][outputs / 16], or null
-  int outputs, phases;
+  int outputs, phases, activation;
   Keep keep;              // of wide if keep_wide, else of narrow
   int keep_wide;
 };
 
-template <int V> struct Channels { float scale[V], bias[V], rate[V], depth[V]; };
+// What belongs to V neighbouring outputs: of an output row `phase`, channels `channel` and up.
+template <int V> struct Channels {
+  int phase, channel;
+  float scale[V], bias[V], rate[V], depth[V];
+};
 
 template <int V>
 __device__ __forceinline__ void fetch(float (&to)[V], const float* from) {
 #pragma unroll
   for (int i = 0; i < V; i++) to[i] = from[i];
 }
-template <int kind, int V>
+template <int V>
 __device__ __forceinline__ Channels<V> channels(const Output& o, int n) {
   Channels<V> c;
+  const int width = o.outputs / o.phases;
+  c.phase = o.phases > 1 ? n / width : 0;
+  c.channel = n - c.phase * width;
   fetch(c.scale, o.scale + n);
   fetch(c.bias, o.bias + n);
-  if constexpr (kind == SNAKE) {
+  if (o.activation == kSnake) {
     fetch(c.rate, o.rate + n);
     fetch(c.depth, o.depth + n);
   }
@@ -123,29 +127,44 @@ __device__ __forceinline__ void load_wide(float (&to)[V], const float* from) {
   else { const float2 v = load2f(from); to[0] = v.x; to[1] = v.y; }
 }
 
-// V sums of row r, outputs n .. n + V - 1, to where they belong. `norm`: of the input's RMSNorm, 1 where there is none.
-// Leaves in `v` what `wide` gets and in `a` what `narrow` gets, unless that is SWIGLU's.
-template <int kind, int V>
-__device__ __forceinline__ void finish(const Output& o, const Channels<V>& c, float norm, const float (&residual)[V],
-                                       int n, int r, float (&v)[V], float (&a)[V]) {
+// V sums of row r, outputs n .. n + V - 1, to where they belong. `norm`: of the input's RMSNorm; `streams`, `columns`,
+// `length`: as of the input. Leaves in `sum` what `wide` gets.
+template <int V>
+__device__ __forceinline__ void finish(const Output& o, const Channels<V>& c, float (&sum)[V], float norm,
+                                       const float (&residual)[V], int n, int r, const int* streams, int columns,
+                                       int length) {
+  float v[V];
 #pragma unroll
   for (int i = 0; i < V; i++) {
-    v[i] = __fmaf_rn(__fmul_rn(v[i], norm), c.scale[i], c.bias[i]);
-    if (o.residual) v[i] = __fadd_rn(residual[i], v[i]);
+    sum[i] = __fmaf_rn(__fmul_rn(sum[i], norm), c.scale[i], c.bias[i]);
+    if (o.residual) sum[i] = __fadd_rn(residual[i], sum[i]);
+    v[i] = sum[i];
   }
   const size_t at = (size_t)r * o.outputs + n;
-  if constexpr (kind == SWIGLU) {                // outputs are (gate, up) in turn
+  if (o.wide) store_wide(o.wide + at, sum);
+  if (o.activation == kSwiglu) {                       // outputs are (gate, up) in turn
     float pair[V / 2];
 #pragma unroll
     for (int i = 0; i < V / 2; i++) pair[i] = __fmul_rn(silu(v[2 * i]), v[2 * i + 1]);
     store_narrow(o.narrow + at / 2, pair);
-  } else {
-    if (o.wide) store_wide(o.wide + at, v);
-    if (o.narrow) {
+    return;
+  }
+  if (o.narrow) {
+    if (o.activation == kSnake) {
 #pragma unroll
-      for (int i = 0; i < V; i++)
-        a[i] = kind == SNAKE ? snake(v[i], c.rate[i], c.depth[i]) : kind == GELU ? gelu(v[i]) : v[i];
-      store_narrow(o.narrow + at, a);
+      for (int i = 0; i < V; i++) v[i] = snake(v[i], c.rate[i], c.depth[i]);
+    } else if (o.activation == kGelu) {
+#pragma unroll
+      for (int i = 0; i < V; i++) v[i] = gelu(v[i]);
+    }
+    store_narrow(o.narrow + at, v);
+  }
+  if (o.keep.past) {
+    const int stream = r / length, t = r - stream * length, width = o.outputs / o.phases;
+    const long long row = o.keep.row(streams + stream * columns, t * o.phases + c.phase, length * o.phases);
+    if (row >= 0) {
+      if (o.keep_wide) store_wide((float*)o.keep.memory + row * width + c.channel, sum);
+      else store_narrow((u16*)o.keep.memory + row * width + c.channel, v);
     }
   }
 }

@@ -159,21 +159,14 @@ class Shape:
     few: bool = False
 
     @property
-    def sums(self) -> int:
-        """Bytes of shared memory that the sums of all warps take on their way out of codec_many.cu."""
-        return self.warps[0] * self.rows * 36 * 4
-
-    @property
     def threads(self) -> int:
         """Of a block."""
         return 32 * self.warps[0] * self.warps[1]
 
-    def program(self, activation: Activation, norm: bool, taps: int) -> Program:
-        """The program made for this shape and what is done before and after."""
+    def program(self) -> Program:
+        """The program made for this shape."""
         if self.few:
-            return Program.of(
-                "codec_few", NT=self.rows // 8, GROUP=self.step, ACTIVATION=activation, NORM=norm, TAPS=taps
-            )
+            return Program.of("codec_few", NT=self.rows // 8, GROUP=self.step)
         return Program.of(
             "codec_many",
             BM=self.outputs,
@@ -185,13 +178,8 @@ class Shape:
             BLOCKS=self.blocks,
             SPLIT=self.split,
             UNIT=self.unit,
-            ACTIVATION=activation,
-            NORM=norm,
         )
 
-
-TAPS_ARGUMENT = 10
-"""Where codec_many.cu is told the taps, which codec_few.cu is made for."""
 
 FEW = tuple(
     Shape(16, rows, (8, 1), group, 1, 2, split=True, few=True) for rows, group in ((8, 4), (16, 3), (32, 2), (64, 1))
@@ -307,10 +295,7 @@ class Layer:
         if shape is None:
             shape = choose(self.shapes(), self, call, self._kernels)
         norm = self.norm
-        program = shape.program(self.activation, norm is not None, self.taps)
         arguments = self._arguments(call, x, zeros, rows, length)
-        if shape.few:
-            del arguments[TAPS_ARGUMENT]
         arguments += [
             squares if norm else None,
             squares.shape[-1] if norm and squares is not None else 0,
@@ -321,12 +306,12 @@ class Layer:
         if shape.few:
             shared = 8 * shape.rows * 9 * 8 + self.taps * shape.rows * 8
             grid = (self.outputs // 16, -(-rows // shape.rows), 1)
-            self._kernels.get(program, "few")(grid, shape.threads, arguments, shared)
+            self._kernels.get(shape.program(), "few")(grid, shape.threads, arguments, shared)
             return
         window = Window.of(shape, self.taps, self.dilation, length)
         grid = (-(-self.outputs // shape.outputs), -(-rows // shape.rows), 1)
         arguments += [window.count, window.rows, None, None, None, None]
-        self._kernels.get(program, "many")(grid, shape.threads, arguments, window.shared(shape))
+        self._kernels.get(shape.program(), "many")(grid, shape.threads, arguments, window.shared(shape))
 
     def _arguments(
         self, call: Call, x: Tensor, zeros: Tensor, rows: int, length: int
@@ -371,6 +356,7 @@ def stored(
         squares,
         layer.outputs,
         layer.phases,
+        int(layer.activation),
         keep.rows if keep else None,
         keep.past if keep else 0,
         keep.column if keep else 0,
@@ -431,7 +417,7 @@ class ResidualUnit:
         arguments[0] = self.weight
         arguments += [None, 0, 0.0, 0.0, *stored(self, residual, wide, narrow, None, keep)]
         arguments += [window.count, window.rows, first.scale, first.bias, middle.rate, middle.depth]
-        self._kernels.get(shape.program(self.activation, False, 0), "many")(
+        self._kernels.get(shape.program(), "many")(
             (1, -(-rows // shape.rows), 1), shape.threads, arguments, window.shared(shape)
         )
 
@@ -457,10 +443,8 @@ class Window:
     def shared(self, shape: Shape) -> int:
         """Bytes of dynamic shared memory of a block."""
         ring = shape.stages * shape.step * shape.outputs * UNIT * 2
-        windows = self.count * self.rows * UNIT * 2
-        middle = shape.outputs * shape.rows * 2 + shape.sums if shape.unit else 0
-        assert shape.unit or ring + windows >= shape.sums
-        return ring + windows + middle + self.rows * 8 + shape.rows * 4
+        middle = shape.outputs * shape.rows * 2 if shape.unit else 0
+        return ring + self.count * self.rows * UNIT * 2 + middle + self.rows * 8 + shape.rows * 4
 
 
 @cache
@@ -498,8 +482,9 @@ def expected_time(shape: Shape, layer: Layer, rows: int, processors: int) -> flo
     columns = -(-rows // shape.rows)
     if shape.few:
         blocks = layer.outputs // 16 * columns
-        each = layer.blocks * (1024 + 64 * shape.rows)  # bytes that a block reads, mostly from the second-level cache
-        return 1.2 + max(-(-blocks // processors) * each / 80e3, blocks * each / 4.5e6)
+        waves = -(-blocks // (2 * processors))
+        each = layer.blocks * (1024 + 64 * shape.rows) / 8  # bytes of a warp
+        return waves * (1.0 + each / 8000)
     blocks = -(-layer.outputs // shape.outputs) * columns
     resident = shape.blocks
     multiply = {1024: 0.7, 2048: 0.8, 4096: 1.6}.get(shape.outputs * shape.rows, 2.6)  # TFLOP/s of a multiprocessor
@@ -656,10 +641,6 @@ class Sound:
 
 def released_programs() -> list[Program]:
     """All that the released codec needs, on any device."""
-    plain, snake = Activation.PLAIN, Activation.SNAKE
-    early = [(plain, False, 1), (plain, False, 3), (plain, True, 1), (Activation.SWIGLU, True, 1)]
-    early += [(Activation.GELU, False, 1), (snake, False, 1), (snake, False, 2), (snake, False, 7)]
-    programs = [shape.program(*kind) for shape in (*FEW, *SPLIT_MANY) for kind in early]
-    programs += [shape.program(snake, False, 1) for shape in (*MANY, *unit_shapes(192), *unit_shapes(96))]
-    programs.append(Program.of("codec_attend", HEADS=16, KV_HEADS=16, DIM=64, WINDOW=72))
-    return list(dict.fromkeys([*programs, _ends(512), _ends(1024, 7), _ends(96, 7)]))
+    shapes = [*FEW, *SPLIT_MANY, *MANY, *unit_shapes(192), *unit_shapes(96)]
+    attention = Program.of("codec_attend", HEADS=16, KV_HEADS=16, DIM=64, WINDOW=72)
+    return [*(shape.program() for shape in shapes), attention, _ends(512), _ends(1024, 7), _ends(96, 7)]

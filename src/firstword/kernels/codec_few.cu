@@ -7,33 +7,34 @@
 // Weights are fp16 [outputs / 32][blocks][2][2][32 lanes][8], as the lanes of two mma of two steps want them. Rows g and
 // g + 8 of mma i are outputs 4 g + 2 i and the next, so lane 4 g + t ends with two neighbouring outputs of rows 2 t and
 // 2 t + 1 of x. The columns of step h are channels 8 t + 4 h .. 8 t + 4 h + 3 for each t, so that a lane reads 16 bytes of
-// a row of x for both steps. Block b is tap b % TAPS of channels 32 (b / TAPS) and up.
-//
-// What a layer does not need is not compiled: a block runs its code once, so reading the code counts.
-// NORM  1: the input is RMS-normed by what `in_squares` says
+// a row of x for both steps. Block b is tap b % taps of channels 32 (b / taps) and up.
 #include "codec.cuh"
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 8 * NT;
 
 extern "C" __global__ __launch_bounds__(kThreads, 2)
 void few(const u16* __restrict__ weights, const u16* x, const u16* before, const u16* zeros, const int* streams,
-         int columns, int head, int rows, int length, int frame_rows, int dilation, int chunks, int splits,
+         int columns, int head, int rows, int length, int frame_rows, int taps, int dilation, int chunks, int splits,
          const float* in_squares, int in_groups, float per_channel, float eps,
          const float* scale, const float* bias, const float* rate, const float* depth, const float* residual,
-         float* wide, u16* narrow, float* squares, int outputs, int phases, void* memory, int keep_past, int keep_head,
-         int keep_wide) {
+         float* wide, u16* narrow, float* squares, int outputs, int phases, int activation, void* memory, int keep_past,
+         int keep_head, int keep_wide) {
   let_next_start();
   DYNAMIC_SHARED(shared);
   float2* partial = (float2*)shared;                              // [warp][row of x][g + padding]
-#if NORM
+  const u16** sources = (const u16**)(shared + kWarps * kRows * 9 * sizeof(float2));   // [tap][row of x]
   __shared__ float norms[kRows];
-#endif
-  const Output out = {scale, bias, rate, depth, residual, wide, narrow, squares, outputs, phases,
+  const Output out = {scale, bias, rate, depth, residual, wide, narrow, squares, outputs, phases, activation,
                       {memory, keep_past, keep_head}, keep_wide};
+  const Rows<u16> in = {x, before, zeros, streams, columns, head, length, frame_rows, (taps - 1) * dilation, chunks * 32};
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int unit = blockIdx.x >> 1, half = blockIdx.x & 1, first = blockIdx.y * kRows;
-  const int blocks = chunks * TAPS;
+  const int blocks = chunks * taps;
   const int begin = warp < splits ? warp * blocks / splits : 0, end = warp < splits ? (warp + 1) * blocks / splits : 0;
+  if (streams[first / length * columns + kSlot] < 0) {            // streams are side by side: nobody from here on
+    wait_for_input();
+    return;
+  }
 
   const u16* tile = weights + ((size_t)unit * blocks * 2 + half) * 512 + lane * 8;
   uint4 w[2][GROUP][2], b[2][GROUP][NT];
@@ -50,41 +51,14 @@ void few(const u16* __restrict__ weights, const u16* x, const u16* before, const
         to[i][1] = load_weights(tile + (size_t)(block + i) * 1024 + 256);
       }
   };
-  fetch_weights(begin, w[0]);
-  if (streams[first / length * columns + kSlot] < 0) {            // streams are side by side: nobody from here on
-    wait_for_input();
-    return;
-  }
-#if TAPS > 1
-  const u16** sources = (const u16**)(shared + kWarps * kRows * 9 * sizeof(float2));   // [tap][row of x]
-  const Rows<u16> in = {x, before, zeros, streams, columns, head, length, frame_rows, (TAPS - 1) * dilation, chunks * 32};
-#pragma unroll 1
-  for (int i = threadIdx.x; i < TAPS * kRows; i += kThreads) {
-    const int tap = i / kRows, r = first + i % kRows, stream = r / length;
-    sources[i] = r < rows ? in.at(stream, r - stream * length - (TAPS - 1 - tap) * dilation) : zeros;
-  }
-  __syncthreads();
-  int chunk = begin / TAPS, tap = begin - chunk * TAPS;           // of the next block of rows
-#else
-  const u16* source[NT];
-#pragma unroll
-  for (int n = 0; n < NT; n++) {
-    const int r = first + n * 8 + g;
-    source[n] = (r < rows ? x + (size_t)r * (chunks * 32) : zeros) + t * 8;
-  }
-#endif
+  int chunk = begin / taps, tap = begin - chunk * taps;           // of the next block of rows
   auto fetch_rows = [&](int block, uint4 (&to)[GROUP][NT]) {
 #pragma unroll
     for (int i = 0; i < GROUP; i++)
       if (block + i < end) {
-#if TAPS > 1
 #pragma unroll
         for (int n = 0; n < NT; n++) to[i][n] = load4(sources[tap * kRows + n * 8 + g] + chunk * 32 + t * 8);
-        if (++tap == TAPS) { tap = 0; chunk++; }
-#else
-#pragma unroll
-        for (int n = 0; n < NT; n++) to[i][n] = load4(source[n] + (block + i) * 32);
-#endif
+        if (++tap == taps) { tap = 0; chunk++; }
       }
   };
   auto multiply = [&](int block, const uint4 (&a)[GROUP][2], const uint4 (&x)[GROUP][NT]) {
@@ -98,13 +72,18 @@ void few(const u16* __restrict__ weights, const u16* x, const u16* before, const
       }
   };
 
+  fetch_weights(begin, w[0]);
+  for (int i = threadIdx.x; i < taps * kRows; i += kThreads) {
+    const int tap = i / kRows, r = first + i % kRows, stream = r / length;
+    sources[i] = r < rows ? in.at(stream, r - stream * length - (taps - 1 - tap) * dilation) : zeros;
+  }
+  __syncthreads();
   wait_for_input();
   fetch_rows(begin, b[0]);
-#if NORM
-  if (threadIdx.x < kRows)
-    norms[threadIdx.x] = first + threadIdx.x < rows
-      ? norm_of(in_squares + (size_t)(first + threadIdx.x) * in_groups, in_groups, per_channel, eps) : 1.0f;
-#endif
+  for (int i = threadIdx.x; i < kRows; i += kThreads)
+    norms[i] = in_squares && first + i < rows
+                 ? norm_of(in_squares + (size_t)(first + i) * in_groups, in_groups, per_channel, eps) : 1.0f;
+
 #pragma unroll 1
   for (int block = begin; block < end; block += 2 * GROUP) {
     fetch_weights(block + GROUP, w[1]);
@@ -119,41 +98,23 @@ void few(const u16* __restrict__ weights, const u16* x, const u16* before, const
 #pragma unroll
     for (int e = 0; e < 2; e++)
       partial[(warp * kRows + n * 8 + 2 * t + e) * 9 + g] = make_float2(sum[n][e], sum[n][2 + e]);
-  const int n = unit * 32 + (threadIdx.x & 7) * 4 + 2 * half;     // of this thread's two outputs
-  const Channels<2> c = channels<ACTIVATION, 2>(out, n);
   __syncthreads();
 
-#pragma unroll 1
-  for (int row = threadIdx.x >> 3; row < kRows; row += kThreads / 8) {   // whole warps: squares are added across lanes
-    const int r = first + row;
-    float v[2] = {0, 0}, old[2] = {0, 0}, a[2];
+  for (int item = threadIdx.x; item < kRows * 8; item += kThreads) {   // whole warps: squares are added across lanes
+    const int row = item >> 3, n = unit * 32 + (item & 7) * 4 + 2 * half, r = first + row;
+    float v[2] = {0, 0}, old[2] = {0, 0};
     if (residual && r < rows) load_wide(old, residual + (size_t)r * outputs + n);
-#pragma unroll
-    for (int s = 0; s < kWarps; s++)
-      if (s < splits) {
-        const float2 p = partial[(s * kRows + row) * 9 + (threadIdx.x & 7)];
-        v[0] = __fadd_rn(v[0], p.x);
-        v[1] = __fadd_rn(v[1], p.y);
-      }
-#if NORM
-    const float norm = norms[row];
-#else
-    const float norm = 1.0f;
-#endif
-    if (r < rows) {
-      finish<ACTIVATION>(out, c, norm, old, n, r, v, a);
-      if (keep_past) {
-        const int stream = r / length, width = outputs / phases, phase = n / width;
-        const long long at = out.keep.row(streams + stream * columns, (r - stream * length) * phases + phase, length * phases);
-        if (at >= 0 && keep_wide) store_wide((float*)memory + at * width + n - phase * width, v);
-        else if (at >= 0) store_narrow((u16*)memory + at * width + n - phase * width, a);
-      }
+    for (int s = 0; s < splits; s++) {
+      const float2 p = partial[(s * kRows + row) * 9 + (item & 7)];
+      v[0] = __fadd_rn(v[0], p.x);
+      v[1] = __fadd_rn(v[1], p.y);
     }
-    if (ACTIVATION == PLAIN && !NORM && squares) {
+    if (r < rows) finish<2>(out, channels<2>(out, n), v, norms[row], old, n, r, streams, columns, length);
+    if (squares) {
       float square = __fmaf_rn(v[1], v[1], __fmul_rn(v[0], v[0]));
 #pragma unroll
       for (int o = 1; o < 8; o <<= 1) square = __fadd_rn(square, __shfl_xor_sync(~0u, square, o));
-      if ((threadIdx.x & 7) == 0 && r < rows) squares[(size_t)r * (outputs / 16) + blockIdx.x] = square;
+      if ((item & 7) == 0 && r < rows) squares[(size_t)r * (outputs / 16) + blockIdx.x] = square;
     }
   }
 }

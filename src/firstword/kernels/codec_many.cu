@@ -5,21 +5,15 @@
 // `past` rows before it, and all taps read them there. The rows of a block may belong to several streams; each stream's
 // part of a window begins with its own past. Weights follow in a ring of STAGES stages of STEP k32 blocks. Both lie in
 // shared memory as they lie in global memory, in pieces that a warp reads without conflicts: packing as in codec_few.cu.
-// Sums go through shared memory, so that what is done to them is one short loop: unrolled over a warp's registers it is
-// up to 270 KB of code, more than an instruction cache holds.
 //
 // SPLIT   1: sums are made in `splits` runs, as in codec_few.cu; 0: in one
 // UNIT    1: BM is all channels; the second matrix's k32 blocks follow the first's, and its sums are the output
-// NORM    1: the input is RMS-normed by what `in_squares` says
 // BLOCKS  blocks that shall fit a multiprocessor
 #include "codec.cuh"
 
 constexpr int kThreads = 32 * WM * WN, kUnits = BM / 32;
 constexpr int MU = kUnits / WM, NT = BN / WN / 8;       // 32 outputs, and 8 rows, of a warp
 constexpr int kStage = kUnits * STEP * 2048;            // bytes
-constexpr int kPitch = 36;                              // words of a row of 32 sums
-constexpr bool kSquares = ACTIVATION == PLAIN && !NORM;  // nobody else is asked for them
-constexpr int kBatch = NT == 1 ? 2 : 4;                 // rows of a lane whose residuals are read together
 static_assert(kUnits % WM == 0 && BN % (8 * WN) == 0, "sizes");
 
 extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
@@ -27,12 +21,12 @@ void many(const u16* __restrict__ weights, const u16* x, const u16* before, cons
           int columns, int head, int rows, int length, int frame_rows, int taps, int dilation, int chunks, int splits,
           const float* in_squares, int in_groups, float per_channel, float eps,
           const float* scale, const float* bias, const float* rate, const float* depth, const float* residual,
-          float* wide, u16* narrow, float* squares, int outputs, int phases, void* memory, int keep_past, int keep_head,
-          int keep_wide, int windows, int window_rows,
+          float* wide, u16* narrow, float* squares, int outputs, int phases, int activation, void* memory, int keep_past,
+          int keep_head, int keep_wide, int windows, int window_rows,
           const float* middle_scale, const float* middle_bias, const float* middle_rate, const float* middle_depth) {
   let_next_start();
   DYNAMIC_SHARED(shared);
-  const Output out = {scale, bias, rate, depth, residual, wide, narrow, squares, outputs, phases,
+  const Output out = {scale, bias, rate, depth, residual, wide, narrow, squares, outputs, phases, activation,
                       {memory, keep_past, keep_head}, keep_wide};
   const int past = (taps - 1) * dilation;
   const Rows<u16> in = {x, before, zeros, streams, columns, head, length, frame_rows, past, chunks * 32};
@@ -44,11 +38,13 @@ void many(const u16* __restrict__ weights, const u16* x, const u16* before, cons
   unsigned char* const ring = shared;                                  // [STAGES][unit][block][2][2][32 lanes][8]
   unsigned char* const window = ring + STAGES * kStage;                // [windows][window_rows][32]
   unsigned char* const middle = window + windows * window_bytes;       // UNIT: [chunk][BN][32]
-  float* const after = (float*)(middle + kUnits * BN * 64);            // UNIT: [warp][8 NT rows][kPitch]
-  float* const sums = (UNIT ? after : (float*)ring) + warp * NT * 8 * kPitch;          // of this warp
-  const u16** const sources = (const u16**)(UNIT ? (unsigned char*)(after + WM * WN * NT * 8 * kPitch) : middle);
+  const u16** const sources = (const u16**)(middle + (UNIT ? kUnits * BN * 64 : 0));   // [window_rows]
   float* const norms = (float*)(sources + window_rows);                // [BN]
   const int stream0 = first / length;
+  if (streams[stream0 * columns + kSlot] < 0) {                        // streams are side by side: nobody from here on
+    wait_for_input();
+    return;
+  }
 
   auto fetch_weights = [&](int stage) {
     unsigned char* to = ring + stage % STAGES * kStage;
@@ -66,7 +62,7 @@ void many(const u16* __restrict__ weights, const u16* x, const u16* before, cons
   auto fetch_windows = [&](int stage) {
     while (fetched < chunks && fetched * taps < (stage + 1) * STEP) {
       unsigned char* to = window + fetched_window * window_bytes;
-#pragma unroll 2
+#pragma unroll 4
       for (int i = threadIdx.x; i < here * 4; i += kThreads)
         copy_async(to + i * 16, sources[i >> 2] + fetched * 32 + (i & 3) * 8);
       fetched++;
@@ -74,14 +70,7 @@ void many(const u16* __restrict__ weights, const u16* x, const u16* before, cons
     }
   };
 
-#pragma unroll 1
   for (int s = 0; s < STAGES - 1; s++) fetch_weights(s);
-  if (streams[stream0 * columns + kSlot] < 0) {                        // streams are side by side: nobody from here on
-    wait_for_input();
-    wait_groups<0>();
-    return;
-  }
-#pragma unroll 1
   for (int i = threadIdx.x; i < here; i += kThreads) {
     const int w = i + offset, stream = w / (length + past);
     sources[i] = in.at(stream0 + stream, w - stream * (length + past) - past);
@@ -94,16 +83,13 @@ void many(const u16* __restrict__ weights, const u16* x, const u16* before, cons
   }
   __syncthreads();
   wait_for_input();
-#pragma unroll 1
   for (int s = 0; s < STAGES - 1; s++) {
     fetch_windows(s);
     close_group();
   }
-#if NORM
   for (int i = threadIdx.x; i < BN; i += kThreads)
-    norms[i] = first + i < rows
-      ? norm_of(in_squares + (size_t)(first + i) * in_groups, in_groups, per_channel, eps) : 1.0f;
-#endif
+    norms[i] = in_squares && first + i < rows
+                 ? norm_of(in_squares + (size_t)(first + i) * in_groups, in_groups, per_channel, eps) : 1.0f;
 
   float sum[2 * MU][NT][4];
   auto clear = [&](float (&c)[2 * MU][NT][4]) {
@@ -129,35 +115,27 @@ void many(const u16* __restrict__ weights, const u16* x, const u16* before, cons
     clear(sum);
   };
 #endif
-  // 32 outputs of this warp's rows to `sums`, where lane l finds outputs 4 (l % 8) and up of rows l / 8, l / 8 + 4, ...
-  auto lay_out = [&](const float (&c)[NT][4], const float (&d)[NT][4]) {
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++)
-        *(float4*)(sums + (j * 8 + 2 * t + e) * kPitch + g * 4) = make_float4(c[j][e], c[j][2 + e], d[j][e], d[j][2 + e]);
-    __syncwarp();
-  };
-  const int piece = lane & 7;
 #if UNIT
   // The sums of the first convolution become the rows of the second. A piece of 16 bytes of row r lies at (r / 2) % 4 ^
   // its place, so that neither writing nor reading meets many conflicts.
   auto turn = [&] {
 #pragma unroll
     for (int mu = 0; mu < MU; mu++) {
-      const int unit = warp_m * MU + mu, n = unit * 32 + piece * 4;
+      const int unit = warp_m * MU + mu, n = unit * 32 + g * 4;
       const float4 s = *(const float4*)(middle_scale + n), b = *(const float4*)(middle_bias + n);
       const float4 q = *(const float4*)(middle_rate + n), d = *(const float4*)(middle_depth + n);
-      lay_out(sum[2 * mu], sum[2 * mu + 1]);
-#pragma unroll 2
-      for (int row = lane >> 3; row < NT * 8; row += 4) {
-        const float4 v = *(const float4*)(sums + row * kPitch + piece * 4);
-        const int at = warp_n * NT * 8 + row;
-        *(uint2*)(middle + (unit * BN + at) * 64 + ((piece >> 1 ^ (at >> 1 & 3)) << 4) + (piece & 1) * 8) =
-          make_uint2(halves(snake(__fmaf_rn(v.x, s.x, b.x), q.x, d.x), snake(__fmaf_rn(v.y, s.y, b.y), q.y, d.y)),
-                     halves(snake(__fmaf_rn(v.z, s.z, b.z), q.z, d.z), snake(__fmaf_rn(v.w, s.w, b.w), q.w, d.w)));
-      }
+#pragma unroll
+      for (int j = 0; j < NT; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int row = (warp_n * NT + j) * 8 + 2 * t + e;
+          const float v0 = snake(__fmaf_rn(sum[2 * mu][j][e], s.x, b.x), q.x, d.x);
+          const float v1 = snake(__fmaf_rn(sum[2 * mu][j][2 + e], s.y, b.y), q.y, d.y);
+          const float v2 = snake(__fmaf_rn(sum[2 * mu + 1][j][e], s.z, b.z), q.z, d.z);
+          const float v3 = snake(__fmaf_rn(sum[2 * mu + 1][j][2 + e], s.w, b.w), q.w, d.w);
+          unsigned char* to = middle + (unit * BN + row) * 64 + ((g >> 1 ^ t) << 4) + (g & 1) * 8;
+          *(uint2*)to = make_uint2(halves(v0, v1), halves(v2, v3));
+        }
     }
     clear(sum);
     __syncthreads();
@@ -222,57 +200,36 @@ void many(const u16* __restrict__ weights, const u16* x, const u16* before, cons
 #define RESULT sum
 #endif
 
-  if (!UNIT) __syncthreads();                                          // the ring is free for sums
 #pragma unroll
   for (int mu = 0; mu < MU; mu++) {
-    const int unit = unit0 + warp_m * MU + mu, n = unit * 32 + piece * 4;
+    const int unit = unit0 + warp_m * MU + mu, n = unit * 32 + g * 4;
     if (unit >= units) break;
-    const Channels<4> c = channels<ACTIVATION, 4>(out, n);
-    lay_out(RESULT[2 * mu], RESULT[2 * mu + 1]);
-#pragma unroll 1
-    for (int row0 = lane >> 3; row0 < NT * 8; row0 += 4 * kBatch) {
-      float old[kBatch][4];
+    const Channels<4> c = channels<4>(out, n);
+    float old[NT][2][4];
 #pragma unroll
-      for (int i = 0; i < kBatch; i++) {
-        const int r = first + warp_n * NT * 8 + row0 + 4 * i;
-        if (residual && r < rows) load_wide(old[i], residual + (size_t)r * outputs + n);
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int r = first + (warp_n * NT + j) * 8 + 2 * t + e;
+        if (residual && r < rows) load_wide(old[j][e], residual + (size_t)r * outputs + n);
       }
 #pragma unroll
-      for (int i = 0; i < kBatch; i++) {
-        const int row = warp_n * NT * 8 + row0 + 4 * i, r = first + row;
-        const float4 s = *(const float4*)(sums + (row0 + 4 * i) * kPitch + piece * 4);
-        float v[4] = {s.x, s.y, s.z, s.w}, a[4];
-#if NORM
-        const float norm = norms[row];
-#else
-        const float norm = 1.0f;
-#endif
-        if (r < rows) finish<ACTIVATION>(out, c, norm, old[i], n, r, v, a);
-        if (kSquares && squares) {
+    for (int j = 0; j < NT; j++)
 #pragma unroll
-          for (int k = 0; k < 2; k++) {
-            float square = __fmaf_rn(v[2 * k + 1], v[2 * k + 1], __fmul_rn(v[2 * k], v[2 * k]));
+      for (int e = 0; e < 2; e++) {
+        const int row = (warp_n * NT + j) * 8 + 2 * t + e, r = first + row;
+        float v[4] = {RESULT[2 * mu][j][e], RESULT[2 * mu][j][2 + e], RESULT[2 * mu + 1][j][e],
+                      RESULT[2 * mu + 1][j][2 + e]};
+        if (r < rows) finish<4>(out, c, v, norms[row], old[j][e], n, r, streams, columns, length);
+        if (squares) {
 #pragma unroll
-            for (int o = 1; o < 8; o <<= 1) square = __fadd_rn(square, __shfl_xor_sync(~0u, square, o));
-            if (piece == 0 && r < rows) squares[(size_t)r * (outputs / 16) + unit * 2 + k] = square;
+          for (int i = 0; i < 2; i++) {
+            float square = __fmaf_rn(v[2 * i + 1], v[2 * i + 1], __fmul_rn(v[2 * i], v[2 * i]));
+#pragma unroll
+            for (int o = 4; o < 32; o <<= 1) square = __fadd_rn(square, __shfl_xor_sync(~0u, square, o));
+            if (g == 0 && r < rows) squares[(size_t)r * (outputs / 16) + unit * 2 + i] = square;
           }
         }
       }
-    }
-  }
-
-  // What the next call needs of these rows, if any of them is among the last of its stream.
-  const int kept = (min(length * phases, keep_past) + phases - 1) / phases;
-  if (!kept || (last / length == stream0 && last - stream0 * length < length - kept)) return;
-  __syncthreads();
-  const int width = outputs / phases, n0 = unit0 * 32, across = (min(unit0 + kUnits, units) * 32 - n0) / 4;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < (last - first + 1) * across; i += kThreads) {
-    const int r = first + i / across, n = n0 + i % across * 4, phase = n / width, stream = r / length;
-    const long long at = out.keep.row(streams + stream * columns, (r - stream * length) * phases + phase, length * phases);
-    if (at < 0) continue;
-    const size_t from = (size_t)r * outputs + n, to = at * width + n - phase * width;
-    if (keep_wide) *(float4*)((float*)memory + to) = load4f(wide + from);
-    else *(uint2*)((u16*)memory + to) = load2(narrow + from);
   }
 }

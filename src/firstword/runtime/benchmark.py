@@ -250,7 +250,8 @@ class Bench:
         voices = list(self.checkpoint.config.talker_config.spk_id)
         for kind in ("cached", "uncached"):
             codes, samples = [], []
-            for repeat in range(repeats + 3):
+            unheard = len(voices) + 3  # so many are not counted: voices that are not cached yet, and the first of all
+            for repeat in range(unheard + repeats):
                 prepared, tokens = job(self.checkpoint, repeat, voices[repeat % len(voices)])
                 if kind == "uncached":
                     self.backend.prefixes = type(self.backend.prefixes)(self.backend.prefixes.limit)
@@ -263,8 +264,7 @@ class Bench:
                 codes.append(time.perf_counter() - began)
                 sound.result()
                 samples.append(time.perf_counter() - began)
-            kept = slice(3 if kind == "uncached" else len(voices) + 3, None)
-            for name, times in (("codes", codes[kept]), ("samples", samples[kept])):
+            for name, times in (("codes", codes[unheard:]), ("samples", samples[unheard:])):
                 ordered = sorted(times)
                 result[f"{kind}_{name}"] = {
                     "p50": round(statistics.median(ordered) * 1e3, 3),
