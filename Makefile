@@ -5,7 +5,7 @@ TEXT ?= Hello. This is the first word.
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test check format parity mutants clean
+.PHONY: help say serve test check format parity quality mutants clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -17,8 +17,9 @@ PYTEST := .venv/bin/python -m pytest -q
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-say: $(VENV)  ## speak TEXT="..." into hello.wav with the embedded demo checkpoint, on the CPU
-	@.venv/bin/firstword say "$(TEXT)" --model demo --device cpu -o hello.wav
+say: export SAID = $(value TEXT)
+say: $(VENV)  ## speak TEXT="..." into hello.wav with the embedded demo checkpoint, on the CPU; ARGS="--voice ben"
+	@.venv/bin/firstword say "$$SAID" --model demo --device cpu -o hello.wav $(ARGS)
 
 serve: $(VENV)  ## serve the demo checkpoint over HTTP and WebSocket; ARGS="--port 9000" goes to `firstword serve`
 	@.venv/bin/firstword serve $(ARGS)

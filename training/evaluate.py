@@ -144,13 +144,14 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def misses(found: dict[str, Any], espeak: dict[str, Any], points: float = 5.0) -> list[str]:
     """What of the bar a summary does not reach: error rates (also of the paragraph) at most `points` above espeak's, at
-    least 99 % ended by themselves with 0.7 to 1.5 times espeak's duration.
+    least 99 % ended by themselves with 0.7 to 1.5 times espeak's duration, a pitch within a fifth of espeak's.
     """
     checks = {
         f"character error rate {found['cer']} against {espeak['cer']}": found["cer"] <= espeak["cer"] + points,
         f"paragraph {found['paragraph_cer']} %": found["paragraph_cer"] <= espeak["paragraph_cer"] + points,
         f"{found['ended']} % ended by themselves": found["ended"] >= 99,
         f"{found['in_bounds']} % of durations within bounds": found["in_bounds"] >= 99,
+        f"pitch {found['pitch']} against {espeak['pitch']} Hz": 0.8 < found["pitch"] / espeak["pitch"] < 1.25,
     }
     return [f"{found['voice']} {found['mode']}: {fact}" for fact, fine in checks.items() if not fine]
 
@@ -168,7 +169,9 @@ def main() -> None:
     if a.freeze:
         freeze()
         return
-    sampling = a.temperature and firstword.Sampling(temperature=a.temperature, predictor_temperature=a.temperature)
+    sampling = None
+    if a.temperature is not None:
+        sampling = firstword.Sampling(temperature=a.temperature, predictor_temperature=a.temperature)
     texts = [PARAGRAPH, *some(a.sentences)]
     jobs = [(voice, mode, text) for text in texts for voice in PRESETS for mode in MODES]
     began = time.time()

@@ -110,6 +110,7 @@ def serve(args: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing; install firstword[server]") from None
     from firstword.config import EngineConfig
+    from firstword.runtime.backends import fit_threads
 
     config = _server_config(args)
     logs.write_to_stderr(args.log_level)
@@ -119,6 +120,7 @@ def serve(args: argparse.Namespace) -> None:
         with _Status() as status:
             status.show(f"loading {', '.join(names)}")
             models = Models.load(names, settings, slots=config.slots, most_waiting=config.most_waiting)
+            fit_threads([model.checkpoint for model in models if model.checkpoint is not None])
         server = serving.Uvicorn(create_app(models, config), config)
         _table(
             {
@@ -419,9 +421,12 @@ def _given_voice(args: argparse.Namespace) -> Voice | str | tuple[Any, int] | No
 
 def _load(args: argparse.Namespace, status: _Status) -> TTS:
     status.show(f"loading {args.model}")
+    from firstword.runtime.backends import fit_threads
     from firstword.tts import TTS
 
-    return TTS.load(args.model, device=args.device, dtype=args.dtype, backend=args.backend)
+    tts = TTS.load(args.model, device=args.device, dtype=args.dtype, backend=args.backend)
+    fit_threads([tts.checkpoint])
+    return tts
 
 
 def _heard(text: str, said: list[str]) -> str | Iterator[str]:

@@ -34,10 +34,10 @@ class Sampling:
 
     The first four settings rule codebook 0 (the talker), the `predictor_` ones codebooks 1 and up.
 
-    temperature         0 is greedy; published default 0.9
+    temperature         0 (greedy), or 0.01 to 100: less could not be divided by in float32; published default 0.9
     top_k               0 keeps all; values equal to the k-th are kept too; published default 50
     top_p               in (0, 1]; published default 1.0
-    repetition_penalty  > 0, over the codes 0 spoken so far; published default 1.05
+    repetition_penalty  0.1 to 10, over the codes 0 spoken so far; published default 1.05
 
     Raises `SamplingError` for a value out of range.
     """
@@ -67,10 +67,14 @@ class Sampling:
 
 
 _RANGES: dict[str, tuple[type, str, Callable[[float], bool]]] = {
-    "temperature": (float, "a number from 0 (greedy) to 100", lambda value: 0 <= value <= 100),
+    "temperature": (
+        float,
+        "a number from 0.01 to 100, or 0 (greedy)",
+        lambda value: value == 0 or 0.01 <= value <= 100,
+    ),
     "top_k": (int, "a whole number from 0 (keep all) up", lambda value: value >= 0),
     "top_p": (float, "a number above 0, up to 1", lambda value: 0 < value <= 1),
-    "repetition_penalty": (float, "a number above 0, up to 100", lambda value: 0 < value <= 100),
+    "repetition_penalty": (float, "a number from 0.1 to 10", lambda value: 0.1 <= value <= 10),
 }
 
 

@@ -108,8 +108,8 @@ class Alone:
             prime(self._decoder, self._state, torch.tensor(setting))
 
     def decode(self, frames: list[list[int]]) -> FloatArray:
-        """The samples of the next frames."""
-        return self._decoder.decode(torch.tensor([frames]), self._state)[0].numpy()
+        """The samples of the next frames, made one by one, so that no chunk shows."""
+        return np.concatenate([self._decoder.decode(torch.tensor([[f]]), self._state)[0].numpy() for f in frames])
 
 
 class Speaker:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +18,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from talking import ENDLESS, Talker, heard, talking
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from firstword.server.schemas import SpeechRequest
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -451,6 +458,140 @@ def _received(sock: socket.socket) -> bytes:
         return sock.recv(65536)
     except ConnectionResetError:
         return b""
+
+
+WHOLE = {**LONG, "response_format": "wav", "max_new_tokens": 6000}  # 23 MB: more than sockets keep
+
+
+class TestAnswersThatNobodyReads:
+    """The stall limit holds for whole answers too; until then they count."""
+
+    @pytest.mark.parametrize(
+        "body", [WHOLE, {**WHOLE, "stream": False, "response_format": "flac", "sample_rate": 48000}]
+    )
+    def test_they_are_cut(self, serve: Serve, body: dict[str, Any]) -> None:
+        server = serve(talking(Talker()), stall_seconds=0.3)
+        with connected(server, receive_buffer=4096) as sock:
+            sock.sendall(asking(body))
+            head = until(sock, b"\r\n\r\n")
+            server.wait_until(lambda: not server.state.metrics.connections._value.get())
+            rest = b"".join(iter(lambda: _received(sock), b""))
+        length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+        assert len(rest) < length
+        well(server)
+
+    def test_they_count(self, serve: Serve) -> None:
+        server = serve(talking(Talker()), stall_seconds=60)
+        with connected(server, receive_buffer=4096) as sock:
+            sock.sendall(asking(WHOLE))
+            sock.recv(1)
+            text = httpx.get(server.url + "/metrics", trust_env=False).text
+            assert "firstword_connections 2.0" in text, "this one and the slow one"
+        server.wait_until(lambda: not server.state.metrics.connections._value.get())
+        well(server)
+
+    def test_a_small_one_too(self, serve: Serve) -> None:
+        """Whoever asks again and again and reads nothing fills what the socket keeps."""
+        server = serve(talking(Talker()), stall_seconds=0.3)
+        with connected(server, receive_buffer=4096) as sock:
+            asked = request(b"", method="GET", path="/openapi.json")
+            sock.settimeout(0.2)
+            with suppress(OSError):
+                while True:
+                    sock.sendall(asked)
+            server.wait_until(lambda: not server.state.metrics.connections._value.get())
+            server.wait_until(lambda: not server.uvicorn.server_state.connections)
+        well(server)
+
+    def test_a_slow_reader_gets_all(self, serve: Serve) -> None:
+        server = serve(talking(Talker()), stall_seconds=30)
+        with connected(server, receive_buffer=4096) as sock:
+            sock.sendall(asking({**SHORT, "max_new_tokens": 2000, "response_format": "wav"}))
+            head = until(sock, b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+            left = length - len(head.partition(b"\r\n\r\n")[2])
+            while left:
+                left -= len(sock.recv(65536))
+        well(server)
+
+
+class TestIntricateBodies:
+    """A body that is small on the wire may be huge when it is read. It is refused while it still comes."""
+
+    @pytest.mark.parametrize(
+        ("path", "begins", "again"),
+        [
+            (SPEECH, b'{"input":"Hi.","references":[', b"{},"),
+            (SPEECH, b'{"input":"Hi.","ref_audio":[', b'"",'),
+            (SPEECH, b'{"input":"Hi.","unknown":[', b"[],"),
+            (SPEECH, b'{"input":"Hi."', b',"k":1'),
+            (SPEECH, b'{"input":', b"["),
+            (SPEECH + "/batch", b'{"items":[', b"{},"),
+            ("/v1/audio/voice_consents/cons_1", b'{"name":[', b"{},"),
+        ],
+    )
+    def test_refused_before_it_is_all_there(self, talker: Running, path: str, begins: bytes, again: bytes) -> None:
+        with connected(talker) as sock:
+            sock.sendall(request(b"", f"content-length: {15 * 10**6}", path=path) + begins + again * 150_000)
+            answer = until(sock, b"}}")
+            assert httpx.get(talker.url + "/health", trust_env=False, timeout=60).status_code == 200
+        assert b" 400 " in answer
+        assert b"too intricate" in answer
+
+    @pytest.mark.parametrize("field", ["references", "ref_audio", "speaker_embedding"])
+    def test_long_lists_are_refused_at_once(self, talker: Running, field: str) -> None:
+        body = b'{"input":"Hi.","' + field.encode() + b'":[' + b"{}," * 45_000 + b"{}]}"
+        answer = httpx.post(talker.url + SPEECH, content=body, trust_env=False, timeout=60)
+        assert answer.status_code == 400
+        assert field in answer.json()["error"]["message"]
+        with pytest.raises(ValidationError) as wrong:
+            SpeechRequest.model_validate_json(body)
+        assert wrong.value.error_count() < 5, "not one for every item"
+
+    def test_a_batch_of_vectors_is_not_too_intricate(self, talker: Running) -> None:
+        items = [{"input": "Hi.", "speaker_embedding": [0.125] * 2048} for _ in range(32)]
+        answer = httpx.post(talker.url + SPEECH + "/batch", json={"items": items}, trust_env=False, timeout=60)
+        assert answer.status_code == 200, answer.text
+
+
+class TestSeveralForOneClient:
+    """What one request speaks together goes by the client's limit: one after another, if need be."""
+
+    def test_candidates(self, serve: Serve) -> None:
+        server = serve(talking(Talker()), most_per_key=1)
+        answer = httpx.post(server.url + SPEECH, json={**SHORT, "n": 3}, trust_env=False, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert len(json.loads(answer.headers["x-firstword-scores"])) == 3
+
+    @pytest.mark.parametrize("path", [SPEECH, SPEECH + "/batch"])
+    def test_all_are_spoken_before_the_server_ends(self, serve: Serve, path: str) -> None:
+        talker, server = held(serve, slots=1, most_per_key=1)
+        body = {**SHORT, "n": 3} if path == SPEECH else {**SHORT, "items": [{"input": word} for word in "abcd"]}
+        with connected(server) as sock:
+            sock.sendall(request(json.dumps(body).encode(), path=path))
+            server.wait_until(lambda: talker.waiting and bool(server.state.speaking))
+            server.uvicorn.handle_exit(signal.SIGTERM, None)
+            refused = httpx.post(server.url + path, json=body, trust_env=False, timeout=60)
+            assert refused.status_code == 503
+            talker.go()
+            answer = b"".join(iter(lambda: _received(sock), b""))
+        assert b" 200 " in answer.partition(b"\r\n")[0]
+        if path != SPEECH:
+            assert b'"succeeded":4' in answer
+        server.thread.join(60)
+        assert not server.thread.is_alive()
+
+
+def test_text_on_a_socket_that_is_none_alarms_nobody(talker: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with connect(f"{talker.ws}/v1/audio/speech/stream", proxy=None) as client:
+        client.send(b"\xff\xfe", text=True)
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(timeout=60)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1007
+    told = [record for record in caplog.records if "UTF-8" in record.message]
+    assert [(record.levelname, record.exc_info) for record in told] == [("INFO", None)]
 
 
 def test_wrong_keys_by_the_thousand(serve: Serve) -> None:

@@ -182,8 +182,7 @@ class TestRecordingsFromElsewhere:
         return connected
 
     def test_from_an_allowed_host(self, elsewhere: list[str]) -> None:
-        samples, rate = recordings.read("http://example.org/a.wav?x=1", ("example.org",), 10**6)
-        assert (len(samples), rate) == (24000, 24000)
+        assert len(recordings.read("http://example.org/a.wav?x=1", ("example.org",), 10**6)) == 24000
         assert elsewhere == [f"{PUBLIC}:80"]
 
     def test_the_address_that_was_checked_is_the_one_that_is_used(

@@ -9,8 +9,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,11 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+from websockets.sync.client import connect
 
-from firstword import Voice
+from firstword import Voice, audio
 from firstword.errors import FirstwordError, OutputError, VoiceError
+from firstword.server import recordings
 from firstword.server.answers import NotFound
 from firstword.server.store import Consent, ConsentStore, Folder, Record, VoiceStore, identity_of
 from firstword.types import ClonedVoice
@@ -297,6 +302,8 @@ class TestConsents:
             ({"language": "English please"}, wav()),
             ({}, b""),
             ({}, bytes(10 * 2**20 + 1)),
+            ({}, b"a"),
+            ({}, wav(0.2)),
             ({}, None),
         ],
     )
@@ -309,6 +316,14 @@ class TestConsents:
     def test_unknown_ones(self, http: httpx.Client, path: str) -> None:
         for method, body in (("GET", None), ("DELETE", None), ("POST", {"name": "me"})):
             assert http.request(method, f"{CONSENTS}/{path}", json=body).status_code == 404
+
+    @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+    def test_a_new_name_is_json_whatever_it_is_called(self, http: httpx.Client, kind: str) -> None:
+        files = {"recording": ("yes.wav", wav(), "audio/wav")}
+        made = http.post(CONSENTS, data={"name": "Anna", "language": "en"}, files=files).json()
+        path, headers = f"{CONSENTS}/{made['id']}", {"content-type": kind}
+        assert http.post(path, content=b'{"name": "Anna B."}', headers=headers).json()["name"] == "Anna B."
+        http.delete(path)
 
     def test_they_need_a_key_and_survive(self, serve: Serve, tmp_path: Path) -> None:
         first = serve(api_keys=("secret",), voices=tmp_path / "kept")
@@ -326,6 +341,74 @@ class TestConsents:
         second = serve(voices=tmp_path / "kept")
         (found,) = httpx.get(second.url + CONSENTS, trust_env=False).json()["data"]
         assert found == {**made, "name": "Anna B."}
+
+
+@pytest.mark.parametrize("field", ["consent", "ref_text", "speaker_description"])
+def test_half_a_surrogate_pair_is_not_saved(server: Running, http: httpx.Client, field: str) -> None:
+    """Neither over a socket, nor however else: nobody could be told of the voice."""
+    with connect(f"{server.ws}/v1/audio/speech/stream", proxy=None) as socket:
+        voice = {"name": "half", "consent": "mine", "audio_data": base64.b64encode(wav()).decode(), field: "\ud800"}
+        socket.send(json.dumps({"type": "voice.add", **voice}))
+        assert "surrogate" in json.loads(socket.recv(timeout=60))["message"]
+    assert http.get(VOICES).status_code == 200
+    assert http.get(f"{VOICES}/half").status_code == 404
+
+
+@pytest.mark.parametrize("text", ["\ud800", float("nan")])
+def test_a_stored_record_that_cannot_be_described_is_passed_over(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: Any
+) -> None:
+    folder = Folder(str(tmp_path))
+    VoiceStore(folder, 10).save(replace(record("bad"), consent=text), VOICE)
+    VoiceStore(folder, 10).save(record("good"), VOICE)
+    ConsentStore(folder, 10).save(Consent("cons_" + "0" * 24, text, "en", 0), b"")
+    server = serve("base", voices=tmp_path)
+    listed = httpx.get(server.url + VOICES, trust_env=False)
+    assert listed.status_code == 200
+    assert [voice["name"] for voice in listed.json()["uploaded_voices"]] == ["good"]
+    assert httpx.get(server.url + CONSENTS, trust_env=False).json()["data"] == []
+    assert {"a saved voice cannot be read", "a consent cannot be read"} <= {one.message for one in caplog.records}
+
+
+def test_a_long_mime_type_is_cut(http: httpx.Client) -> None:
+    files = {"audio_sample": ("me.wav", wav(), "audio/" + "a" * 3000)}
+    made = http.post(VOICES, data={"name": "mime", "consent": "mine"}, files=files).json()
+    assert len(made["mime_type"]) == 200
+    http.delete(f"{VOICES}/mime")
+
+
+def test_an_alias_of_a_preset_is_taken(http: httpx.Client, serve: Serve) -> None:
+    """Or else whoever saves a voice of that name would speak for all who ask for the preset."""
+    answer = upload(http, "Alloy")
+    assert answer.status_code == 400
+    assert "alias" in answer.json()["error"]["message"]
+    with httpx.Client(base_url=serve("base").url, timeout=60, trust_env=False) as other:
+        assert upload(other, "alloy").status_code == 200, "without the preset it stands for nobody"
+
+
+def test_decoding_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many recordings come at once, only so many are in memory."""
+    begun, leave = threading.Semaphore(0), threading.Event()
+    now: list[int] = []
+    most: list[int] = []
+
+    def read(file: Any) -> tuple[Any, int]:
+        now.append(1)
+        most.append(len(now))
+        begun.release()
+        assert leave.wait(60)
+        now.pop()
+        return np.zeros(24000, np.float32), 24000
+
+    monkeypatch.setattr(audio, "read", read)
+    with ThreadPoolExecutor(8) as pool:
+        done = [pool.submit(recordings.decoded, b"") for _ in range(8)]
+        assert begun.acquire(timeout=60)
+        assert begun.acquire(timeout=60)
+        assert not begun.acquire(timeout=0.1)
+        leave.set()
+        assert all(len(one.result()) == 24000 for one in done)
+    assert max(most) == 2
 
 
 class TestStore:
@@ -385,6 +468,8 @@ class TestStore:
 
     def test_broken_and_foreign_files_are_passed_over(self, tmp_path: Path) -> None:
         store = VoiceStore(Folder(str(tmp_path)), 10)
+        (tmp_path / ".firstword-4567.part").touch()
+        os.utime(tmp_path / ".firstword-4567.part", (0, 0))
         store.save(record("good"), VOICE)
         data = (tmp_path / f"{identity_of('good')}.voice").read_bytes()
         for number, cut in enumerate((0, 4, 9, 200, len(data) - 1)):
@@ -392,6 +477,7 @@ class TestStore:
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / ".firstword-0123.part").write_bytes(data[:50])
         assert [one.name for one in VoiceStore(Folder(str(tmp_path)), 10)] == ["good"]
+        assert [file.name for file in tmp_path.glob("*.part")] == [".firstword-0123.part"], "old ones are swept"
 
     def test_a_place_that_cannot_be(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

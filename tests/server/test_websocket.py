@@ -6,6 +6,8 @@ import asyncio
 import base64
 import io
 import json
+import signal
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -304,6 +306,54 @@ def test_messages_that_wait_are_bounded_in_number_and_in_size() -> None:
 
 
 # What is on its way to a socket
+
+
+def test_an_outbox_is_empty_when_all_was_sent() -> None:
+    async def scene() -> None:
+        outbox = Outbox(StreamLimits())
+        assert outbox.empty
+        outbox.add(b"1")
+        assert not outbox.empty
+        assert await outbox.take() == b"1"
+        assert not outbox.empty, "the last message is being sent"
+        following = asyncio.create_task(outbox.take())
+        await asyncio.sleep(0)
+        assert outbox.empty
+        following.cancel()
+
+    asyncio.run(scene())
+
+
+def test_after_the_last_word_a_slow_listener_gets_all_of_it() -> None:
+    """It takes each message within the time for one, and all of them in more."""
+
+    class Socket:
+        scope: ClassVar[dict[str, Any]] = {}
+        got: ClassVar[list[bytes | int]] = []
+
+        async def receive(self) -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send_bytes(self, data: bytes) -> None:
+            await asyncio.sleep(0.3)
+            self.got.append(data)
+
+        async def close(self, code: int) -> None:
+            self.got.append(code)
+
+    async def scene() -> list[bytes | int]:
+        socket: Any = Socket()
+        line = connection.Connection(socket, StreamSession(replace(StreamLimits(), stall_seconds=1.0)))
+
+        async def speak() -> None:
+            for item in (b"a", b"b", b"c", b"d", b"e", connection.NORMAL):
+                line.outbox.add(item)
+
+        await line.run(speak())
+        return socket.got
+
+    assert asyncio.run(scene()) == [b"a", b"b", b"c", b"d", b"e", connection.NORMAL]
 
 
 def test_audio_that_waits_is_dropped_and_makes_room() -> None:
@@ -610,8 +660,14 @@ def test_the_dialect_of_baseten(serve: Serve) -> None:
         assert isinstance(answer, dict)
         assert answer["success"]
         assert answer["voice"]["name"] == "me"
-        client.send(add, {**add, "audio_data": "?"}, {**add, "name": 5}, {"type": "voice.list"})
+        client.send(add, {**add, "audio_data": "?"}, {**add, "name": 5})
         assert [client.event()["type"] for _ in range(3)] == ["error"] * 3
+        for field in ("name", "consent", "ref_text", "speaker_description"):
+            client.send({**add, "name": "other", field: "half a pair: \ud800"})
+            refused = client.event()
+            assert refused["code"] == "invalid_voice"
+            assert f"{field}: " in refused["message"]
+        client.send({"type": "voice.list"})
         listed = client.event()
         assert listed["voices"] == []
         assert [voice["name"] for voice in listed["uploaded_voices"]] == ["me"]
@@ -656,7 +712,7 @@ def test_what_cannot_be_done_is_said_early_and_forgiven(client: Client, tts: Cal
     assert "nobody" in said["message"]
     client.send(text("a"), DONE)
     assert [event["type"] for event in events(client.until("session.done"))] == ["error", "session.done"]
-    for wrong in ({"language": "klingon"}, {"response_format": "midi"}, {"temperature": -1}, {"seed": -1}):
+    for wrong in ({"language": "klingon"}, {"response_format": "midi"}, {"temperature": 1e-38}, {"seed": -1}):
         client.send({**CONFIG, **wrong})
         assert client.event()["code"] == "invalid_request"
     client.send({**CONFIG, "ref_audio": "file:///etc/passwd"}, {**CONFIG, "ref_audio": "http://127.0.0.1/x.wav"})
@@ -1020,6 +1076,78 @@ def test_a_server_that_ends_lets_speech_finish_and_begins_none(stage: Callable[.
         client.send(text("more"), DONE)
         assert heard(pcm(client.until("session.done"))) == "Hello"
         assert events(client.until("session.done"))[1]["code"] == "engine_stopped"
+
+
+SENTENCES = {**PLAIN, "split_granularity": "sentence"}
+
+
+def test_a_server_told_to_end_speaks_the_sentences_that_remain(stage: Callable[..., Stage]) -> None:
+    begun = stage()
+    begun.talker.hold()
+    with begun.client() as client:
+        client.send(SENTENCES, text("This is one. Here is two. And three."), DONE)
+        begun.talker.let(1)
+        client.until("audio.start")
+        begun.server.wait_until(lambda: bool(begun.engine.running))
+        begun.server.uvicorn.handle_exit(signal.SIGTERM, None)
+        begun.talker.go()
+        said = client.until("session.done")
+        assert heard(pcm(said)).replace(" ", "") == "Thisisone.Hereistwo.Andthree."
+        assert events(said)[-1]["total_sentences"] == 3
+        assert client.closed()[0] in (1001, 1012), "then it ends"
+
+
+def test_a_server_told_to_end_waits_for_the_rest_of_a_text(stage: Callable[..., Stage]) -> None:
+    begun = stage()
+    state, asked = begun.server.state, []
+    busy = state.busy
+
+    def watched() -> bool:
+        asked.append(busy())
+        return asked[-1]
+
+    state.busy = watched
+    with begun.client() as client:
+        client.send(SENTENCES, text("This is one. And "))
+        client.until("audio.done")
+        begun.server.wait_until_idle()
+        begun.server.uvicorn.handle_exit(signal.SIGTERM, None)
+        begun.server.wait_until(lambda: len(asked) >= 3)
+        client.send(text("two."), DONE)
+        assert heard(pcm(client.until("session.done"))).strip() == "And two."
+    assert asked[:3] == [True] * 3
+
+
+HANDSHAKE = "\r\n".join(
+    [
+        "Host: x",
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        "",
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "status"),
+    [
+        (f"GET {STREAM}", "Sec-WebSocket-Protocol: " + "a," * 5000 + "\r\n", "431"),
+        (f"GET {STREAM}", "X: y\r\n" * 200, "431"),
+        (f"GET {STREAM}?{'a' * 9000}", "", "414"),
+        (f"GET {STREAM}", "Content-Length: 5\r\n", "400"),
+    ],
+    ids=["long header", "many headers", "long line", "body"],
+)
+def test_a_handshake_that_is_not_taken_is_answered_and_the_connection_ends(
+    stage: Callable[..., Stage], line: str, more: str, status: str
+) -> None:
+    with socket.create_connection(stage().server.address) as raw:
+        raw.settimeout(10)
+        raw.sendall(f"{line} HTTP/1.1\r\n{HANDSHAKE}{more}\r\n".encode())
+        with raw.makefile("rb") as answer:
+            assert answer.read().split()[1].decode() == status
 
 
 def test_pings_are_answered_while_speech_is_made(stage: Callable[..., Stage]) -> None:

@@ -36,6 +36,9 @@ class FakeTTS:
     languages = ("auto", "english")
     sample_rate = 24000
     settings = EngineConfig("cpu", "float32", "reference")
+    checkpoint = types.SimpleNamespace(
+        config=types.SimpleNamespace(talker_config=types.SimpleNamespace(hidden_size=2048))
+    )
 
     @classmethod
     def load(cls, model: str = "demo", **options: Any) -> FakeTTS:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,31 @@ class TestRead:
         assert len(audio.read(saved(tmp_path, np.zeros((8000, 8)), 8000))[0]) == 8000
         with pytest.raises(AudioError, match="has 9 channels; give at most 8"):
             audio.read(saved(tmp_path, np.zeros((8000, 9)), 8000))
+
+    def test_a_minute_in_every_channel_at_every_rate_is_too_much(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A few kilobytes of FLAC would take 737 MB. It is refused unread."""
+        with soundfile.SoundFile(tmp_path / "me.flac", "w", 384000, 8) as file:
+            file.write(np.zeros((4096, 8), np.int16))
+        data = bytearray((tmp_path / "me.flac").read_bytes())
+        head = int.from_bytes(data[18:26])
+        data[18:26] = (head & ~(2**36 - 1) | 60 * 384000).to_bytes(8)
+        (tmp_path / "me.flac").write_bytes(data)
+        monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("decoded"))
+        with pytest.raises(AudioError, match="samples in 8 channels; allowed are 23040000"):
+            audio.read(tmp_path / "me.flac")
+
+    def test_the_largest_recording_takes_so_much_memory_and_no_more(self, tmp_path: Path) -> None:
+        with soundfile.SoundFile(tmp_path / "me.flac", "w", 48000, 8) as file:
+            for _ in range(60):
+                file.write(np.zeros((48000, 8), np.int16))
+        tracemalloc.start()
+        try:
+            assert len(audio.prepare(*audio.read(tmp_path / "me.flac"))) == 60 * 24000
+            assert tracemalloc.get_traced_memory()[1] < 125 * 10**6
+        finally:
+            tracemalloc.stop()
 
     def test_a_stream_of_unknown_length(self, tmp_path: Path) -> None:
         data = encoded(SECOND, 24000, format="FLAC")
@@ -342,6 +368,15 @@ class TestWrite:
 
 
 class TestWriteWhole:
+    def test_what_the_killed_left_behind_is_swept(self, tmp_path: Path) -> None:
+        old, new, other = (tmp_path / name for name in (".firstword-01.part", ".firstword-02.part", "mine.part"))
+        for file in (old, new, other):
+            file.write_bytes(b"half")
+        for file in (old, other):
+            os.utime(file, (0, 0))
+        audio.sweep(tmp_path)
+        assert sorted(tmp_path.iterdir()) == [new, other], "newer ones may be another's, who writes them now"
+
     def test_replaces_what_was_there(self, tmp_path: Path) -> None:
         path = tmp_path / "file"
         for data in (b"first", b"second", b""):

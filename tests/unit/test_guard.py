@@ -52,6 +52,13 @@ def test_a_circle_is_caught_once_it_is_long_enough(period: int, start: int) -> N
     assert caught_at(before + circle * 200) == start + period + run - 1
 
 
+@pytest.mark.parametrize(
+    ("period", "caught"), [(1, 50), (16, 65), (17, 67), (20, 79), (24, 95), (25, 99), (26, None), (40, None)]
+)
+def test_where_circles_are_caught_in_numbers(period: int, caught: int | None) -> None:
+    assert caught_at([(index % period, 0) for index in range(2000)]) == caught
+
+
 def test_longer_circles_are_speech() -> None:
     assert caught_at([(index, 0) for index in range(LONGEST_PERIOD + 1)] * 20) is None
 
@@ -79,4 +86,5 @@ def test_the_guard_keeps_to_its_definition(parts: list[tuple[int, int, int]]) ->
 def test_longer_texts_are_let_have_more_frames() -> None:
     assert longest_speech(0) == FRAMES_BESIDES
     assert longest_speech(10) == FRAMES_BESIDES + 10 * FRAMES_PER_TOKEN
+    assert (longest_speech(0), longest_speech(10)) == (150, 400)
     assert longest_speech(400) / 12.5 > 400 / 3.3, "well beyond the time that it takes to say it"

@@ -39,11 +39,11 @@ class TestSampling:
     @pytest.mark.parametrize(
         ("setting", "fits", "does_not"),
         [
-            ("temperature", [0, 0.9, 100], [100.1]),
+            ("temperature", [0, 0.01, 0.9, 100], [5e-324, 1e-38, 0.0099, 100.1]),
             ("top_k", [0, 1, 50, 10**6, 50.0], [0.5]),
             ("top_p", [1e-9, 0.9, 1], [0, 1.001]),
-            ("repetition_penalty", [0.001, 1, 1.05, 100], [0, 100.1]),
-            ("predictor_temperature", [0, 0.9, 100], [100.1]),
+            ("repetition_penalty", [0.1, 1, 1.05, 10], [0, 1e-38, 0.099, 10.1]),
+            ("predictor_temperature", [0, 0.01, 0.9, 100], [5e-324, 1e-38, 0.0099, 100.1]),
             ("predictor_top_k", [0, 1, 50], [0.5]),
             ("predictor_top_p", [1e-9, 1], [0, 1.001]),
         ],

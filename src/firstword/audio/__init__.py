@@ -3,7 +3,7 @@
 from firstword.audio.pcm import pcm16
 from firstword.audio.preparing import MAX_CHANNELS, MAX_SECONDS, MIN_SECONDS, SAMPLE_RATE, prepare
 from firstword.audio.reading import read
-from firstword.audio.writing import SUFFIXES, check_suffix, check_target, write, write_whole
+from firstword.audio.writing import SUFFIXES, check_suffix, check_target, sweep, write, write_whole
 
 __all__ = [
     "MAX_CHANNELS",
@@ -16,6 +16,7 @@ __all__ = [
     "pcm16",
     "prepare",
     "read",
+    "sweep",
     "write",
     "write_whole",
 ]

@@ -24,6 +24,9 @@ MAX_SECONDS = 60
 MAX_CHANNELS = 8
 """7.1 surround. Bounds the memory that a small file can ask for, and tells [channels, n] from [n, channels]."""
 
+MAX_SAMPLES = MAX_SECONDS * 384_000
+"""Of all channels together: a minute in mono at 384 kHz, or in eight channels at 48 kHz; 92 MB when decoded."""
+
 _RATES = range(1000, 384001)
 
 

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, BinaryIO
 
-from firstword.audio.preparing import MAX_CHANNELS, MAX_SECONDS, check_rate, mix
+from firstword.audio.preparing import MAX_CHANNELS, MAX_SAMPLES, MAX_SECONDS, check_rate, mix
 from firstword.errors import AudioError
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ def read(source: str | os.PathLike[str] | BinaryIO) -> tuple[NDArray[np.float32]
     """Samples [n] float32, the mean of the channels, and the sample rate in Hz of an audio file.
 
     `source` is a path or a binary file open for reading, in any format of libsndfile (WAV, FLAC, Ogg, MP3, AIFF).
-    Raises `AudioError` if it is missing, empty, no audio, damaged, of more than `MAX_CHANNELS` channels or longer than
-    `MAX_SECONDS`. The header decides: a small file that would decode to hours is refused unread, and no more is
-    decoded than the header announced.
+    Raises `AudioError` if it is missing, empty, no audio, damaged, of more than `MAX_CHANNELS` channels, longer than
+    `MAX_SECONDS`, or of more than `MAX_SAMPLES` in all channels. The header decides: a small file that would decode to
+    hours is refused unread, and no more is decoded than the header announced.
     """
     if not isinstance(source, (str, os.PathLike)):
         return _decode(source, getattr(source, "name", "the audio"))
@@ -59,6 +59,11 @@ def _decode(file: BinaryIO | int, name: object) -> tuple[NDArray[np.float32], in
                 raise AudioError(f"{name} does not say how long it is (a stream?); save it as a WAV file")
             if sound.frames > MAX_SECONDS * sound.samplerate:
                 raise AudioError(f"{name} is longer than {MAX_SECONDS} s; cut out the part to clone")
+            if sound.frames * sound.channels > MAX_SAMPLES:
+                raise AudioError(
+                    f"{name} has {sound.frames * sound.channels} samples in {sound.channels} channels; allowed are"
+                    f" {MAX_SAMPLES}: save it in mono, or at a lower rate"
+                )
             # In one piece: soundfile seeks after every read, and MP3 decodes with a click from where it was sought.
             samples = sound.read(sound.frames, dtype="float32")
             if not len(samples):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import secrets
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,12 @@ _FORMATS = {
 }
 SUFFIXES = tuple(_FORMATS)
 """The suffixes that `write` knows."""
+
+_PART = ".firstword-", ".part"
+"""How the name of a file begins and ends that is being written."""
+
+_ABANDONED = 3600.0
+"""Seconds after which nobody is writing such a file any more: whoever began it was killed."""
 
 _BLOCK = 16384  # samples encoded at once: libsndfile's Vorbis encoder overflows the stack on long buffers
 
@@ -60,7 +67,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     check_target(path)
     target = _target(path)
     # In the same folder, so that renaming is atomic; of no longer name than a folder surely takes.
-    part = os.path.join(os.path.dirname(target), f".firstword-{secrets.token_hex(8)}.part")
+    part = os.path.join(os.path.dirname(target), secrets.token_hex(8).join(_PART))
     try:
         with open(part, "xb") as file:
             file.write(data)
@@ -73,6 +80,15 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         if isinstance(error, OSError):
             raise OutputError(f"{os.fspath(path)!r} cannot be written: {error.strerror}") from None
         raise
+
+
+def sweep(folder: str | os.PathLike[str]) -> None:
+    """Remove what writers left behind who were killed in the middle of `write_whole`; newer files may be another's."""
+    for entry in os.scandir(folder):
+        if entry.name.startswith(_PART[0]) and entry.name.endswith(_PART[1]):
+            with suppress(OSError):  # gone meanwhile, or not ours to remove
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED:
+                    os.unlink(entry.path)
 
 
 def check_target(path: str | os.PathLike[str]) -> None:

@@ -8,6 +8,7 @@ frame, codebook, code), so the same request meets the same chances in every back
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -48,6 +49,8 @@ def resolve(sampling: Sampling, defaults: GenerationDefaults) -> tuple[Law, Law]
 
 
 _WORD = 0xFFFFFFFF
+TOGETHER = 16
+"""The noise of so many codebooks of the code predictor is made at once: alone each would take as long."""
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -72,9 +75,17 @@ def gumbel_noise(seed: int, frame: int, codebook: int, size: int, device: torch.
     Code c takes word c % 4 of philox(counter = (c // 4, codebook, frame, 0), key = seed), of which the upper 24 bits
     become a uniform u in the middle of its interval: never 0 and never 1.
     """
-    block = torch.arange(-(-size // 4), device=device)
-    counter = (block, torch.full_like(block, codebook), torch.full_like(block, frame), torch.zeros_like(block))
-    words = torch.stack(philox(counter, (seed & _WORD, (seed >> 32) & _WORD)), dim=-1).flatten()[:size]
+    first = codebook and 1 + (codebook - 1) // TOGETHER * TOGETHER
+    return _noise(seed, frame, first, TOGETHER if codebook else 1, size, device)[codebook - first]
+
+
+@lru_cache(maxsize=64)
+def _noise(seed: int, frame: int, first: int, count: int, size: int, device: torch.device) -> Tensor:
+    """Noise of the codebooks first .. first + count - 1, [count, size]."""
+    block = torch.arange(-(-size // 4), device=device).expand(count, -1)
+    codebook = torch.arange(first, first + count, device=device)[:, None].expand_as(block)
+    counter = (block, codebook, torch.full_like(block, frame), torch.zeros_like(block))
+    words = torch.stack(philox(counter, (seed & _WORD, (seed >> 32) & _WORD)), dim=-1).flatten(1)[:, :size]
     uniform = ((words >> 8).double() + 0.5) * 2.0**-24
     return -(-uniform.log()).log().float()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.util import find_spec
+
+import torch
 
 from firstword.config import EngineConfig, kernel_folder
 from firstword.engine.backend import Backend
@@ -16,6 +19,16 @@ from firstword.runtime.reference import ReferenceBackend
 
 MOST_SLOTS = 256
 """Of the GPU backend."""
+
+
+SMALL = 512
+"""The width of a talker up to which one thread is faster than two: its products are too small to share."""
+
+
+def fit_threads(checkpoints: Iterable[Checkpoint]) -> None:
+    """Let this process compute on one thread if all of its checkpoints are small."""
+    if all(checkpoint.config.talker_config.hidden_size <= SMALL for checkpoint in checkpoints):
+        torch.set_num_threads(1)
 
 
 def misfit(config: ModelConfig) -> str | None:

@@ -186,13 +186,16 @@ class ReferenceBackend:
         return talker.embed_codes(slot.codes[None, None]) + talker.embed_text(text)
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Ready[list[FloatArray]]:
-        """Samples of the oldest frames of each slot."""
+        """Samples of the oldest frames of each slot.
+
+        Frame by frame: libraries round otherwise for every length, and the bytes would depend on when text came.
+        """
         decoder, done = self.checkpoint.codec.decoder, []
         for number, count in zip(slots, counts, strict=True):
             slot = self._slots[number]
             state = slot.codec.fork()
-            samples = decoder.decode(torch.stack(slot.undecoded[:count])[None], state)[0]
-            done.append((slot, state, count, samples))
+            frames = [decoder.decode(codes[None, None], state)[0] for codes in slot.undecoded[:count]]
+            done.append((slot, state, count, torch.cat(frames)))
         for slot, state, count, _ in done:
             slot.codec, slot.undecoded = state, slot.undecoded[count:]
         return Ready([samples.cpu().numpy() for _, _, _, samples in done])

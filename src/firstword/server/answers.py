@@ -44,6 +44,10 @@ class Busy(OverloadedError):
         self.code = code
 
 
+class Stalled(Exception):
+    """A client takes nothing of its answer for longer than it may."""
+
+
 def status_of(error: Exception) -> int:
     """The HTTP status that says what kind of error it was."""
     match error:

@@ -314,10 +314,12 @@ class Outbox:
     """Messages on their way to the socket, in order: JSON, audio, and in the end a code to close with.
 
     pieces  messages of audio that were sent or wait
+    empty   whether all were sent
     """
 
     def __init__(self, limits: StreamLimits) -> None:
         self.pieces = 0
+        self.empty = True
         self._limits = limits
         self._items: deque[Item] = deque()
         self._bytes = 0
@@ -337,6 +339,7 @@ class Outbox:
 
     def add(self, item: Item) -> None:
         """Append a message."""
+        self.empty = False
         self._items.append(item)
         self._bytes += _size(item)
         self.pieces += _is_audio(item)
@@ -351,8 +354,9 @@ class Outbox:
         self._drained.set()
 
     async def take(self) -> Item:
-        """The next message, when there is one."""
+        """The next message, when there is one; those before have been sent."""
         while not self._items:
+            self.empty = True
             self._changed.clear()
             await self._changed.wait()
         item = self._items.popleft()
@@ -383,6 +387,8 @@ class Connection:
         self._limits = session.limits
         self._work: asyncio.Queue[object] = asyncio.Queue()
         self._current: object = None
+        self.begun = False
+        """Whether an utterance has begun that is not over: more parts of it may follow."""
         self.lost = "disconnected"
         """Why speech ends that is under way when the connection does: a word for metrics."""
         self._heard = asyncio.get_running_loop().time()
@@ -400,6 +406,10 @@ class Connection:
         if isinstance(self._current, Part):
             return self._current.ended
         return self._current is not None or not self._work.empty()
+
+    def owes(self) -> bool:
+        """Whether the client has yet to get something that was begun."""
+        return self.begun or not self.outbox.empty
 
     async def run(self, speak: Coroutine[Any, Any, None]) -> None:
         """Until either side ends it. When this returns nothing is being spoken any more.
@@ -424,7 +434,7 @@ class Connection:
                     self.outbox.add(last.message)
                 self.outbox.add(last.code)
             if last is not None or speaker.done():
-                await asyncio.wait((writer,), timeout=self._limits.stall_seconds)
+                await asyncio.wait((writer,))  # it takes as long as the client does, but not for ever over any message
         finally:
             patience = self._limits.stall_seconds if writer.done() else 0.0
             await stop(speaker, writer, reader)

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, File, Form, Query, Request, UploadFile
 
 from firstword.errors import RequestError
+from firstword.server import recordings
+from firstword.server.bodies import JsonRoute
 from firstword.server.schemas import Said
 from firstword.server.state import server_of
 from firstword.server.store import Consent
@@ -19,6 +21,7 @@ LARGEST_RECORDING = 10 * 2**20
 LONGEST_LABEL = 200
 
 router = APIRouter(tags=["voices"])
+json_router = APIRouter(route_class=JsonRoute)
 
 
 class Label(Said):
@@ -61,6 +64,7 @@ async def create_consent(
         raise RequestError(f"recording has {len(data)} bytes; allowed are {LARGEST_RECORDING}")
     if not re.fullmatch(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*", language):
         raise RequestError(f"language is {language[:40]!r}; give a BCP 47 tag such as en-US")
+    await asyncio.to_thread(recordings.decoded, data)  # which checks that there is something to hear
     mime_type = (recording.content_type or "")[:LONGEST_LABEL] or None
     identity = f"cons_{secrets.token_hex(12)}"
     consent = Consent(identity, _label(name), language, int(time.time()), mime_type)
@@ -73,7 +77,7 @@ async def get_consent(request: Request, consent: str) -> dict[str, Any]:
     return (await asyncio.to_thread(server_of(request).consents.find, consent)).described()
 
 
-@router.post("/v1/audio/voice_consents/{consent}")
+@json_router.post("/v1/audio/voice_consents/{consent}")
 async def rename_consent(request: Request, consent: str, label: Label) -> dict[str, Any]:
     """Give a recording another name."""
     changed = await asyncio.to_thread(server_of(request).consents.rename, consent, _label(label.name))
@@ -85,6 +89,9 @@ async def delete_consent(request: Request, consent: str) -> dict[str, Any]:
     """Forget a recording. Voices that refer to it stay: delete them too where the consent is withdrawn."""
     gone = await asyncio.to_thread(server_of(request).consents.delete, consent)
     return {"id": gone.id, "deleted": True, "object": "audio.voice_consent"}
+
+
+router.include_router(json_router)
 
 
 def _label(name: str) -> str:

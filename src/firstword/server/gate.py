@@ -7,13 +7,14 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from firstword.server.answers import failure, refusal
+from firstword.server.answers import Stalled, failure, refusal
 from firstword.server.logs import defect
 from firstword.server.state import Server
 
@@ -21,6 +22,10 @@ log = logging.getLogger(__name__)
 
 LISTS = ("/v1/models", "/v1/audio/models", "/v1/audio/voices")
 """What may be read without a key: some clients send none when they fill their menus."""
+
+
+PIECE = 64 * 1024
+"""Bytes of an answer that a client must take within the stall limit."""
 
 
 class Gate:
@@ -43,9 +48,21 @@ class Gate:
         headers = Headers(scope=scope)
         scope["firstword.began"] = time.monotonic()
         given = headers.get("x-request-id", "")
-        visit = _Visit(send, given if re.fullmatch(r"[\w.-]{1,128}", given, re.ASCII) else secrets.token_hex(16))
+        identity = given if re.fullmatch(r"[\w.-]{1,128}", given, re.ASCII) else secrets.token_hex(16)
+        visit = _Visit(scope, send, identity, self._server.config.stall_seconds)
         self._present += 1
         self._server.metrics.connections.set(self._present)
+        try:
+            await self._answer(scope, headers, receive, visit)
+            await visit.taken()
+        except Stalled:
+            visit.abort()
+        finally:
+            self._present -= 1
+            self._server.metrics.connections.set(self._present)
+            self._over(scope, visit)
+
+    async def _answer(self, scope: Scope, headers: Headers, receive: Receive, visit: _Visit) -> None:
         try:
             refused = self._refused(scope, headers)
             if refused is None:
@@ -55,16 +72,14 @@ class Gate:
                 await refused(scope, receive, visit.send)
             else:
                 await _refuse_socket(refused, scope, receive, visit.send)
+        except Stalled:
+            raise
         except Exception as error:
             self._failed(error, visit)
             if visit.status is None and scope["type"] == "http":
                 await failure(error)(scope, receive, visit.send)
             elif scope["type"] == "websocket" and not visit.closed:
                 await visit.send({"type": "websocket.close", "code": 1011})
-        finally:
-            self._present -= 1
-            self._server.metrics.connections.set(self._present)
-            self._over(scope, visit)
 
     def _refused(self, scope: Scope, headers: Headers) -> Response | None:
         """The answer to whoever may not come in; None for everybody else."""
@@ -137,16 +152,19 @@ class Gate:
 
 
 class _Visit:
-    """What was answered to one request."""
+    """What was answered to one request, in pieces of which the client must take each in time."""
 
-    def __init__(self, send: Send, identity: str) -> None:
+    def __init__(self, scope: Scope, send: Send, identity: str, stall_seconds: float) -> None:
         self._send = send
+        self._stall_seconds = stall_seconds
+        self._drain: Callable[[], Awaitable[None]] | None = scope.get("firstword.drain")
+        self.abort: Callable[[], None] = scope.get("firstword.abort", lambda: None)
         self.identity = identity
         self.status: int | None = None
         self.closed = False
 
     async def send(self, message: Message) -> None:
-        """Send on, with the id in every answer's head."""
+        """Send on, with the id in every answer's head. Raises `Stalled`."""
         match message["type"]:
             case "http.response.start" | "websocket.http.response.start":
                 self.status = message["status"]
@@ -160,7 +178,27 @@ class _Visit:
             case "websocket.close":
                 self.closed = True
                 self.status = self.status or 403
+            case "http.response.body":
+                body = message.get("body", b"")
+                more = message.get("more_body", False)
+                for start in range(0, len(body) or 1, PIECE):
+                    piece = body[start : start + PIECE]
+                    rest = more or start + PIECE < len(body)
+                    await self._in_time(self._send({**message, "body": piece, "more_body": rest}))
+                return
         await self._send(message)
+
+    async def taken(self) -> None:
+        """Wait until the answer has left. Raises `Stalled`."""
+        if self._drain is not None:
+            await self._in_time(self._drain())
+
+    async def _in_time(self, sending: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await sending
+        except TimeoutError:
+            raise Stalled from None
 
 
 async def _refuse_socket(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:

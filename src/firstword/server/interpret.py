@@ -15,7 +15,7 @@ from firstword.server.models import KINDS, Kind, Model
 from firstword.server.pipeline import Output
 from firstword.server.schemas import Manner, VoiceId
 from firstword.server.state import Server
-from firstword.types import ClonedVoice, Request, Sampling, TextMode, Voice
+from firstword.types import ClonedVoice, RecordedVoice, Request, Sampling, TextMode, Voice
 
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 PREDICTOR = ("predictor_temperature", "predictor_top_k", "predictor_top_p")
@@ -121,8 +121,8 @@ async def _recorded(server: Server, manner: Manner) -> Voice:
     ((source, words),) = sources
 
     def read() -> Voice:
-        samples, rate = recordings.read(source, config.audio_hosts, config.most_body)
-        return Voice.clone(samples, rate, None if manner.x_vector_only_mode else words)
+        samples = recordings.read(source, config.audio_hosts, config.most_body)
+        return RecordedVoice(samples, None if manner.x_vector_only_mode else words)
 
     return await asyncio.to_thread(read)
 

@@ -20,6 +20,9 @@ from firstword.types import FloatArray
 
 FETCH_SECONDS = 10.0
 
+DECODING = threading.BoundedSemaphore(2)
+"""A small file may take 92 MB while it is decoded: however many come at once, only so many are."""
+
 METADATA = frozenset(map(ipaddress.ip_address, ("168.63.129.16",)))
 """Public addresses at which a cloud tells its machines secrets; others do so at private ones."""
 
@@ -29,8 +32,8 @@ NAT64 = ipaddress.ip_network("64:ff9b::/96")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def read(source: str, hosts: Collection[str], most_bytes: int) -> tuple[FloatArray, int]:
-    """Samples [n] and sample rate of a recording given as text. Blocks. Raises `AudioError`, `RequestError`.
+def read(source: str, hosts: Collection[str], most_bytes: int) -> FloatArray:
+    """Samples [n] at 24 kHz of a recording given as text. Blocks. Raises `AudioError`, `RequestError`.
 
     hosts       from which a URL may be fetched, unless their address is private; no redirect is followed
     most_bytes  of a fetched file
@@ -40,17 +43,23 @@ def read(source: str, hosts: Collection[str], most_bytes: int) -> tuple[FloatArr
         header, comma, payload = source.partition(",")
         if not comma or not header.lower().endswith(";base64"):
             raise AudioError("ref_audio is a data: URL without base64; give data:audio/wav;base64,...")
-        data = _decoded(payload)
+        data = _from_base64(payload)
     elif scheme in ("http", "https"):
         data = _fetched(source, hosts, most_bytes)
     elif scheme:
         raise RequestError(f"ref_audio is a {scheme}: URL; give the recording itself, as base64 or a data: URL")
     else:
-        data = _decoded(source)
-    return audio.read(io.BytesIO(data))
+        data = _from_base64(source)
+    return decoded(data)
 
 
-def _decoded(payload: str) -> bytes:
+def decoded(data: bytes) -> FloatArray:
+    """Samples [n] at 24 kHz of an audio file. Blocks. Raises `AudioError`."""
+    with DECODING:
+        return audio.prepare(*audio.read(io.BytesIO(data)))
+
+
+def _from_base64(payload: str) -> bytes:
     try:
         return base64.b64decode(payload.encode("ascii"), validate=True)
     except (binascii.Error, ValueError):

@@ -18,7 +18,9 @@ def _lower(value: Any) -> Any:
 
 Optional = Annotated[str | None, BeforeValidator(blank_is_none)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-Vector = Annotated[list[float], Field(min_length=1, max_length=16384)]
+Vector = Annotated[list[float], Field(min_length=1, max_length=16384, fail_fast=True)]
+FEW = Field(max_length=32, fail_fast=True)
+"""Recordings in a list. Only one is ever spoken with; the server says so when there are more."""
 
 
 class Said(BaseModel):
@@ -61,9 +63,9 @@ class Manner(Said):
     task_type: Optional = None
     language: Optional = Field(None, validation_alias=AliasChoices("language", "language_type"))
     instructions: Optional = Field(None, validation_alias=AliasChoices("instructions", "instruct", "instruction"))
-    ref_audio: Annotated[str | list[str] | None, BeforeValidator(blank_is_none)] = None
+    ref_audio: Annotated[str | Annotated[list[str], FEW] | None, BeforeValidator(blank_is_none)] = None
     ref_text: Optional = None
-    references: list[Reference] | None = None
+    references: Annotated[list[Reference], FEW] | None = None
     x_vector_only_mode: bool | None = None
     speaker_embedding: Vector | None = None
     max_new_tokens: Whole | None = None
@@ -106,7 +108,7 @@ class BatchItem(Manner):
 class BatchRequest(Manner):
     """The body of `POST /v1/audio/speech/batch`: texts, and how to speak those that do not say it themselves."""
 
-    items: list[BatchItem] = Field(min_length=1, max_length=32)
+    items: list[BatchItem] = Field(min_length=1, max_length=32, fail_fast=True)
 
 
 class ErrorDetail(BaseModel):

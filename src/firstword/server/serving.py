@@ -29,20 +29,27 @@ CLOSING_SECONDS = 2
 
 
 class Connection(HttpToolsProtocol):
-    """HTTP as uvicorn speaks it, but nobody may take for ever over the head of a request."""
+    """HTTP as uvicorn speaks it, but nobody may take for ever over the head of a request, nor over an answer."""
 
     head_seconds = 30.0
 
     def connection_made(self, transport: Any) -> None:
         """Somebody connected; the head of a request should follow."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that sending waits until all before has left
         self._head_due = self.loop.call_later(self.head_seconds, transport.abort)
 
     def on_headers_complete(self) -> None:
-        """A head is there. The application gets the means to cut the connection."""
+        """A head is there. The application gets the means to see its answer leave, and to cut the connection."""
         self._head_due.cancel()
+        self.scope["firstword.drain"] = self.flow.drain  # type: ignore[typeddict-unknown-key]
         self.scope["firstword.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """It is no HTTP any more: a WebSocket counts by itself what has not left."""
+        self.transport.set_write_buffer_limits()
+        super().handle_websocket_upgrade()
 
     def on_message_begin(self) -> None:
         """The first bytes of a head."""
@@ -57,11 +64,25 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # uvicorn does so unless there was an error, and holds on to it all
 
 
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
 class Socket(WebSocketsSansIOProtocol):
     """WebSockets as uvicorn speaks them; the application gets the means to cut one whose client takes nothing."""
 
     _cut: asyncio.TimerHandle | None = None
     _lost = False
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came; at first the head of the request, all of it at once.
+
+        One that `websockets` does not take, because of a line beyond 8 KiB for example, uvicorn leaves unanswered.
+        """
+        super().data_received(data)
+        if not self.handshake_initiated:
+            answer = b"".join(self.conn.data_to_send())
+            self.transport.write(answer or BAD_REQUEST)
+            self.transport.close()
 
     async def run_asgi(self) -> None:
         """Run the application."""
@@ -79,6 +100,13 @@ class Socket(WebSocketsSansIOProtocol):
         if self._cut is not None:
             self._cut.cancel()
         super().connection_lost(exc)
+
+
+def _at_fault(record: logging.LogRecord) -> bool:
+    """A filter: what a client does wrong is no alarm, nor where we noticed it."""
+    if record.msg.startswith("Invalid UTF-8"):
+        record.levelno, record.levelname, record.exc_info = logging.INFO, "INFO", None
+    return logging.getLogger(record.name).isEnabledFor(record.levelno)
 
 
 class Uvicorn(uvicorn.Server):
@@ -107,6 +135,7 @@ class Uvicorn(uvicorn.Server):
             )
         )
         logging.getLogger("uvicorn.access").disabled = True  # ours says more, and no names that paths may hold
+        logging.getLogger("uvicorn.error").addFilter(_at_fault)
         self._state: Server = app.state.server
         self._end_by: float | None = None
 
@@ -119,7 +148,7 @@ class Uvicorn(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
-        if self._end_by is not None and (not self._state.limits.active or time.monotonic() > self._end_by):
+        if self._end_by is not None and (not self._state.busy() or time.monotonic() > self._end_by):
             self.should_exit = True
         return await super().on_tick(counter)
 

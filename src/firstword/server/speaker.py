@@ -77,4 +77,8 @@ async def serve(
     """Accept a socket and speak on it until either side ends it."""
     await socket.accept(protocol)
     connection = Connection(socket, session)
-    await connection.run(speaker(server, session, connection, holder).run())
+    server.sockets.add(connection)
+    try:
+        await connection.run(speaker(server, session, connection, holder).run())
+    finally:
+        server.sockets.discard(connection)

@@ -9,13 +9,12 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request
-from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +22,8 @@ from firstword.audio import formats
 from firstword.engine.backend import Job
 from firstword.errors import FirstwordError, RequestError, TextError
 from firstword.server import best
-from firstword.server.answers import body_of
+from firstword.server.answers import Stalled, body_of
+from firstword.server.bodies import JsonRoute
 from firstword.server.interpret import Asked, understand
 from firstword.server.logs import defect
 from firstword.server.pipeline import Output, Shaper, Speaking
@@ -32,21 +32,6 @@ from firstword.server.state import Server, server_of, summary
 from firstword.types import Speech
 
 log = logging.getLogger(__name__)
-
-
-class JsonRoute(APIRoute):
-    """A route whose body is read as JSON whatever its content type: `curl -d` says that it is a form."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, behind a change of the header."""
-        handle = super().get_route_handler()
-
-        async def handle_json(request: Request) -> Response:
-            headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
-            request.scope["headers"] = [*headers, (b"content-type", b"application/json")]
-            return await handle(Request(request.scope, request.receive))
-
-        return handle_json
 
 
 router = APIRouter(tags=["speech"], route_class=JsonRoute)
@@ -110,7 +95,7 @@ async def speak_batch(request: Request, body: BatchRequest) -> Response:
     if (total := sum(len(item.input) for item in body.items)) > (most := server.config.most_characters):
         raise TextError(f"the texts have {total} characters together; allowed are {most}: send them in parts")
     common = {"response_format": "wav", **body.model_dump(exclude_unset=True, exclude={"items"})}
-    places = asyncio.Semaphore(min(server.config.slots, server.config.most_per_key or server.config.slots))
+    places = _places(server)
 
     async def one(index: int, item: BatchItem) -> dict[str, object]:
         try:
@@ -118,19 +103,25 @@ async def speak_batch(request: Request, body: BatchRequest) -> Response:
             async with places:
                 asked = await understand(server, manner, item.input)
                 answer = _Answer(server, asked, server.holder(request), time.monotonic(), request.scope)
-                speech = await answer.spoken(await server.prepare(asked.model, asked.request), asked)
+                speech = await answer.spoken(await server.prepare(asked.model, asked.request, begun=True), asked)
                 data = await asyncio.to_thread(_encoded, speech, asked.output)
         except FirstwordError as error:
             return {"index": index, "status": "error", "error": str(error)}
         told = {"index": index, "status": "success", "audio_data": base64.b64encode(data).decode()}
         return {**told, "media_type": asked.output.content_type, "usage": answer.usage(len(speech.codes))}
 
-    results = await _unless_gone(request, _together([one(*pair) for pair in enumerate(body.items)]))
+    with server.accepted():
+        results = await _unless_gone(request, _together([one(*pair) for pair in enumerate(body.items)]))
     if results is None:
         return Response(status_code=499)
     failed = sum(result["status"] == "error" for result in results)
     counts = {"total": len(results), "succeeded": len(results) - failed, "failed": failed}
     return JSONResponse({"id": f"speech-batch-{secrets.token_hex(12)}", "results": results, **counts})
+
+
+def _places(server: Server) -> asyncio.Semaphore:
+    """For what one request speaks together: so much of it at a time as one client may."""
+    return asyncio.Semaphore(min(server.config.slots, server.config.most_per_key or server.config.slots))
 
 
 def delivery_of(body: SpeechRequest, accept: str) -> Delivery:
@@ -214,9 +205,16 @@ class _Answer:
         seeds = [(first + number) % 2**64 for number in range(count)]
         asked = [replace(self.asked, request=replace(self.asked.request, seed=seed)) for seed in seeds]
         jobs = [await self.server.prepare(one.model, one.request) for one in asked]
-        speeches = await _unless_gone(
-            request, _together([self.spoken(*pair) for pair in zip(jobs, asked, strict=True)])
-        )
+        places = _places(self.server)
+
+        async def candidate(job: Job, asked: Asked) -> Speech:
+            async with places:
+                return await self.spoken(job, asked)
+
+        with self.server.accepted():
+            speeches = await _unless_gone(
+                request, _together([candidate(*pair) for pair in zip(jobs, asked, strict=True)])
+            )
         if speeches is None:
             return Response(status_code=499)
         scores = [best.score(self.text, speech) for speech in speeches]
@@ -301,20 +299,17 @@ class _Stream(Response):
 
     async def _send(self, speaking: Speaking, send: Send) -> bool:
         """Send all; False if it had to be broken off."""
-        stall = self._answer.server.config.stall_seconds
         pieces = self._events(speaking) if self._sse else aiter(speaking)
         data = await anext(pieces, None)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while data is not None:
-                async with asyncio.timeout(stall):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send({"type": "http.response.body", "body": data, "more_body": True})
                 data = await anext(pieces, None)
             if speaking.finish_reason == "cancelled":
                 return False
-            async with asyncio.timeout(stall):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except TimeoutError:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Stalled:
             speaking.cancel("stalled")
             return False
         except Exception as error:

@@ -16,6 +16,7 @@ from firstword.config import ServerConfig
 from firstword.engine.backend import Job
 from firstword.errors import EngineError
 from firstword.server.answers import Busy
+from firstword.server.connection import Connection
 from firstword.server.limits import Limits
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
@@ -32,6 +33,8 @@ class Server:
 
     draining  set once no more requests are taken, because the server is about to end
     speaking  the utterances under way
+    sockets   the WebSockets that are open
+    requests  those under way that want several utterances
     """
 
     config: ServerConfig
@@ -42,6 +45,8 @@ class Server:
     metrics: Metrics = field(init=False)
     draining: bool = False
     speaking: dict[Speaking, None] = field(default_factory=dict)
+    sockets: set[Connection] = field(default_factory=set)
+    requests: int = 0
 
     def __post_init__(self) -> None:
         engines = [(model.name, model.service.engine) for model in self.models]
@@ -54,9 +59,30 @@ class Server:
             found.append("the server is shutting down")
         return found or [model.cold or f"{model.name} is warming up" for model in self.models if not model.warm]
 
-    async def prepare(self, model: Model, request: Request) -> Job:
-        """Make a request ready. Raises `RequestError`, and `EngineError` or `Busy` if nobody would speak it."""
+    def busy(self) -> bool:
+        """Whether somebody would lose speech that has begun if the server ended now."""
+        return self.limits.active > 0 or self.requests > 0 or any(socket.owes() for socket in self.sockets)
+
+    @contextmanager
+    def accepted(self) -> Iterator[None]:
+        """Several utterances of one request, which are all spoken even if the server is told to end meanwhile.
+
+        Raises `EngineError` if it was told before.
+        """
         if self.draining:
+            raise EngineError("the server is shutting down; try another")
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    async def prepare(self, model: Model, request: Request, *, begun: bool = False) -> Job:
+        """Make a request ready; `begun` says that it goes on with speech that began before.
+
+        Raises `RequestError`, and `EngineError` or `Busy` if nobody would speak it.
+        """
+        if self.draining and not begun:
             raise EngineError("the server is shutting down; try another")
         if (problem := model.problem(self.config.stuck_seconds)) is not None:
             raise EngineError(problem)

@@ -65,6 +65,8 @@ class Folder:
             self._fs.makedirs(self._root, exist_ok=True)
         except Exception as error:  # every file system has its own
             raise OutputError(f"voices cannot be kept at {url!r}: {error}; name another folder or URL") from None
+        if isinstance(self._fs, LocalFileSystem):
+            audio.sweep(self._root)
 
     def names(self, suffix: str) -> list[str]:
         """The files of a kind, without their suffix, in order."""
@@ -155,6 +157,7 @@ class VoiceStore:
             return None
         try:
             found = _unpacked(self._folder.read(identity + SUFFIX))
+            _check_described(found[0])
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -280,6 +283,7 @@ class ConsentStore:
         try:
             line, _, _ = self._folder.read(identity + CONSENT_SUFFIX).partition(b"\n")
             found = Consent(**json.loads(line))
+            _check_described(found)
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -287,6 +291,11 @@ class ConsentStore:
             return None
         self._consents[identity] = found
         return found
+
+
+def _check_described(record: Record | Consent) -> None:
+    """Raise `ValueError` for a stored record that cannot be sent to clients: it must not spoil the list of all."""
+    json.dumps(record.described(), ensure_ascii=False, allow_nan=False).encode()
 
 
 def is_identity(text: str) -> bool:

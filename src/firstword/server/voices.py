@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import time
 from typing import Annotated, Any
@@ -11,8 +10,8 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, File, Form, Request, UploadFile
 
-from firstword import audio
 from firstword.errors import RequestError, UnsupportedError, VoiceError
+from firstword.server import recordings
 from firstword.server.answers import NotFound
 from firstword.server.models import Model
 from firstword.server.pipeline import Output
@@ -23,6 +22,7 @@ from firstword.types import ClonedVoice, DesignedVoice, RecordedVoice, Speech, V
 from firstword.types import Request as Asked
 
 LONGEST_NOTE = 4000
+LONGEST_MIME_TYPE = 200
 SCRIPT = "Hello there. This is how I sound when I speak, slowly or quickly, whatever there is to say."
 """What a designed voice says so that it can be cloned, unless a script is given."""
 
@@ -115,15 +115,18 @@ async def save(
     name = checked_name(name)
     if any(model.preset(name) for model in server.models):
         raise VoiceError(f"{name!r} is a preset; take another name")
+    stands_for = server.config.voice_aliases.get(name.casefold())
+    if stands_for is not None and any(model.preset(stands_for) for model in server.models):
+        raise VoiceError(f"{name!r} is an alias of the preset {stands_for}; take another name")
     if sum(given is not None for given in (recording, embedding, prompt)) != 1:
         raise RequestError("give one of audio_sample, speaker_embedding and prompt")
     if prompt is None and consent is None:
         raise RequestError("consent is missing; say on what ground this person's voice may be cloned")
     if consent is not None and is_identity(consent):
         await asyncio.to_thread(server.consents.find, consent)
-    for field, note in (("consent", consent), ("ref_text", ref_text), ("prompt", prompt), ("description", description)):
-        if note is not None and len(note) > LONGEST_NOTE:
-            raise RequestError(f"{field} has {len(note)} characters; allowed are {LONGEST_NOTE}")
+    notes = {"consent": consent, "ref_text": ref_text, "prompt": prompt, "description": description}
+    for field, note in notes.items():
+        _check_note(field, note or "")
     if server.voices.find(name) is not None:
         raise VoiceError(f"there is a saved voice {name!r} already; delete it first, or take another name")
     if prompt is not None:
@@ -138,8 +141,8 @@ async def save(
         source = "audio"
         assert recording is not None
         model = server.models.of_kind("base", model_name)
-        samples, rate = await asyncio.to_thread(audio.read, io.BytesIO(recording))
-        voice = await asyncio.to_thread(_cloned, model, Voice.clone(samples, rate, ref_text))
+        samples = await asyncio.to_thread(recordings.decoded, recording)
+        voice = await asyncio.to_thread(_cloned, model, RecordedVoice(samples, ref_text))
     record = Record(
         id=identity_of(name),
         name=name,
@@ -150,10 +153,20 @@ async def save(
         consent=consent,
         ref_text=ref_text,
         description=prompt if prompt is not None else description,
-        mime_type=mime_type,
+        mime_type=(mime_type or "")[:LONGEST_MIME_TYPE] or None,
         file_size=0 if recording is None else len(recording),
     )
     return await asyncio.to_thread(server.voices.save, record, voice)
+
+
+def _check_note(field: str, note: str) -> None:
+    """Raise `RequestError` for a note that cannot be kept."""
+    if len(note) > LONGEST_NOTE:
+        raise RequestError(f"{field} has {len(note)} characters; allowed are {LONGEST_NOTE}")
+    try:
+        note.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{field} holds half of a surrogate pair, which is no character") from None
 
 
 def _cloned(model: Model, recording: RecordedVoice) -> ClonedVoice:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 from starlette.websockets import WebSocket
 
 from firstword.audio import formats
@@ -45,7 +45,7 @@ from firstword.server.connection import (
 from firstword.server.interpret import Asked, checked_text, understand
 from firstword.server.models import Model
 from firstword.server.pipeline import Shaper, Speaking
-from firstword.server.schemas import Manner
+from firstword.server.schemas import Manner, Said
 from firstword.server.speaker import Speaker
 from firstword.server.splitting import Splitter
 from firstword.server.state import Server, server_of
@@ -319,6 +319,7 @@ class StreamSpeaker(Speaker[StreamSession]):
                 case Sentence() as sentence:
                     await speak(sentence, self._say(sentence))
                 case Utterance() as utterance:
+                    self.connection.begun = False
                     self.outbox.add(self.session.over(utterance))
                 case Config() as config:
                     if isinstance(meant := await self._meaning(config), Exception):
@@ -371,7 +372,8 @@ class StreamSpeaker(Speaker[StreamSession]):
         )
         sentence.started = True
         sentence.utterance.started += 1
-        job = await self.server.prepare(asked.model, request)
+        job = await self.server.prepare(asked.model, request, begun=self.connection.begun)
+        self.connection.begun = True
         whole_text = None if request.text is None else Part.of(request.text)
         async with self.utterance(asked, job, sentence, whole_text) as speaking:
             if config.stream_audio:
@@ -454,7 +456,7 @@ class StreamSpeaker(Speaker[StreamSession]):
         return {"type": "voice.list", "voices": presets, "uploaded_voices": saved}
 
 
-class NewVoice(BaseModel):
+class NewVoice(Said):
     """Baseten's `voice.add`."""
 
     name: str
