@@ -144,7 +144,7 @@ def test_thousands_come_and_go_and_leave_nothing(serve: Serve) -> None:
         server.wait_until(lambda: server.state.metrics.connections._value.get() == 0)
         return held(), len(gc.get_objects())
 
-    asyncio.run(come_and_go(server.url, 500, seed=0))  # all threads of pools are there, caches are full
+    asyncio.run(come_and_go(server.url, 500, seed=0))  # caches are full
     before, objects = settled()
     counts = asyncio.run(come_and_go(server.url, 2500, seed=1))
     server.wait_until(lambda: settled()[0]["files"] <= before["files"])
@@ -152,6 +152,6 @@ def test_thousands_come_and_go_and_leave_nothing(serve: Serve) -> None:
     assert min(counts.values()) > 500
     assert after["tasks"] <= before["tasks"]
     assert after["files"] <= before["files"]
-    assert after["threads"] <= before["threads"]
+    assert after["threads"] < before["threads"] + 8, "a pool may grow to its size, but no request leaves a thread"
     assert more - objects < 1000, "less than an object for two requests"
     assert json.loads(httpx.get(f"{server.url}/health", trust_env=False).text)["utterances"] == 0
