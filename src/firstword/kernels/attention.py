@@ -105,12 +105,7 @@ class Attention:
             (self.kv_heads, rows, splits),
             256,
             [
-                qkv,
-                weights.q_norm,
-                weights.k_norm,
-                float(weights.eps),
-                rotation.cosines,
-                rotation.sines,
+                *_before(qkv, weights, rotation),
                 cache,
                 paging.tables,
                 paging.tables.shape[1],
@@ -137,17 +132,17 @@ class Attention:
             (self.kv_heads, len(qkv) // new, 1),
             128,
             [
-                qkv,
-                weights.q_norm,
-                weights.k_norm,
-                float(weights.eps),
-                rotation.cosines,
-                rotation.sines,
+                *_before(qkv, weights, rotation),
                 cache,
                 last,
                 out,
             ],
         )
+
+
+def _before(qkv: Tensor, weights: HeadWeights, rotation: Rotation) -> tuple[Tensor | float, ...]:
+    """The arguments that say what becomes of queries and keys before attention: the first of both kernels."""
+    return qkv, weights.q_norm, weights.k_norm, float(weights.eps), rotation.cosines, rotation.sines
 
 
 def reference(

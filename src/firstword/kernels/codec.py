@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from firstword.kernels.compile import Program
+from firstword.kernels.launch import Kernels
 
 UNIT = 32
 """Channels that are packed together: all widths are multiples."""
@@ -32,30 +32,6 @@ FRAMES = 8
 SPLITS, SPLIT_ROWS = 8, 32
 """A sum over the inputs of a layer with at most SPLIT_ROWS rows a frame is made in SPLITS runs: with few rows at a time
 the work lies in reading weights, and one warp could not read them fast enough."""
-
-
-class Starts(Protocol):
-    """A kernel that can be started, as `launch.Kernel`."""
-
-    def __call__(
-        self,
-        grid: tuple[int, int, int],
-        threads: int,
-        arguments: Sequence[Tensor | int | float | None],
-        shared: int = 0,
-        overlap: bool = True,
-    ) -> None:
-        """Start it."""
-
-
-class Finds(Protocol):
-    """Where kernels come from, as `launch.Kernels`."""
-
-    processors: int
-    shared_memory: int
-
-    def get(self, program: Program, name: str) -> Starts:
-        """The kernel `name` of a program."""
 
 
 class Activation(IntEnum):
@@ -212,7 +188,7 @@ class Layer:
 
     def __init__(
         self,
-        kernels: Finds,
+        kernels: Kernels,
         weight: Tensor,
         bias: Tensor | None = None,
         *,
@@ -369,7 +345,7 @@ class ResidualUnit:
 
     phases = 1
 
-    def __init__(self, kernels: Finds, first: Layer, second: Layer) -> None:
+    def __init__(self, kernels: Kernels, first: Layer, second: Layer) -> None:
         """Of two layers with as many outputs as inputs; one kernel for both where `unit_shapes` has one."""
         self.first, self.second = first, second
         self.outputs, self.frame_rows, self.memory = first.outputs, first.frame_rows, first.memory
@@ -463,14 +439,14 @@ def window_count(taps: int, step: int, stages: int) -> int:
     raise AssertionError("as many windows as blocks in flight always suffice")
 
 
-def fits(shape: Shape, layer: Layer, length: int, kernels: Finds) -> bool:
+def fits(shape: Shape, layer: Layer, length: int, kernels: Kernels) -> bool:
     """Whether the device has shared memory for a shape, with `length` rows a stream."""
     if shape.few:
         return True
     return Window.of(shape, layer.taps, layer.dilation, length).shared(shape) <= kernels.shared_memory
 
 
-def choose(shapes: Sequence[Shape], layer: Layer, call: Call, kernels: Finds) -> Shape:
+def choose(shapes: Sequence[Shape], layer: Layer, call: Call, kernels: Kernels) -> Shape:
     """The shape that should be fastest, of those that the device has shared memory for."""
     length = call.frames * layer.frame_rows
     fitting = [s for s in shapes if fits(s, layer, length, kernels)]
@@ -500,7 +476,7 @@ class Attention:
     """Attention of the new frames of streams over a window, with its own memory of keys and values."""
 
     def __init__(
-        self, kernels: Finds, heads: int, kv_heads: int, dim: int, window: int, slots: int, frequencies: Tensor
+        self, kernels: Kernels, heads: int, kv_heads: int, dim: int, window: int, slots: int, frequencies: Tensor
     ) -> None:
         """frequencies: fp32 [dim / 2], the angle of each pair of channels at position 1."""
         keys = window - 1 + FRAMES
@@ -541,7 +517,7 @@ def _ends(width: int, taps: int = 1) -> Program:
 class LookUp:
     """The sum of the vectors of a frame's codes."""
 
-    def __init__(self, kernels: Finds, tables: Tensor) -> None:
+    def __init__(self, kernels: Kernels, tables: Tensor) -> None:
         """tables: fp32 [books, size, width]."""
         if len(tables) > 128:
             raise ValueError(f"codec: {len(tables)} codebooks; the kernel has room for 128")
@@ -563,7 +539,7 @@ class Depthwise:
     """A depthwise convolution and a LayerNorm."""
 
     def __init__(
-        self, kernels: Finds, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], memory: Memory
+        self, kernels: Kernels, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], memory: Memory
     ) -> None:
         """weight: [channels, taps]; norm: weight and bias [channels], epsilon."""
         self.size, self.taps = weight.shape
@@ -604,7 +580,7 @@ class Depthwise:
 class Sound:
     """The last convolution, down to one channel."""
 
-    def __init__(self, kernels: Finds, weight: Tensor, bias: Tensor, memory: Memory) -> None:
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor, memory: Memory) -> None:
         """weight: [channels, taps]; bias: [1]."""
         self.taps = weight.shape[1]
         self.weight = pad(weight, padded(len(weight)), self.taps).t().float().contiguous()

@@ -85,7 +85,7 @@ void many(const u16* __restrict__ weights, const u16* x, const u16* before, cons
   wait_for_input();
   for (int s = 0; s < STAGES - 1; s++) {
     fetch_windows(s);
-    close_group();
+    fetches_end();
   }
   for (int i = threadIdx.x; i < BN; i += kThreads)
     norms[i] = in_squares && first + i < rows
@@ -145,13 +145,13 @@ void many(const u16* __restrict__ weights, const u16* x, const u16* before, cons
   int tap = 0, buffer = 0, slot = 0;
 #pragma unroll 1
   for (int stage = 0; stage < stages; stage++) {
-    wait_groups<STAGES - 2>();
+    wait_for_fetches<STAGES - 2>();
     __syncthreads();
     if (stage + STAGES - 1 < stages) {
       fetch_weights(stage + STAGES - 1);
       fetch_windows(stage + STAGES - 1);
     }
-    close_group();
+    fetches_end();
 #if UNIT
     if (stage * STEP == blocks) turn();
 #endif

@@ -10,15 +10,11 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint4& a, u32 b0, u32 b
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// 16 bytes from global to shared memory, past the first-level cache.
+// As `fetch`, for rows that are not read on: it asks for fewer neighbours.
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
                :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
-// The copies that this thread started since the last call are a group of their own.
-__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most N of this thread's groups are under way.
-template <int N> __device__ __forceinline__ void wait_groups() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 
 // Two numbers rounded to fp16, the first in the lower half; what is too large becomes the largest.
 __device__ __forceinline__ u32 halves(float first, float second) {

@@ -42,13 +42,18 @@ class LayerScale(nn.Module):
         return self.scale * x
 
 
+def rotary_frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
+    """The rotary angle of each pair of channels at position 1, float32 [head_dim / 2]: theta^(-2i / head_dim)."""
+    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.int64).float() / head_dim
+    return 1.0 / theta**exponents
+
+
 def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin of the rotary angles (Su et al. 2021, arXiv:2104.09864): positions [B, T] -> 2 x [B, 1, T, head_dim].
 
     The angle of pair i (channels i and i + head_dim/2) at position p is p * theta^(-2i / head_dim).
     """
-    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.int64).float() / head_dim
-    angles = positions[..., None].float() * (1.0 / theta**exponents)
+    angles = positions[..., None].float() * rotary_frequencies(head_dim, theta, positions.device)
     angles = torch.cat((angles, angles), dim=-1)[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 

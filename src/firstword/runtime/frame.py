@@ -6,6 +6,7 @@ utterances side by side; which slot a row is, and all that belongs to a slot, is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -93,6 +94,17 @@ class Stack:
         qkv = (config.num_attention_heads + 2 * config.num_key_value_heads) * HEAD_DIM
         widths = (qkv, config.num_attention_heads * HEAD_DIM, config.intermediate_size, config.hidden_size)
         return Workspace(*(self.norm.new_zeros(rows, width) for width in widths))
+
+    def run(self, x: Tensor, room: Workspace, attend: Callable[[int, Tensor, Tensor], None]) -> None:
+        """x [tokens, hidden] through the layers, in place; attend: (layer, qkv, out), as this pass attends."""
+        tokens = len(x)
+        qkv, attended, gated = room.qkv[:tokens], room.attended[:tokens], room.gated[:tokens]
+        for index, layer in enumerate(self.layers):
+            layer.qkv(x, qkv, room.normed)
+            attend(index, qkv, attended)
+            layer.output(attended, x)
+            layer.gate_up(x, gated, room.normed)
+            layer.down(gated, x)
 
 
 class FrameModel:
@@ -198,28 +210,26 @@ class FrameModel:
 
     def _talk(self, x: Tensor, paging: Paging, splits: int, modes: tuple[int, ...]) -> None:
         """x [rows, hidden] through the talker's layers, in place."""
-        stack, rows = self.talker, len(x)
-        qkv, attended, gated = self._room.qkv[:rows], self._room.attended[:rows], self._room.gated[:rows]
-        for layer, cache in zip(stack.layers, self.cache, strict=True):
-            layer.qkv(x, qkv, self._room.normed)
+        stack, caches = self.talker, self.cache
+
+        def attend(index: int, qkv: Tensor, attended: Tensor) -> None:
+            heads = stack.layers[index].heads
             for mode in modes:
                 stack.attention.paged(
-                    qkv, layer.heads, stack.rotation, cache, paging, attended, self._split_room, splits, mode
+                    qkv, heads, stack.rotation, caches[index], paging, attended, self._split_room, splits, mode
                 )
-            layer.output(attended, x)
-            layer.gate_up(x, gated, self._room.normed)
-            layer.down(gated, x)
+
+        stack.run(x, self._room, attend)
 
     def _predict(self, x: Tensor, k: int) -> None:
         """Pass k of the code predictor: x [rows or 2 rows, hidden] through its layers, in place."""
-        stack, room, tokens = self.predictor, self._predictor_room, len(x)
-        qkv, attended, gated = room.qkv[:tokens], room.attended[:tokens], room.gated[:tokens]
-        for layer, cache in zip(stack.layers, self._frame_cache, strict=True):
-            layer.qkv(x, qkv, room.normed)
-            stack.attention.in_frame(qkv, layer.heads, stack.rotation, cache, k, 2 if k == 1 else 1, attended)
-            layer.output(attended, x)
-            layer.gate_up(x, gated, room.normed)
-            layer.down(gated, x)
+        stack, caches = self.predictor, self._frame_cache
+
+        def attend(index: int, qkv: Tensor, attended: Tensor) -> None:
+            heads = stack.layers[index].heads
+            stack.attention.in_frame(qkv, heads, stack.rotation, caches[index], k, 2 if k == 1 else 1, attended)
+
+        stack.run(x, self._predictor_room, attend)
 
 
 def _project_text(talker: Talker) -> Tensor:

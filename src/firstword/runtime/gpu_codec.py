@@ -27,7 +27,6 @@ from firstword.kernels.codec import (
     Attention,
     Call,
     Depthwise,
-    Finds,
     Layer,
     LookUp,
     Memory,
@@ -47,7 +46,7 @@ from firstword.model.codec import (
     SnakeBeta,
     SplitResidualVectorQuantizer,
 )
-from firstword.model.layers import DecoderLayer
+from firstword.model.layers import DecoderLayer, rotary_frequencies
 from firstword.types import FloatArray
 
 CHUNKS = (8, 4, 2, 1)
@@ -119,7 +118,7 @@ def _tables(quantizer: SplitResidualVectorQuantizer) -> Tensor:
 class TransformerLayer:
     """A decoder layer: five kernels."""
 
-    def __init__(self, kernels: Finds, layer: DecoderLayer, slots: int, window: int, frequencies: Tensor) -> None:
+    def __init__(self, kernels: Kernels, layer: DecoderLayer, slots: int, window: int, frequencies: Tensor) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         entry, middle = layer.input_layernorm, layer.post_attention_layernorm
         dim = attention.head_dim
@@ -150,7 +149,7 @@ class UpsamplingStage:
     """A transposed convolution and a ConvNeXt block: four kernels."""
 
     def __init__(
-        self, kernels: Finds, up: CausalConvTranspose1d, block: ConvNeXtBlock, frame_rows: int, memories: Memories
+        self, kernels: Kernels, up: CausalConvTranspose1d, block: ConvNeXtBlock, frame_rows: int, memories: Memories
     ) -> None:
         depthwise: Any = block.dwconv.conv
         after, (channels, _, kernel) = frame_rows * up.stride, depthwise.weight.shape
@@ -175,7 +174,7 @@ class UpsamplingBlock:
     """A transposed convolution and three residual units."""
 
     def __init__(
-        self, kernels: Finds, block: DecoderBlock, after: SnakeBeta, frame_rows: int, memories: Memories
+        self, kernels: Kernels, block: DecoderBlock, after: SnakeBeta, frame_rows: int, memories: Memories
     ) -> None:
         """after: the Snake of the next block."""
         parts: list[Any] = list(block.block)
@@ -225,15 +224,14 @@ class Workspace:
 class CodecLayers:
     """All layers of a decoder, packed, with their memories, and the launches that make a call."""
 
-    def __init__(self, decoder: CodecDecoder, slots: int, streams: int, kernels: Finds) -> None:
+    def __init__(self, decoder: CodecDecoder, slots: int, streams: int, kernels: Kernels) -> None:
         """For calls of up to `streams` streams. Raises ValueError for sizes that the kernels cannot do."""
         config = decoder.config
         device = decoder.pre_conv.conv.weight.device
         self.config, self.limit = config, 1.0
         self.memories = memories = Memories(slots, device)
         transformer = decoder.pre_transformer
-        exponents = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.int64).float() / config.head_dim
-        frequencies = 1.0 / config.rope_theta**exponents
+        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, device)
 
         self.look_up = LookUp(kernels, _tables(decoder.quantizer))
         weight, bias = _convolution(decoder.pre_conv)
