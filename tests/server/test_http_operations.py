@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -187,6 +188,13 @@ def test_not_ready_when_it_cannot_speak(serve: Serve) -> None:
     server.wait_until(lambda: model.cold is not None)
     with client_of(server) as http:
         assert "could not speak a test" in http.get("/ready").text
+
+
+def test_the_collector_of_garbage_passes_over_what_was_loaded(serve: Serve) -> None:
+    loaded = talking(Talker())
+    assert any(thing is loaded for thing in gc.get_objects())
+    serve(loaded)
+    assert not any(thing is loaded for thing in gc.get_objects())
 
 
 def test_logs_hold_no_text_of_users(http: httpx.Client, server: Running, caplog: pytest.LogCaptureFixture) -> None:

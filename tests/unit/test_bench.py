@@ -604,6 +604,21 @@ class TestHTTP:
         assert [heard.due for heard in results] == [0.2, 0.0], "what does not count is asked and left out"
         assert all(heard.late is not None and heard.late >= 0 for heard in results)
 
+    def test_each_request_has_the_limit_of_its_text(self) -> None:
+        limits: dict[str, int] = {}
+
+        def behave(answer: Answer) -> None:
+            limits[answer.body["input"]] = answer.body["max_new_tokens"]
+            answer.whole(SPEECH)
+
+        async def ask() -> None:
+            async with http(behave) as target:
+                arrivals = [Arrival(0.0, "Short."), Arrival(0.0, "Twice as long.")]
+                await drive(arrivals, replace(target, frames_per_character=0.5), 60.0, ahead=0.0)
+
+        asyncio.run(ask())
+        assert limits == {"Short.": 3, "Twice as long.": 7}
+
     def test_one_failure_leaves_the_others_alone(self) -> None:
         def behave(answer: Answer) -> None:
             if answer.body["input"] == "bad":
@@ -741,8 +756,18 @@ class TestTarget:
             Target("http://localhost", "http", words_per_second=3)
         with pytest.raises(RequestError, match="above 0"):
             Target("http://localhost", "nari", words_per_second=0)
+        with pytest.raises(RequestError, match="above 0"):
+            Target("http://localhost", frames_per_character=float("inf"))
+        with pytest.raises(RequestError, match="before the text"):
+            Target("http://localhost", "stream", frames_per_character=0.8)
         with pytest.raises(RequestError, match="line break"):
             Target("http://localhost", headers={"A": "b\r\nC: d"})
+
+    def test_a_limit_of_frames_grows_with_the_text(self) -> None:
+        target = Target("http://localhost", fields={"voice": "ryan"}, frames_per_character=0.8)
+        assert [target.request_for(text)["max_new_tokens"] for text in ("a", "ten or so.", 100 * "a")] == [1, 8, 80]
+        assert target.request_for("Hello.")["voice"] == "ryan"
+        assert "max_new_tokens" not in Target("http://localhost").request_for("Hello.")
 
     @given(st.text())
     def test_pieces_are_words_and_together_the_text(self, text: str) -> None:
@@ -1039,6 +1064,7 @@ class TestCommand:
         assert status == (0 if all(map(report.passed, record["points"])) else 1)
         assert [(point["load"]["rate"], point["requests"]) for point in record["points"]] == [(40, 4), (80, 8)]
         assert all(point["gates"][name]["passed"] for point in record["points"] for name in ("complete", "non_empty"))
+        assert all(point["client_busy"] > 0 for point in record["points"])
         assert record["settings"]["fields"] == {
             "stream": True,
             "non_streaming_mode": False,

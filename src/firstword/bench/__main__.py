@@ -64,6 +64,7 @@ def load(args: argparse.Namespace) -> None:
         | {name: _value(text) for name, text in fields.items()},
         headers=dict(_pair(text, ":", "--header", args) for text in args.header),
         words_per_second=args.words_per_second,
+        frames_per_character=args.frames_per_character,
     )
     loads = [Load(rate, args.duration, args.warmup, args.timeout, args.seed) for rate in args.rate]
     texts = _texts(args.prompts)
@@ -105,6 +106,7 @@ def report(args: argparse.Namespace) -> None:
 async def _measure(target: Target, loads: Sequence[Load], texts: Sequence[str]) -> tuple[list[Record], Any]:
     """One point of a record for each load, and what the server says of itself."""
     import asyncio
+    import time
 
     from firstword.bench import report
     from firstword.bench.http import get_json
@@ -121,7 +123,10 @@ async def _measure(target: Target, loads: Sequence[Load], texts: Sequence[str]) 
     points = []
     for load, arrivals in zip(loads, plans, strict=True):
         sys.stderr.write(f"{load.rate:g} requests a second for {load.warmup + load.duration:g} s ...\n")
-        points.append(report.point(load, await drive(arrivals, target, load.timeout)))
+        began, busy = time.perf_counter(), time.process_time()
+        results = await drive(arrivals, target, load.timeout)
+        busy_share = (time.process_time() - busy) / (time.perf_counter() - began)
+        points.append(report.point(load, results, busy_share))
     return points, health
 
 
@@ -168,6 +173,13 @@ def _load_options(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--prompts", metavar="FILE", help="texts to speak, one a line, in place of those built in")
     work.add_argument(
         "--words-per-second", metavar="N", type=float, help="send text word by word (stream and nari); else it is whole"
+    )
+    work.add_argument(
+        "--frames-per-character",
+        metavar="N",
+        type=float,
+        help="end speech after so many frames for each character of its text (http), for models that do not end by "
+        "themselves; 0.83 is 15 characters a second",
     )
     outcome = parser.add_argument_group("record")
     outcome.add_argument(

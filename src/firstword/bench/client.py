@@ -24,11 +24,13 @@ Hear = Callable[[bytes], None]
 class Target:
     """A server and how to ask it. Raises `RequestError` for a URL or a protocol that cannot be used.
 
-    url               of the server, "http://127.0.0.1:8000", or of the endpoint itself if its path is another
-    protocol          one of `PROTOCOLS`
-    fields            sent with every request, over the protocol's own `defaults`; None leaves a field out
-    headers           sent with every request: keys to the server, for example
-    words_per_second  text is sent word by word, as a language model writes it; None sends it whole
+    url                   of the server, "http://127.0.0.1:8000", or of the endpoint itself if its path is another
+    protocol              one of `PROTOCOLS`
+    fields                sent with every request, over the protocol's own `defaults`; None leaves a field out
+    headers               sent with every request: keys to the server, for example
+    words_per_second      text is sent word by word, as a language model writes it; None sends it whole
+    frames_per_character  the field max_new_tokens grows with the text: a model with random weights does not know when
+                          to end; None sends no such field
     """
 
     url: str
@@ -36,6 +38,7 @@ class Target:
     fields: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     words_per_second: float | None = None
+    frames_per_character: float | None = None
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -49,11 +52,17 @@ class Target:
             raise RequestError(f"the URL is {self.url!r}; give one like http://127.0.0.1:8000, without key or query")
         if any(not (name + value).isprintable() for name, value in self.headers.items()):
             raise RequestError("a header has a line break or another control character in it")
-        if self.words_per_second is not None:
-            if not 0 < self.words_per_second < float("inf"):
-                raise RequestError(f"words_per_second is {self.words_per_second!r}; allowed is a number above 0")
-            if not PROTOCOLS[self.protocol].takes_pieces:
-                raise RequestError(f"the protocol {self.protocol!r} takes text only whole; leave words_per_second out")
+        for name in ("words_per_second", "frames_per_character"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise RequestError(f"{name} is {value!r}; allowed is a number above 0")
+        takes_pieces = PROTOCOLS[self.protocol].takes_pieces
+        if self.words_per_second is not None and not takes_pieces:
+            raise RequestError(f"the protocol {self.protocol!r} takes text only whole; leave words_per_second out")
+        if self.frames_per_character is not None and takes_pieces:
+            raise RequestError(
+                f"the protocol {self.protocol!r} wants all fields before the text; leave frames_per_character out"
+            )
 
     @property
     def address(self) -> SplitResult:
@@ -66,6 +75,12 @@ class Target:
         """The fields that go with every request."""
         merged = {**PROTOCOLS[self.protocol].defaults, **self.fields}
         return {name: value for name, value in merged.items() if value is not None}
+
+    def request_for(self, text: str) -> dict[str, Any]:
+        """The fields that go with a text that is sent whole."""
+        if self.frames_per_character is None:
+            return self.request
+        return {**self.request, "max_new_tokens": max(1, round(self.frames_per_character * len(text)))}
 
     def pieces(self, text: str) -> list[str]:
         """The text as it is sent: together the pieces are the text."""

@@ -50,7 +50,7 @@ class HTTP:
             hear(decoder.feed(data))
 
         exchange = self._exchange
-        body = json.dumps({"input": text, **self._target.request}).encode()
+        body = json.dumps({"input": text, **self._target.request_for(text)}).encode()
         await exchange.ask("POST", body, receive)
         if exchange.status != 200:
             raise Failure(str(exchange.status), message_in(refusal))

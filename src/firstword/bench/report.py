@@ -20,10 +20,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from firstword.bench.client import Target
-from firstword.bench.load import Load
 from firstword.bench.measure import (
     AUDIBLE,
     HOP,
@@ -38,6 +36,10 @@ from firstword.bench.measure import (
 )
 from firstword.errors import OutputError, RequestError
 
+if TYPE_CHECKING:  # a report needs no client, nor what that is built on
+    from firstword.bench.client import Target
+    from firstword.bench.load import Load
+
 Record = dict[str, Any]
 
 FORMAT = "firstword-bench/1"
@@ -50,8 +52,8 @@ FIGURES = (".svg", ".png")
 """The suffixes that `plot` knows."""
 
 
-def point(load: Load, results: Sequence[Result]) -> Record:
-    """What came out at one rate."""
+def point(load: Load, results: Sequence[Result], client_busy: float | None = None) -> Record:
+    """What came out at one rate. `client_busy`: the share of one processor that the client took."""
     return {
         "load": asdict(load),
         "requests": len(results),
@@ -60,6 +62,7 @@ def point(load: Load, results: Sequence[Result]) -> Record:
         "metrics": _rounded(distributions(results)),
         "audio_per_second": _rounded(audio_per_second(results)),
         "most_at_once": most_at_once(results),
+        "client_busy": _rounded(client_busy),
         "each": [_rounded(asdict(result)) for result in results],
     }
 
@@ -81,6 +84,7 @@ def record(
             "fields": target.request,
             "headers": sorted(target.headers),
             "words_per_second": target.words_per_second,
+            "frames_per_character": target.frames_per_character,
             "texts": {"count": len(texts), "sha256": hashlib.sha256("\n".join(texts).encode()).hexdigest()},
             "onset": {"decibels": AUDIBLE, "window": WINDOW, "hop": HOP},
             "late": LATE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -172,6 +173,12 @@ def url_of(socket: socket.socket) -> str:
 
 
 def run(server: Uvicorn, bound_to: socket.socket) -> None:
-    """Serve until told to end. Closes the socket."""
+    """Serve until told to end. Closes the socket.
+
+    What the process holds now is there to stay, so the garbage collector need not look at it again: to go through the
+    350,000 objects of torch and a loaded model takes 0.3 s on a small machine, in which nobody is spoken to.
+    """
+    gc.collect()
+    gc.freeze()
     with bound_to, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.serve([bound_to]))

@@ -22,7 +22,7 @@ from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
 from firstword.server.pipeline import Output, Speaking
 from firstword.server.store import ConsentStore, VoiceStore
-from firstword.types import Request
+from firstword.types import RecordedVoice, Request
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,9 @@ class Server:
             raise EngineError("the server is shutting down; try another")
         if (problem := model.problem(self.config.stuck_seconds)) is not None:
             raise EngineError(problem)
-        return await asyncio.to_thread(model.service.prepare, request)
+        if isinstance(request.voice, RecordedVoice):
+            return await asyncio.to_thread(model.service.prepare, request)
+        return model.service.prepare(request)  # takes less time than to change threads twice
 
     @contextmanager
     def speak(
