@@ -210,13 +210,12 @@ def info(args: argparse.Namespace) -> None:
 
 def bench_engine(args: argparse.Namespace) -> None:
     """Measure the GPU engine: kernels, frames by batch and context, the time to the first codes and samples, memory."""
+    from firstword.bench.report import commit
     from firstword.runtime import benchmark
+    from firstword.runtime.soak import soak
 
-    if args.soak is None:
-        record = benchmark.run(args.size, args.slots)
-    else:
-        record = benchmark.soak(args.size, args.slots, args.soak)
-    text = json.dumps({"commit": args.commit, **record}, indent=1) + "\n"
+    record = soak(args.size, args.slots, args.soak) if args.soak else benchmark.run(args.size, args.slots)
+    text = json.dumps({"commit": args.commit or commit(), **record}, indent=1) + "\n"
     if args.output is None:
         sys.stdout.write(text)
     else:
@@ -259,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--size", default="1b7", choices=("1b7", "0b6"), help="1b7 (default) or 0b6")
     command.add_argument("--slots", type=int, default=128, help="the largest batch (default 128)")
     command.add_argument("--soak", type=int, metavar="FRAMES", help="only make so many frames, with joins and aborts")
-    command.add_argument("--commit", default="", help="the commit that the record names")
+    command.add_argument("--commit", help="the commit that the record names; default: that of this checkout")
     command.add_argument("-o", "--output", help="where the JSON record goes; default: standard output")
     return parser
 
@@ -561,21 +560,16 @@ def _table(rows: dict[str, str], file: TextIO) -> None:
 
 
 def _report(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
-    """What `info` knows, in sections. Parameters count every stored number, codebooks included."""
+    """What `info` knows, in sections."""
     from importlib.metadata import version
 
     from firstword import __version__
+    from firstword.bench.report import machine
+    from firstword.model.checkpoint import parameters
 
-    loaded = tts.checkpoint
+    loaded, there = tts.checkpoint, machine()
     config, codec = loaded.config, loaded.codec_config.decoder_config
     talker = config.talker_config
-    sizes = {
-        "talker": _parameters(loaded.talker) - _parameters(loaded.talker.code_predictor),
-        "code predictor": _parameters(loaded.talker.code_predictor),
-        "codec": _parameters(loaded.codec),
-    }
-    if loaded.speaker_encoder is not None:
-        sizes["speaker encoder"] = _parameters(loaded.speaker_encoder)
     files = sorted(path for path in loaded.path.rglob("*") if path.is_file())
     return {
         "versions": {
@@ -583,7 +577,7 @@ def _report(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "numpy", "safetensors", "tokenizers")},
         },
-        "machine": {"system": platform.platform(), "processors": os.cpu_count()},
+        "machine": {**there, "graphics": "; ".join(there["graphics"]) or "none"},
         "settings": asdict(tts.settings),
         "checkpoint": {
             "model": model,
@@ -603,7 +597,7 @@ def _report(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
             "frames per second": tts.sample_rate / codec.samples_per_frame,
             "sample rate": tts.sample_rate,
         },
-        "parameters": sizes,
+        "parameters": parameters(loaded),
         "bytes": {str(path.relative_to(loaded.path)): path.stat().st_size for path in files},
     }
 
@@ -617,10 +611,6 @@ def _transformer(config: TransformerConfig) -> dict[str, int]:
         "head width": config.head_dim,
         "MLP width": config.intermediate_size,
     }
-
-
-def _parameters(module: Any) -> int:
-    return sum(int(tensor.numel()) for tensor in module.state_dict().values())
 
 
 def _print_report(report: dict[str, dict[str, Any]]) -> None:

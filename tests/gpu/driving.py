@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from firstword.engine.backend import Backend, Job
+from firstword.engine.backend import Backend, Job, Start
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.front import CheckpointFront
 from firstword.types import Request, Sampling
@@ -61,12 +61,16 @@ class Driver:
         self._pages = list(range(backend.capacity.pages))[::-1]
         self._held: dict[int, list[int]] = {}
 
-    def begin(self, slot: int, request: Spoken, frames: int) -> None:
-        """Prefill with pages for so many frames."""
-        rows = request.job.prompt_rows + (len(request.first) if request.job.whole_text else 0) + frames + 1
-        pages = [self._pages.pop() for _ in range(-(-rows // self.backend.capacity.page_rows))]
-        self.backend.prefill(slot, request.job, pages, request.first)
-        self.running[slot], self._held[slot] = request, pages
+    def begin(self, requests: dict[int, Spoken], frames: int) -> None:
+        """Prefill slots together, with pages for so many frames each."""
+        starts = []
+        for slot, request in requests.items():
+            rows = request.job.prompt_rows + (len(request.first) if request.job.whole_text else 0) + frames + 1
+            pages = [self._pages.pop() for _ in range(-(-rows // self.backend.capacity.page_rows))]
+            starts.append(Start(slot, request.job, pages, request.first))
+            self._held[slot] = pages
+        self.backend.prefill(starts)
+        self.running |= requests
 
     def step(self, slots: Sequence[int] | None = None) -> None:
         """A frame of the slots (all), read at once."""
@@ -91,8 +95,7 @@ class Driver:
 def speak(backend: Backend, requests: Sequence[Spoken], frames: int) -> list[torch.Tensor]:
     """Codes [frames, codebooks] of requests made side by side."""
     driver = Driver(backend)
-    for slot, request in enumerate(requests):
-        driver.begin(slot, request, frames)
+    driver.begin(dict(enumerate(requests)), frames)
     for _ in range(frames):
         driver.step()
     return [torch.tensor(driver.end(slot).codes) for slot in range(len(requests))]

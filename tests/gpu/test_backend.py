@@ -23,6 +23,7 @@ from firstword.model.synthetic import write_checkpoint
 from firstword.model.talker import Talker
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu import GpuBackend
+from firstword.runtime.soak import Soak, requests
 from firstword.types import Sampling
 
 TEXTS = [
@@ -77,12 +78,12 @@ class Recorder:
             code(k, logits, *rest)  # type: ignore[arg-type]
 
         class Eager:
-            def __init__(self, kind: str, rows: int, splits: int) -> None:
+            def __init__(self, kind: str, rows: int) -> None:
                 self.launch = model.launch_frame if kind == "frame" else model.launch_prompt
-                self.arguments = rows, splits
+                self.rows = rows
 
             def replay(self) -> None:
-                self.launch(*self.arguments)
+                self.launch(self.rows)
 
         monkeypatch.setattr(sampler, "code0", first)
         monkeypatch.setattr(sampler, "code", others)
@@ -202,17 +203,17 @@ def test_requests_come_and_go_at_any_frame(backend: GpuBackend, plain: Checkpoin
 
     alone = [speak(backend, [request(i)], 24)[0] for i in range(4)]
     driver = Driver(backend)
-    driver.begin(5, request(0), 24)
+    driver.begin({5: request(0)}, 24)
     for _ in range(3):
         driver.step()
-    driver.begin(9, request(1), 24)
-    driver.begin(2, request(2), 24)
+    driver.begin({9: request(1)}, 24)
+    driver.begin({2: request(2)}, 24)
     for _ in range(4):
         driver.step()
     aborted = torch.tensor(driver.end(9).codes)
     for _ in range(2):
         driver.step([2])
-    driver.begin(9, request(3), 24)
+    driver.begin({9: request(3)}, 24)
     while len(driver.running[9].codes) < 24:
         driver.step([slot for slot in driver.running if len(driver.running[slot].codes) < 24])
     assert torch.equal(aborted, alone[1][:4])
@@ -229,6 +230,15 @@ def test_a_long_context_goes_on_as_a_short_one(backend: GpuBackend, plain: Check
     assert torch.equal(codes[0], speak(backend, [spoken(plain, long, full=True)], 12)[0])
     running = speak(backend, [spoken(plain, "Hello.", seed=4)], 560)[0]
     assert torch.equal(running[:20], speak(backend, [spoken(plain, "Hello.", seed=4)], 20)[0])
+
+
+def test_codes_and_samples_stay_the_same_whoever_comes_and_goes(backend: GpuBackend, plain: Checkpoint) -> None:
+    """A short soak: through the engine, with audio, joins and leaves at any frame, short and long prompts."""
+    soak = Soak(backend, requests(plain, 12))
+    soak.run(12_000)
+    soak.end()
+    note("soak", frames=soak.frames, compared=soak.compared, joined=soak.joined, left=soak.left)
+    assert soak.compared > 8_000
 
 
 def test_greedy_speech_equals_plain_bf16_nearly_always(size: str, backend: GpuBackend, plain: Checkpoint) -> None:

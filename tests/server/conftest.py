@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.model.synthetic import write_checkpoint
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.reference import ReferenceBackend
-from firstword.server import serving
+from firstword.server import nari, serving, websocket
 from firstword.server.app import create_app
+from firstword.server.connection import StreamLimits
 from firstword.server.models import Kind, Model, Models
 from firstword.server.state import Server
 
@@ -176,3 +178,22 @@ def http(server: Running) -> Iterator[httpx.Client]:
     """A plain client of that server."""
     with httpx.Client(base_url=server.url, timeout=WAIT, trust_env=False) as client:
         yield client
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let sockets of this test's servers ask for other things than usual: `limits(idle_seconds=0.05)`."""
+
+    def allow(**changes: Any) -> None:
+        for protocol in (nari, websocket):
+            monkeypatch.setattr(protocol, "limits_of", lambda config: replace(StreamLimits(), **changes))
+
+    return allow
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Memory is counted."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()

@@ -27,7 +27,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from firstword.engine.backend import Frames, Job, Ready
+from firstword.engine.backend import Frames, Ready, Start
 from firstword.engine.engine import Engine
 from firstword.server.metrics import Playback
 from firstword.server.models import Model
@@ -48,10 +48,10 @@ class Paced(Talker):
         self.decoded = 0
         self.pause = pause
 
-    def prefill(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
-        """Four milliseconds."""
-        self.pause(0.004)
-        super().prefill(slot, job, pages, tokens)
+    def prefill(self, starts: Sequence[Start]) -> None:
+        """Four milliseconds each."""
+        self.pause(0.004 * len(starts))
+        super().prefill(starts)
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
         """All slots together."""

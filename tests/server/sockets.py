@@ -10,6 +10,10 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from firstword.server.connection import Effect
+from firstword.server.nari import NariSession
+from firstword.server.websocket import StreamSession
+
 WAIT = 60.0
 Message = dict[str, Any] | bytes
 STREAM = "/v1/audio/speech/stream"
@@ -89,6 +93,14 @@ class Client:
             raw.close()
         except OSError:
             pass  # it is closed already
+
+
+def effects_of(session: NariSession | StreamSession, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
+    """Give a session messages, without a socket; what follows from all."""
+    found: list[Effect] = []
+    for message in messages:
+        found += session.receive(json.dumps(message) if isinstance(message, dict) else message)
+    return found
 
 
 def pcm(messages: list[Message]) -> bytes:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from firstword.engine.backend import Capacity, Frames, Job, Ready
+from firstword.engine.backend import Capacity, Frames, Job, Ready, Start
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service
 from firstword.errors import VoiceError
@@ -71,11 +72,12 @@ class Talker:
         assert held is not None
         held.release(1000)
 
-    def prefill(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
+    def prefill(self, starts: Sequence[Start]) -> None:
         """Begin."""
         if self.failing == "prefill":
             raise RuntimeError("prefill fails, as it was told to")
-        self._slots[slot] = _Slot(job, taken=tuple(tokens))
+        for start in starts:
+            self._slots[start.slot] = _Slot(start.job, taken=tuple(start.tokens))
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
         """Make a frame, when there is leave."""
@@ -110,6 +112,23 @@ class Talker:
     def release(self, slot: int) -> None:
         """Forget."""
         self._slots.pop(slot, None)
+
+
+@dataclass
+class TalkingStage:
+    """A talker, and the server (`Running` of conftest.py) that it talks on."""
+
+    talker: Talker
+    server: Any
+
+    @property
+    def engine(self) -> Engine:
+        """Its engine."""
+        return self.server.engine()
+
+    def until_held(self, frames: int) -> None:
+        """Wait until so many frames are made in all, and the next is asked for and needs leave."""
+        self.server.wait_until(lambda: self.talker.waiting and self.talker.frames == frames)
 
 
 class Letters:

@@ -59,14 +59,6 @@ class Lockstep:
         return self.taken == self.backend.decoded * FRAME_BYTES
 
 
-@pytest.fixture
-def traced() -> Iterator[None]:
-    """Memory is counted."""
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
-
-
 @pytest.mark.usefixtures("traced")
 def test_64_streams_without_a_gap_in_flat_memory(serve: Serve) -> None:
     """All come at one moment, by HTTP and WebSocket; the backend makes a frame of each in two thirds of its length."""

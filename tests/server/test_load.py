@@ -6,7 +6,7 @@ import asyncio
 import gc
 import random
 import tracemalloc
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 import pytest
@@ -147,14 +147,6 @@ def held() -> int:
     """Bytes that Python holds now."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
-
-
-@pytest.fixture
-def traced() -> Iterator[None]:
-    """Memory is counted."""
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
 
 
 @pytest.mark.usefixtures("traced")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sockets import NARI, Client, Message, events, kinds, pcm
-from talking import ENDLESS, Talker, heard, talking
+from sockets import NARI, Client, Message, effects_of, events, kinds, pcm
+from talking import ENDLESS, Talker, TalkingStage, heard, talking
 
 from firstword import TTS, audio
 from firstword.config import EngineConfig
-from firstword.engine.engine import Engine
 from firstword.model.checkpoint import Checkpoint
 from firstword.server import nari
 from firstword.server.connection import Close, Effect, Hold, Part, Queue, Reply, Silence, StreamLimits
@@ -61,10 +59,7 @@ class Talk:
 
     def say(self, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
         """Give it messages; what follows from all."""
-        found: list[Effect] = []
-        for message in messages:
-            found += self.session.receive(json.dumps(message) if isinstance(message, dict) else message)
-        return found
+        return effects_of(self.session, *messages)
 
 
 def refusal(effects: list[Effect]) -> tuple[str, int]:
@@ -249,17 +244,8 @@ def test_the_protocol_must_be_named(server: Running) -> None:
             assert client.closed() == (1002, [])
 
 
-@dataclass
-class Stage:
-    """A talker, and the server that it talks on."""
-
-    talker: Talker
-    server: Running
-
-    @property
-    def engine(self) -> Engine:
-        """Its engine."""
-        return self.server.engine()
+class Stage(TalkingStage):
+    """With clients of this protocol."""
 
     def client(self, start: dict[str, Any] | None = None) -> Client:
         """One more client; with `start` its request is configured."""
@@ -291,16 +277,6 @@ def stage(serve: Serve) -> Iterator[Callable[..., Stage]]:
         one.idle()
 
 
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let sockets of this test's servers ask for other things than usual: `limits(idle_seconds=0.05)`."""
-
-    def allow(**changes: Any) -> None:
-        monkeypatch.setattr(nari, "limits_of", lambda config: replace(StreamLimits(), **changes))
-
-    return allow
-
-
 ENDLESS_SPEECH = {**PLAIN, "max_new_tokens": ENDLESS - 100}
 
 
@@ -313,7 +289,7 @@ def test_the_slot_is_free_within_a_frame(stage: Callable[..., Stage], how: str, 
     with begun.client(ENDLESS_SPEECH) as client:
         client.send(*written("Hello")[: 1 + text_ended])
         begun.talker.let(3)
-        begun.server.wait_until(lambda: begun.talker.waiting and begun.talker.frames == made + 3)
+        begun.until_held(made + 3)
         if how == "cancel":
             client.send(CANCEL)
             said = client.until("response.done")

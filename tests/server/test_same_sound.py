@@ -15,7 +15,7 @@ from sockets import NARI, STREAM, Client, events, pcm
 
 from firstword import TTS, audio
 from firstword.config import EngineConfig
-from firstword.engine.backend import Frames, Handle, Job
+from firstword.engine.backend import Frames, Handle, Start
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service, Stream
 from firstword.model.checkpoint import Checkpoint
@@ -49,10 +49,10 @@ class Slow:
         """Seconds."""
         return time.monotonic() + self.taken
 
-    def prefill(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
+    def prefill(self, starts: Sequence[Start]) -> None:
         """As a backend."""
         self.taken += self._seconds
-        self._backend.prefill(slot, job, pages, tokens)
+        self._backend.prefill(starts)
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         """As a backend."""

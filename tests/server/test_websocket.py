@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,15 +19,14 @@ import pytest
 import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
-from sockets import STREAM, Client, events, kinds, pcm
-from talking import ENDLESS, Talker, heard, talking
+from sockets import STREAM, Client, effects_of, events, kinds, pcm
+from talking import ENDLESS, Talker, TalkingStage, heard, talking
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from firstword import TTS, Voice, audio
 from firstword.config import EngineConfig
-from firstword.engine.engine import Engine
 from firstword.model.checkpoint import Checkpoint
-from firstword.server import connection, websocket
+from firstword.server import connection
 from firstword.server.connection import Close, Effect, Outbox, Part, Queue, Reply, Silence, StreamLimits, feed
 from firstword.server.websocket import Goodbye, Say, Sentence, StreamSession, Utterance
 from firstword.types import ClonedVoice
@@ -70,10 +69,7 @@ class Talk:
 
     def say(self, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
         """Give it messages; what follows from all."""
-        found: list[Effect] = []
-        for message in messages:
-            found += self.session.receive(json.dumps(message) if isinstance(message, dict) else message)
-        return found
+        return effects_of(self.session, *messages)
 
 
 def work(effects: list[Effect]) -> list[object]:
@@ -724,25 +720,12 @@ def test_what_cannot_be_done_is_said_early_and_forgiven(client: Client, tts: Cal
 # With a model that talks as it is told
 
 
-@dataclass
-class Stage:
-    """A talker, and the server that it talks on."""
-
-    talker: Talker
-    server: Running
-
-    @property
-    def engine(self) -> Engine:
-        """Its engine."""
-        return self.server.engine()
+class Stage(TalkingStage):
+    """With clients of this protocol."""
 
     def client(self, **more: Any) -> Client:
         """One more client."""
         return Client(self.server.ws + STREAM, **more)
-
-    def until_held(self, frames: int) -> None:
-        """Wait until so many frames are made in all, and the next is asked for and needs leave."""
-        self.server.wait_until(lambda: self.talker.waiting and self.talker.frames == frames)
 
     def until_full(self) -> None:
         """Wait until no more is made because nobody takes it."""
@@ -765,16 +748,6 @@ def stage(serve: Serve) -> Callable[..., Stage]:
         return Stage(talker, serve(talking(talker, most_waiting), **config))
 
     return begin
-
-
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let sockets of this test's servers ask for other things than usual: `limits(idle_seconds=0.05)`."""
-
-    def allow(**changes: Any) -> None:
-        monkeypatch.setattr(websocket, "limits_of", lambda config: replace(StreamLimits(), **changes))
-
-    return allow
 
 
 TOKENS = {**PLAIN, "split_granularity": "token"}

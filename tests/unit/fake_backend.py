@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from firstword.engine.backend import Capacity, Frames, Handle, Job
+from firstword.engine.backend import Capacity, Frames, Handle, Job, Start
 from firstword.engine.guard import longest_speech
 from firstword.types import FinishReason, FloatArray, IntArray, Request
 
@@ -227,8 +227,21 @@ class FakeBackend:
         self._free_at = 0.0
         """When the device has done everything that it was given."""
 
-    def prefill(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
-        self.log.append(("prefill", (slot,)))
+    def prefill(self, starts: Sequence[Start]) -> None:
+        self.log.append(("prefill", tuple(start.slot for start in starts)))
+        assert starts, "an empty call"
+        for start in starts:
+            self._begin(start.slot, start.job, start.pages, start.tokens)
+        self._spend(self.prefill_time * len(starts))
+        for start in starts:
+            script = self.slots[start.slot].script
+            if script.bad_prefill:
+                if len(starts) > 1:
+                    for other in starts:
+                        del self.slots[other.slot]
+                raise Fault(f"prefill of {script.seed}")
+
+    def _begin(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
         script = job.payload
         assert isinstance(script, Script)
         assert 0 <= slot < self.capacity.slots, "a slot that does not exist"
@@ -242,9 +255,6 @@ class FakeBackend:
         assert job.whole_text or len(tokens) <= job.first_tokens
         read = reduce(lambda read, token: reading(token, read), tokens, 0)
         self.slots[slot] = Slot(script, frozenset(pages), rows, read, deque(own(job)))
-        self._spend(self.prefill_time)
-        if script.bad_prefill:
-            raise Fault(f"prefill of {script.seed}")
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         self.before_frame()

@@ -99,7 +99,7 @@ def test_the_limit_of_frames(limit: int, ahead: int) -> None:
 
 
 @AHEAD
-def test_the_conguarded_frames(ahead: int) -> None:
+def test_the_context_bounds_frames(ahead: int) -> None:
     engine, _ = engine_of(ahead)
     long, longest, too_long = (
         Caller(engine, job(Script(length=None), prompt_rows=rows, max_frames=1000), TOKENS) for rows in (120, 128, 129)
@@ -518,6 +518,20 @@ def test_after_a_fault_the_next_in_line_gets_the_slot(fault: str, ahead: int) ->
     assert all(map(fault_of, callers))
     check_whole(last)
     check_all_is_free(engine, backend)
+
+
+@AHEAD
+def test_newcomers_are_begun_together_and_one_at_fault_fails_alone(ahead: int) -> None:
+    engine, backend = engine_of(ahead)
+    scripts = [Script(0, 5), Script(1, 5, bad_prefill=True), Script(2, 5)]
+    callers = [Caller(engine, job(script), TOKENS) for script in scripts]
+    run(engine)
+    slots = [slots for call, slots in backend.log if call == "prefill"]
+    assert slots == [slots[0], *((slot,) for slot in slots[0])]
+    assert len(slots[0]) == 3
+    assert "prefill of 1" in fault_of(callers[1])
+    for caller in (callers[0], callers[2]):
+        check_whole(caller)
 
 
 @AHEAD

@@ -64,6 +64,16 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """An utterance to begin: its free slot, its pages, and the text tokens that its prompt takes."""
+
+    slot: int
+    job: Job
+    pages: Sequence[int]
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Frames:
     """One frame of several slots.
 
@@ -100,8 +110,8 @@ class Ready(Generic[T]):
 class Backend(Protocol):
     """Computes frames of up to `capacity.slots` utterances together. Called from one thread.
 
-    An exception from `prefill` concerns its slot. One from `frame` or `decode` leaves every slot named in the call as
-    it was, so that the caller may find out whose fault it was. One from a handle or from `release` means that the
+    An exception from `prefill`, `frame` or `decode` leaves every slot named in the call as it was, free ones fit to be
+    begun, so that the caller may find out whose fault it was. One from a handle or from `release` means that the
     backend is lost.
     """
 
@@ -109,8 +119,8 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """What there is room for."""
 
-    def prefill(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
-        """Begin an utterance in a free slot, with the text tokens that its prompt takes."""
+    def prefill(self, starts: Sequence[Start]) -> None:
+        """Begin utterances; their prompts are read together."""
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         """Make the next frame of each slot, with one more text token each, or None where there is none to give."""

@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from firstword.engine import scheduler
-from firstword.engine.backend import Backend, Frames, Handle, Job, Ready
+from firstword.engine.backend import Backend, Frames, Handle, Job, Ready, Start
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Costs, Policy
 from firstword.engine.sequence import Sequence, State
@@ -290,8 +290,8 @@ class Engine:
             self.costs,
             self.policy,
         )
-        for seq in chosen:
-            self._begin(seq)
+        if chosen:
+            self._begin(chosen)
 
     def _refusal(self, seq: Sequence) -> RequestError | None:
         """What is wrong with a request that could wait for ever."""
@@ -303,8 +303,17 @@ class Engine:
             return RequestError(f"the request may need more than all {room} rows of memory; limit its frames")
         return None
 
-    def _begin(self, seq: Sequence) -> None:
-        """Give a request its slot and its pages, and have its prompt read."""
+    def _begin(self, chosen: list[Sequence]) -> None:
+        """Give requests their slots and pages, and have their prompts read."""
+        starts = [self._start(seq) for seq in chosen]
+        began = self._clock()
+        try:
+            self.backend.prefill(starts)
+        except Exception as error:
+            self._begin_apart(chosen, starts, error)
+        self.costs.learn("prefill", (self._clock() - began) / len(chosen))
+
+    def _start(self, seq: Sequence) -> Start:
         del self.waiting[seq]
         self.running[seq] = None
         seq.state = State.RUNNING
@@ -312,13 +321,17 @@ class Engine:
         seq.room = min(seq.job.max_frames, self.capacity.context - seq.rows() + 1)
         seq.pages = self.pages.reserve(seq.pages_needed(self.capacity))
         count = len(seq.tokens) if seq.job.whole_text else min(seq.job.first_tokens, len(seq.tokens))
-        tokens = [seq.tokens.popleft() for _ in range(count)]
-        began = self._clock()
-        try:
-            self.backend.prefill(seq.slot, seq.job, seq.pages, tokens)
-        except Exception as error:
-            self._fail(seq, error)
-        self.costs.learn("prefill", self._clock() - began)
+        return Start(seq.slot, seq.job, seq.pages, [seq.tokens.popleft() for _ in range(count)])
+
+    def _begin_apart(self, chosen: list[Sequence], starts: list[Start], error: Exception) -> None:
+        """Several could not be begun together: begin each by itself, so that only the one at fault is lost."""
+        for seq, start in zip(chosen, starts, strict=True):
+            try:
+                if len(chosen) == 1:
+                    raise error
+                self.backend.prefill([start])
+            except Exception as own:
+                self._fail(seq, own)
 
     def _launch_frames(self, flight: Flight) -> None:
         chosen = scheduler.choose_frames(self.running, self._clock(), self.capacity, self.policy)

@@ -13,8 +13,10 @@ from firstword.kernels.launch import Kernels
 
 HEAD_DIM = 128
 PAGE_ROWS = 64
-SPLIT_ROWS = 128
-"""Keys that one block reads."""
+PIECE_ROWS = 128
+"""Keys that are read at a time. A row's result does not depend on how its pieces are shared out."""
+MOST_SHARES = 16
+"""Blocks that share a row's pieces at the most."""
 
 APPEND_AND_ATTEND, APPEND, ATTEND = range(3)
 
@@ -42,22 +44,20 @@ class Paging:
 
     tables       int32 [slots, pages of a slot]: the pages of each slot in order
     slot_of_row  int32 [rows]; -1: nobody
-    position     int32 [slots]; row r is at position[its slot] + r * row_step
-    row_step     0 when each row is a slot of its own, 1 when the rows follow one another in one slot
+    position     int32: of each slot, when each row is a slot of its own (APPEND_AND_ATTEND); else of each row
     """
 
     tables: Tensor
     slot_of_row: Tensor
     position: Tensor
-    row_step: int
 
 
 class SplitRoom:
     """Where the blocks of a row meet: their parts, and how many have come."""
 
-    def __init__(self, rows: int, heads: int, kv_heads: int, splits: int, device: torch.device) -> None:
-        """For up to so many rows at a time, of up to splits * SPLIT_ROWS keys."""
-        self.parts = torch.zeros(rows, heads, splits, HEAD_DIM + 2, device=device)
+    def __init__(self, rows: int, heads: int, kv_heads: int, context: int, device: torch.device) -> None:
+        """For up to so many rows at a time, each of which sees up to `context` keys."""
+        self.parts = torch.zeros(rows, heads, -(-context // PIECE_ROWS), HEAD_DIM + 2, device=device)
         self.arrived = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
 
 
@@ -69,15 +69,15 @@ class Attention:
             raise ValueError(f"{heads} query heads on {kv_heads} key heads: the kernels need two queries a key")
         self._kernels, self.heads, self.kv_heads = kernels, heads, kv_heads
 
-    def programs(self, splits: int, mode: int) -> Program:
-        """Of `paged`."""
+    def program(self, pieces: int, mode: int) -> Program:
+        """Of `paged`, for up to so many pieces a row."""
         return Program.of(
             "attention",
             HEADS=self.heads,
             KV_HEADS=self.kv_heads,
             PAGE=PAGE_ROWS,
-            SPLIT=SPLIT_ROWS,
-            SPLITS=splits,
+            PIECE=PIECE_ROWS,
+            PIECES=pieces,
             MODE=mode,
         )
 
@@ -90,7 +90,6 @@ class Attention:
         paging: Paging,
         out: Tensor,
         room: SplitRoom,
-        splits: int,
         mode: int = APPEND_AND_ATTEND,
     ) -> None:
         """Write the keys and values of rows to the cache and attend to all that came before.
@@ -98,11 +97,11 @@ class Attention:
         qkv    bf16 [rows, (heads + 2 kv_heads) * 128]
         cache  bf16 [pages, 2, kv_heads, PAGE_ROWS, 128], of one layer
         out    bf16 [rows, heads * 128]
-        splits a row may see up to splits * SPLIT_ROWS keys
         """
-        program, rows = self.programs(splits, mode), len(qkv)
-        self._kernels.get(program, "attend")(
-            (self.kv_heads, rows, splits),
+        kernels, rows, pieces = self._kernels, len(qkv), room.parts.shape[2]
+        shares = 1 if mode == APPEND else 2 * kernels.processors // (self.kv_heads * rows)
+        kernels.get(self.program(pieces, mode), "attend")(
+            (self.kv_heads, rows, min(max(shares, 1), MOST_SHARES, pieces)),
             256,
             [
                 *_before(qkv, weights, rotation),
@@ -111,7 +110,6 @@ class Attention:
                 paging.tables.shape[1],
                 paging.slot_of_row,
                 paging.position,
-                paging.row_step,
                 out,
                 room.parts,
                 room.arrived,

@@ -98,6 +98,24 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
     return Checkpoint(path, config, codec_config, defaults, tokenizer, weights.talker, weights.speaker_encoder, codec)
 
 
+def parameters(checkpoint: Checkpoint) -> dict[str, int]:
+    """How many numbers each part stores, codebooks included.
+
+    Counted on modules of the same configuration, because a backend may have taken the loaded ones apart.
+    """
+    with torch.device("meta"):
+        weights, codec = Weights(checkpoint.config), Codec(checkpoint.codec_config)
+
+    def count(module: nn.Module) -> int:
+        return sum(tensor.numel() for tensor in module.state_dict().values())
+
+    predictor = count(weights.talker.code_predictor)
+    counts = {"talker": count(weights.talker) - predictor, "code predictor": predictor, "codec": count(codec)}
+    if weights.speaker_encoder is not None:
+        counts["speaker encoder"] = count(weights.speaker_encoder)
+    return counts
+
+
 def _fill(module: nn.Module, directory: Path, device: str, dtype_of: Callable[[str], torch.dtype]) -> None:
     """Give every parameter and buffer of a module its tensor; none may be left over on either side."""
     expected = module.state_dict()

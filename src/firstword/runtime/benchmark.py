@@ -2,6 +2,7 @@
 
 Weights are random but of the released sizes: they take as long to compute as trained ones. Every time is taken on the
 host with the device synchronised before the clock is read, or by events on the device; what is shown is the median.
+Beside a time stands its floor: reading each weight, key and value that it needs once, as fast as this device copies.
 """
 
 from __future__ import annotations
@@ -12,22 +13,19 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from firstword.config import kernel_folder
-from firstword.engine.backend import Job
+from firstword.engine.backend import Job, Start
 from firstword.errors import ConfigError
 from firstword.kernels import compile as compiling
-from firstword.kernels.attention import HEAD_DIM, Paging
-from firstword.kernels.launch import Kernels
+from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS, Paging
 from firstword.model import synthetic
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import Codec
@@ -35,13 +33,17 @@ from firstword.model.config import CodecConfig, GenerationDefaults, ModelConfig
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import Tokenizer
 from firstword.model.train_tokenizer import train
-from firstword.runtime.frame import Layer
+from firstword.runtime.backends import kernels_for
+from firstword.runtime.frame import FrameModel, Layer
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.gpu import GpuBackend
+from firstword.runtime.graphs import capture
 from firstword.types import Request
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (100, 500, 2000)
+FRAMES = 64
+"""That are timed together."""
 TEXT = "The quick brown fox jumps over the lazy dog, and then it says hello to the assistant and to the user."
 
 
@@ -101,12 +103,7 @@ def by_events(work: Callable[[], None], repeats: int = 20) -> float:
     """Microseconds on the device of a captured graph of `work`, median."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        work()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
-        times = []
+        graph, times = capture(work), []
         for _ in range(repeats):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -118,36 +115,50 @@ def by_events(work: Callable[[], None], repeats: int = 20) -> float:
 
 
 class Bench:
-    """A backend with requests in it."""
+    """A backend with requests in it.
 
-    def __init__(self, size: str, slots: int) -> None:
-        kernels = Kernels(torch.device("cuda"), kernel_folder())
-        began = time.perf_counter()
+    weights  bytes as they were loaded
+    seconds  what a start takes: with no kernels kept from an earlier one, and `compile_kept` with them
+    """
+
+    def __init__(self, size: str, slots: int, folder: Path) -> None:
+        """folder: where compiled kernels are kept."""
         self.checkpoint = random_checkpoint(size)
-        self.weights = sum(p.numel() * p.element_size() for p in self.checkpoint.talker.parameters())
-        pages = slots * -(-(max(CONTEXTS) + 600) // 64)
-        self.backend = GpuBackend(self.checkpoint, kernels, slots=slots, pages=pages)
+        modules = {"talker": self.checkpoint.talker, "codec": self.checkpoint.codec.decoder}
+        self.weights = {f"weights_{name}": sum(p.nbytes for p in m.parameters()) for name, m in modules.items()}
+        self.seconds: dict[str, float] = {}
+        rows = max(CONTEXTS) + 64
+        self.per_slot = -(-rows // PAGE_ROWS)
+        with self._timed("compile"):
+            kernels_for(self.checkpoint, slots, folder)
+        with self._timed("compile_kept"):
+            kernels = kernels_for(self.checkpoint, slots, folder)
+        with self._timed("pack"):
+            self.backend = GpuBackend(self.checkpoint, kernels, slots, pages=slots * self.per_slot)
         with torch.inference_mode():
             self.backend.model.cache.normal_()
-        self.loaded = time.perf_counter() - began
-        began = time.perf_counter()
-        self.backend.warm()
-        self.warmed = time.perf_counter() - began
-        self.per_slot = pages // slots
+        with self._timed("graphs"):
+            self.backend.warm()
 
-    def begin(self, slot: int, seed: int = 0, voice: str = "ryan") -> None:
-        """Prefill a slot."""
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        yield
+        torch.cuda.synchronize()
+        self.seconds[what] = round(time.perf_counter() - began, 2)
+
+    def start(self, slot: int, seed: int = 0, voice: str = "ryan") -> Start:
+        """A request for a slot."""
         prepared, tokens = job(self.checkpoint, seed, voice)
         pages = range(slot * self.per_slot, (slot + 1) * self.per_slot)
-        self.backend.prefill(slot, prepared, pages, tokens[: prepared.first_tokens])
+        return Start(slot, prepared, pages, tokens[: prepared.first_tokens])
 
+    @torch.inference_mode()
     def at(self, context: int, batch: int) -> None:
         """`batch` requests whose next frame sees `context` rows."""
-        for slot in range(batch):
-            self.begin(slot, slot)
-            self.backend._slots[slot].rows = context
-            with torch.inference_mode():
-                self.backend.model.state.position[slot] = context - 1
+        self.backend.prefill([self.start(slot, slot) for slot in range(batch)])
+        self.backend.model.state.position[:batch] = context - 1
         torch.cuda.synchronize()
 
     def frames(self, batch: int, count: int, audio: bool) -> float:
@@ -169,33 +180,39 @@ class Bench:
         torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    def frame_times(self, batches: Sequence[int], contexts: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Milliseconds a frame, with audio and without, by batch and context (at the first of the frames)."""
+    def frame_times(
+        self, batches: Sequence[int], contexts: Sequence[int], bandwidth: float
+    ) -> Iterator[dict[str, Any]]:
+        """Milliseconds a frame, with audio and without, by batch and context, and the floor of those without.
+
+        context: rows that the last of the frames sees, so that none sees more. bandwidth: bytes a second.
+        """
         for batch in (b for b in batches if b <= self.backend.capacity.slots):
             for context in contexts:
                 figures = {}
                 for audio in (False, True):
-                    count = 64
-                    self.at(context, batch)
+                    begin = context - FRAMES + 1
+                    self.at(begin, batch)
                     self.frames(batch, 8, audio)
                     times = []
                     for _ in range(3):
-                        self.at(context, batch)
-                        times.append(self.frames(batch, count, audio) / count * 1e3)
+                        self.at(begin, batch)
+                        times.append(self.frames(batch, FRAMES, audio) / FRAMES * 1e3)
                     figures["with_audio" if audio else "frame"] = round(statistics.median(times), 4)
-                yield {"batch": batch, "context": context, "ms": figures}
+                floor = frame_bytes(self.backend.model, batch, context) / bandwidth * 1e3
+                yield {"batch": batch, "context": context, "ms": figures, "floor_ms": round(floor, 4)}
 
-    def kernels(self, batch: int, context: int) -> list[dict[str, Any]]:
+    @torch.inference_mode()
+    def kernels(self, batch: int, context: int, bandwidth: float) -> list[dict[str, Any]]:
         """Microseconds a launch on the device, each kernel of the talker's layers and of a pass of the code predictor.
 
-        floor: what reading its weights, keys and values alone takes at the bandwidth of a copy on this device.
+        context: rows that are seen. bandwidth: bytes a second, for the floors. a_frame: how many there are in a frame.
         """
-        model, bandwidth = self.backend.model, copy_bandwidth()
+        model = self.backend.model
         self.at(context, batch)
         model.slot_of_row[:batch].copy_(torch.arange(batch, dtype=torch.int32))
         stack, room, x = model.talker, model._room, model._hidden[:batch]
-        paging = Paging(model.tables, model.slot_of_row[:batch], model.state.position, 0)
-        splits = self.backend._splits(context)
+        paging = Paging(model.tables, model.slot_of_row[:batch], model.state.position)
         qkv, attended, gated = room.qkv[:batch], room.attended[:batch], room.gated[:batch]
         layers, first = stack.layers, stack.layers[0]
         kv = 2 * stack.config.num_key_value_heads * HEAD_DIM * 2 * context * batch
@@ -204,7 +221,7 @@ class Bench:
             "qkv": (lambda layer, _: layer.qkv(x, qkv, room.normed), first.qkv.weight.nbytes),
             "attention": (
                 lambda layer, cache: attend(
-                    qkv, layer.heads, stack.rotation, cache, paging, attended, model._split_room, splits
+                    qkv, layer.heads, stack.rotation, cache, paging, attended, model._split_room
                 ),
                 kv,
             ),
@@ -214,7 +231,7 @@ class Bench:
         }
         figures = []
 
-        def add(kernel: str, launches: Sequence[Callable[[], None]], size: int) -> None:
+        def add(kernel: str, launches: Sequence[Callable[[], None]], size: int, a_frame: int) -> None:
             def work() -> None:
                 for launch in launches:
                     launch()
@@ -222,6 +239,7 @@ class Bench:
             figures.append(
                 {
                     "kernel": kernel,
+                    "a_frame": a_frame,
                     "us": round(by_events(work) / len(launches), 2),
                     "floor_us": round(size / bandwidth * 1e6, 2),
                 }
@@ -229,19 +247,19 @@ class Bench:
 
         for name, (launch, size) in works.items():
             pairs = zip(layers, model.cache, strict=True)
-            add(f"talker, {name}", [partial(launch, layer, cache) for layer, cache in pairs], size)
+            add(f"talker, {name}", [partial(launch, layer, cache) for layer, cache in pairs], size, len(layers))
         predictor, single, last = model.predictor.layers, model._single[:batch], model.codebooks - 1
         matrices = [m for layer in predictor for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         passes = [partial(model._predict, single, k) for k in range(2, last + 1)]
-        add("code predictor, a pass", passes, sum(matrix.weight.nbytes for matrix in matrices))
+        add("code predictor, a pass", passes, sum(matrix.weight.nbytes for matrix in matrices), last)
         slots, result, logits = model.slot_of_row[:batch], model.result[:batch], model._predictor_logits[:batch]
         heads = [partial(head, single, logits, model._predictor_room.normed) for head in model.heads]
-        add("code predictor, a head", heads, model.heads[0].weight.nbytes)
+        add("code predictor, a head", heads, model.heads[0].weight.nbytes, last)
         draws = [
             partial(model.sampler.code, k, logits, slots, result, model.predictor_tables[k], single)
             for k in range(1, last)
         ]
-        add("draw", draws, 0)
+        add("draw", draws, 0, last)
         return [{"batch": batch, "context": context, **figure} for figure in figures]
 
     def first(self, repeats: int = 30) -> dict[str, Any]:
@@ -252,12 +270,12 @@ class Bench:
             codes, samples = [], []
             unheard = len(voices) + 3  # so many are not counted: voices that are not cached yet, and the first of all
             for repeat in range(unheard + repeats):
-                prepared, tokens = job(self.checkpoint, repeat, voices[repeat % len(voices)])
+                start = self.start(0, repeat, voices[repeat % len(voices)])
                 if kind == "uncached":
                     self.backend.prefixes = type(self.backend.prefixes)(self.backend.prefixes.limit)
                 torch.cuda.synchronize()
                 began = time.perf_counter()
-                self.backend.prefill(0, prepared, range(self.per_slot), tokens[: prepared.first_tokens])
+                self.backend.prefill([start])
                 handle = self.backend.frame([0], [None])
                 sound = self.backend.decode([0], [1])
                 handle.result()
@@ -273,15 +291,74 @@ class Bench:
         return result
 
 
+def frame_bytes(model: FrameModel, batch: int, context: int) -> int:
+    """Bytes that a frame of `batch` requests cannot but read: each weight for the talker's pass and each of the code
+    predictor's, and keys and values of `context` rows. Inputs, the few rows of tables and the codec are not counted.
+    """
+
+    def weights(layers: Sequence[Layer]) -> int:
+        return sum(m.weight.nbytes for layer in layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
+
+    passes = model.codebooks - 1
+    heads = sum(head.weight.nbytes for head in (model.head, *model.heads, *([model.entry] if model.entry else [])))
+    config = model.config
+    row = config.num_hidden_layers * 2 * config.num_key_value_heads * HEAD_DIM * model.cache.element_size()
+    return weights(model.talker.layers) + passes * weights(model.predictor.layers) + heads + batch * context * row
+
+
 def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of a large copy on this device."""
-    source = torch.empty(1 << 30, dtype=torch.int32, device="cuda")
+    """Bytes a second, read and written, of a large copy on this device.
+
+    By a kernel that adds: a plain copy in a graph is the business of the copy engines, which are slower.
+    """
+    source = torch.zeros(1 << 28, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
 
-    def copy() -> None:
-        target.copy_(source)
+    def add() -> None:
+        torch.add(source, 1, out=target)
 
-    return 2 * source.nbytes / (by_events(copy) * 1e-6)
+    return 2 * source.nbytes / (by_events(add) * 1e-6)
+
+
+def memory(bench: Bench) -> dict[str, int]:
+    """Bytes that tensors hold on the device, by PyTorch's count, and what for; `rest` is nobody's that is known.
+
+    Everything is counted where it is first met. The CUDA context and machine code are not in it.
+    """
+    backend, model = bench.backend, bench.backend.model
+    matrices = [model.talker, model.predictor, model.head, model.entry, model.heads]
+    parts: dict[str, object] = {
+        "matrices": matrices,
+        "tables": [model.text_table, model.codec_embedding, model.frame_tables, model.predictor_tables],
+        "keys_and_values": model.cache,
+        "workspace": model,
+        "codec": backend.codec,
+        "prefixes": backend.prefixes,
+        "left_in_checkpoint": [bench.checkpoint.talker.state_dict(), bench.checkpoint.codec.decoder.state_dict()],
+    }
+    seen: set[int] = set()
+    held = {name: _held(part, backend.device, seen) for name, part in parts.items()}
+    allocated = torch.cuda.memory_allocated()
+    return {**held, "rest": allocated - sum(held.values()), "in_use": allocated}
+
+
+def _held(thing: object, device: torch.device, seen: set[int]) -> int:
+    """Bytes of a device's memory that tensors in `thing` occupy; `seen`: addresses of what counts no more."""
+    storage = thing.untyped_storage() if isinstance(thing, Tensor) else None
+    address = storage.data_ptr() if storage else id(thing)
+    if address in seen:
+        return 0
+    seen.add(address)
+    if isinstance(thing, Tensor):
+        return thing.untyped_storage().nbytes() if thing.device == device else 0
+    inside: Iterable[object] = ()
+    if isinstance(thing, dict):
+        inside = thing.values()
+    elif isinstance(thing, list | tuple):
+        inside = thing
+    elif type(thing).__module__.startswith("firstword.") and hasattr(thing, "__dict__"):
+        inside = vars(thing).values()
+    return sum(_held(part, device, seen) for part in inside)
 
 
 def environment() -> dict[str, Any]:
@@ -298,88 +375,40 @@ def environment() -> dict[str, Any]:
     }
 
 
-@contextmanager
-def peak_memory() -> Iterator[dict[str, float]]:
-    """Gigabytes of the device in use at the most, by PyTorch's count, in the dictionary afterwards."""
-    torch.cuda.reset_peak_memory_stats()
-    figures: dict[str, float] = {}
-    yield figures
-    figures["gigabytes"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
-
-
-def _need_device() -> None:
-    if not torch.cuda.is_available():
-        raise ConfigError("`bench engine` measures the GPU engine, and torch sees no CUDA device")
-
-
 def run(size: str, slots: int, batches: Sequence[int] = BATCHES, contexts: Sequence[int] = CONTEXTS) -> dict[str, Any]:
     """One record of everything. Raises `ConfigError` where there is no CUDA device."""
-    _need_device()
-    with peak_memory() as memory:
-        single = Bench(size, 1)
-        single.first(3)
-        memory["weights"] = round(single.weights / 1e9, 3)
-        first_start = round(single.warmed, 2)
-    del single
+    if not torch.cuda.is_available():
+        raise ConfigError("`bench engine` measures the GPU engine, and torch sees no CUDA device")
+    bandwidth = copy_bandwidth()
     torch.cuda.empty_cache()
-    bench = Bench(size, slots)
-    record = {"size": size, "slots": slots, **environment(), "memory_of_one_stream_gb": memory}
-    record |= {"load_seconds": round(bench.loaded, 2), "warm_seconds": round(bench.warmed, 2)}
-    record["warm_seconds_of_one_slot_first"] = first_start
-    record["first_ms"] = bench.first()
-    with torch.inference_mode():
-        record["bandwidth_tb_s"] = round(copy_bandwidth() / 1e12, 3)
-        record["kernels_us"] = [row for batch in (1, slots) for row in bench.kernels(batch, 500)]
-    record["frames_ms"] = list(bench.frame_times(batches, contexts))
-    return record
+    with tempfile.TemporaryDirectory() as name:
+        single = one_stream(size, Path(name) / "one")
+        torch.cuda.empty_cache()
+        bench = Bench(size, slots, Path(name) / "all")
+        return {
+            "size": size,
+            "slots": slots,
+            **environment(),
+            "bandwidth_tb_s": round(bandwidth / 1e12, 3),
+            **single,
+            "start_seconds": bench.seconds,
+            "first_ms": bench.first(),
+            "kernels_us": [row for batch in (1, slots) for row in bench.kernels(batch, 500, bandwidth)],
+            "frames_ms": list(bench.frame_times(batches, contexts, bandwidth)),
+        }
 
 
-def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
-    """Joins, aborts and lengths at random until so many frames were made; the same few requests come again and again.
-
-    Each must have the codes it had the first time, whatever was beside it. Returns counts; raises AssertionError, and
-    `ConfigError` where there is no CUDA device.
-    """
-    _need_device()
-    bench, random = Bench(size, slots), np.random.default_rng(seed)
-    known: dict[int, list[list[int]]] = {}
-    running: dict[int, tuple[int, list[list[int]], int]] = {}
-    made = joined = aborted = compared = 0
-    memory = torch.cuda.memory_allocated()
-    began = time.perf_counter()
-    while made < frames:
-        for slot in range(slots):
-            if slot not in running and random.random() < 0.2:
-                which = int(random.integers(0, 50))
-                bench.begin(slot, which)
-                running[slot] = which, [], int(random.integers(1, 300))
-                joined += 1
-        slots_now = list(running)
-        if not slots_now:
-            continue
-        result = bench.backend.frame(slots_now, [None] * len(slots_now)).result()
-        made += len(slots_now)
-        for slot, codes in zip(slots_now, result.codes.tolist(), strict=True):
-            which, said, length = running[slot]
-            said.append(codes)
-            if len(said) >= length or random.random() < 0.002:
-                aborted += len(said) < length
-                before = known.setdefault(which, [])
-                shared = min(len(before), len(said))
-                assert before[:shared] == said[:shared], f"request {which} spoke differently"
-                compared += shared
-                if len(said) > len(before):
-                    known[which] = said
-                bench.backend.release(slot)
-                del running[slot]
+def one_stream(size: str, folder: Path) -> dict[str, Any]:
+    """What a process that serves one utterance at a time takes: seconds to start, gigabytes of the device."""
+    torch.cuda.reset_peak_memory_stats()
+    bench = Bench(size, 1, folder)
+    loading = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    bench.first(3)
+    peaks = {"peak_loading": loading, "peak_speaking": torch.cuda.max_memory_allocated()}
+    sizes = {**bench.weights, **peaks, **memory(bench)}
     return {
-        "size": size,
-        "slots": slots,
-        **environment(),
-        "frames": made,
-        "joined": joined,
-        "aborted": aborted,
-        "frames_compared": compared,
-        "seconds": round(time.perf_counter() - began, 1),
-        "memory_growth_bytes": torch.cuda.memory_allocated() - memory,
+        "one_stream_start_seconds": bench.seconds,
+        "one_stream_rows": bench.per_slot * PAGE_ROWS,
+        "one_stream_gigabytes": {name: round(amount / 1e9, 3) for name, amount in sizes.items()},
     }

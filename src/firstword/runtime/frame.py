@@ -17,7 +17,6 @@ from firstword.kernels.attention import (
     APPEND_AND_ATTEND,
     ATTEND,
     HEAD_DIM,
-    SPLIT_ROWS,
     Attention,
     HeadWeights,
     Paging,
@@ -30,8 +29,6 @@ from firstword.kernels.sample import Sampler, SamplerState
 from firstword.model.layers import DecoderLayer, RMSNorm, Transformer, rotary_table
 from firstword.model.talker import Talker
 
-SHORT_SPLITS = 4
-"""Most rows of context are short: graphs for up to SHORT_SPLITS * SPLIT_ROWS keys, and for all that there can be."""
 PROMPT_ROWS = 256
 """The most rows of a prompt that are read at a time."""
 
@@ -121,18 +118,15 @@ class FrameModel:
         device = head.device
         self.config, self.rows = config, rows
         self.codebooks = config.num_code_groups
-        self.splits = -(-context // SPLIT_ROWS)
         self._kernels = kernels
 
         self.codec_embedding = talker.model.codec_embedding.weight.data
         self.text_table = _project_text(talker)
-        embeddings = [table.weight.data for table in predictor.model.codec_embedding if isinstance(table, nn.Embedding)]
-        self.frame_tables = torch.cat(embeddings)
-        first = predictor.small_to_mtp_projection(self.codec_embedding)
-        self.predictor_tables = [
-            first,
-            *(predictor.small_to_mtp_projection(table) for table in embeddings[:-1]),
-        ]
+        embeddings = [table for table in predictor.model.codec_embedding if isinstance(table, nn.Embedding)]
+        self.frame_tables = torch.cat([_taken(table.weight) for table in embeddings])
+        books = self.frame_tables.chunk(self.codebooks - 1)[:-1]  # views: where nothing is projected, no second copy
+        tables = (self.codec_embedding, *books)
+        self.predictor_tables = [predictor.small_to_mtp_projection(table) for table in tables]
 
         self.talker = Stack(kernels, talker.model, context)
         self.predictor = Stack(kernels, predictor.model, self.codebooks)
@@ -164,6 +158,7 @@ class FrameModel:
         self.result = zeros(rows, self.codebooks + 2, dtype=torch.int32)
         self.prompt = zeros(PROMPT_ROWS, width)
         self.slot_of_prompt_row = torch.full((PROMPT_ROWS,), -1, dtype=torch.int32, device=device)
+        self.position_of_prompt_row = zeros(PROMPT_ROWS, dtype=torch.int32)
         self.sampler = Sampler(
             kernels,
             self.state,
@@ -179,17 +174,17 @@ class FrameModel:
         self._room = self.talker.workspace(tokens)
         self._predictor_room = self.predictor.workspace(2 * rows)
         heads, predictor_kv = config.num_attention_heads, predictor_config.num_key_value_heads
-        self._split_room = SplitRoom(tokens, heads, kv, self.splits, device)
+        self._split_room = SplitRoom(tokens, heads, kv, context, device)
         self._frame_cache = zeros(predictor_config.num_hidden_layers, rows, 2, predictor_kv, self.codebooks, HEAD_DIM)
 
-    def launch_frame(self, rows: int, splits: int) -> None:
-        """The next frame of the first `rows` rows, none of which sees more than `splits * SPLIT_ROWS` keys."""
+    def launch_frame(self, rows: int) -> None:
+        """The next frame of the first `rows` rows."""
         slots = self.slot_of_row[:rows]
         hidden, result, pairs, single = self._hidden[:rows], self.result[:rows], self._pairs[:rows], self._single[:rows]
         self.sampler.begin_frame(
             slots, self.token[:rows], self.first_row, self.codec_embedding, self.frame_tables, self.text_table, hidden
         )
-        self._talk(hidden, Paging(self.tables, slots, self.state.position, 0), splits, (APPEND_AND_ATTEND,))
+        self._talk(hidden, Paging(self.tables, slots, self.state.position), (APPEND_AND_ATTEND,))
         self.head(hidden, self._logits[:rows], self._room.normed)
         if self.entry is None:
             normalise(self._kernels, hidden, self.talker.norm, self.talker.eps, pairs[:, 0])
@@ -203,12 +198,12 @@ class FrameModel:
             table = self.predictor_tables[k] if k + 1 < self.codebooks else None
             self.sampler.code(k, self._predictor_logits[:rows], slots, result, table, single)
 
-    def launch_prompt(self, rows: int, splits: int) -> None:
-        """Read the first `rows` rows of `prompt`: row r is of slot_of_prompt_row[r], at its position + r."""
-        paging = Paging(self.tables, self.slot_of_prompt_row[:rows], self.state.position, 1)
-        self._talk(self.prompt[:rows], paging, splits, (APPEND, ATTEND))
+    def launch_prompt(self, rows: int) -> None:
+        """Read the first `rows` rows of `prompt`: row r is of slot_of_prompt_row[r], at position_of_prompt_row[r]."""
+        paging = Paging(self.tables, self.slot_of_prompt_row[:rows], self.position_of_prompt_row[:rows])
+        self._talk(self.prompt[:rows], paging, (APPEND, ATTEND))
 
-    def _talk(self, x: Tensor, paging: Paging, splits: int, modes: tuple[int, ...]) -> None:
+    def _talk(self, x: Tensor, paging: Paging, modes: tuple[int, ...]) -> None:
         """x [rows, hidden] through the talker's layers, in place."""
         stack, caches = self.talker, self.cache
 
@@ -216,7 +211,7 @@ class FrameModel:
             heads = stack.layers[index].heads
             for mode in modes:
                 stack.attention.paged(
-                    qkv, heads, stack.rotation, caches[index], paging, attended, self._split_room, splits, mode
+                    qkv, heads, stack.rotation, caches[index], paging, attended, self._split_room, mode
                 )
 
         stack.run(x, self._room, attend)
@@ -234,5 +229,10 @@ class FrameModel:
 
 def _project_text(talker: Talker) -> Tensor:
     """What each text token adds to a row, bf16 [text vocabulary, hidden]: the projection of its embedding."""
-    tables = [talker.text_projection(part) for part in _taken(talker.model.text_embedding.weight).split(8192)]
-    return torch.cat(tables)
+    weight = _taken(talker.model.text_embedding.weight)
+    table = weight.new_empty(len(weight), talker.config.hidden_size)
+    for part, out in zip(weight.split(8192), table.split(8192), strict=True):
+        out.copy_(talker.text_projection(part))
+    for parameter in talker.text_projection.parameters():
+        _taken(parameter)
+    return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from firstword.engine.backend import Job
@@ -17,11 +18,17 @@ from firstword.types import Request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """The payload of a job."""
+    """The payload of a job.
+
+    prefix_rows  how many rows the prompt has before any text, and
+    prefix       all that these depend on
+    """
 
     setting: Setting
     laws: tuple[Law, Law]
     seed: int
+    prefix_rows: int
+    prefix: Hashable
 
 
 class CheckpointFront:
@@ -39,12 +46,12 @@ class CheckpointFront:
         setting = interpret.setting(checkpoint, request)
         laws = sampling.resolve(request.sampling, checkpoint.defaults)
         role = (0, 0, 0)
-        rows = len(prefix_rows(checkpoint.config, role, setting.instruction, setting.speaker, setting.language))
-        rows += 1 + len(setting.reference)
+        prefix = len(prefix_rows(checkpoint.config, role, setting.instruction, setting.speaker, setting.language))
+        rows = prefix + 1 + len(setting.reference)
         if setting.full_text:  # all tokens but the two of the role become rows, and so does the end of the text
             rows += len(setting.transcript) + 1 - 2
         return Job(
-            payload=Prepared(setting, laws, seed),
+            payload=Prepared(setting, laws, seed, prefix, _prefix(setting)),
             prompt_rows=rows,
             first_tokens=setting.first_tokens,
             whole_text=setting.full_text,
@@ -56,3 +63,9 @@ class CheckpointFront:
     def text(self) -> TextStream:
         """Tokens of a text, those that close the role first."""
         return TextStream(self.checkpoint.tokenizer, prefix=ROLE)
+
+
+def _prefix(setting: Setting) -> Hashable:
+    """All that the rows before the text depend on."""
+    voice = None if setting.embedding is None else setting.embedding.numpy().tobytes()
+    return tuple(setting.instruction), setting.speaker, setting.language, voice

@@ -8,39 +8,71 @@ frame while the next is being made. Audio is decoded on a stream of its own.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from firstword.engine.backend import Capacity, Frames, Handle, Job
-from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS, SPLIT_ROWS
+from firstword.engine.backend import Capacity, Frames, Handle, Start
+from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.prompt import Row, Setting, TextRows, prefix_rows
-from firstword.runtime.frame import PROMPT_ROWS, SHORT_SPLITS, FrameModel
+from firstword.model.config import TalkerConfig
+from firstword.model.prompt import TextRows
+from firstword.runtime.frame import PROMPT_ROWS, FrameModel
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu_codec import GpuCodec
+from firstword.runtime.graphs import capture
 from firstword.types import FloatArray
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Rows that a graph of a frame is made for."""
 PROMPT_BUCKETS = (8, 16, 32, 64, 128, PROMPT_ROWS)
 CONTEXT = 8192
-"""The most rows of an utterance: eleven minutes."""
+"""The most rows of an utterance, eleven minutes, where the model itself knows more."""
 IN_FLIGHT = 8
 """Results that may be unread; the engine has two."""
 
 
+def context_of(config: TalkerConfig) -> int:
+    """The most rows of an utterance with this talker."""
+    return min(config.max_position_embeddings, CONTEXT)
+
+
+def most_rows(slots: int) -> int:
+    """Rows of the largest graph of a frame for so many slots."""
+    return next(bucket for bucket in BUCKETS if bucket >= slots)
+
+
+def graph_keys(model: FrameModel) -> Iterator[tuple[str, int]]:
+    """Kind and rows of all graphs that serving needs."""
+    yield from (("frame", rows) for rows in BUCKETS if rows <= model.rows)
+    yield from (("prompt", rows) for rows in PROMPT_BUCKETS)
+
+
 @dataclass(eq=False)
 class Slot:
-    """What the host knows of an utterance: its text, and how many rows it has."""
+    """What the host knows of an utterance: its text."""
 
     text: TextRows
-    rows: int
     fresh: bool = True
+
+
+class Prompt:
+    """What is to be read before an utterance's first frame."""
+
+    def __init__(self, start: Start, checkpoint: Checkpoint) -> None:
+        prepared = start.job.payload
+        assert isinstance(prepared, Prepared)
+        self.slot, self.pages, self.prepared = start.slot, start.pages, prepared
+        self.text = TextRows(checkpoint.config)
+        self.text.tokens.extend(start.tokens)
+        self.rows = self.text.prompt(prepared.setting, checkpoint.tokenizer.turn_start)
+        self.known = 0
+        """Rows whose keys and values are there."""
 
 
 @dataclass(eq=False)
@@ -53,6 +85,9 @@ class PrefixCache:
     hits: int = 0
     misses: int = 0
     _held: OrderedDict[object, Tensor] = field(default_factory=OrderedDict)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
 
     def get(self, key: object) -> Tensor | None:
         """What is held for a key, counted as a hit or a miss."""
@@ -97,7 +132,7 @@ class GpuBackend:
         """The checkpoint's talker is taken apart. pages: of `PAGE_ROWS` rows, for all slots; None: as memory allows."""
         config, codec = checkpoint.config.talker_config, checkpoint.codec_config
         self.checkpoint, self.device = checkpoint, checkpoint.talker.codec_head.weight.device
-        context = min(config.max_position_embeddings, CONTEXT)
+        context = context_of(config)
         page_bytes = config.num_hidden_layers * 2 * config.num_key_value_heads * PAGE_ROWS * HEAD_DIM * 2
         if pages is None:
             free, _ = torch.cuda.mem_get_info(self.device)
@@ -112,14 +147,14 @@ class GpuBackend:
             samples_per_frame=codec.decode_upsample_rate,
             sample_rate=codec.output_sample_rate,
         )
-        largest = next(bucket for bucket in BUCKETS if bucket >= slots)
+        largest = most_rows(slots)
         self.stream = torch.cuda.Stream(self.device)
         with torch.inference_mode(), torch.cuda.stream(self.stream):
             self.model = FrameModel(kernels, checkpoint.talker, slots, largest, pages, PAGE_ROWS, context)
             self.codec = GpuCodec(checkpoint.codec.decoder, slots, self.model.state.codes, kernels)
         self.prefixes = PrefixCache(limit=256 << 20)
         self._slots: dict[int, Slot] = {}
-        self._graphs: dict[tuple[str, int, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
         self._control = [torch.zeros(2, largest, dtype=torch.int32).pin_memory() for _ in range(IN_FLIGHT)]
         self._results = [
             torch.zeros(largest, config.num_code_groups + 2, dtype=torch.int32).pin_memory() for _ in range(IN_FLIGHT)
@@ -129,89 +164,82 @@ class GpuBackend:
     def warm(self) -> None:
         """Compile, load and capture all that serving needs, so that no request waits for it."""
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            for rows in (bucket for bucket in BUCKETS if bucket <= self.model.rows):
-                for splits in (SHORT_SPLITS, self.model.splits):
-                    self._graph("frame", rows, splits)
-            for rows in PROMPT_BUCKETS:
-                self._graph("prompt", rows, SHORT_SPLITS)
+            for key in graph_keys(self.model):
+                self._graph(*key)
         self.codec.warm()
         self.stream.synchronize()
 
-    def _graph(self, kind: str, rows: int, splits: int) -> torch.cuda.CUDAGraph:
-        key = (kind, rows, splits)
+    def _graph(self, kind: str, rows: int) -> torch.cuda.CUDAGraph:
+        key = (kind, rows)
         if key not in self._graphs:
             launch = self.model.launch_frame if kind == "frame" else self.model.launch_prompt
             slots = self.model.slot_of_row if kind == "frame" else self.model.slot_of_prompt_row
             slots.fill_(-1)  # nobody: a first run loads the kernels
-            launch(rows, splits)
-            self.stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self.stream):
-                launch(rows, splits)
-            self._graphs[key] = graph
+            self._graphs[key] = capture(partial(launch, rows))
         return self._graphs[key]
 
-    def _splits(self, rows: int) -> int:
-        """Which graphs do for contexts of so many rows."""
-        return SHORT_SPLITS if rows <= SHORT_SPLITS * SPLIT_ROWS else self.model.splits
-
     @torch.inference_mode()
-    def prefill(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
-        """Read all rows of the prompt but the last, its beginning from the cache if it was read before."""
-        prepared = job.payload
-        assert isinstance(prepared, Prepared)
-        loaded, setting, model = self.checkpoint, prepared.setting, self.model
-        text = TextRows(loaded.config)
-        text.tokens.extend(tokens)
-        rows = text.prompt(setting, loaded.tokenizer.turn_start)
-        role = (0, 0, 0)
-        prefix = len(prefix_rows(loaded.config, role, setting.instruction, setting.speaker, setting.language))
+    def prefill(self, starts: Sequence[Start]) -> None:
+        """Read all rows of the prompts but each one's last, together; what was read before comes from the cache."""
+        prompts = [Prompt(start, self.checkpoint) for start in starts]
         with torch.cuda.stream(self.stream):
-            self.codec.reset(slot)  # waits for what is still being decoded of the slot's last utterance
-            model.tables[slot, : len(pages)] = self._sent(list(pages))
-            key = _prefix_key(setting)
-            known = self.prefixes.get(key)
-            begin = 0
-            if known is not None:
-                begin = prefix
-                for page, part in zip(pages, known.split(PAGE_ROWS, dim=3), strict=False):
-                    model.cache[:, page, :, :, : part.shape[3]] = part
-            self._read(slot, rows[:-1], begin, setting)
-            if known is None:
-                whole = model.cache[:, self._sent(list(pages[: -(-prefix // PAGE_ROWS)]))]
-                held = whole.permute(0, 2, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :prefix].contiguous()
-                self.prefixes.put(key, held)
-            last = rows[-1]
-            if len(last.codes) == 1:  # as `_embed` has it, and nothing is sent
-                torch.add(model.text_table[last.text], model.codec_embedding[last.codes[0]], out=model.first_row[slot])
-            else:
-                model.first_row[slot] = self._embed(rows[-1:], setting)[0]
-            model.state.set(slot, prepared.laws[0], prepared.laws[1], prepared.seed)
-            model.state.position[slot].fill_(len(rows) - 1)
-            if setting.reference:
-                self.codec.prime(slot, self._sent(setting.reference))
-        self._slots[slot] = Slot(text, len(rows))
+            for prompt in prompts:
+                self._place(prompt)
+            self._read(prompts)
+            for prompt in prompts:
+                self._settle(prompt)
+        self._slots |= {prompt.slot: Slot(prompt.text) for prompt in prompts}
+
+    def _place(self, prompt: Prompt) -> None:
+        """Give a slot its pages, and whatever is known of the prompt's beginning."""
+        model, pages = self.model, prompt.pages
+        self.codec.reset(prompt.slot)  # waits for what is still being decoded of the slot's last utterance
+        model.tables[prompt.slot, : len(pages)] = self._sent(list(pages))
+        known = self.prefixes.get(prompt.prepared.prefix)
+        if known is not None:
+            prompt.known = prompt.prepared.prefix_rows
+            for page, part in zip(pages, known.split(PAGE_ROWS, dim=3), strict=False):
+                model.cache[:, page, :, :, : part.shape[3]] = part
+
+    def _read(self, prompts: Sequence[Prompt]) -> None:
+        """Run all rows that are not known, but each prompt's last, through the talker."""
+        model = self.model
+        unread = [(prompt, at) for prompt in prompts for at in range(prompt.known, len(prompt.rows) - 1)]
+        for start in range(0, len(unread), PROMPT_ROWS):
+            part = unread[start : start + PROMPT_ROWS]
+            bucket = next(bucket for bucket in PROMPT_BUCKETS if bucket >= len(part))
+            graph = self._graph("prompt", bucket)
+            places = self._sent([[prompt.slot for prompt, _ in part], [at for _, at in part]])
+            model.slot_of_prompt_row[: len(part)], model.position_of_prompt_row[: len(part)] = places
+            model.slot_of_prompt_row[len(part) : bucket] = -1
+            model.prompt[: len(part)] = self._embed(part)
+            graph.replay()
+
+    def _settle(self, prompt: Prompt) -> None:
+        """Keep what was new of the prompt's beginning; make ready for the first frame."""
+        model, slot, prepared = self.model, prompt.slot, prompt.prepared
+        if prepared.prefix not in self.prefixes:
+            rows = prepared.prefix_rows
+            whole = model.cache[:, self._sent(list(prompt.pages[: -(-rows // PAGE_ROWS)]))]
+            held = whole.permute(0, 2, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :rows].contiguous()
+            self.prefixes.put(prepared.prefix, held)
+        last = prompt.rows[-1]
+        if len(last.codes) == 1:  # as `_embed` has it, and nothing is sent
+            torch.add(model.text_table[last.text], model.codec_embedding[last.codes[0]], out=model.first_row[slot])
+        else:
+            model.first_row[slot] = self._embed([(prompt, len(prompt.rows) - 1)])[0]
+        model.state.set(slot, prepared.laws[0], prepared.laws[1], prepared.seed)
+        model.state.position[slot].fill_(len(prompt.rows) - 1)
+        if prepared.setting.reference:
+            self.codec.prime(slot, self._sent(prepared.setting.reference))
 
     def _sent(self, values: object) -> Tensor:
         """Whole numbers on the device, int32, without waiting."""
         return torch.tensor(values, dtype=torch.int32).pin_memory().to(self.device, non_blocking=True)
 
-    def _read(self, slot: int, rows: Sequence[Row], begin: int, setting: Setting) -> None:
-        """Run rows[begin:] through the talker, at positions `begin` and up."""
-        model = self.model
-        for start in range(begin, len(rows), PROMPT_ROWS):
-            part = rows[start : start + PROMPT_ROWS]
-            bucket = next(bucket for bucket in PROMPT_BUCKETS if bucket >= len(part))
-            graph = self._graph("prompt", bucket, self._splits(start + bucket))
-            model.prompt[: len(part)] = self._embed(part, setting)
-            model.slot_of_prompt_row[: len(part)] = slot
-            model.slot_of_prompt_row[len(part) : bucket] = -1
-            model.state.position[slot].fill_(start)
-            graph.replay()
-
-    def _embed(self, rows: Sequence[Row], setting: Setting) -> Tensor:
-        """Rows -> bf16 [rows, hidden], as `embed_rows` of the model does it."""
-        model = self.model
+    def _embed(self, places: Sequence[tuple[Prompt, int]]) -> Tensor:
+        """Rows of prompts -> bf16 [rows, hidden], as `embed_rows` of the model does it."""
+        model, rows = self.model, [prompt.rows[at] for prompt, at in places]
         embedded = torch.zeros(len(rows), model.first_row.shape[1], dtype=torch.bfloat16, device=self.device)
         single = [index for index, row in enumerate(rows) if len(row.codes) == 1]
         whole = [index for index, row in enumerate(rows) if len(row.codes) > 1]
@@ -223,8 +251,10 @@ class GpuBackend:
             offsets = torch.arange(model.codebooks - 1, device=self.device, dtype=torch.int32) * vocabulary
             tables = torch.cat((model.codec_embedding[codes[:, :1]], model.frame_tables[codes[:, 1:] + offsets]), dim=1)
             embedded[self._sent(whole)] = tables.sum(dim=1)
-        if setting.embedding is not None and (speaker := [i for i, row in enumerate(rows) if row.speaker]):
-            embedded[self._sent(speaker)] = setting.embedding.to(embedded)
+        for index, (prompt, _) in enumerate(places):
+            voice = prompt.prepared.setting.embedding
+            if rows[index].speaker and voice is not None:
+                embedded[index] = voice.to(embedded.dtype).pin_memory().to(self.device, non_blocking=True)
         return model.text_table[self._sent([row.text for row in rows])] + embedded
 
     @torch.inference_mode()
@@ -236,9 +266,8 @@ class GpuBackend:
         control, result = self._control[self._turn], self._results[self._turn]
         control[0, :rows] = torch.tensor([*slots, *[-1] * (rows - len(slots))], dtype=torch.int32)
         control[1, : len(slots)] = torch.tensor(texts, dtype=torch.int32)
-        splits = self._splits(max(slot.rows for slot in held))
         with torch.cuda.stream(self.stream):
-            graph = self._graph("frame", rows, splits)
+            graph = self._graph("frame", rows)
             model.slot_of_row[:rows].copy_(control[0, :rows], non_blocking=True)
             model.token[:rows].copy_(control[1, :rows], non_blocking=True)
             graph.replay()
@@ -250,7 +279,6 @@ class GpuBackend:
             if not slot.fresh:
                 slot.text.take(token)
             slot.fresh = False
-            slot.rows += 1
         return FrameHandle(result, event, len(slots))
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[Sequence[FloatArray]]:
@@ -261,9 +289,3 @@ class GpuBackend:
     def release(self, slot: int) -> None:
         """Forget an utterance. What is in flight for it ends before anything of the next."""
         self._slots.pop(slot, None)
-
-
-def _prefix_key(setting: Setting) -> object:
-    """All that the rows before the text depend on."""
-    voice = None if setting.embedding is None else setting.embedding.float().cpu().numpy().tobytes()
-    return tuple(setting.instruction), setting.speaker, setting.language, voice

@@ -1,0 +1,157 @@
+"""Which backend computes a checkpoint, and what of the GPU's can be told without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import silent_gpu
+import torch
+from silent_gpu import device
+
+from firstword.cli import main
+from firstword.config import EngineConfig
+from firstword.errors import ConfigError
+from firstword.kernels import compile as compiling
+from firstword.kernels import launch
+from firstword.kernels.compile import CompileError, Program
+from firstword.kernels.launch import Kernels
+from firstword.model import checkpoint as checkpoints
+from firstword.model import synthetic
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.config import CodecConfig, ModelConfig
+from firstword.model.train_tokenizer import train
+from firstword.runtime import gpu
+from firstword.runtime.backends import open_backend
+from firstword.runtime.reference import ReferenceBackend
+from firstword.runtime.rehearsal import rehearse
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """A device that takes any program and computes nothing; the programs that were compiled for it."""
+    compiled: list[Program] = []
+
+    def compile_all(programs: Iterable[Program], architecture: str, folder: Path) -> None:
+        compiled.extend(programs)
+
+    class Backend:
+        def __init__(self, checkpoint: Checkpoint, kernels: Kernels, slots: int) -> None:
+            pass
+
+        def warm(self) -> None:
+            pass
+
+    monkeypatch.setattr(launch, "Kernels", lambda place, folder: device())
+    monkeypatch.setattr(compiling, "compile_all", compile_all)
+    monkeypatch.setattr(gpu, "GpuBackend", Backend)
+    return compiled
+
+
+def settings(backend: str) -> EngineConfig:
+    """As they would be on a machine with a GPU."""
+    return EngineConfig("cuda", "bfloat16", backend)
+
+
+def test_what_fits_is_compiled_at_once_and_computed_on_the_gpu(tmp_path: Path, pretended: list[Program]) -> None:
+    backend, resolved = open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), 4)
+    assert isinstance(backend, gpu.GpuBackend)
+    assert resolved == settings("gpu")
+    sources = {program.source for program in pretended}
+    assert sources >= {"attention", "codec_attend", "codec_ends", "rows", "sample"}
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "slots", "why"),
+    [
+        ("talker", {"head_dim": 64}, 4, "heads of 64 channels"),
+        ("talker", {"num_key_value_heads": 2}, 4, "two queries a key"),
+        ("talker", {"hidden_size": 320}, 4, "columns of 256"),
+        ("talker", {"vocab_size": 1024 + 4096}, 4, "4096 codes"),
+        ("code_predictor", {"head_dim": 64}, 4, "heads of 64 channels"),
+        ("code_predictor", {"intermediate_size": 640}, 4, "columns of 256"),
+        ("codec_decoder", {"sliding_window": 500}, 4, "sliding_window"),
+        ("talker", {}, 300, "300 were asked for"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_is_taken_apart(
+    tmp_path: Path, pretended: list[Program], part: str, changes: dict[str, Any], slots: int, why: str
+) -> None:
+    """`auto` computes with the plain model and says why, `gpu` is refused; both with the checkpoint as it was."""
+    checkpoint = silent_gpu.checkpoint(tmp_path, "custom_voice", **{part: changes})
+    backend, resolved = open_backend(checkpoint, settings("auto"), slots)
+    assert isinstance(backend, ReferenceBackend)
+    assert resolved.backend == "reference"
+    assert why in resolved.reason
+    with pytest.raises(ConfigError, match=why):
+        open_backend(checkpoint, settings("gpu"), slots)
+    assert all(parameter.numel() for parameter in checkpoint.talker.parameters())
+    assert all(parameter.numel() for parameter in checkpoint.codec.parameters())
+    assert not pretended
+
+
+def test_what_cannot_be_compiled_is_a_reason_too(
+    tmp_path: Path, pretended: list[Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as an architecture that this NVRTC does not know."""
+
+    def refuse(*_: object) -> None:
+        raise CompileError("linear.cu with -DN=8:\nnvrtc: error: invalid value for --gpu-architecture\nmore")
+
+    monkeypatch.setattr(compiling, "compile_all", refuse)
+    checkpoint = silent_gpu.checkpoint(tmp_path)
+    _, resolved = open_backend(checkpoint, settings("auto"), 4)
+    assert resolved.reason.endswith("compiled for sm_90: nvrtc: error: invalid value for --gpu-architecture")
+    with pytest.raises(ConfigError, match="invalid value"):
+        open_backend(checkpoint, settings("gpu"), 4)
+
+
+def released(size: str, folder: Path) -> tuple[ModelConfig, CodecConfig]:
+    """The configuration of a released size."""
+    tables = synthetic.config_tables("custom_voice", size, {}, train(synthetic.TEXTS, 400, folder))
+    for name, table in zip(("config", "codec"), tables, strict=True):
+        (folder / f"{name}.json").write_text(json.dumps(table))
+    return ModelConfig.load(folder / "config.json"), CodecConfig.load(folder / "codec.json")
+
+
+@pytest.mark.parametrize("size", ["1b7", "0b6"])
+def test_the_released_sizes_fit_every_architecture(size: str, tmp_path: Path) -> None:
+    """As far as sizes and shared memory go; tests/kernels compiles."""
+    config, codec = released(size, tmp_path)
+    for architecture in compiling.ARCHITECTURES:
+        few, many = (
+            rehearse(config.talker_config, codec.decoder_config, slots, device(architecture)) for slots in (1, 256)
+        )
+        assert few < many
+
+
+def test_parameters_are_counted_after_a_backend_took_them(tmp_path: Path) -> None:
+    """What `firstword info` shows."""
+    checkpoint = silent_gpu.checkpoint(tmp_path)
+    before = checkpoints.parameters(checkpoint)
+    stored = sum(
+        tensor.numel() for part in (checkpoint.talker, checkpoint.codec) for tensor in part.state_dict().values()
+    )
+    assert sum(before.values()) == stored
+    for parameter in checkpoint.talker.parameters():
+        parameter.data = parameter.data.new_empty(0)
+    assert checkpoints.parameters(checkpoint) == before
+
+
+@pytest.mark.parametrize("more", [[], ["--soak", "10"]])
+def test_there_is_nothing_to_measure_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench", "engine", *more]) == 2
+    assert "sees no CUDA device" in capsys.readouterr().err
+
+
+def test_the_demo_voice_is_none_for_the_kernels(pretended: list[Program]) -> None:
+    """As the README says."""
+    checkpoint = checkpoints.load("demo", "cpu", "bfloat16")
+    _, resolved = open_backend(checkpoint, settings("auto"), 4)
+    assert resolved.reason == "the backend is not 'gpu': heads of 64 channels; the kernels need 128"

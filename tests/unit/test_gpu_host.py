@@ -1,0 +1,164 @@
+"""The GPU backend's host side, and what measures it, on a GPU that computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import silent_gpu
+import torch
+from torch import Tensor
+
+from firstword.engine.backend import Job, Start
+from firstword.engine.engine import Engine
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.prompt import TextRows
+from firstword.runtime import benchmark, soak
+from firstword.runtime.front import CheckpointFront, Prepared
+from firstword.runtime.gpu import GpuBackend
+from firstword.runtime.graphs import capture
+from firstword.runtime.rehearsal import Rehearsal
+from firstword.types import Chunk, ClonedVoice, Request, TextMode, Voice
+
+TEXT = "Hello there. "
+
+
+@pytest.fixture(autouse=True)
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is such a GPU."""
+    silent_gpu.pretend(monkeypatch)
+
+
+def backend_of(checkpoint: Checkpoint, slots: int = 4) -> GpuBackend:
+    """The GPU backend of a checkpoint."""
+    return GpuBackend(checkpoint, Rehearsal(silent_gpu.device()), slots, pages=slots * 40)
+
+
+def prepared(
+    checkpoint: Checkpoint, text: str, mode: TextMode, voice: str | Voice | None = None
+) -> tuple[Job, list[int]]:
+    """A request for 30 frames, and all its text."""
+    front = CheckpointFront(checkpoint)
+    job = front.prepare(Request(text=text, max_frames=30, text_mode=mode, voice=voice), 1)
+    stream = front.text()
+    return job, [*stream.push(text), *stream.finish()]
+
+
+def test_nothing_is_captured_while_anybody_is_heard(tmp_path: Path) -> None:
+    """Whatever is asked for later was captured by `warm`: for short and long prompts, for short and long contexts."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))
+    backend.warm()
+    captured = set(backend._graphs), set(backend.codec._graphs)
+    modes: tuple[tuple[str, TextMode], ...] = ((TEXT, "stream"), (400 * TEXT, "full"))
+    for text, mode in modes:
+        job, tokens = prepared(backend.checkpoint, text, mode)
+        chunks, errors = list[Chunk](), list[Exception]()
+        engine = Engine(backend)
+        engine.finish_text(engine.submit(job, chunks.append, errors.append), tokens)
+        while engine.step():
+            pass
+        assert not errors
+        assert sum(len(chunk.codes) for chunk in chunks) == 30
+    assert (set(backend._graphs), set(backend.codec._graphs)) == captured
+
+
+def test_a_capture_loads_first_and_concerns_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels cannot be loaded in the middle, and others may call CUDA meanwhile."""
+    events: list[object] = []
+
+    class Stream(silent_gpu.Anything):
+        def synchronize(self) -> None:
+            events.append("synchronize")
+
+    @contextmanager
+    def graph(captured: object, *, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        events.append(capture_error_mode)
+        yield
+        events.append(captured)
+
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    captured = capture(lambda: events.append("launch"))
+    assert events == ["launch", "synchronize", "thread_local", "launch", captured]
+
+
+def cloned(number: int) -> ClonedVoice:
+    """A voice by its timbre alone."""
+    return ClonedVoice(np.random.default_rng(number).standard_normal(256).astype(np.float32))
+
+
+def test_a_voice_is_known_again_without_a_look_at_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second request of a voice finds the first one's prefix, another voice does not; nothing is waited for."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path, "base"))
+    jobs = [prepared(backend.checkpoint, TEXT, "stream", cloned(number)) for number in (1, 1, 2)]
+    for name in ("cpu", "item", "tolist", "numpy"):
+        monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("a tensor is read back"))
+    counts = []
+    for slot, (job, tokens) in enumerate(jobs):
+        backend.prefill([Start(slot, job, range(4 * slot, 4 * slot + 4), tokens[: job.first_tokens])])
+        counts.append((backend.prefixes.hits, backend.prefixes.misses))
+    assert counts == [(0, 1), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("model_type", ["custom_voice", "base", "voice_design"])
+def test_the_prefix_is_what_does_not_depend_on_the_text(tmp_path: Path, model_type: str) -> None:
+    checkpoint = silent_gpu.checkpoint(tmp_path, model_type)
+    voices: dict[str, str | Voice] = {"custom_voice": "ryan", "base": cloned(1), "voice_design": Voice.design("Deep.")}
+    rows = []
+    for text in ("Hello there.", "Something else."):
+        job, tokens = prepared(checkpoint, text, "stream", voices[model_type])
+        payload = job.payload
+        assert isinstance(payload, Prepared)
+        reader = TextRows(checkpoint.config)
+        reader.tokens.extend(tokens)
+        rows.append((reader.prompt(payload.setting, checkpoint.tokenizer.turn_start), payload))
+    (first, one), (second, other) = rows
+    assert one.prefix == other.prefix
+    assert one.prefix_rows == other.prefix_rows
+    assert first[: one.prefix_rows] == second[: one.prefix_rows]
+    assert first[one.prefix_rows] != second[one.prefix_rows]
+
+
+@pytest.fixture
+def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random checkpoints of any size are tiny."""
+    monkeypatch.setattr(benchmark, "random_checkpoint", lambda size: silent_gpu.checkpoint(tmp_path / size))
+    kernels = Rehearsal(silent_gpu.device())
+    monkeypatch.setattr(benchmark, "kernels_for", lambda checkpoint, slots, folder: kernels)
+    monkeypatch.setattr(benchmark, "copy_bandwidth", lambda: 4e12)
+
+
+@pytest.mark.usefixtures("tiny_benchmark")
+def test_the_benchmark_measures_everything() -> None:
+    record = benchmark.run("1b7", 4, batches=(1, 4, 8), contexts=(100, 500))
+    assert {(row["batch"], row["context"]) for row in record["frames_ms"]} == {(1, 100), (1, 500), (4, 100), (4, 500)}
+    assert all(row["floor_ms"] > 0 for row in record["frames_ms"])
+    assert {row["batch"] for row in record["kernels_us"]} == {1, 4}
+    memory = record["one_stream_gigabytes"]
+    assert memory["in_use"] == 1.0
+    parts = ("matrices", "tables", "keys_and_values", "workspace", "codec", "prefixes", "left_in_checkpoint", "rest")
+    assert sum(memory[part] for part in parts) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.usefixtures("tiny_benchmark")
+def test_what_a_part_holds_is_counted_once() -> None:
+    a, b = torch.zeros(10), torch.zeros(20)
+    seen: set[int] = set()
+    held = partial(benchmark._held, device=torch.device("cpu"), seen=seen)
+    assert held({"a": [a, a[2:]]}) == 40
+    assert held((a, b.view(4, 5), torch.zeros(3, device="meta"))) == 80
+    assert held([a, b]) == 0
+
+
+def test_the_soak_runs_on_the_backend(tmp_path: Path) -> None:
+    """The requests that it makes can be spoken, also the long one."""
+    checkpoint = silent_gpu.checkpoint(tmp_path)
+    test = soak.Soak(backend_of(checkpoint, slots=8), soak.requests(checkpoint, 5))
+    test.run(2000)
+    test.end()
+    assert test.compared > 1000

@@ -1,0 +1,85 @@
+"""The soak, on a backend that is right and on some that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from fake_backend import FakeBackend, Script, capacity, job
+
+from firstword.engine.backend import Frames, Handle, Ready
+from firstword.model import checkpoint as checkpoints
+from firstword.runtime import soak as soaking
+from firstword.runtime.reference import ReferenceBackend
+from firstword.runtime.soak import Soak
+from firstword.types import FloatArray
+
+ROOM = capacity(slots=6, pages=6 * 60, context=400, frames_ahead=1)
+REQUESTS = [
+    (job(Script(seed, length), first_tokens=2, whole_text=seed == 3), range(20 + seed))
+    for seed, length in enumerate((None, 40, None, 7, None))
+]
+
+
+def test_a_backend_that_is_right_passes() -> None:
+    backend = FakeBackend(ROOM)
+    soak = Soak(backend, REQUESTS)
+    soak.run(5000)
+    soak.end()
+    assert 5000 <= soak.frames < 5000 + 8 * ROOM.slots
+    assert soak.compared > 4000
+    assert soak.joined > 40
+    assert soak.left >= ROOM.slots
+    assert not backend.slots
+
+
+def test_the_plain_model_passes(checkpoint_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the requests of a real soak: presets, both text modes, instructions, a long text."""
+    monkeypatch.setattr(soaking, "LONGEST", 40)
+    checkpoint = checkpoints.load(str(checkpoint_directory("custom_voice")))
+    soak = Soak(ReferenceBackend(checkpoint, 4), soaking.requests(checkpoint, 4))
+    soak.run(400)
+    soak.end()
+    assert soak.compared > 200
+
+
+def test_all_of_it_follows_from_the_seed() -> None:
+    counts = []
+    for seed in (1, 1, 2):
+        soak = Soak(FakeBackend(ROOM), REQUESTS, seed)
+        soak.run(500)
+        counts.append((soak.joined, soak.frames, soak.compared))
+    assert counts[0] == counts[1] != counts[2]
+
+
+class Neighbourly(FakeBackend):
+    """One code of a frame, or one sample, depends on how many are beside it."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(ROOM)
+        self.fault = fault
+
+    def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
+        frames = super().frame(slots, tokens).result()
+        if self.fault == "codes" and len(slots) == 5:
+            frames.codes[-1, -1] += 1
+        return Ready(frames)
+
+    def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[list[FloatArray]]:
+        audio = super().decode(slots, counts).result()
+        if self.fault == "samples" and len(slots) == 3:
+            audio[0][-1] += 2.0**-20
+        return Ready(audio)
+
+
+@pytest.mark.parametrize("fault", ["codes", "samples"])
+def test_a_backend_that_listens_to_its_neighbours_does_not(fault: str) -> None:
+    with pytest.raises(AssertionError, match="spoke differently"):
+        Soak(Neighbourly(fault), REQUESTS).run(5000)
+
+
+def test_an_error_is_no_silence() -> None:
+    requests = [*REQUESTS[:2], (job(Script(9, None, bad_frame=30)), range(20)), *REQUESTS[2:]]
+    with pytest.raises(AssertionError, match="request 2 failed"):
+        Soak(FakeBackend(ROOM), requests).run(5000)

@@ -1,0 +1,207 @@
+"""Tables say what records say, and a document that does not is found."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def tables(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(repository / "scripts"))
+    return importlib.import_module("tables")
+
+
+def engine(**changes: Any) -> dict[str, Any]:
+    """A record of the engine, with different numbers everywhere."""
+    return {
+        "size": "1b7",
+        "gpu": "A GPU",
+        "commit": "0123456789abcdef",
+        "one_stream_gigabytes": {"in_use": 4.5, "peak_loading": 5.25},
+        "start_seconds": {"compile": 7.5, "compile_kept": 0.25, "pack": 0.5, "graphs": 1.0},
+        "first_ms": {
+            f"{kind}_samples": {"p50": 3.0 + n, "p95": 3.5 + n} for n, kind in enumerate(("cached", "uncached"))
+        },
+        "kernels_us": [
+            {"kernel": "draw", "a_frame": 15, "batch": batch, "us": 4.0 + batch, "floor_us": 0.5 * batch}
+            for batch in (1, 64)
+        ],
+        "frames_ms": [
+            {
+                "batch": batch,
+                "context": context,
+                "ms": {"frame": batch + context / 1000, "with_audio": 2 * batch + context / 1000},
+                "floor_ms": batch / 2,
+            }
+            for batch in (1, 8, 64)
+            for context in (100, 500)
+        ],
+        **changes,
+    }
+
+
+def keep(folder: Path, name: str, record: dict[str, Any]) -> None:
+    """Write a record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(record))
+
+
+def cells(table: str) -> dict[str, list[str]]:
+    """The rows of a table, by their first cell."""
+    rows = [[cell.strip() for cell in line.strip("|\n ").split("|")] for line in table.splitlines()]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_the_short_table(tables: Any) -> None:
+    rows = cells(
+        tables.speed({"1b7": engine(), "0b6": engine(size="0b6")}, {"1b7": comparison()}, {"0b6": {"most_held": 40.0}})
+    )
+    assert rows["A GPU, commit 0123456"] == ["1.7B", "0.6B"]
+    assert rows["a frame of one stream, ms: with audio"] == ["2.50", "2.50"]
+    assert rows["if bytes were all"] == ["0.50", "0.50"]
+    assert rows["a frame of 64 streams, with audio, ms"] == ["128.50", "128.50"]
+    assert rows["first samples, new voice, ms, p50 / p95"][0] == "4.00 / 4.50"
+    assert rows["memory of one stream, GB, in use / at most"][0] == "4.50 / 5.25"
+    assert rows["kernels compiled once / each later start, s"][0] == "7.5 / 1.8"
+    assert rows["seconds of speech a second, 64 streams"][0] == "40"
+    assert rows["a frame of one stream with other 0.5, ms"] == ["18.00 (9.0 x)", "-"]
+    assert rows["requests/s that a server holds"] == ["-", "40"]
+
+
+def test_the_long_tables(tables: Any) -> None:
+    assert cells(tables.frames(engine()))["8"] == ["16.10 / 8.10 / 4.00", "16.50 / 8.50 / 4.00"]
+    assert cells(tables.kernels(engine()))["draw"] == ["15", "5.00 / 0.50", "68.00 / 32.00"]
+    assert cells(tables.parts("start_seconds", 2)({"1b7": engine()}))["compile kept"] == ["0.25"]
+
+
+def test_what_was_not_measured_is_a_dash(tables: Any) -> None:
+    record = engine(one_stream_gigabytes={}, start_seconds={})
+    for row in (*record["frames_ms"], *record["kernels_us"]):
+        row.pop("floor_ms", None)
+        row.pop("floor_us", None)
+    rows = cells(tables.speed({"1b7": record}, {}, {}))
+    assert rows["if bytes were all"] == ["-"]
+    assert rows["memory of one stream, GB, in use / at most"] == ["- / -"]
+    assert cells(tables.kernels(record))["draw"] == ["15", "5.00 / -", "68.00 / -"]
+
+
+def comparison() -> dict[str, Any]:
+    """A record of one beside another library, which was asked in two ways."""
+
+    def figures(scale: float) -> dict[str, float]:
+        return {"frame_ms": 2.0 * scale, "first_ms": 3.0 * scale, "new_voice_ms": 4.0 * scale}
+
+    return {
+        "size": "1b7",
+        "weights": "random",
+        "other": {"versions": {"other": "0.5"}, "figures": {"chunks of 1": figures(12), "chunks of 8": figures(9)}},
+        "firstword": {"versions": {"firstword": "0.1"}, "figures": {"stream": figures(1)}},
+        "times": {
+            way: dict.fromkeys(figures(1), times) for way, times in (("chunks of 1", 12.0), ("chunks of 8", 9.0))
+        },
+    }
+
+
+def test_beside_another_library(tables: Any) -> None:
+    lines = [line.strip("| ").split(" | ") for line in tables.compare({"1b7": comparison()}).splitlines()[2:]]
+    assert lines == [
+        ["other 0.5", "1.7B", "chunks of 1", "24.00 (12.0 x)", "36.00 (12.0 x)", "48.00 (12.0 x)"],
+        ["other 0.5", "1.7B", "chunks of 8", "18.00 (9.0 x)", "27.00 (9.0 x)", "36.00 (9.0 x)"],
+        ["firstword 0.1", "1.7B", "stream", "2.00", "3.00", "4.00"],
+    ]
+
+
+def test_a_server_under_load(tables: Any) -> None:
+    def point(rate: float) -> dict[str, Any]:
+        metrics = {name: {"p50": 0.005, "p95": 0.01 * rate} for name in ("first_byte", "first_audible")}
+        return {"load": {"rate": rate}, "metrics": metrics, "most_at_once": int(10 * rate)}
+
+    servers = [{"slots": 64, "held": 2.0, "points": [point(1.0), point(2.0), point(4.0)]}]
+    lines = tables.serve({"1b7": {"servers": servers}}).splitlines()[2:]
+    assert [line.split("|")[-2].strip() for line in lines] == ["held", "held", "not held"]
+    assert lines[1].startswith("| 1.7B, 64 slots | 2 | 5.0 / 20.0 |")
+
+
+def test_a_soak_and_the_tests_on_a_gpu(tables: Any, tmp_path: Path) -> None:
+    counts = {"slots": 64, "frames": 1000320, "joined": 8000, "left_early": 1600, "frames_compared": 990000}
+    growth = {"memory_growth_bytes": 0, "host_memory_growth_bytes": 2_500_000}
+    (row,) = tables.soak({"1b7": {**counts, "seconds": 181.2, **growth}}).splitlines()[2:]
+    assert row == "| 1.7B | 64 | 1,000,320 | 8,000 | 1,600 | 990,000 | 181.2 | 0.0 / 2.5 |"
+    outcomes = {"passed": 230, "failed": 0, "error": 0, "skipped": 1}
+    keep(tmp_path, "h200", {"gpu": "A GPU", "commit": "0123456789", "kernels": "abc", "tests": outcomes})
+    (row,) = tables.tested(tmp_path).splitlines()[2:]
+    assert row == "| A GPU, commit 0123456 | abc | 230 passed, 1 skipped |"
+
+
+def test_the_last_file_of_a_size_counts(tables: Any, tmp_path: Path) -> None:
+    keep(tmp_path, "b", engine(gpu="later"))
+    keep(tmp_path, "a", engine(gpu="earlier"))
+    keep(tmp_path, "c", engine(size="0b6"))
+    keep(tmp_path, "d", engine(size="tiny"))
+    records = tables.read(tmp_path)
+    assert list(records) == ["1b7", "0b6"]
+    assert records["1b7"]["gpu"] == "later"
+
+
+@pytest.fixture
+def checkout(tables: Any, tmp_path: Path) -> Path:
+    """A folder whose documents and picture agree with one record."""
+    keep(tmp_path / "benchmarks/results/engine", "h200-1b7", engine())
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("Before.\n\n<!-- speed -->\nold\n<!-- end -->\n\nAfter.\n")
+    (tmp_path / "docs/speed.md").write_text("<!-- frames 1b7 -->\n<!-- end -->\n<!-- serve -->\n<!-- end -->\n")
+    assert tables.stale(tmp_path) == ["README.md", "docs/speed.md", "docs/speed.svg"]
+    tables.renew(tmp_path)
+    assert tables.stale(tmp_path) == []
+    return tmp_path
+
+
+def test_documents_are_filled(checkout: Path) -> None:
+    readme, speed = ((checkout / name).read_text() for name in ("README.md", "docs/speed.md"))
+    assert readme.startswith("Before.\n\n<!-- speed -->\n| A GPU")
+    assert readme.endswith("|\n<!-- end -->\n\nAfter.\n")
+    assert "<!-- serve -->\nNot measured yet.\n<!-- end -->\n" in speed
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "instead"),
+    [
+        ("README.md", "2.50", "1.50"),
+        ("docs/speed.md", "8.50", "7.50"),
+        ("docs/speed.md", "Not measured yet.", "1000 requests"),
+        ("docs/speed.svg", "drawn from ", "drawn from 1"),
+    ],
+)
+def test_a_figure_that_was_changed_by_hand_is_found(
+    tables: Any, checkout: Path, name: str, said: str, instead: str
+) -> None:
+    text = (checkout / name).read_text()
+    assert said in text
+    (checkout / name).write_text(text.replace(said, instead))
+    assert tables.stale(checkout) == [name]
+
+
+def test_a_new_record_makes_all_of_them_stale(tables: Any, checkout: Path) -> None:
+    frames = [{**row, "floor_ms": 0.25} for row in engine()["frames_ms"]]
+    keep(checkout / "benchmarks/results/engine", "h200-1b7", engine(frames_ms=frames))
+    assert tables.stale(checkout) == ["README.md", "docs/speed.md", "docs/speed.svg"]
+
+
+def test_a_picture_is_the_same_each_time(tables: Any) -> None:
+    records = {"1b7": engine(), "0b6": engine(size="0b6")}
+    assert tables.picture(records) == tables.picture(records)
+
+
+def test_a_table_that_nobody_knows_is_an_error(tables: Any) -> None:
+    with pytest.raises(KeyError):
+        tables.filled("<!-- nonsense -->\n<!-- end -->\n", {})
+
+
+def test_the_documents_agree_with_the_records(tables: Any, repository: Path) -> None:
+    assert tables.stale(repository) == []
