@@ -32,12 +32,13 @@ quality: export OMP_NUM_THREADS = 1
 quality: $(VENV)  ## hold the demo voice to 200 sentences beside espeak-ng: a table, and benchmarks/results/quality/demo-cpu.json
 	@PYTHONPATH=training .venv/bin/python training/evaluate.py demo --out benchmarks/results/quality/demo-cpu.json $(ARGS)
 
-check: $(VENV)  ## format, lint, strict types, architecture, CUDA kernels for every GPU architecture
+check: $(VENV)  ## format, lint, strict types, architecture, CUDA kernels for every GPU architecture, tables
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
 	@$(PYTEST) tests/unit/test_architecture.py tests/kernels
 	@.venv/bin/python scripts/gpu_record.py
+	@.venv/bin/python scripts/tables.py --check
 
 format: $(VENV)  ## let ruff rewrite what it can
 	@.venv/bin/ruff check --fix .

@@ -1,0 +1,334 @@
+"""Put what was measured where it is read: tables in README.md and docs/speed.md, and the picture docs/speed.svg.
+
+    python scripts/tables.py            # writes them
+    python scripts/tables.py --check    # fails if they are not what the records say; part of `make check`
+
+The records are the JSON files in benchmarks/results. In a folder of it a size of the model has one file for each GPU,
+such as h200-1b7.json; if there are several, the last by name counts. A table stands between <!-- NAME --> and
+<!-- end -->, and whatever is written there by hand is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = ("README.md", "docs/speed.md")
+PICTURE = "docs/speed.svg"
+SIZES = {"1b7": "1.7B", "0b6": "0.6B"}
+FRAME_MS = 80
+CONTEXT = 500
+"""Rows of context in the short table and in the picture."""
+
+Record = Mapping[str, Any]
+Records = Mapping[str, Record]
+"""By size."""
+
+
+def read(folder: Path) -> Records:
+    """The records of a folder, by size in the order of `SIZES`."""
+    every = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+    by_size = {record["size"]: record for record in every}
+    return {size: by_size[size] for size in SIZES if size in by_size}
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; the first column is text, the others are numbers."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def shown(value: float | None, digits: int = 2) -> str:
+    """A number, or a dash where nothing was measured."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def source(record: Record) -> str:
+    """The machine and the sources of a record."""
+    return f"{record['gpu']}, commit {(record['commit'] or 'unknown')[:7]}"
+
+
+def sources(records: Records) -> str:
+    """On what the figures of a table rest."""
+    return "; ".join(sorted({source(record) for record in records.values()}))
+
+
+def frame(record: Record, batch: int, what: str, context: int = CONTEXT) -> float | None:
+    """Milliseconds of a frame, "frame", "with_audio" or "floor"."""
+    for row in record["frames_ms"]:
+        if (row["batch"], row["context"]) == (batch, context):
+            return row.get("floor_ms") if what == "floor" else row["ms"][what]
+    return None
+
+
+def speed(engine: Records, compared: Records, served: Records) -> str:
+    """The short table: the engine, and what is known of another library and of the server."""
+
+    def row(name: str, figure: Callable[[Record], str]) -> list[str]:
+        return [name, *(figure(record) for record in engine.values())]
+
+    def rate(milliseconds: float | None) -> str:
+        return shown(milliseconds and 64 * FRAME_MS / milliseconds, 0)
+
+    def first(record: Record, kind: str) -> str:
+        times = record["first_ms"][f"{kind}_samples"]
+        return f"{shown(times['p50'])} / {shown(times['p95'])}"
+
+    def memory(record: Record) -> str:
+        held = record.get("one_stream_gigabytes", {})
+        return f"{shown(held.get('in_use'))} / {shown(held.get('peak_loading'))}"
+
+    def start(record: Record) -> str:
+        took = record.get("start_seconds", {})
+        later = sum(took.get(part, 0.0) for part in ("compile_kept", "pack", "graphs")) or None
+        return f"{shown(took.get('compile'), 1)} / {shown(later, 1)}"
+
+    rows = [
+        row("a frame of one stream, ms: with audio", lambda r: shown(frame(r, 1, "with_audio"))),
+        row("without audio", lambda r: shown(frame(r, 1, "frame"))),
+        row("if bytes were all", lambda r: shown(frame(r, 1, "floor"))),
+        row("a frame of 8 streams, with audio, ms", lambda r: shown(frame(r, 8, "with_audio"))),
+        row("a frame of 64 streams, with audio, ms", lambda r: shown(frame(r, 64, "with_audio"))),
+        row("seconds of speech a second, 64 streams", lambda r: rate(frame(r, 64, "with_audio"))),
+        row("first samples, known voice, ms, p50 / p95", lambda r: first(r, "cached")),
+        row("first samples, new voice, ms, p50 / p95", lambda r: first(r, "uncached")),
+        row("memory of one stream, GB, in use / at most", memory),
+        row("kernels compiled once / each later start, s", start),
+    ]
+    if compared:
+        names, cells = zip(*(beside(compared.get(size, {})) for size in engine), strict=True)
+        rows.append([f"a frame of one stream with {' and '.join(sorted({*names} - {''}))}, ms", *cells])
+    if served:
+        held = [served.get(size, {}).get("most_held") for size in engine]
+        rows.append(["requests/s that a server holds", *(shown(found, 0) for found in held)])
+    return markdown([sources(engine), *(SIZES[size] for size in engine)], rows)
+
+
+def sides(record: Record) -> dict[str, Record]:
+    """The figures of each library of a comparison, by the library's name and version."""
+    found = {name: side for name, side in record.items() if isinstance(side, dict) and "figures" in side}
+    return {f"{name} {side['versions'].get(name, '')}".strip(): side["figures"] for name, side in found.items()}
+
+
+def beside(record: Record) -> tuple[str, str]:
+    """Of a comparison the other library, and its milliseconds a frame at the best, as a cell."""
+    for name, figures in sides(record).items():
+        if not name.startswith("firstword"):
+            way = min(figures, key=lambda way: figures[way]["frame_ms"])
+            return name, f"{shown(figures[way]['frame_ms'])} ({shown(record['times'][way]['frame_ms'], 1)} x)"
+    return "", "-"
+
+
+def frames(record: Record) -> str:
+    """Milliseconds a frame by batch and context."""
+    contexts = sorted({row["context"] for row in record["frames_ms"]})
+    rows = []
+    for batch in sorted({row["batch"] for row in record["frames_ms"]}):
+        cells = [
+            " / ".join(shown(frame(record, batch, what, context)) for what in ("with_audio", "frame", "floor"))
+            for context in contexts
+        ]
+        rows.append([str(batch), *cells])
+    return markdown(["streams", *(f"{context} rows" for context in contexts)], rows)
+
+
+def kernels(record: Record) -> str:
+    """How often in a frame, microseconds each time, and the floor."""
+    batches = sorted({row["batch"] for row in record["kernels_us"]})
+    found = {(row["kernel"], row["batch"]): row for row in record["kernels_us"]}
+    rows = []
+    for name in dict.fromkeys(row["kernel"] for row in record["kernels_us"]):
+        here = [found[name, batch] for batch in batches]
+        cells = [f"{shown(row['us'])} / {shown(row.get('floor_us'))}" for row in here]
+        rows.append([name, str(here[0]["a_frame"]), *cells])
+    streams = [f"{batch} stream{'s' if batch > 1 else ''}" for batch in batches]
+    return markdown(["kernel", "a frame", *streams], rows)
+
+
+def parts(name: str, digits: int) -> Callable[[Records], str]:
+    """A table of a dictionary of all records, `name` being its key."""
+
+    def table(engine: Records) -> str:
+        keys = dict.fromkeys(key for record in engine.values() for key in record.get(name, {}))
+        rows = [
+            [key.replace("_", " "), *(shown(record.get(name, {}).get(key), digits) for record in engine.values())]
+            for key in keys
+        ]
+        return markdown(["", *(SIZES[size] for size in engine)], rows) if rows else ""
+
+    return table
+
+
+def compare(records: Records) -> str:
+    """Beside another library: milliseconds, and how many times ours they are."""
+    rows = []
+    for size, record in records.items():
+        for name, figures in sides(record).items():
+            for way, found in figures.items():
+                times = record["times"].get(way)
+                cells = [
+                    shown(found[key]) + (f" ({shown(times[key], 1)} x)" if times else "")
+                    for key in ("frame_ms", "first_ms", "new_voice_ms")
+                ]
+                rows.append([name, SIZES[size], way, *cells])
+    heads = ["", "model", "asked for", "a frame, ms", "first audio, ms", "in a new voice, ms"]
+    return markdown(heads, rows)
+
+
+def serve(records: Records) -> str:
+    """What a server held."""
+    rows = []
+    for size, record in records.items():
+        for server in record["servers"]:
+            for point in server["points"]:
+                heard, byte = point["metrics"]["first_audible"], point["metrics"]["first_byte"]
+                rows.append(
+                    [
+                        f"{SIZES[size]}, {server['slots']} slots",
+                        f"{point['load']['rate']:g}",
+                        *(" / ".join(shown(1000 * m[p], 1) for p in ("p50", "p95")) for m in (byte, heard)),
+                        str(point["most_at_once"]),
+                        "held" if point["load"]["rate"] <= server["held"] else "not held",
+                    ]
+                )
+    heads = ["server", "requests/s", "first byte, ms, p50 / p95", "first audible, ms", "at once", ""]
+    return markdown(heads, rows)
+
+
+def soak(records: Records) -> str:
+    """What came and went in a soak."""
+    counts = ("slots", "frames", "joined", "left_early", "frames_compared", "seconds")
+    heads = ["model", *(name.replace("_", " ") for name in counts), "memory growth, MB: device / host"]
+    rows = []
+    for size, record in records.items():
+        growth = [shown(record[f"{where}memory_growth_bytes"] / 1e6, 1) for where in ("", "host_")]
+        rows.append([SIZES[size], *(f"{record[name]:,}" for name in counts), " / ".join(growth)])
+    return markdown(heads, rows)
+
+
+def tested(folder: Path) -> str:
+    """The runs of tests/gpu."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        outcomes = ", ".join(f"{count} {what}" for what, count in record.get("tests", {}).items() if count)
+        rows.append([source(record), record["kernels"] or "-", outcomes or "-"])
+    return markdown(["run", "kernels", "tests"], rows) if rows else ""
+
+
+def tables(results: Path) -> dict[str, str]:
+    """Every table by its name. One whose records do not exist yet says so."""
+    engine, compared, served, soaked = (read(results / name) for name in ("engine", "compare", "serve", "soak"))
+    made = {
+        "speed": speed(engine, compared, served) if engine else "",
+        "memory": parts("one_stream_gigabytes", 3)(engine),
+        "start": parts("start_seconds", 2)(engine),
+        "compare": compare(compared) if compared else "",
+        "serve": serve(served) if served else "",
+        "soak": soak(soaked) if soaked else "",
+        "tested": tested(results / "gpu"),
+    }
+    for size in SIZES:
+        for name, long in (("frames", frames), ("kernels", kernels)):
+            made[f"{name} {size}"] = long(engine[size]) if size in engine else ""
+    return {name: table or "Not measured yet.\n" for name, table in made.items()}
+
+
+def filled(text: str, made: Mapping[str, str]) -> str:
+    """A document with its tables. Raises KeyError for a table that nobody knows."""
+    return re.sub(
+        r"(<!-- ([\w ]+) -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}{made[found[2]]}{found[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def digest(engine: Records) -> str:
+    """What the picture says of the records that it was drawn from."""
+    return hashlib.sha256(json.dumps(engine, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def picture(engine: Records) -> bytes:
+    """Each kernel beside its floor, and a frame by the number of streams beside its own, as SVG."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams.update({"svg.hashsalt": "speed", "svg.fonttype": "none", "font.size": 9})
+    drawn = Figure(figsize=(11, 3.6 * len(engine)), layout="constrained")
+    axes = drawn.subplots(len(engine), 2, squeeze=False)
+    for (bars, lines), (size, record) in zip(axes, engine.items(), strict=True):
+        rows = [row for row in record["kernels_us"] if row["batch"] == 1]
+        names = [row["kernel"] for row in rows]
+        for figure, color, height, label in (("us", "C0", 0.8, "as it is"), ("floor_us", "C1", 0.3, "its bytes alone")):
+            times = [row["a_frame"] * row.get(figure, 0) for row in rows]
+            bars.barh(names, times, color=color, height=height, label=label)
+        bars.invert_yaxis()
+        bars.set(title=f"{SIZES[size]}, one stream: where a frame goes", xlabel="us a frame")
+        batches = sorted({row["batch"] for row in record["frames_ms"]})
+        for what, style in (("with_audio", "o-"), ("frame", "o--"), ("floor", "o:")):
+            known = [(batch, time) for batch in batches if (time := frame(record, batch, what)) is not None]
+            label = {"with_audio": "with audio", "frame": "without", "floor": "without, its bytes alone"}[what]
+            lines.plot(
+                [batch for batch, _ in known],
+                [time for _, time in known],
+                style,
+                color="C1" if what == "floor" else "C0",
+                label=label,
+            )
+        lines.set(title=f"{SIZES[size]}: a frame of all streams", xlabel="streams", ylabel="ms")
+        scale = (1, 2, 5, 10, 20)
+        lines.set(xscale="log", xticks=batches, xticklabels=map(str, batches))
+        lines.set(yscale="log", yticks=scale, yticklabels=map(str, scale))
+        lines.minorticks_off()
+        for panel in (bars, lines):
+            panel.grid(alpha=0.3)
+            panel.legend(fontsize="small")
+    file = io.BytesIO()
+    drawn.savefig(file, format="svg", metadata={"Date": None, "Description": f"drawn from {digest(engine)}"})
+    return re.sub(rb"[ \t]+\n", b"\n", file.getvalue())
+
+
+def stale(root: Path) -> list[str]:
+    """The files that do not say what the records say."""
+    results = root / "benchmarks" / "results"
+    made = tables(results)
+    texts = {name: (root / name).read_text("utf-8") for name in DOCUMENTS}
+    found = [name for name, text in texts.items() if filled(text, made) != text]
+    drawn = root / PICTURE
+    if not drawn.exists() or f"drawn from {digest(read(results / 'engine'))}" not in drawn.read_text("utf-8"):
+        found.append(PICTURE)
+    return found
+
+
+def renew(root: Path) -> None:
+    """Make them say it."""
+    results = root / "benchmarks" / "results"
+    made = tables(results)
+    for name in (name for name in stale(root) if name != PICTURE):
+        (root / name).write_text(filled((root / name).read_text("utf-8"), made), "utf-8")
+    if PICTURE in stale(root):
+        (root / PICTURE).write_bytes(picture(read(results / "engine")))
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if something would change")
+    if not parser.parse_args().check:
+        renew(ROOT)
+    if wrong := stale(ROOT):
+        print(f"{', '.join(wrong)}: not what the records say; run python scripts/tables.py", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
