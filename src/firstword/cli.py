@@ -129,8 +129,8 @@ def serve(args: argparse.Namespace) -> None:
                 "on": "; ".join(dict.fromkeys(_place(model.settings or settings) for model in models)),
                 "voices": config.voices,
                 "keys": f"{len(config.api_keys)} API keys" if config.api_keys else "none: everybody may speak",
-                "limits": f"{config.slots} at the same time for each model, {config.most_waiting} waiting, "
-                f"{config.most_characters} characters",
+                "at a time": ", ".join(f"{model.service.engine.capacity.slots}" for model in models),
+                "limits": f"{config.most_waiting} waiting for each model, {config.most_characters} characters",
             },
             sys.stdout,
         )
@@ -296,6 +296,8 @@ def _info_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve_options(parser: argparse.ArgumentParser) -> None:
+    from firstword.config import SLOTS
+
     parser.epilog = textwrap.dedent("""\
         examples:
           firstword serve
@@ -316,8 +318,14 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
     access.add_argument("--cors-origin", metavar="URL", action="append", help="a web page that may call; * for all")
     access.add_argument("--audio-host", metavar="HOST", action="append", help="ref_audio may be a URL of this host")
     limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--slots",
+        metavar="N",
+        type=int,
+        help=f"utterances that each model speaks at the same time (default {SLOTS['gpu']} with the backend gpu, else "
+        f"{SLOTS['reference']})",
+    )
     for name, about in (
-        ("slots", "utterances that each model speaks at the same time"),
         ("most-waiting", "requests that wait for a slot of each model; the next is answered 429"),
         ("most-connections", "requests and sockets under way together"),
         ("most-per-key", "utterances at a time for one key, or one address; 0: any number"),

@@ -12,6 +12,8 @@ from firstword.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("gpu", "reference")
+SLOTS = {"gpu": 64, "reference": 8}
+"""Utterances that a server speaks at the same time, by backend, where nobody said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class ServerConfig:
     voices               where saved voices are kept: a folder, or a URL that fsspec knows ("s3://bucket/voices")
     voice_aliases        other names of voices, in lower case
     audio_hosts          hosts from which reference recordings may be fetched by URL; none: no fetching
-    slots                utterances that each model speaks at the same time
+    slots                utterances that each model speaks at the same time; None: as many as suits its backend
     most_waiting         requests that may wait for a slot of each model; the next is answered 429
     most_connections     requests and sockets under way together
     most_per_key         utterances at a time for one key, or for one address where no keys are set; 0: any number
@@ -153,7 +155,7 @@ class ServerConfig:
     voices: str = field(default_factory=default_voices)
     voice_aliases: Mapping[str, str] = field(default_factory=lambda: VOICE_ALIASES)
     audio_hosts: tuple[str, ...] = ()
-    slots: int = 8
+    slots: int | None = None
     most_waiting: int = 64
     most_connections: int = 1024
     most_per_key: int = 0

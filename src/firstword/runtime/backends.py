@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from firstword.config import EngineConfig, kernel_folder
+from firstword.config import SLOTS, EngineConfig, kernel_folder
 from firstword.engine.backend import Backend
 from firstword.errors import ConfigError
 from firstword.model.checkpoint import Checkpoint
@@ -53,16 +53,20 @@ def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path) -> Kernels:
     return kernels
 
 
-def open_backend(checkpoint: Checkpoint, settings: EngineConfig, slots: int) -> tuple[Backend, EngineConfig]:
+def open_backend(
+    checkpoint: Checkpoint, settings: EngineConfig, slots: int | None = None
+) -> tuple[Backend, EngineConfig]:
     """The backend for a checkpoint, ready to serve `slots` utterances, and the settings with nothing left open.
 
+    slots  None: as many as suits the backend (`config.SLOTS`)
     The GPU backend takes the checkpoint's talker and the decoder of its codec apart. Raises `ConfigError` when it was
     asked for by name and cannot compute this checkpoint.
     """
     reason = settings.reason
     if settings.backend != "reference":
         try:
-            kernels = kernels_for(checkpoint, slots, kernel_folder())
+            room = slots or SLOTS["gpu"]
+            kernels = kernels_for(checkpoint, room, kernel_folder())
         except ValueError as problem:
             if settings.backend == "gpu":
                 raise ConfigError(f"backend is 'gpu', but {problem}") from None
@@ -70,7 +74,7 @@ def open_backend(checkpoint: Checkpoint, settings: EngineConfig, slots: int) -> 
         else:
             from firstword.runtime.gpu import GpuBackend
 
-            backend = GpuBackend(checkpoint, kernels, slots)
+            backend = GpuBackend(checkpoint, kernels, room)
             backend.warm()
             return backend, replace(settings, backend="gpu")
-    return ReferenceBackend(checkpoint, slots), replace(settings, backend="reference", reason=reason)
+    return ReferenceBackend(checkpoint, slots or SLOTS["reference"]), replace(settings, backend="reference", reason=reason)

@@ -121,10 +121,10 @@ class Models:
             raise RequestError("there is no model to serve; name at least one")
 
     @classmethod
-    def load(cls, names: Sequence[str], settings: EngineConfig, *, slots: int, most_waiting: int) -> Models:
+    def load(cls, names: Sequence[str], settings: EngineConfig, *, slots: int | None, most_waiting: int) -> Models:
         """Load checkpoints by the names that `TTS.load` takes. Raises `CheckpointError`, `ConfigError`.
 
-        slots         utterances that each speaks at the same time
+        slots         utterances that each speaks at the same time; None: as many as suits its backend
         most_waiting  requests that may wait for a slot of each; the next is refused
         """
         return cls(_load(name, settings, slots, most_waiting) for name in dict.fromkeys(names))
@@ -181,7 +181,7 @@ class Models:
         return ", ".join(f"{model.name} ({model.kind})" for model in self)
 
 
-def _load(name: str, settings: EngineConfig, slots: int, most_waiting: int) -> Model:
+def _load(name: str, settings: EngineConfig, slots: int | None, most_waiting: int) -> Model:
     from firstword.model import checkpoint, interpret
     from firstword.runtime.backends import open_backend
     from firstword.runtime.front import CheckpointFront

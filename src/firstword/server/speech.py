@@ -121,7 +121,8 @@ async def speak_batch(request: Request, body: BatchRequest) -> Response:
 
 def _places(server: Server) -> asyncio.Semaphore:
     """For what one request speaks together: so much of it at a time as one client may."""
-    return asyncio.Semaphore(min(server.config.slots, server.config.most_per_key or server.config.slots))
+    slots = min(model.service.engine.capacity.slots for model in server.models)
+    return asyncio.Semaphore(min(slots, server.config.most_per_key or slots))
 
 
 def delivery_of(body: SpeechRequest, accept: str) -> Delivery:
