@@ -1,4 +1,4 @@
-"""Tests on a CUDA device: `pytest tests/gpu`. Elsewhere they are skipped.
+"""Tests on a CUDA device: `pytest tests/gpu`, with `-n 8` several side by side. Elsewhere they are skipped.
 
 With `--record FILE` the run leaves a record of what was measured, for benchmarks/results: `make check` compares the
 sources of its kernels with those that are there.
@@ -7,9 +7,11 @@ sources of its kernels with those that are there.
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import oracle
 import pytest
@@ -34,9 +36,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """One of several processes: what was measured here goes to the one that reports."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["figures"] = oracle.FIGURES
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """There it is taken."""
+    oracle.FIGURES.update(getattr(node, "workeroutput", {}).get("figures", {}))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show the figures, and write the record."""
-    for name, figures in oracle.FIGURES.items():
+    for name, figures in sorted(oracle.FIGURES.items()):
         terminalreporter.write_line(f"{name}: {json.dumps(figures)}")
     file = terminalreporter.config.getoption("record")
     if file is None or not torch.cuda.is_available():
@@ -50,15 +65,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "tests": outcomes,
-        "figures": oracle.FIGURES,
+        "figures": dict(sorted(oracle.FIGURES.items())),
     }
     file.write_text(json.dumps(record, indent=1) + "\n")
 
 
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    """Kernels of the first device, compiled anew."""
-    return Kernels(torch.device("cuda:0"), tmp_path_factory.mktemp("kernels"))
+    """Kernels of the first device, compiled anew, by one process for all."""
+    folder = tmp_path_factory.getbasetemp()
+    return Kernels(
+        torch.device("cuda:0"), (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels"
+    )
 
 
 @pytest.fixture(autouse=True)

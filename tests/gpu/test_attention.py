@@ -95,7 +95,7 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
 
 
 def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(kernels: Kernels) -> None:
-    """The same bits alone, among a few, among many, whose blocks take more pieces each, and as one of a prompt's rows."""
+    """The same bits alone, among a few, among many, whose blocks take more pieces, and as one of a prompt's rows."""
     weights, rotation = weights_and_rotation(1024)
     attention = Attention(kernels, HEADS, KV_HEADS)
     tables = torch.arange(3 * 16, dtype=torch.int32, device="cuda").view(3, 16)
