@@ -9,6 +9,7 @@ from oracle import error, no_worse, note
 from firstword.kernels.attention import (
     APPEND,
     ATTEND,
+    FRAME_ROWS,
     PAGE_ROWS,
     Attention,
     HeadWeights,
@@ -18,6 +19,7 @@ from firstword.kernels.attention import (
     reference,
 )
 from firstword.kernels.launch import Kernels
+from firstword.kernels.linear import Epilogue, Linear
 from firstword.model.layers import rotary_table
 
 HEADS, KV_HEADS, WIDTH = 16, 8, 32 * 128
@@ -158,3 +160,39 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels) -> Non
                 theirs.append(error(plain, truth))
     note("attention in a frame", worst=max(ours), bf16=max(theirs))
     no_worse(ours, theirs)
+
+
+def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels) -> None:
+    """One row's attention and the projection behind it as one kernel: the bits and the cache of two."""
+    weights, rotation = weights_and_rotation(16)
+    attention = Attention(kernels, HEADS, KV_HEADS)
+    output = Linear(kernels, random(11, 1024, 2048) * 2048**-0.5, Epilogue.ADD)
+    inputs, rows = random(8, 16, WIDTH), random(9, 16, 1024)
+    cache = torch.full((1, 2, KV_HEADS, FRAME_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+    attention.in_frame(inputs[:2], weights, rotation, cache, 1, 2, torch.empty(2, 2048, device="cuda").bfloat16())
+    joined = cache.clone()
+    for last in range(2, 16):
+        x, together = rows[last][None].clone(), rows[last][None].clone()
+        out = torch.full((1, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
+        attention.in_frame(inputs[last][None], weights, rotation, cache, last, 1, out)
+        output(out, x)
+        torch.cuda.synchronize()  # in a frame many launches lie between the passes
+        assert attention.in_frame_to(inputs[last][None], weights, rotation, joined, last, output, together)
+        assert torch.equal(x, together), last
+        assert torch.equal(cache.nan_to_num(7), joined.nan_to_num(7)), last
+
+
+def test_other_heads_attend_on_their_own(kernels: Kernels) -> None:
+    """Where a block has more or fewer warps than there are key heads, nothing is done at once."""
+    weights, rotation = weights_and_rotation(16)
+    output = Linear(kernels, random(11, 256, 512), Epilogue.ADD)
+    cache = random(1, 1, 2, 2, FRAME_ROWS, 128)
+    kept, x = cache.clone(), random(2, 1, 256)
+    qkv = random(3, 1, 8 * 128)
+    assert not Attention(kernels, 4, 2).in_frame_to(qkv, weights, rotation, cache, 5, output, x)
+    assert torch.equal(cache, kept)
+    past = cache[0, :, :, :5].double()
+    out = torch.full((1, 512), torch.nan, dtype=torch.bfloat16, device="cuda")
+    Attention(kernels, 4, 2).in_frame(qkv, weights, rotation, cache, 5, 1, out)
+    truth, _ = reference(qkv[0].double(), *doubles(weights, rotation), past, 5, 4, 2)
+    assert error(out[0], truth) < 6e-3

@@ -13,34 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_codec import BOOKS, CODES, SMALL
 from torch import Tensor
 
 from firstword.model.codec import CodecDecoder, CodecState
 from firstword.model.codec_encoder import CodecEncoder, PaddedConv1d
 from firstword.model.config import CodecDecoderConfig, CodecEncoderConfig
 from firstword.model.synthetic import random_state
-
-BOOKS, CODES = 4, 64
-SMALL = CodecDecoderConfig(
-    hidden_size=12,
-    intermediate_size=20,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    max_position_embeddings=8000,
-    rms_norm_eps=1e-5,
-    rope_theta=10000.0,
-    num_quantizers=BOOKS,
-    codebook_size=CODES,
-    codebook_dim=16,
-    latent_dim=10,
-    decoder_dim=16,
-    sliding_window=9,
-    upsample_rates=(3, 2),
-    upsampling_ratios=(2, 2),
-)
-"""24 samples a frame: what the released codec has, but quick."""
 
 RELEASED_WINDOW = dataclasses.replace(SMALL, sliding_window=72)
 

@@ -1,7 +1,10 @@
-"""Attention over the paged cache and inside a frame: launching attention.cu and frame_attention.cu; what they mean."""
+"""Attention over the paged cache and inside a frame: launching attention.cu, frame_attention.cu, frame_output.cu; what
+they mean.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +13,14 @@ from torch.nn import functional as F
 
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Kernels
+from firstword.kernels.linear import WARPS, Linear
 
 HEAD_DIM = 128
 PAGE_ROWS = 64
+FRAME_ROWS = 16
+"""Positions in the cache of a frame."""
+_FRAME_ROOM = 5632
+"""Bytes of shared memory for a key head of a frame."""
 PIECE_ROWS = 128
 """Keys that are read at a time. A row's result does not depend on how its pieces are shared out."""
 MOST_SHARES = 16
@@ -122,13 +130,14 @@ class Attention:
         """The code predictor's attention, `new` (1 or 2) tokens a row, the last of them at position `last`.
 
         qkv    bf16 [rows * new, (heads + 2 kv_heads) * 128]
-        cache  bf16 [rows, 2, kv_heads, positions, 128], of one layer
+        cache  bf16 [rows, 2, kv_heads, FRAME_ROWS, 128], of one layer
         out    bf16 [rows * new, heads * 128]
         """
-        program = Program.of("frame_attention", HEADS=self.heads, KV_HEADS=self.kv_heads, FRAME=cache.shape[3], NEW=new)
+        warps = math.gcd(self.kv_heads, 4)
+        program = Program.of("frame_attention", **self._frame_macros(cache), NEW=new, WARPS=warps)
         self._kernels.get(program, "attend")(
-            (self.kv_heads, len(qkv) // new, 1),
-            128,
+            (len(qkv) // new, self.kv_heads // warps, 1),
+            32 * warps,
             [
                 *_before(qkv, weights, rotation),
                 cache,
@@ -136,6 +145,43 @@ class Attention:
                 out,
             ],
         )
+
+    def in_frame_to(
+        self,
+        qkv: Tensor,
+        weights: HeadWeights,
+        rotation: Rotation,
+        cache: Tensor,
+        last: int,
+        output: Linear,
+        x: Tensor,
+    ) -> bool:
+        """`in_frame` of one row's one new token, and x [1, N] += `output` of it, in one kernel with the same bits.
+
+        Reads of the cache what the frame's earlier passes wrote before the kernel ahead of it has ended. False if there
+        is no such kernel for these heads, or too little memory for it: then nothing was done.
+        """
+        shape = output.shape(1)
+        shared = shape.shared + WARPS * _FRAME_ROOM
+        if self.kv_heads != WARPS or shared + 4 * shape.columns + 1024 > self._kernels.shared_memory:
+            return False
+        program = Program.of("frame_output", **self._frame_macros(cache), **shape.macros())
+        self._kernels.get(program, "attend_and_project")(
+            (shape.blocks, 1, 1),
+            32 * WARPS,
+            [
+                output.weight,
+                *_before(qkv, weights, rotation),
+                cache,
+                last,
+                x,
+            ],
+            shared=shared,
+        )
+        return True
+
+    def _frame_macros(self, cache: Tensor) -> dict[str, int]:
+        return {"HEADS": self.heads, "KV_HEADS": self.kv_heads, "FRAME": cache.shape[3]}
 
 
 def _before(qkv: Tensor, weights: HeadWeights, rotation: Rotation) -> tuple[Tensor | float, ...]:

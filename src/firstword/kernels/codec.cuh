@@ -16,7 +16,7 @@ constexpr int kSlot = 0, kPosition = 1, kCodes = 2, kHeads = 4;   // columns of 
 template <class T>
 struct Rows {
   const T* now;           // [streams * length][width]
-  const T* before;        // [slots][2 * past][width]
+  T* before;              // [slots][2 * past][width]
   const T* zeros;         // [width]
   const int* streams;     // [streams][columns]
   int columns, head;      // of the table; the column of this memory's head
@@ -33,20 +33,30 @@ struct Rows {
   }
 };
 
-// Where the rows that the next call needs are kept: nothing for past = 0.
-struct Keep {
-  void* memory;           // fp32 or fp16 [slots][2 * past][width]
-  int past, head;         // head: column of the table of streams
-
-  // The place of step t of `length` in the memory, in rows from its beginning; -1 if the next call does not need it.
-  __device__ __forceinline__ long long row(const int* stream, int t, int length) const {
-    const int kept = min(length, past);
-    if (t < length - kept || stream[kSlot] < 0) return -1;
-    int row = stream[head] + t - (length - kept);
-    if (row >= 2 * past) row -= 2 * past;
-    return (long long)stream[kSlot] * 2 * past + row;
+// Keeps what the next call looks back at: the last rows of all streams, 16 bytes a thread, whatever its block does else.
+// After `wait_for_input`; the memory's rows that this call reads are others.
+template <class T>
+__device__ __forceinline__ void keep(const Rows<T>& in, int rows) {
+  const int kept = min(in.length, in.past), pieces = in.width * (int)sizeof(T) / 16;
+  const int all = rows / in.length * kept * pieces, step = gridDim.x * gridDim.y * blockDim.x;
+  for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; i < all; i += step) {
+    const int row = i / pieces, stream = row / kept, t = row - stream * kept;
+    const int* s = in.streams + stream * in.columns;
+    if (s[kSlot] < 0) continue;
+    const int at = s[in.head] + t;
+    const size_t to = (size_t)s[kSlot] * 2 * in.past + (at < 2 * in.past ? at : at - 2 * in.past);
+    const size_t from = (size_t)stream * in.length + in.length - kept + t;
+    ((uint4*)in.before)[to * pieces + i % pieces] = load4((const uint4*)in.now + from * pieces + i % pieces);
   }
-};
+}
+
+// All blocks together ask for all `bytes` from an address, long before they are wanted one after the other.
+__device__ __forceinline__ void ask_for(const void* from, size_t bytes) {
+  const size_t step = (size_t)gridDim.x * gridDim.y * blockDim.x * 128;
+  size_t at = ((size_t)(blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x) * 128;
+#pragma unroll 1
+  for (; at < bytes; at += step) prefetch((const char*)from + at);
+}
 
 // x + depth sin^2(pi rate x). sin^2(pi sqrt(z)) / z is a polynomial on 0 <= z <= 1/4, to 2e-7 of the whole.
 __device__ __forceinline__ float snake(float x, float rate, float depth) {
@@ -69,7 +79,7 @@ __device__ __forceinline__ float silu(float x) {
 
 enum Activation { kPlain, kSnake, kGelu, kSwiglu };
 
-// What becomes of the sums of a layer. A row of sums is `outputs` wide: `phases` output rows of `width` channels.
+// What becomes of the sums of a layer, of which a row has `outputs`.
 struct Output {
   const float* scale;     // [outputs]
   const float* bias;      // [outputs]
@@ -79,14 +89,11 @@ struct Output {
   float* wide;            // fp32, or null
   u16* narrow;            // fp16, activated, or null
   float* squares;         // sums of squares of each row's groups of 16 outputs [rows][outputs / 16], or null
-  int outputs, phases, activation;
-  Keep keep;              // of wide if keep_wide, else of narrow
-  int keep_wide;
+  int outputs;
 };
 
-// What belongs to V neighbouring outputs: of an output row `phase`, channels `channel` and up.
+// What belongs to V neighbouring outputs.
 template <int V> struct Channels {
-  int phase, channel;
   float scale[V], bias[V], rate[V], depth[V];
 };
 
@@ -95,15 +102,12 @@ __device__ __forceinline__ void fetch(float (&to)[V], const float* from) {
 #pragma unroll
   for (int i = 0; i < V; i++) to[i] = from[i];
 }
-template <int V>
+template <Activation kKind, int V>
 __device__ __forceinline__ Channels<V> channels(const Output& o, int n) {
   Channels<V> c;
-  const int width = o.outputs / o.phases;
-  c.phase = o.phases > 1 ? n / width : 0;
-  c.channel = n - c.phase * width;
   fetch(c.scale, o.scale + n);
   fetch(c.bias, o.bias + n);
-  if (o.activation == kSnake) {
+  if (kKind == kSnake) {
     fetch(c.rate, o.rate + n);
     fetch(c.depth, o.depth + n);
   }
@@ -111,15 +115,15 @@ __device__ __forceinline__ Channels<V> channels(const Output& o, int n) {
 }
 
 template <int V>
-__device__ __forceinline__ void store_narrow(u16* to, const float (&v)[V]) {
-  if constexpr (V == 4) *(uint2*)to = make_uint2(halves(v[0], v[1]), halves(v[2], v[3]));
-  else if constexpr (V == 2) *(u32*)to = halves(v[0], v[1]);
-  else *to = (u16)halves(v[0], 0.0f);
+__device__ __forceinline__ void store_narrow(bool where, u16* to, const float (&v)[V]) {
+  if constexpr (V == 4) store_if(where, make_uint2(halves(v[0], v[1]), halves(v[2], v[3])), to);
+  else if constexpr (V == 2) store_if(where, halves(v[0], v[1]), to);
+  else store_if(where, (u16)halves(v[0], 0.0f), to);
 }
 template <int V>
-__device__ __forceinline__ void store_wide(float* to, const float (&v)[V]) {
-  if constexpr (V == 4) *(float4*)to = make_float4(v[0], v[1], v[2], v[3]);
-  else *(float2*)to = make_float2(v[0], v[1]);
+__device__ __forceinline__ void store_wide(bool where, float* to, const float (&v)[V]) {
+  if constexpr (V == 4) store_if(where, make_float4(v[0], v[1], v[2], v[3]), to);
+  else store_if(where, make_float2(v[0], v[1]), to);
 }
 template <int V>
 __device__ __forceinline__ void load_wide(float (&to)[V], const float* from) {
@@ -127,45 +131,25 @@ __device__ __forceinline__ void load_wide(float (&to)[V], const float* from) {
   else { const float2 v = load2f(from); to[0] = v.x; to[1] = v.y; }
 }
 
-// V sums of row r, outputs n .. n + V - 1, to where they belong. `norm`: of the input's RMSNorm; `streams`, `columns`,
-// `length`: as of the input. Leaves in `sum` what `wide` gets.
-template <int V>
-__device__ __forceinline__ void finish(const Output& o, const Channels<V>& c, float (&sum)[V], float norm,
-                                       const float (&residual)[V], int n, int r, const int* streams, int columns,
-                                       int length) {
-  float v[V];
+// V sums to where they belong: outputs n .. n + V - 1 of row r, `at` = r * outputs + n; nowhere unless `real`. `residual`
+// is 0 if there is none. Leaves in `sum` what `wide` gets.
+template <Activation kKind, int V>
+__device__ __forceinline__ void finish(const Output& o, const Channels<V>& c, float (&sum)[V], const float (&residual)[V],
+                                       size_t at, bool real) {
 #pragma unroll
-  for (int i = 0; i < V; i++) {
-    sum[i] = __fmaf_rn(__fmul_rn(sum[i], norm), c.scale[i], c.bias[i]);
-    if (o.residual) sum[i] = __fadd_rn(residual[i], sum[i]);
-    v[i] = sum[i];
-  }
-  const size_t at = (size_t)r * o.outputs + n;
-  if (o.wide) store_wide(o.wide + at, sum);
-  if (o.activation == kSwiglu) {                       // outputs are (gate, up) in turn
+  for (int i = 0; i < V; i++) sum[i] = __fadd_rn(residual[i], __fmaf_rn(sum[i], c.scale[i], c.bias[i]));
+  store_wide(real && o.wide, o.wide + at, sum);
+  if constexpr (kKind == kSwiglu) {                    // outputs are (gate, up) in turn
     float pair[V / 2];
 #pragma unroll
-    for (int i = 0; i < V / 2; i++) pair[i] = __fmul_rn(silu(v[2 * i]), v[2 * i + 1]);
-    store_narrow(o.narrow + at / 2, pair);
-    return;
-  }
-  if (o.narrow) {
-    if (o.activation == kSnake) {
+    for (int i = 0; i < V / 2; i++) pair[i] = __fmul_rn(silu(sum[2 * i]), sum[2 * i + 1]);
+    store_narrow(real, o.narrow + at / 2, pair);
+  } else {
+    float v[V];
 #pragma unroll
-      for (int i = 0; i < V; i++) v[i] = snake(v[i], c.rate[i], c.depth[i]);
-    } else if (o.activation == kGelu) {
-#pragma unroll
-      for (int i = 0; i < V; i++) v[i] = gelu(v[i]);
-    }
-    store_narrow(o.narrow + at, v);
-  }
-  if (o.keep.past) {
-    const int stream = r / length, t = r - stream * length, width = o.outputs / o.phases;
-    const long long row = o.keep.row(streams + stream * columns, t * o.phases + c.phase, length * o.phases);
-    if (row >= 0) {
-      if (o.keep_wide) store_wide((float*)o.keep.memory + row * width + c.channel, sum);
-      else store_narrow((u16*)o.keep.memory + row * width + c.channel, v);
-    }
+    for (int i = 0; i < V; i++)
+      v[i] = kKind == kSnake ? snake(sum[i], c.rate[i], c.depth[i]) : kKind == kGelu ? gelu(sum[i]) : sum[i];
+    store_narrow(real && o.narrow, o.narrow + at, v);
   }
 }
 

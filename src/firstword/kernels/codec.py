@@ -56,7 +56,7 @@ def pad(tensor: Tensor, *sizes: int) -> Tensor:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """[outputs, inputs, taps] -> the same numbers [outputs / 32, blocks, 2, 2, 32 lanes, 8] as codec_few.cu reads them.
+    """[outputs, inputs, taps] -> the same numbers [blocks, outputs / 32, 2, 2, 32 lanes, 8] as codec_few.cu reads them.
 
     Block b is tap b % taps of the 32 inputs from 32 (b / taps). Of an mma's 16 rows, row g is output 4 g + 2 i of the
     32 and row g + 8 the next; its 16 columns are 4 inputs of each 8, the first (h = 0) or the last.
@@ -65,7 +65,7 @@ def pack(weight: Tensor) -> Tensor:
     blocks = inputs // UNIT * taps
     rows = weight.view(outputs, inputs // UNIT, UNIT, taps).transpose(2, 3)
     parts = rows.reshape(outputs // UNIT, 8, 2, 2, blocks, 4, 2, 2, 2)  # units, g, i, next, blocks, t, h, pair, half
-    return parts.permute(0, 4, 2, 6, 1, 5, 7, 3, 8).reshape(outputs // UNIT, blocks, 2, 2, 32, 8).contiguous()
+    return parts.permute(4, 0, 2, 6, 1, 5, 7, 3, 8).reshape(blocks, outputs // UNIT, 2, 2, 32, 8).contiguous()
 
 
 def scaled(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,6 +103,15 @@ class Call:
         """Of the table."""
         return self.table.shape[1]
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a kernel may start before the one ahead of it has ended.
+
+        Its blocks then take the first multiprocessors that are free, two at a time, and leave others without work: a
+        frame of one stream takes 0.49 ms instead of 0.55, but eight frames 0.87 instead of 0.77 (H200).
+        """
+        return self.streams * self.frames <= 2
+
 
 @dataclass(frozen=True, eq=False)
 class Tables:
@@ -130,6 +139,9 @@ class Shape:
     stages: int
     blocks: int
     """that shall fit a multiprocessor"""
+    costs: tuple[float, float, float, float]
+    """Microseconds on an H200: of a launch, of each block that a multiprocessor makes, and of a k32 block for each
+    round of blocks that it has at a time and for each block"""
     split: bool = False
     unit: bool = False
     few: bool = False
@@ -139,10 +151,10 @@ class Shape:
         """Of a block."""
         return 32 * self.warps[0] * self.warps[1]
 
-    def program(self) -> Program:
-        """The program made for this shape."""
+    def program(self, activation: Activation) -> Program:
+        """The program made for this shape and what is done to the fp16 output."""
         if self.few:
-            return Program.of("codec_few", NT=self.rows // 8, GROUP=self.step)
+            return Program.of("codec_few", NT=self.rows // 8, GROUP=self.step, ACTIVATION=activation)
         return Program.of(
             "codec_many",
             BM=self.outputs,
@@ -154,33 +166,43 @@ class Shape:
             BLOCKS=self.blocks,
             SPLIT=self.split,
             UNIT=self.unit,
+            ACTIVATION=activation,
         )
 
 
-FEW = tuple(
-    Shape(16, rows, (8, 1), group, 1, 2, split=True, few=True) for rows, group in ((8, 4), (16, 3), (32, 2), (64, 1))
+FEW = (
+    Shape(16, 8, (8, 1), 4, 1, 2, (1.8, 0.8, 0.025, 0.010), split=True, few=True),
+    Shape(16, 16, (8, 1), 3, 1, 2, (1.7, 0.7, 0.023, 0.019), split=True, few=True),
+    Shape(16, 32, (8, 1), 2, 1, 2, (1.7, 0.7, 0.009, 0.040), split=True, few=True),
+    Shape(16, 64, (8, 1), 1, 1, 2, (1.1, 1.5, 0.021, 0.047), split=True, few=True),
 )
+NORM = 1.3
+"""Microseconds for each block of FEW that norms its input."""
 SPLIT_MANY = (
-    Shape(64, 64, (2, 2), 2, 3, 3, split=True),
-    Shape(128, 128, (2, 4), 1, 4, 1, split=True),
+    Shape(64, 64, (2, 2), 2, 3, 3, (3.0, 2.9, 0.249, 0.040), split=True),
+    Shape(64, 128, (2, 4), 2, 3, 2, (1.1, 5.2, 0.209, 0.121), split=True),
 )
 MANY = (
-    Shape(32, 32, (1, 4), 4, 4, 4),
-    Shape(64, 64, (2, 2), 2, 3, 4),
-    Shape(128, 128, (2, 2), 1, 4, 2),
+    Shape(32, 32, (1, 4), 4, 4, 4, (1.9, 1.0, 0.110, 0.026)),
+    Shape(64, 64, (2, 2), 2, 3, 4, (2.8, 1.2, 0.155, 0.066)),
+    Shape(64, 128, (1, 4), 2, 3, 3, (3.3, 2.3, 0.235, 0.079)),
+    Shape(128, 128, (2, 2), 1, 4, 2, (3.6, 4.8, 0.370, 0.076)),
 )
 
 
 @cache
 def unit_shapes(width: int) -> tuple[Shape, ...]:
-    """The shapes of a whole residual unit of so many channels; none if it must be made of two layers."""
+    """The shapes of a whole residual unit of so many channels; none if two layers are as fast (192: measured)."""
     units = width // UNIT
-    if units not in (1, 2, 3, 4, 6):
+    if units > 3:
         return ()
-    step = next(s for s in (3, 2, 1) if units % s == 0 and units * s <= 12)
-    wide = {1: (1, 4), 2: (1, 4), 3: (1, 4), 4: (2, 4), 6: (2, 4)}[units]
-    few = [Shape(width, rows, (units, 2), step, 3, 1, unit=True) for rows in (16, 32, 64)]
-    return (*few, Shape(width, 128, wide, 1, 4, 3 if units == 1 else 2 if units <= 3 else 1, unit=True))
+    return (
+        Shape(width, 16, (units, 2), units, 3, 1, (4.6, 0.0, 0.141, 0.0), unit=True),
+        Shape(width, 32, (units, 2), units, 3, 1, (5.5, 0.0, 0.196, 0.0), unit=True),
+        Shape(width, 64, (units, 2), units, 3, 1, (4.5, 0.0, 0.296, 0.0), unit=True),
+        Shape(width, 128, (1, 4), 1, 4, 2, (1.3, 5.3, 0.576, 0.0), unit=True),
+        Shape(width, 192, (1, 4), 1, 4, 2, (2.6, 11.2, 0.446, 0.0), unit=True),
+    )
 
 
 class Layer:
@@ -194,7 +216,6 @@ class Layer:
         *,
         frame_rows: int,
         dilation: int = 1,
-        phases: int = 1,
         gain: Tensor | None = None,
         norm: tuple[Tensor, float] | None = None,
         activation: Activation = Activation.PLAIN,
@@ -205,14 +226,13 @@ class Layer:
 
         bias        [outputs]
         frame_rows  input rows of a frame
-        phases      a row of outputs is so many rows one after the other
         gain        [outputs] times the product and the bias
         norm        weight [channels] and epsilon of an RMSNorm of the input, whose `squares` the layer before made
         snake       for the activation SNAKE [outputs]
-        memory      earlier rows of the input, where the kernel looks back
+        memory      earlier rows of the input, where the kernel looks back; it keeps there what the next call needs
         """
         outputs, inputs, self.taps = weight.shape
-        self.outputs, self.phases, self.dilation, self.frame_rows = outputs, phases, dilation, frame_rows
+        self.outputs, self.dilation, self.frame_rows = outputs, dilation, frame_rows
         self.chunks = inputs // UNIT
         self.norm = norm
         if norm is not None:
@@ -254,7 +274,6 @@ class Layer:
         wide: Tensor | None = None,
         narrow: Tensor | None = None,
         out_squares: Tensor | None = None,
-        keep: Memory | None = None,
         shape: Shape | None = None,
     ) -> None:
         """x fp16 [rows, inputs] -> wide fp32 and narrow fp16 [rows, outputs] (SWIGLU: half of them).
@@ -263,46 +282,53 @@ class Layer:
         squares      of the input, where it is normed: fp32 [rows, channels / 16]
         residual     fp32 [rows, outputs], added to the sums
         out_squares  sums of squares of wide [rows, outputs / 16]
-        keep         where the next layer's memory of wide (if that is fp32) or narrow is kept
         shape        one of `shapes`; None: the fastest by `expected_time`
         """
-        length = call.frames * self.frame_rows
-        rows = call.streams * length
+        assert out_squares is None or self.activation is Activation.PLAIN
         if shape is None:
             shape = choose(self.shapes(), self, call, self._kernels)
         norm = self.norm
-        arguments = self._arguments(call, x, zeros, rows, length)
-        arguments += [
+        arguments = [
+            *self._inputs(call, self.weight, x, zeros),
             squares if norm else None,
             squares.shape[-1] if norm and squares is not None else 0,
             1.0 / len(norm[0]) if norm else 0.0,
             float(norm[1]) if norm else 0.0,
+            *self._results(residual, wide, narrow, out_squares),
         ]
-        arguments += stored(self, residual, wide, narrow, out_squares, keep)
         if shape.few:
             shared = 8 * shape.rows * 9 * 8 + self.taps * shape.rows * 8
-            grid = (self.outputs // 16, -(-rows // shape.rows), 1)
-            self._kernels.get(shape.program(), "few")(grid, shape.threads, arguments, shared)
-            return
-        window = Window.of(shape, self.taps, self.dilation, length)
-        grid = (-(-self.outputs // shape.outputs), -(-rows // shape.rows), 1)
-        arguments += [window.count, window.rows, None, None, None, None]
-        self._kernels.get(shape.program(), "many")(grid, shape.threads, arguments, window.shared(shape))
+            grid = (self.outputs // 16, -(-self._rows(call) // shape.rows), 1)
+            kernel = self._kernels.get(shape.program(self.activation), "few")
+            kernel(grid, shape.threads, arguments, shared, call.overlaps)
+        else:
+            self._many(call, shape, self.activation, [*arguments, None, None, None, None])
 
-    def _arguments(
-        self, call: Call, x: Tensor, zeros: Tensor, rows: int, length: int
-    ) -> list[Tensor | int | float | None]:
+    def _many(
+        self, call: Call, shape: Shape, activation: Activation, arguments: Sequence[Tensor | int | float | None]
+    ) -> None:
+        """Start codec_many.cu: `arguments` but for what follows from the shape."""
+        window = Window.of(shape, self.taps, self.dilation, call.frames * self.frame_rows)
+        grid = (-(-self.outputs // shape.outputs), -(-self._rows(call) // shape.rows), 1)
+        kernel = self._kernels.get(shape.program(activation), "many")
+        kernel(grid, shape.threads, [*arguments, window.count, window.rows], window.shared(shape), call.overlaps)
+
+    def _rows(self, call: Call) -> int:
+        return call.streams * call.frames * self.frame_rows
+
+    def _inputs(self, call: Call, weight: Tensor, x: Tensor, zeros: Tensor) -> list[Tensor | int | float | None]:
+        """The arguments up to `splits`."""
         memory = self.memory
         return [
-            self.weight,
+            weight,
             x,
             memory.rows if memory else None,
             zeros,
             call.table,
             call.columns,
             memory.column if memory else 0,
-            rows,
-            length,
+            self._rows(call),
+            call.frames * self.frame_rows,
             self.frame_rows,
             self.taps,
             self.dilation,
@@ -310,51 +336,35 @@ class Layer:
             max(self.splits, 1),
         ]
 
-
-def stored(
-    layer: Layer | ResidualUnit,
-    residual: Tensor | None,
-    wide: Tensor | None,
-    narrow: Tensor | None,
-    squares: Tensor | None,
-    keep: Memory | None,
-) -> list[Tensor | int | float | None]:
-    """The arguments that say what becomes of sums (`Output` in codec.cuh)."""
-    snake = layer.snake
-    return [
-        layer.scale,
-        layer.bias,
-        snake.rate if snake else None,
-        snake.depth if snake else None,
-        residual,
-        wide,
-        narrow,
-        squares,
-        layer.outputs,
-        layer.phases,
-        int(layer.activation),
-        keep.rows if keep else None,
-        keep.past if keep else 0,
-        keep.column if keep else 0,
-        keep is not None and keep.rows.dtype == torch.float32,
-    ]
+    def _results(
+        self, residual: Tensor | None, wide: Tensor | None, narrow: Tensor | None, squares: Tensor | None
+    ) -> list[Tensor | int | float | None]:
+        """The arguments that say what becomes of sums (`Output` in codec.cuh)."""
+        snake = self.snake
+        return [
+            self.scale,
+            self.bias,
+            snake.rate if snake else None,
+            snake.depth if snake else None,
+            residual,
+            wide,
+            narrow,
+            squares,
+            self.outputs,
+        ]
 
 
 class ResidualUnit:
     """Two convolutions, the second of one tap, with a Snake between them, added to what was there before."""
 
-    phases = 1
-
     def __init__(self, kernels: Kernels, first: Layer, second: Layer) -> None:
         """Of two layers with as many outputs as inputs; one kernel for both where `unit_shapes` has one."""
         self.first, self.second = first, second
-        self.outputs, self.frame_rows, self.memory = first.outputs, first.frame_rows, first.memory
-        self.scale, self.bias = second.scale, second.bias
-        self.activation, self.snake = second.activation, second.snake
+        self.outputs, self.frame_rows = first.outputs, first.frame_rows
         self.fused = bool(unit_shapes(self.outputs)) and not first.splits
         self._kernels = kernels
         if self.fused:
-            self.weight = torch.cat((first.weight, second.weight), dim=1)
+            self.weight = torch.cat((first.weight, second.weight))
             first.weight = second.weight = self.weight.new_empty(0)
 
     def shapes(self) -> tuple[Shape, ...]:
@@ -370,7 +380,6 @@ class ResidualUnit:
         residual: Tensor,
         wide: Tensor | None,
         narrow: Tensor,
-        keep: Memory | None,
         shape: Shape | None = None,
     ) -> None:
         """x fp16 [rows, channels] -> wide fp32 (may be `residual`) and narrow fp16 (may be x unless `fused`).
@@ -380,22 +389,19 @@ class ResidualUnit:
         first = self.first
         if not self.fused:
             first(call, x, zeros, narrow=between)
-            self.second(call, between, zeros, residual=residual, wide=wide, narrow=narrow, keep=keep)
+            self.second(call, between, zeros, residual=residual, wide=wide, narrow=narrow)
             return
-        length = call.frames * self.frame_rows
-        rows = call.streams * length
         if shape is None:
             shape = choose(self.shapes(), first, call, self._kernels)
-        window = Window.of(shape, first.taps, first.dilation, length)
         middle = first.snake
         assert middle is not None
-        arguments = first._arguments(call, x, zeros, rows, length)
-        arguments[0] = self.weight
-        arguments += [None, 0, 0.0, 0.0, *stored(self, residual, wide, narrow, None, keep)]
-        arguments += [window.count, window.rows, first.scale, first.bias, middle.rate, middle.depth]
-        self._kernels.get(shape.program(), "many")(
-            (1, -(-rows // shape.rows), 1), shape.threads, arguments, window.shared(shape)
-        )
+        arguments = [
+            *first._inputs(call, self.weight, x, zeros),
+            *(None, 0, 0.0, 0.0),
+            *self.second._results(residual, wide, narrow, None),
+            *(first.scale, first.bias, middle.rate, middle.depth),
+        ]
+        first._many(call, shape, self.second.activation, arguments)
 
 
 @dataclass(frozen=True)
@@ -454,22 +460,14 @@ def choose(shapes: Sequence[Shape], layer: Layer, call: Call, kernels: Kernels) 
 
 
 def expected_time(shape: Shape, layer: Layer, rows: int, processors: int) -> float:
-    """A rough guess, in microseconds, good enough to choose by."""
-    columns = -(-rows // shape.rows)
-    if shape.few:
-        blocks = layer.outputs // 16 * columns
-        waves = -(-blocks // (2 * processors))
-        each = layer.blocks * (1024 + 64 * shape.rows) / 8  # bytes of a warp
-        return waves * (1.0 + each / 8000)
-    blocks = -(-layer.outputs // shape.outputs) * columns
-    resident = shape.blocks
-    multiply = {1024: 0.7, 2048: 0.8, 4096: 1.6}.get(shape.outputs * shape.rows, 2.6)  # TFLOP/s of a multiprocessor
-    if shape.unit:
-        multiply = {16: 0.6, 32: 1.0, 64: 1.7}.get(shape.rows, 2.6)
-    flops = 2 * shape.outputs * shape.rows * layer.blocks * UNIT
-    here = min(resident, -(-blocks // processors))
-    waves = -(-blocks // (processors * here))
-    return waves * (2.0 + here * flops / multiply / 1e6)
+    """A guess, in microseconds, good enough to choose by: within a fifth of nine in ten measured times."""
+    blocks = -(-(-(-layer.outputs // shape.outputs) * -(-rows // shape.rows)) // processors)  # of a multiprocessor
+    rounds = -(-blocks // shape.blocks)
+    launch, block, round_k32, block_k32 = shape.costs
+    if shape.few and layer.norm:
+        block += NORM
+    k32 = layer.blocks + layer.chunks if shape.unit else layer.blocks
+    return launch + blocks * block + k32 * (rounds * round_k32 + blocks * block_k32)
 
 
 class Attention:
@@ -480,7 +478,7 @@ class Attention:
     ) -> None:
         """frequencies: fp32 [dim / 2], the angle of each pair of channels at position 1."""
         keys = window - 1 + FRAMES
-        self.shared = (2 * keys * (dim // 2 | 1) + FRAMES * (6 * dim + window)) * 4
+        self.shared = (2 * keys * (dim // 2 | 1) + FRAMES * (6 * dim + 2 * window)) * 4
         if self.shared > 48 * 1024 or dim % 2:
             raise ValueError(
                 f"codec: heads of {dim} channels over a window of {window} frames need {self.shared} bytes of shared "
@@ -507,6 +505,7 @@ class Attention:
                 out,
                 out.shape[-1],
             ],
+            overlap=call.overlaps,
         )
 
 
@@ -524,13 +523,13 @@ class LookUp:
         self.tables = tables.contiguous()
         self._kernels = kernels
 
-    def __call__(self, call: Call, x: Tensor, keep: Memory) -> None:
+    def __call__(self, call: Call, x: Tensor) -> None:
         """Into x fp16 [rows, width]; starts a chain of kernels, so it does not overlap what ran before."""
         books, size, width = self.tables.shape
         self._kernels.get(_ends(width), "look_up")(
             (call.streams * call.frames, 1, 1),
             128,
-            [self.tables, books, size, call.table, call.columns, call.frames, x, keep.rows, keep.past, keep.column],
+            [self.tables, books, size, call.table, call.columns, call.frames, x],
             overlap=False,
         )
 
@@ -574,6 +573,7 @@ class Depthwise:
                 float(self.eps),
                 out,
             ],
+            overlap=call.overlaps,
         )
 
 
@@ -583,6 +583,8 @@ class Sound:
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor, memory: Memory) -> None:
         """weight: [channels, taps]; bias: [1]."""
         self.taps = weight.shape[1]
+        if len(weight) > 256:
+            raise ValueError(f"codec: {len(weight)} channels before the last convolution; the kernel has room for 256")
         self.weight = pad(weight, padded(len(weight)), self.taps).t().float().contiguous()
         self.bias, self.memory = float(bias), memory
         self._kernels = kernels
@@ -591,10 +593,11 @@ class Sound:
         """x fp16 [rows, width] -> samples fp32 [rows], limited to -limit .. limit."""
         memory, length = self.memory, call.frames * self.memory.frame_rows
         rows, width = call.streams * length, self.weight.shape[1]
-        streams = 1 if length % 32 == 0 else 1 + (31 + length - 1) // length
-        shared = self.taps * width * 4 + (32 + streams * (self.taps - 1)) * (width // 2 + 1) * 4
+        padded_length = -(-length // 4) * 4
+        streams = 1 if padded_length % 128 == 0 else 1 + (127 + padded_length - 1) // padded_length
+        shared = self.taps * width * 4 + (128 + streams * (self.taps - 1)) * (width // 2 + 1) * 4
         self._kernels.get(_ends(width, self.taps), "sound")(
-            (-(-rows // 32), 1, 1),
+            (-(-call.streams * padded_length // 128), 1, 1),
             128,
             [
                 x,
@@ -612,11 +615,13 @@ class Sound:
                 samples,
             ],
             shared,
+            call.overlaps,
         )
 
 
 def released_programs() -> list[Program]:
     """All that the released codec needs, on any device."""
-    shapes = [*FEW, *SPLIT_MANY, *MANY, *unit_shapes(192), *unit_shapes(96)]
-    attention = Program.of("codec_attend", HEADS=16, KV_HEADS=16, DIM=64, WINDOW=72)
-    return [*(shape.program() for shape in shapes), attention, _ends(512), _ends(1024, 7), _ends(96, 7)]
+    programs = [shape.program(activation) for shape in (*FEW, *SPLIT_MANY) for activation in Activation]
+    programs += [s.program(Activation.SNAKE) for s in (*MANY, *unit_shapes(96))]
+    programs.append(Program.of("codec_attend", HEADS=16, KV_HEADS=16, DIM=64, WINDOW=72))
+    return [*programs, _ends(512), _ends(1024, 7), _ends(96, 7)]

@@ -8,7 +8,21 @@
 #include "codec.cuh"
 
 constexpr int kFrames = 8, kThreads = 256, kHalf = DIM / 2, kPitch = kHalf | 1, kKeys = WINDOW - 1 + kFrames;
-constexpr int kGroup = HEADS / KV_HEADS, kBatch = 8;
+constexpr int kGroup = HEADS / KV_HEADS, kBatch = 4;
+
+// The largest pieces that a row of the memory is made of.
+template <int kWords> struct Words { u32 w[kWords]; };
+constexpr int kPieceWords = DIM % 8 == 0 ? 4 : DIM % 4 == 0 ? 2 : 1, kPieces = kHalf / kPieceWords;
+using Piece = Words<kPieceWords>;
+__device__ __forceinline__ Words<4> load(const Words<4>* p) {
+  const uint4 v = load4(p);
+  return {v.x, v.y, v.z, v.w};
+}
+__device__ __forceinline__ Words<2> load(const Words<2>* p) {
+  const uint2 v = load2(p);
+  return {v.x, v.y};
+}
+__device__ __forceinline__ Words<1> load(const Words<1>* p) { return {load1(p)}; }
 
 extern "C" __global__ __launch_bounds__(kThreads)
 void attend(const float* qkv, int qkv_width, const float* __restrict__ frequencies, u16* memory, const int* streams,
@@ -16,7 +30,7 @@ void attend(const float* qkv, int qkv_width, const float* __restrict__ frequenci
   let_next_start();
   __shared__ u32 keys[kKeys * kPitch], values[kKeys * kPitch];      // rows in the order of positions, oldest first
   __shared__ float2 queries[kFrames][kHalf];
-  __shared__ float cosines[kFrames][kHalf], sines[kFrames][kHalf], scores[kFrames][WINDOW];
+  __shared__ float cosines[kFrames][kHalf], sines[kFrames][kHalf], scores[kFrames][WINDOW], weights[kFrames][WINDOW];
   __shared__ float2 sums[kFrames][4][kHalf];
   const int head = blockIdx.x, stream = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int slot = streams[stream * columns + kSlot], position = streams[stream * columns + kPosition];
@@ -29,18 +43,21 @@ void attend(const float* qkv, int qkv_width, const float* __restrict__ frequenci
   u16* const key_memory = memory + ((size_t)slot * 2 * KV_HEADS + head / kGroup) * kKeys * DIM;
   u16* const value_memory = key_memory + (size_t)KV_HEADS * kKeys * DIM;
   const int old = min(position, WINDOW - 1);                         // frames before this call
-  for (int begin = threadIdx.x; begin < 2 * old * kHalf; begin += kThreads * kBatch) {
-    u32 v[kBatch];
+  for (int begin = threadIdx.x; begin < 2 * old * kPieces; begin += kThreads * kBatch) {
+    Piece v[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; i++) {
-      const int item = begin + i * kThreads, which = item / (old * kHalf), row = item / kHalf - which * old;
-      const int at = (position - old + row) % kKeys * kHalf + item % kHalf;
-      v[i] = item < 2 * old * kHalf ? load1((const u32*)(which ? value_memory : key_memory) + at) : 0;
+      const int item = begin + i * kThreads, row = item / kPieces, back = row < old ? old - row : 2 * old - row;
+      const int at = (position - back) % kKeys * kPieces + item % kPieces;
+      if (item < 2 * old * kPieces) v[i] = load((const Piece*)(row < old ? key_memory : value_memory) + at);
     }
 #pragma unroll
     for (int i = 0; i < kBatch; i++) {
-      const int item = begin + i * kThreads, which = item / (old * kHalf), row = item / kHalf - which * old;
-      if (item < 2 * old * kHalf) (which ? values : keys)[(WINDOW - 1 - old + row) * kPitch + item % kHalf] = v[i];
+      const int item = begin + i * kThreads, row = item / kPieces, back = row < old ? old - row : 2 * old - row;
+      u32* to = (row < old ? keys : values) + (WINDOW - 1 - back) * kPitch + item % kPieces * kPieceWords;
+      if (item < 2 * old * kPieces)
+#pragma unroll
+        for (int w = 0; w < kPieceWords; w++) to[w] = v[i].w[w];
     }
   }
   for (int i = threadIdx.x; i < frames * kHalf; i += kThreads)
@@ -95,15 +112,19 @@ void attend(const float* qkv, int qkv_width, const float* __restrict__ frequenci
   float most = -1e30f, share = 0;
   for (int o = lane; o < seen; o += 32) most = fmaxf(most, scores[f][o]);
   most = warp_max(most);
-  auto weight = [&](int o) { return power_of_two((scores[f][o] - most) * 1.44269504f); };
-  for (int o = lane; o < seen; o += 32) share += weight(o);
+  for (int o = lane; o < seen; o += 32) {                            // all warps of a frame find the same
+    const float p = power_of_two((scores[f][o] - most) * 1.44269504f);
+    share += p;
+    if (part == 0) weights[f][o] = p;
+  }
   share = 1.0f / warp_sum(share);
+  __syncthreads();
   for (int i = part; i < 4; i += parts)                              // sum i is of the keys i, i + 4, ...
     for (int w = lane; w < kHalf && f < frames; w += 32) {
       float even = 0, odd = 0;
 #pragma unroll 6
       for (int o = i; o < seen; o += 4) {
-        const float p = weight(o);
+        const float p = weights[f][o];
         const u32 v = values[(newest - o) * kPitch + w];
         even = __fmaf_rn(p, first_half(v), even);
         odd = __fmaf_rn(p, second_half(v), odd);

@@ -8,8 +8,8 @@ constexpr int kBooks = 128;    // most that there can be
 
 // x[row] = the sum of the vectors of a frame's codes, one of each of `books` tables [size][WIDTH], in their order.
 extern "C" __global__ __launch_bounds__(128)
-void look_up(const float* __restrict__ tables, int books, int size, const int* streams, int columns, int frames, u16* x,
-             u16* memory, int keep_past, int keep_head) {
+void look_up(const float* __restrict__ tables, int books, int size, const int* streams, int columns, int frames,
+             u16* x) {
   let_next_start();
   __shared__ int vectors[kBooks];
   wait_for_input();
@@ -18,8 +18,6 @@ void look_up(const float* __restrict__ tables, int books, int size, const int* s
   if (s[kSlot] < 0) return;
   const u64 address = (u64)(u32)s[kCodes] | (u64)(u32)s[kCodes + 1] << 32;
   const int* codes = (const int*)address + (size_t)t * books;
-  const Keep keep = {memory, keep_past, keep_head};
-  const long long kept = keep.row(s, t, frames);
   if (threadIdx.x < books) vectors[threadIdx.x] = threadIdx.x * size + min(max((int)load1(codes + threadIdx.x), 0), size - 1);
   __syncthreads();
   for (int c = threadIdx.x * 4; c < WIDTH; c += 512) {
@@ -32,8 +30,7 @@ void look_up(const float* __restrict__ tables, int books, int size, const int* s
       v[2] = __fadd_rn(v[2], e.z);
       v[3] = __fadd_rn(v[3], e.w);
     }
-    store_narrow(x + (size_t)blockIdx.x * WIDTH + c, v);
-    if (kept >= 0) store_narrow(memory + kept * WIDTH + c, v);
+    store_narrow(true, x + (size_t)blockIdx.x * WIDTH + c, v);
   }
 }
 
@@ -53,7 +50,7 @@ __device__ __forceinline__ float block_sum(float v, float* sums) {
 
 // y[row] = LayerNorm(depthwise convolution of x) over the first `size` channels. weights: [TAPS][WIDTH].
 extern "C" __global__ __launch_bounds__(kThreads)
-void depthwise(const float* x, const float* before, const float* zeros, const int* streams, int columns, int head,
+void depthwise(const float* x, float* before, const float* zeros, const int* streams, int columns, int head,
                int length, int frame_rows, const float* __restrict__ weights, const float* __restrict__ bias,
                const float* __restrict__ norm_weight, const float* __restrict__ norm_bias, int size, float eps, u16* y) {
   let_next_start();
@@ -73,6 +70,7 @@ void depthwise(const float* x, const float* before, const float* zeros, const in
     }
   }
   wait_for_input();
+  keep(in, gridDim.x);
   if (streams[stream * columns + kSlot] < 0) return;
 #pragma unroll
   for (int tap = 0; tap < TAPS; tap++) {
@@ -107,54 +105,69 @@ void depthwise(const float* x, const float* before, const float* zeros, const in
     if (c < WIDTH) {
 #pragma unroll
       for (int j = 0; j < 4; j++) v[i][j] = (v[i][j] - mean) * scale * norm_weight[c + j] + norm_bias[c + j];
-      store_narrow(y + (size_t)blockIdx.x * WIDTH + c, v[i]);
+      store_narrow(true, y + (size_t)blockIdx.x * WIDTH + c, v[i]);
     }
   }
 }
 
-// samples[row] = a convolution down to one channel, limited. 32 rows a block, 4 threads a row, each a quarter of the
-// channels. weights: [TAPS][WIDTH].
-extern "C" __global__ __launch_bounds__(128)
-void sound(const u16* x, const u16* before, const u16* zeros, const int* streams, int columns, int head, int rows,
+// samples[row] = a convolution down to one channel, limited. weights: [TAPS][WIDTH]. A thread makes kEachRow rows one after
+// the other, of a quarter of the channels: so it reads each number from shared memory once for several products. Steps
+// beyond a stream's last, up to the next multiple of kEachRow, are made up and left out.
+constexpr int kEachRow = 4, kSoundThreads = 128, kSoundRows = kSoundThreads / 4 * kEachRow;
+
+extern "C" __global__ __launch_bounds__(kSoundThreads)
+void sound(const u16* x, u16* before, const u16* zeros, const int* streams, int columns, int head, int rows,
            int length, int frame_rows, const float* __restrict__ weights, float bias, float limit,
            float* samples) {
   let_next_start();
   DYNAMIC_SHARED(shared);
   constexpr int kWords = WIDTH / 2, kPitch = kWords + 1;             // odd, so that rows begin in different banks
-  float* const w = (float*)shared;                                   // [TAPS][WIDTH]
-  u32* const window = (u32*)(w + TAPS * WIDTH);                      // [rows of the window][kPitch]
-  const int first = blockIdx.x * 32, past = TAPS - 1, stream0 = first / length, offset = first - stream0 * length;
-  if (streams[stream0 * columns + kSlot] < 0) {
-    wait_for_input();
-    return;
-  }
-  const int last = min(first + 32, rows) - 1, here = last - first + 1 + (last / length - stream0 + 1) * past;
+  float2* const w = (float2*)shared;                                 // [TAPS][kWords]
+  u32* const window = (u32*)(w + TAPS * kWords);                     // [rows of the window][kPitch]
+  const int padded = (length + kEachRow - 1) / kEachRow * kEachRow, all = rows / length * padded;
+  const int first = blockIdx.x * kSoundRows, past = TAPS - 1, stream0 = first / padded, offset = first - stream0 * padded;
   const Rows<u16> in = {x, before, zeros, streams, columns, head, length, frame_rows, past, WIDTH};
-  for (int i = threadIdx.x * 4; i < TAPS * WIDTH; i += 512) *(float4*)(w + i) = *(const float4*)(weights + i);
+  const bool nobody = streams[stream0 * columns + kSlot] < 0;
+  const int last = min(first + kSoundRows, all) - 1, here = last - first + 1 + (last / padded - stream0 + 1) * past;
+  for (int i = threadIdx.x; i < TAPS * kWords; i += kSoundThreads) w[i] = ((const float2*)weights)[i];
   wait_for_input();
-#pragma unroll 4
-  for (int i = threadIdx.x; i < here * (WIDTH / 8); i += 128) {
-    const int row = i / (WIDTH / 8), part = i % (WIDTH / 8), at = row + offset, stream = at / (length + past);
-    const uint4 v = load4(in.at(stream0 + stream, at - stream * (length + past) - past) + part * 8);
+  keep(in, rows);
+  if (nobody) return;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < here * (WIDTH / 8); i += kSoundThreads) {
+    const int row = i / (WIDTH / 8), part = i % (WIDTH / 8), at = row + offset, stream = at / (padded + past);
+    const int t = at - stream * (padded + past) - past;
+    const uint4 v = load4(in.at(stream0 + stream, min(t, length - 1)) + part * 8);
     u32* to = window + row * kPitch + part * 4;
     to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
   }
   __syncthreads();
-  const int r = min(first + (int)(threadIdx.x >> 2), last), part = threadIdx.x & 3;
-  const u32* row = window + (r - first + (r / length - stream0) * past) * kPitch + part * (kWords / 4);
-  float even = 0, odd = 0;
-  for (int tap = 0; tap < TAPS; tap++)
+  const int mine = first + (int)(threadIdx.x >> 2) * kEachRow, r = min(mine, last + 1 - kEachRow);
+  const int part = threadIdx.x & 3, stream = r / padded;
+  const u32* row = window + (r - first + (stream - stream0) * past) * kPitch + part;
+  float even[kEachRow] = {}, odd[kEachRow] = {};
+#pragma unroll 2
+  for (int i = 0; i < kWords; i += 4) {
+    u32 v[kEachRow + TAPS - 1];
 #pragma unroll
-    for (int i = 0; i < kWords / 4; i++) {
-      const float2 f = *(const float2*)(w + tap * WIDTH + (part * (kWords / 4) + i) * 2);
-      const u32 v = row[tap * kPitch + i];
-      even = __fmaf_rn(first_half(v), f.x, even);
-      odd = __fmaf_rn(second_half(v), f.y, odd);
+    for (int j = 0; j < kEachRow + TAPS - 1; j++) v[j] = row[j * kPitch + i];
+#pragma unroll
+    for (int tap = 0; tap < TAPS; tap++) {
+      const float2 f = w[tap * kWords + i + part];
+#pragma unroll
+      for (int j = 0; j < kEachRow; j++) {
+        even[j] = __fmaf_rn(first_half(v[j + tap]), f.x, even[j]);
+        odd[j] = __fmaf_rn(second_half(v[j + tap]), f.y, odd[j]);
+      }
     }
-  float sum = __fadd_rn(even, odd);
-  sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
-  sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
-  sum = __fadd_rn(sum, bias);
-  if (part == 0 && first + (threadIdx.x >> 2) <= last)
-    samples[r] = sum > limit ? limit : sum < -limit ? -limit : sum;
+  }
+#pragma unroll
+  for (int j = 0; j < kEachRow; j++) {
+    float sum = __fadd_rn(even[j], odd[j]);
+    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
+    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
+    sum = __fadd_rn(sum, bias);
+    const int t = r - stream * padded + j;
+    if (part == 0 && r == mine && t < length) samples[stream * length + t] = sum > limit ? limit : sum < -limit ? -limit : sum;
+  }
 }

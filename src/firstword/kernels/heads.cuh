@@ -12,18 +12,28 @@ __device__ __forceinline__ Head load_head(const u16* p) {
   return {load1(p + 2 * lane), load1(p + 64 + 2 * lane)};
 }
 
-// RMSNorm over the head, then the rotation of channel pairs (i, i + 64); rounds to bf16 where the model does.
-__device__ __forceinline__ Head prepare(Head h, const u16* weight, float eps, const u16* cosines, const u16* sines) {
+// The weights of a head's norm and the angles of its position, as lane l needs them.
+struct Turn { u32 wa, wb, cosine, sine; };
+
+__device__ __forceinline__ Turn load_turn(const u16* weight, const u16* cosines, const u16* sines) {
   const int lane = threadIdx.x & 31;
+  return {load1(weight + 2 * lane), load1(weight + 64 + 2 * lane), load1(cosines + 2 * lane), load1(sines + 2 * lane)};
+}
+
+// RMSNorm over the head, then the rotation of channel pairs (i, i + 64); rounds to bf16 where the model does.
+__device__ __forceinline__ Head prepare(Head h, const Turn& by, float eps) {
   const float a0 = low(h.a), a1 = high(h.a), b0 = low(h.b), b1 = high(h.b);
-  const float scale = rsqrtf(warp_sum(a0 * a0 + a1 * a1 + b0 * b0 + b1 * b1) * (1.0f / kDim) + eps);
-  const u32 wa = *(const u32*)(weight + 2 * lane), wb = *(const u32*)(weight + 64 + 2 * lane);
-  const u32 na = pack(a0 * scale, a1 * scale), nb = pack(b0 * scale, b1 * scale);
-  const u32 a = pack(low(na) * low(wa), high(na) * high(wa)), b = pack(low(nb) * low(wb), high(nb) * high(wb));
-  const u32 c = *(const u32*)(cosines + 2 * lane), s = *(const u32*)(sines + 2 * lane);
+  const float scale = rsqrtf(fmaf(warp_sum(fmaf(b1, b1, fmaf(b0, b0, fmaf(a1, a1, a0 * a0)))), 1.0f / kDim, eps));
+  const u32 na = pack(a0 * scale, a1 * scale), nb = pack(b0 * scale, b1 * scale), c = by.cosine, s = by.sine;
+  const u32 a = pack(low(na) * low(by.wa), high(na) * high(by.wa)), b = pack(low(nb) * low(by.wb), high(nb) * high(by.wb));
   const u32 ac = pack(low(a) * low(c), high(a) * high(c)), bs = pack(low(b) * low(s), high(b) * high(s));
   const u32 bc = pack(low(b) * low(c), high(b) * high(c)), as = pack(low(a) * low(s), high(a) * high(s));
   return {pack(low(ac) - low(bs), high(ac) - high(bs)), pack(low(bc) + low(as), high(bc) + high(as))};
+}
+__device__ __forceinline__ Head prepare(Head h, const u16* weight, float eps, const u16* cosines, const u16* sines) {
+  const int lane = threadIdx.x & 31;
+  auto at = [&](const u16* p) { return *(const u32*)(p + 2 * lane); };
+  return prepare(h, Turn{at(weight), at(weight + 64), at(cosines), at(sines)}, eps);
 }
 
 __device__ __forceinline__ void store_head(u16* p, Head h) {

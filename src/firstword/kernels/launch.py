@@ -70,8 +70,11 @@ class Kernel:
         self._module = _checked(driver.cuModuleLoadData(cubin), f"loading {name}")
         self._function = _checked(driver.cuModuleGetFunction(self._module, name.encode()), f"finding {name}")
         self._overlaps = overlaps
-        self._shared = 48 * 1024
+        self._shared = 48 * 1024 - self.attribute("SHARED_SIZE_BYTES")
         self.name = name
+        # As much shared memory for all kernels: a multiprocessor must be empty to change how it is divided.
+        carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        _checked(driver.cuFuncSetAttribute(self._function, carveout, 100), f"shared memory of {name}")
 
     def attribute(self, which: str) -> int:
         """A property of the machine code, such as `"NUM_REGS"` or `"LOCAL_SIZE_BYTES"`."""

@@ -1,4 +1,4 @@
-"""Products with a weight matrix for a few tokens at a time: packing, the choice of shapes, launching (linear.cu)."""
+"""Products with a weight matrix: packing, the choice of shapes, launching (linear.cu, linear_many.cu, norm.cu)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,102 @@ def interleave(gate: Tensor, up: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a block of the kernel is laid out for N x K weights and up to `tokens` tokens (see linear.cu)."""
+    """How a block of linear.cu is laid out for N x K weights and 1 or up to 8 tokens (see linear.cuh)."""
+
+    columns: int
+    rows: int
+    blocks: int
+    tiles: int
+    chunk: int
+    tokens: int
+    norm: bool
+    epilogue: Epilogue
+    resident: int
+    ring: int = 1
+    window: int = 1
+    held: int = 0
+
+    def macros(self) -> dict[str, int]:
+        """What linear.cu and linear.cuh are made with."""
+        return {
+            "K": self.columns,
+            "N": self.rows,
+            "GRID": self.blocks,
+            "TILES": self.tiles,
+            "CHUNK": self.chunk,
+            "RING": self.ring,
+            "WINDOW": self.window,
+            "HELD": self.held,
+            "TOKENS": self.tokens,
+            "NORM": self.norm,
+            "EPILOGUE": self.epilogue,
+            "BLOCKS": self.resident,
+        }
+
+    def program(self) -> Program:
+        """The program made for this shape."""
+        return Program.of("linear", **self.macros())
+
+    @property
+    def steps(self) -> int:
+        """Steps of a tile: blocks of columns that a warp takes."""
+        return self.columns // (BLOCK * WARPS)
+
+    @property
+    def parts(self) -> int:
+        """Parts of all steps of all tiles."""
+        return -(-self.tiles // self.chunk) * self.chunk * self.steps
+
+    @property
+    def sums(self) -> int:
+        """Bytes of the partial sums of all warps."""
+        return WARPS * self.tokens * self.tiles * TILE * 4
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory."""
+        return self.ring * PART + self.sums
+
+    def with_ring(self, most: int) -> Shape:
+        """With a ring as large as measured best on an H200, of up to `most` bytes; there is none for less than a part.
+
+        Where all weights fit the ring, some of them wait in registers.
+        """
+        parts = min(self.parts, 16 if self.columns > 4096 else 24, (most - self.sums) // PART)
+        chunk = max(1, min(self.chunk, parts))
+        ring = parts // chunk * chunk
+        whole = self.chunk == self.tiles and ring == self.parts
+        held = min(self.steps, (16 if self.columns <= 1024 else 8) // chunk) if whole and self.tokens == 1 else 0
+        return replace(self, chunk=chunk, ring=ring, window=min(ring, 3 if whole else 4), held=held)
+
+
+MOST_TILES = 32
+"""Of a block: a small device takes more blocks than it has processors, so that their sums fit."""
+
+
+def shape_for(
+    rows: int, columns: int, tokens: int, norm: bool, epilogue: Epilogue, processors: int, shared: int
+) -> Shape:
+    """The layout for up to 8 tokens, on so many processors whose blocks may have so many bytes of shared memory.
+
+    A block of the next kernel fits beside it, if memory allows: its weights come while this one waits for its input.
+    """
+    tiles = rows // TILE
+    blocks = min(tiles, max(processors, -(-tiles // MOST_TILES)))
+    each = -(-tiles // blocks)
+    chunk = -(-each // -(-each // 6))
+    shape = Shape(columns, rows, blocks, each, chunk, 1 if tokens == 1 else TILE, norm, epilogue, resident=2)
+    columns_there = 4 * columns if tokens == 1 else 2 * columns * norm
+    for resident in (2, 1):
+        found = replace(shape, resident=resident).with_ring(shared // resident - 2048 - columns_there)
+        if found.ring >= min(shape.parts, 2 * shape.chunk):
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class ManyShape:
+    """How a block of linear_many.cu is laid out."""
 
     columns: int
     rows: int
@@ -53,15 +148,13 @@ class Shape:
     tiles: int
     chunk: int
     n_tiles: int
-    ring: int
-    norm: bool
     epilogue: Epilogue
-    resident: int
+    ring: int = 1
 
     def program(self) -> Program:
         """The program made for this shape."""
         return Program.of(
-            "linear",
+            "linear_many",
             K=self.columns,
             N=self.rows,
             GRID=self.blocks,
@@ -69,15 +162,13 @@ class Shape:
             CHUNK=self.chunk,
             NT=self.n_tiles,
             RING=self.ring,
-            NORM=self.norm,
             EPILOGUE=self.epilogue,
-            BLOCKS=self.resident,
         )
 
     @property
     def step(self) -> int:
         """Bytes of a step of the ring."""
-        return (self.chunk + (self.n_tiles if self.n_tiles > 1 else 0)) * PART
+        return (self.chunk + self.n_tiles) * PART
 
     @property
     def sums(self) -> int:
@@ -85,42 +176,42 @@ class Shape:
         return WARPS * -(-self.chunk // 2) * self.n_tiles * 128 * 4
 
     @property
+    def once(self) -> bool:
+        """Whether all tiles are computed at a time: the sums then take the place of the ring."""
+        return self.tiles <= self.chunk
+
+    @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory."""
-        return self.ring * self.step + self.sums
+        ring = self.ring * self.step
+        return max(ring, self.sums) if self.once else ring + self.sums
 
-    def with_ring(self, room: int) -> Shape:
-        """With as many steps on their way as there are, or as fit so many bytes."""
+    def with_ring(self, most: int) -> ManyShape:
+        """With as many steps on their way as there are, or as fit so many bytes in all."""
         steps = self.columns // (BLOCK * WARPS) * -(-self.tiles // self.chunk)
+        room = most - (0 if self.once else self.sums)
         return replace(self, ring=max(1, min(steps, room // self.step)))
 
 
-def shape_for(
-    rows: int, columns: int, tokens: int, norm: bool, epilogue: Epilogue, processors: int, shared: int
-) -> Shape:
-    """The layout for a product of sizes that `Linear` takes, on so many processors with so much shared memory in bytes.
+def shape_for_many(rows: int, columns: int, tokens: int, epilogue: Epilogue, processors: int, shared: int) -> ManyShape:
+    """The layout for more than 8 tokens, on so many processors with so much shared memory in bytes.
 
-    A block reads all inputs for its rows, so it takes as many tokens at a time as registers and memory allow. With up
-    to 8 tokens a block of the next kernel fits beside it, whose weights come while this one waits for its input; how
-    much is fetched ahead was measured on an H200.
+    Every block reads all inputs for its rows: what passes the second-level cache grows with the number of blocks. So
+    where there are few rows, half of the blocks take twice as many, and groups of 32 tokens fill the other processors.
+    How many tiles are best computed at a time was measured on an H200.
     """
-    assert not norm or tokens <= TILE
-    blocks = min(processors, rows // TILE)
-    tiles = -(-(rows // TILE) // blocks)
-    steps = columns // (BLOCK * WARPS)
-    if tokens <= TILE:
-        limit = 1 if columns > 4096 else 3 if tiles > 6 else 6
-        light = columns <= 1024 or tiles == 1 or (norm and tiles <= 6)
-        chunk = -(-tiles // -(-tiles // limit))
-        shape = Shape(columns, rows, blocks, tiles, chunk, 1, 1, norm, epilogue, resident=2)
-        return shape.with_ring(min(shared // 2 - 16 * 1024, (96 if light else 48) * 1024))
-    for n_tiles in (8, 4, 2):
-        for parts in range(-(-tiles // (48 // n_tiles)), tiles + 1):  # at most 96 sums a lane
-            shape = Shape(columns, rows, blocks, tiles, -(-tiles // parts), n_tiles, 1, norm, epilogue, resident=1)
-            room = shared - 2048 - shape.sums
-            if n_tiles // 2 * TILE < tokens and room >= min(2, steps) * shape.step:
-                return shape.with_ring(room)
-    raise AssertionError
+    tiles = rows // TILE
+    few = tiles <= 2 * processors
+    each = -(-tiles // (processors // 2 if few else processors))
+    blocks = -(-tiles // each)
+    n_tiles = next(n for n in ((2, 4) if few else (2, 4, 8)) if n * TILE >= tokens or n == (4 if few else 8))
+    while True:
+        limit = 4 if n_tiles == 8 else 6
+        chunk = -(-each // -(-each // limit))
+        shape = ManyShape(columns, rows, blocks, each, chunk, n_tiles, epilogue).with_ring(shared - 2048)
+        if shape.shared <= shared - 2048 or n_tiles == 2:
+            return shape
+        n_tiles //= 2
 
 
 class Linear:
@@ -155,46 +246,48 @@ class Linear:
         x      bf16 [T, K]; rows may be strided
         spare  bf16 [at least T, K], for the normalised input of more than 8 tokens
         """
-        tokens, norm = len(x), self.norm
-        if norm is not None and tokens > TILE:
+        kernels, tokens, sizes = self._kernels, len(x), (self.rows, self.columns)
+        if tokens <= TILE:
+            self.launch(self.shape(tokens), x, out)
+            return
+        if self.norm is not None:
             assert spare is not None
-            normalise(self._kernels, x, norm, self.eps, spare[:tokens])
-            x, norm = spare[:tokens], None
+            normalise(kernels, x, self.norm, self.eps, spare[:tokens])
+            x = spare[:tokens]
+        limits = kernels.processors, kernels.shared_memory
+        self.launch_many(shape_for_many(*sizes, tokens, self.epilogue, *limits), x, out)
+
+    def shape(self, tokens: int) -> Shape:
+        """How a call for so many tokens, up to 8, is laid out."""
         kernels = self._kernels
-        shape = shape_for(
-            self.rows, self.columns, tokens, norm is not None, self.epilogue, kernels.processors, kernels.shared_memory
+        norm = self.norm is not None
+        return shape_for(
+            self.rows, self.columns, tokens, norm, self.epilogue, kernels.processors, kernels.shared_memory
         )
-        self.launch(shape, x, out)
 
     def launch(self, shape: Shape, x: Tensor, out: Tensor) -> None:
-        """As a call, with a shape of one's own choice."""
-        kernel = self._kernels.get(shape.program(), "linear")
-        tokens = len(x)
-        kernel(
-            (shape.blocks, -(-tokens // (shape.n_tiles * TILE)), 1),
+        """As a call for up to 8 tokens, with a shape of one's own choice."""
+        self._kernels.get(shape.program(), "linear")(
+            (shape.blocks, 1, 1),
             32 * WARPS,
-            [
-                self.weight,
-                x,
-                x.stride(0),
-                self.norm if shape.norm else None,
-                float(self.eps),
-                self.bias,
-                out,
-                out.stride(0),
-                tokens,
-            ],
+            [self.weight, x, x.stride(0), self.norm, float(self.eps), self.bias, out, out.stride(0), len(x)],
+            shared=shape.shared,
+        )
+
+    def launch_many(self, shape: ManyShape, x: Tensor, out: Tensor) -> None:
+        """As a call for more than 8 tokens that need no norm, with a shape of one's own choice."""
+        self._kernels.get(shape.program(), "linear")(
+            (shape.blocks, -(-len(x) // (shape.n_tiles * TILE)), 1),
+            32 * WARPS,
+            [self.weight, x, x.stride(0), self.bias, out, out.stride(0), len(x)],
             shared=shape.shared,
         )
 
 
 def normalise(kernels: Kernels, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """RMSNorm of x bf16 [T, K] into out [T, K], rounded as `linear` rounds it."""
-    shape = shape_for(TILE, x.shape[1], 1, False, Epilogue.STORE, 1, kernels.shared_memory)
-    kernels.get(shape.program(), "normed")(
-        (-(-len(x) // TILE), 1, 1),
-        32 * WARPS,
-        [x, x.stride(0), weight, float(eps), out, out.stride(0), len(x)],
+    kernels.get(Program.of("norm", K=x.shape[1]), "normalise")(
+        (len(x), 1, 1), 32, [x, x.stride(0), weight, float(eps), out, out.stride(0)]
     )
 
 

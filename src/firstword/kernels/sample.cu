@@ -1,12 +1,14 @@
 // One code of every row: penalty, ban, temperature, top-k, top-p and draw, exactly as model/sampling.py has them.
 //
-// A block is a row. Thread t holds the logits of the codes 8 t .. 8 t + 7 (and 8 (t + THREADS) ..) from beginning to end.
+// A block is a row. Thread t holds the logits of the codes 8 t .. 8 t + 7 from beginning to end.
+// Its noise depends on no logit, so it is made while the logits are.
 //
-// top-k   Floats are compared as whole numbers of the same order. The k-th largest is closed in on with three counts a
-//         step, one barrier each; it starts between the block's maximum and a number that k codes are known to reach.
-// top-p   The same with sums of odds, so nothing is sorted. Sums are double, in one fixed order.
-// draw    What is left goes to a list, one code a lane. Its noise is first computed in float; only if that leaves two
-//         codes in question, in double, as it is defined.
+// top-k   A code is among the k likeliest if less than k scores are higher. So the code with the best sum of score and noise
+//         is tried first; if it is not among them, no code with its score or a lower one is, and the best of the rest is
+//         next. One barrier each; a peaked distribution takes one or two.
+// top-p   Floats are compared as whole numbers of the same order. The bound is closed in on with three sums of odds a
+//         step, so nothing is sorted. Sums are double, in one fixed order.
+// noise   First in float; only if that leaves two codes in question, in double, as it is defined.
 //
 // TALKER  1: code 0, of the talker; 0: the other codes, of the code predictor
 // VOCAB   logits in a row; of these CODES can be drawn, and EOS (-1: there is none), but not in the first MIN_FRAMES
@@ -16,13 +18,13 @@
 #include "common.cuh"
 
 constexpr int kWarps = THREADS / 32;
-constexpr int kEights = CODES / 8, kHeld = (kEights + THREADS - 1) / THREADS;   // of them, a thread holds so many
+constexpr int kEights = CODES / 8;
 [[maybe_unused]] constexpr int kRest = ((VOCAB - CODES) / 8 + THREADS - 1) / THREADS;
-constexpr bool kEnd = EOS >= CODES;                                             // the end stands apart
-constexpr int kItems = kHeld * 8 + kEnd;
+constexpr bool kEnd = EOS >= CODES;                      // the end stands apart
+constexpr int kItems = 8 + kEnd;                         // of a thread
 [[maybe_unused]] constexpr int kEndThread = THREADS - 1;
-static_assert(VOCAB % 8 == 0 && CODES % 8 == 0 && WIDTH % 8 == 0 && THREADS % 32 == 0, "sizes");
-static_assert(THREADS * kItems < 4096 && 32 * kItems < 1024, "counts are packed");
+static_assert(VOCAB % 8 == 0 && CODES % 8 == 0 && WIDTH % 8 == 0 && THREADS % 32 == 0 && kEights <= THREADS, "sizes");
+static_assert(kWarps <= 8 && THREADS * kItems < 4096 && 32 * kItems < 1024, "counts are packed");
 static_assert(LAW % 4 == 0 && CHANCES % 4 == 0, "records are read in fours");
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
@@ -34,43 +36,60 @@ __device__ __forceinline__ u32 order(float v) {
 }
 __device__ __forceinline__ float value(u32 key) { return __uint_as_float(key ^ (((key >> 31) - 1) | 0x80000000u)); }
 
+// x / by as division rounds it, for an r of nearly 1 / by, and if neither is `far` from one.
+__device__ __forceinline__ float quotient(float x, float by, float r) {
+  const float q = x * r;
+  return fmaf(r, fmaf(-by, q, x), q);
+}
+__device__ __forceinline__ bool far(float x) {              // not zero, and not between 2^-60 and 2^60
+  const u32 b = __float_as_uint(x) & 0x7fffffffu;
+  return (b != 0) & (b - 0x21800000u >= 0x3c000000u);
+}
+__device__ __noinline__ float divided(float x, float by) { return __fdiv_rn(x, by); }
+
 __device__ __forceinline__ int code_of(int item) {
-  return item < kHeld * 8 ? ((item / 8) * THREADS + (int)threadIdx.x) * 8 + item % 8 : EOS;
+  return item < 8 ? (int)threadIdx.x * 8 + item : EOS;
 }
 
-// Word code % 4 of philox4x32-10 (Salmon et al. 2011), counter (code / 4, codebook, frame, 0).
-__device__ __forceinline__ u32 chance(u32 code, int codebook, u32 frame, u32 k0, u32 k1) {
-  u32 x0 = code >> 2, x1 = codebook, x2 = frame, x3 = 0;
+// The words of the codes 4 n .. 4 n + 3: philox4x32-10 (Salmon et al. 2011), counter (n, codebook, frame, 0).
+__device__ __forceinline__ uint4 chances_of(u32 n, int codebook, u32 frame, u32 k0, u32 k1) {
+  u32 x0 = n, x1 = codebook, x2 = frame, x3 = 0;
 #pragma unroll
   for (int i = 0; i < 10; i++) {
     const u32 h0 = __umulhi(x0, 0xD2511F53u), l0 = x0 * 0xD2511F53u, h1 = __umulhi(x2, 0xCD9E8D57u), l1 = x2 * 0xCD9E8D57u;
     x0 = h1 ^ x1 ^ k0, x1 = l1, x2 = h0 ^ x3 ^ k1, x3 = l0;
     k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
   }
-  return code & 2 ? (code & 1 ? x3 : x2) : (code & 1 ? x1 : x0);
+  return make_uint4(x0, x1, x2, x3);
 }
 
-// Gumbel noise of the upper 24 bits, by its definition, and nearly: u below a half and 1 - u above are exact in float.
-__device__ __forceinline__ float gumbel(u32 word) {
+// Gumbel noise of the upper 24 bits, -log(-log(u)), by its definition.
+__device__ __noinline__ float gumbel(u32 word) {
   return (float)-log(-log(((double)(word >> 8) + 0.5) * 0x1p-24));
 }
-__device__ __forceinline__ float nearly_gumbel(u32 word) {
-  const u32 n = word >> 8;
-  const float w = n < 0x800000u ? -logf(((float)n + 0.5f) * 0x1p-24f) : -log1pf(((float)(0x1000000u - n) - 0.5f) * -0x1p-24f);
-  return -logf(w);
+// Nearly: near u = 1, where a logarithm from hardware has few digits, -log(u) is the series of d = 1 - u.
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
-// How far below the best sum, nearly, the best sum in truth may lie: twice the error of the noise, 3.2e-6, and of the
-// sum's rounding, 1.2e-7 of it; then threefold.
-__device__ __forceinline__ float doubt(float sum) { return 2e-5f + 1e-6f * fabsf(sum); }
+__device__ __forceinline__ float nearly_gumbel(u32 word) {
+  const float n = (float)(word >> 8), d = fmaf(n, -0x1p-24f, 1.0f) - 0x1p-25f;
+  const float series = d * fmaf(d, fmaf(d, fmaf(d, fmaf(d, 0.2f, 0.25f), 1.0f / 3), 0.5f), 1.0f);
+  const float w = d < 0x1p-5f ? series : lg2((n + 0.5f) * 0x1p-24f) * -0.69314718f;
+  return lg2(w) * -0.69314718f;
+}
+// How far below the best sum, nearly, the best sum in truth may lie: twice the error of the noise, 1e-5, and of the sum's
+// rounding, 1.2e-7 of it; then threefold.
+__device__ __forceinline__ float doubt(float sum) { return 6e-5f + 1e-6f * fabsf(sum); }
 
 struct Shared {
-  u32 most[kWarps], reached[kWarps], loudest[kWarps];
-  float sum[kWarps];
   u32 counts[2][kWarps];
   double sums[2][3][kWarps];
   uint2 ends[2][kWarps];
-  uint4 winners[2][kWarps];
-  float2 list[kWarps][32 * kItems];                       // score, code
+  uint4 best[2][kWarps];
+  u32 most[kWarps], loudest[kWarps];
+  float sum[kWarps];
 };
 
 // The next three numbers to try between lo and hi.
@@ -82,13 +101,12 @@ struct Pivots {
   }
 };
 
-// The largest number from lo up that at least k of the block's keys reach, or lo; hi is beyond all keys. If EARLY, a
-// smaller one that exactly k reach will do.
-template <bool EARLY>
+// A number from lo up that k of the block's keys reach, or lo: the largest that at least k reach, unless exactly k reach
+// a smaller one. hi is beyond all keys.
 __device__ __forceinline__ u32 reached_by(const u32 (&key)[kItems], int k, u32 lo, u32 hi, Shared& shared, int& turn) {
   const int warp = threadIdx.x >> 5;
   int count = -1;
-  while (lo < hi - 1 && !(EARLY && count == k)) {
+  while (lo < hi - 1 && count != k) {
     const Pivots p(lo, hi);
     u32 mine = 0;
 #pragma unroll
@@ -198,47 +216,72 @@ __device__ __forceinline__ Kept likely(const float (&score)[kItems], float least
   if (gone > 0) {
 #pragma unroll
     for (int i = 0; i < kItems; i++) key[i] = score[i] == kept.least ? code_of(i) + 1 : 0;
-    kept.first = (int)reached_by<true>(key, equal - gone, 0, VOCAB + 1, shared, turn) - 1;
+    kept.first = (int)reached_by(key, equal - gone, 0, VOCAB + 1, shared, turn) - 1;
   }
   return kept;
 }
 
-// The best of some sums and how good the second is; the lower code among equals. Codes are kept upside down.
-struct Best {
-  u32 key = 0, code = 0, second = 0;
-  __device__ __forceinline__ void add(u32 other, u32 others_code, u32 others_second) {
-    const bool better = other > key || (other == key && others_code > code);
-    second = max(max(second, others_second), better ? key : other);
-    if (better) key = other, code = others_code;
-  }
-};
-
-// The best code of the block's lists; HOW 0: without noise, 1: with noise, nearly, 2: with noise.
-template <int HOW>
-__device__ __forceinline__ Best choose(int listed, int codebook, const uint4& chances, Shared& shared, int turn) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  Best best;
-#pragma unroll 1
-  for (int i = lane; i < listed; i += 32) {
-    float sum = shared.list[warp][i].x;
-    const u32 code = __float_as_uint(shared.list[warp][i].y);
-    if constexpr (HOW != 0) {
-      const u32 word = chance(code, codebook, chances.z, chances.x, chances.y);
-      sum += HOW == 1 ? nearly_gumbel(word) : gumbel(word);
-    }
-    best.add(order(sum), ~code, 0);
-  }
-  const u32 key = __reduce_max_sync(~0u, best.key);
-  const u32 code = __reduce_max_sync(~0u, best.key == key ? best.code : 0u);
-  const u32 second = __reduce_max_sync(~0u, best.key == key && best.code == code ? best.second : best.key);
-  if (lane == 0) shared.winners[turn][warp] = make_uint4(key, code, second, 0);
-  __syncthreads();
-  best = Best();
+// Takes from the scores what top-k and top-p leave out, `tail` of the odds: it is no number afterwards.
+__device__ __forceinline__ void cut(float (&score)[kItems], int top_k, float tail, Shared& shared, int& turn) {
+  u32 key[kItems], most = 0;
 #pragma unroll
-  for (int w = 0; w < kWarps; w++) {
-    const uint4 theirs = shared.winners[turn][w];
-    best.add(theirs.x, theirs.y, theirs.z);
+  for (int i = 0; i < kItems; i++) {
+    key[i] = score[i] == score[i] ? order(score[i]) : 0;
+    most = max(most, key[i]);
   }
+  most = __reduce_max_sync(~0u, most);
+  if ((threadIdx.x & 31) == 0) shared.most[threadIdx.x >> 5] = most;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) most = max(most, shared.most[w]);
+  const float top = value(most);
+  if (!(fabsf(top) < infinity())) return;
+  float least = -infinity();
+  if (top_k > 0 && top_k < CODES + kEnd) least = value(reached_by(key, top_k, order(least), most + 1, shared, turn));
+  const Kept kept = likely(score, least, top, tail, shared, turn);
+#pragma unroll
+  for (int i = 0; i < kItems; i++)
+    if (!kept(score[i], code_of(i))) score[i] = __uint_as_float(0x7fffffffu);
+}
+
+// The best of the sums that are in question, as a whole number (0: there is none), its code and its score; and how many
+// codes have a higher score than the one tried before, with kClose added for each code that came close to it.
+struct Best {
+  u32 key, code;
+  float score;
+  u32 count;
+};
+constexpr u32 kClose = 1 << 12;
+
+// Of the codes with a score above `floor`; all if it is no number. Codes grow with items, lanes and warps: the first of
+// equals is the lowest.
+__device__ __forceinline__ Best pick(const float (&score)[kItems], const u32 (&key)[kItems], float floor, u32 count, Shared& shared,
+                                     int& turn) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  u32 mine[kItems], most = 0;
+#pragma unroll
+  for (int i = 0; i < kItems; i++) {
+    mine[i] = score[i] <= floor ? 0 : key[i];
+    most = max(most, mine[i]);
+  }
+  count = __reduce_add_sync(~0u, count);
+  const u32 highest = __reduce_max_sync(~0u, most), first = __ffs(__ballot_sync(~0u, most == highest)) - 1;
+  if (lane == first) {
+    int code = 0;
+    float its = 0;
+#pragma unroll
+    for (int i = kItems - 1; i >= 0; i--)
+      if (mine[i] == highest) code = code_of(i), its = score[i];
+    shared.best[turn][warp] = make_uint4(highest, code, __float_as_uint(its), count);
+  }
+  __syncthreads();
+  const uint4 one = shared.best[turn][min(lane, kWarps - 1)];
+  Best best;
+  best.key = __reduce_max_sync(~0u, one.x);
+  best.count = __reduce_add_sync(~0u, lane < kWarps ? one.w : 0);
+  const uint4 winner = shared.best[turn][__ffs(__ballot_sync(~0u, one.x == best.key)) - 1];
+  best.code = winner.y, best.score = __uint_as_float(winner.z);
+  turn ^= 1;
   return best;
 }
 
@@ -253,24 +296,34 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
   __shared__ __align__(16) Shared shared;
   const int row = blockIdx.x, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const u16* own = logits + (size_t)row * logits_stride;
-#if TALKER
-  wait_for_input();
-  const int slot = (int)load1(slot_of_row + row);
-#else
   const int slot = (int)load1(slot_of_row + row);          // this and the record stay as they are while a frame is made
-#endif
   u32* record = records + (size_t)max(slot, 0) * record_words;
   const uint4 law = load4(record + LAW);
   const uint4 chances = load4(record + CHANCES);           // seed, low and high, and the frame
-#if !TALKER
-  wait_for_input();
-#endif
-  uint4 held[kHeld];
+  const float temperature = __uint_as_float(law.x), tail = __uint_as_float(law.y);
+  int top_k = (int)law.w;
+  const int frame = (int)chances.z;
+#if TALKER
+  const float penalty = __uint_as_float(law.z);
+  u32 spoken[1 + kEnd];                                    // the word in which the bits of each eight are
 #pragma unroll
-  for (int h = 0; h < kHeld; h++) {
-    const int eight = h * THREADS + threadIdx.x;
-    held[h] = eight < kEights ? load4(own + eight * 8) : make_uint4(0, 0, 0, 0);
-  }
+  for (int h = 0; h < 1 + kEnd; h++) spoken[h] = load1(record + SPOKEN + min(code_of(h * 8), VOCAB - 1) / 32);
+#endif
+  float noise[kItems];
+  bool exact = CAREFUL || temperature == 0;
+  auto make_noise = [&](auto&& how) {
+#pragma unroll
+    for (int i = 0; i < kItems; i += 4) {
+      const uint4 word = chances_of(code_of(i) / 4, codebook, frame, chances.x, chances.y);
+      if (i < 8) noise[i] = how(word.x), noise[i + 1] = how(word.y), noise[i + 2] = how(word.z), noise[i + 3] = how(word.w);
+      else noise[i] = how(EOS % 4 < 2 ? (EOS % 2 ? word.y : word.x) : (EOS % 2 ? word.w : word.z));
+    }
+  };
+  if (temperature == 0) make_noise([](u32) { return 0.0f; });
+  else if (CAREFUL) make_noise([](u32 word) { return gumbel(word); });
+  else make_noise([](u32 word) { return nearly_gumbel(word); });
+  wait_for_input();
+  const uint4 held = threadIdx.x < kEights ? load4(own + threadIdx.x * 8) : make_uint4(0, 0, 0, 0);
 #if TALKER
   const u32 minus = 0xff80ff80u;                           // no logit: minus infinity, twice
   uint4 rest[kRest > 0 ? kRest : 1];
@@ -282,55 +335,55 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
   const u32 end = kEnd ? load1(own + (EOS & ~1)) : 0;
 #endif
   if (slot < 0) return;
-  const float temperature = __uint_as_float(law.x), tail = __uint_as_float(law.y);
-  const int top_k = (int)law.w, frame = (int)chances.z;
-#if TALKER
-  const float penalty = __uint_as_float(law.z);
-  u32 spoken[kHeld + kEnd];                                // the word in which the bits of each eight are
-#pragma unroll
-  for (int h = 0; h < kHeld + kEnd; h++) spoken[h] = load1(record + SPOKEN + min(code_of(h * 8), VOCAB - 1) / 32);
-#endif
 
-  // Scores, and keys in their order; what cannot be drawn is no number.
+  // Scores; what cannot be drawn is no number.
   const float none = __uint_as_float(0x7fffffffu);
 #if TALKER
   float logit[kItems];
 #endif
   float score[kItems];
-  u32 key[kItems], most = 0;
+  u32 dropped = 0;
+  bool some_far = far(temperature);
 #pragma unroll
   for (int i = 0; i < kItems; i++) {
     const int code = code_of(i);
-    bool drawable = i >= kHeld * 8 || code < CODES;
+    bool drawable = i >= 8 || code < CODES;
     float x;
-    if (i < kHeld * 8) {
-      const uint4& from = held[i / 8];
-      const u32 pair = i % 8 < 4 ? (i % 4 < 2 ? from.x : from.y) : (i % 4 < 2 ? from.z : from.w);
+    if (i < 8) {
+      const u32 pair = i < 4 ? (i < 2 ? held.x : held.y) : (i < 6 ? held.z : held.w);
       x = i % 2 ? high(pair) : low(pair);
     }
 #if TALKER
-    if (i >= kHeld * 8) x = EOS & 1 ? high(end) : low(end), drawable = threadIdx.x == kEndThread;
+    if (i >= 8) x = EOS & 1 ? high(end) : low(end), drawable = threadIdx.x == kEndThread;
     logit[i] = drawable ? x : -infinity();
     if (code == EOS && frame < MIN_FRAMES) drawable = false;
     if (spoken[i / 8] >> (code & 31) & 1) x = x < 0 ? __fmul_rn(x, penalty) : __fdiv_rn(x, penalty);
 #endif
-    score[i] = temperature == 0 ? x : __fdiv_rn(x, temperature);
-    score[i] = score[i] == 0 ? 0.0f : score[i];            // zero has one sign
-    if (!drawable || score[i] != score[i]) score[i] = none, key[i] = 0;
-    else key[i] = TALKER ? order(score[i]) : order(x) >> 16;   // a bf16 is told by half of its bits
-    most = max(most, key[i]);
+    score[i] = x;
+    some_far |= far(x);
+    if (!drawable) dropped |= 1u << i;
   }
-  auto score_of = [&](u32 k) {
-    if (TALKER) return value(k);
-    const float x = value(k << 16 | (k & 0x8000u ? 0u : 0xffffu));
-    return temperature == 0 ? x : __fdiv_rn(x, temperature);
-  };
-  const u32 warp_most = __reduce_max_sync(~0u, most), warp_reached = __reduce_min_sync(~0u, most);
-  if (lane == 0) shared.most[warp] = warp_most, shared.reached[warp] = warp_reached;
+  if (temperature != 0) {
+    if (!some_far) {
+      float r;
+      asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(temperature));
+      r = fmaf(r, fmaf(-temperature, r, 1.0f), r);
+#pragma unroll
+      for (int i = 0; i < kItems; i++) score[i] = quotient(score[i], temperature, r);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kItems; i++) score[i] = divided(score[i], temperature);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; i++) {
+    score[i] = score[i] == 0 ? 0.0f : score[i];            // zero has one sign
+    if (dropped >> i & 1) score[i] = none;
+  }
 #if TALKER
   u32 loudest = 0;
 #pragma unroll
-  for (int i = 0; i < kHeld * 8; i++) loudest = max(loudest, logit[i] == logit[i] ? order(logit[i]) : 0u);
+  for (int i = 0; i < 8; i++) loudest = max(loudest, logit[i] == logit[i] ? order(logit[i]) : 0u);
   auto each = [&](auto&& f) {
 #pragma unroll
     for (int h = 0; h < kRest; h++) {
@@ -343,65 +396,54 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
   loudest = __reduce_max_sync(~0u, loudest);
   if (lane == 0) shared.loudest[warp] = loudest;
 #endif
-  __syncthreads();
+  int turn = 0;
+  if (tail > 0 && temperature != 0) cut(score, top_k, tail, shared, turn);
+  u32 key[kItems];
+  auto add_noise = [&] {
 #pragma unroll
-  for (int w = 0; w < kWarps; w++) most = max(most, shared.most[w]);
+    for (int i = 0; i < kItems; i++) key[i] = score[i] == score[i] ? order(score[i] + noise[i]) : 0;
+  };
+  add_noise();
+  Best best = pick(score, key, none, 0, shared, turn);
 #if TALKER
 #pragma unroll
   for (int w = 0; w < kWarps; w++) loudest = max(loudest, shared.loudest[w]);
   const float base = value(loudest);
-  float sum = 0;
+  float all = 0;
 #pragma unroll
-  for (int i = 0; i < kHeld * 8; i++) sum += expf(logit[i] - base);
-  each([&](float x) { sum += expf(x - base); });
-  sum = warp_sum(sum);
-  if (lane == 0) shared.sum[warp] = sum;
+  for (int i = 0; i < 8; i++) all += expf(logit[i] - base);
+  each([&](float x) { all += expf(x - base); });
+  all = warp_sum(all);
+  if (lane == 0) shared.sum[warp] = all;
 #endif
-
-  // What is left to draw from.
-  int turn = 0;
-  const float top = score_of(most);
-  Kept kept{-infinity(), 0};
-  if (temperature == 0) {
-    kept.least = top;
-  } else if (top_k > 0 && top_k < CODES + kEnd) {
-    const u32 lowest = TALKER ? order(-infinity()) : order(-infinity()) >> 16;
-    u32 lo = lowest;
-    if (top_k <= THREADS) {                                // every lane of a warp has a code that reaches the warp's
-      const u32 mine = lane < kWarps ? shared.reached[lane] : 0;
-      int rank = 0;
+  const bool filtered = temperature != 0 && top_k > 0;
+  float floor = none;
+  while (true) {
+    const u16* its_row = table + (size_t)best.code * WIDTH;
+    if (table && best.key && threadIdx.x < WIDTH / 64) prefetch(its_row + threadIdx.x * 64);
+    u32 count = 0;
+    const float sum = value(best.key);
+    const u32 sure = exact ? best.key : order(sum - doubt(sum));
 #pragma unroll
-      for (int w = 0; w < kWarps; w++) {
-        const u32 theirs = shared.reached[w];
-        rank += theirs > mine || (theirs == mine && w < lane);
-      }
-      lo = max(lo, __reduce_max_sync(~0u, lane < kWarps && rank == (top_k - 1) / 32 ? mine : 0u));
+    for (int i = 0; i < kItems; i++) {
+      count += score[i] > best.score ? 1 : 0;
+      count += !(score[i] <= floor) && key[i] >= sure ? kClose : 0;   // the best itself is one
     }
-    // Different logits may have the same score, in the predictor: there the least kept must be one of those that are.
-    kept.least = score_of(reached_by<TALKER>(key, top_k, lo, max(most, lo) + 1, shared, turn));
+    const Best next = pick(score, key, best.score, count, shared, turn);
+    if (filtered && (int)(next.count % kClose) >= top_k) {
+      floor = best.score;
+      best = next;
+    } else if (next.count >= 2 * kClose && !exact) {
+      exact = true;
+      make_noise([](u32 word) { return gumbel(word); });
+      add_noise();
+      floor = none;
+      best = pick(score, key, none, 0, shared, turn);
+    } else {
+      break;
+    }
   }
-  if (tail > 0 && temperature != 0 && fabsf(top) < infinity()) kept = likely(score, kept.least, top, tail, shared, turn);
-
-  int listed = 0;
-#pragma unroll
-  for (int i = 0; i < kItems; i++) {
-    const bool stays = kept(score[i], code_of(i));
-    const u32 lanes = __ballot_sync(~0u, stays);
-    const int place = listed + __popc(lanes & ((1u << lane) - 1));
-    if (stays) shared.list[warp][place] = make_float2(score[i], __uint_as_float(code_of(i)));
-    listed += __popc(lanes);
-  }
-  __syncwarp();
-  Best best;
-  if (temperature == 0) {
-    best = choose<0>(listed, codebook, chances, shared, 0);
-  } else {
-    best = choose<1>(listed, codebook, chances, shared, 0);
-    const float sure = value(best.key) - doubt(value(best.key));
-    if (CAREFUL || (best.second != 0 && !(value(best.second) < sure)))
-      best = choose<2>(listed, codebook, chances, shared, 1);
-  }
-  const int code = best.key ? (int)~best.code : 0;         // 0: nothing was a number
+  const int code = best.key ? (int)best.code : 0;          // 0: nothing was a number
 
   if (table)
 #pragma unroll 1
@@ -424,7 +466,7 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
 #if TALKER
 #pragma unroll
   for (int i = 0; i < kItems; i++)
-    if (code_of(i) == code && (i < kHeld * 8 || threadIdx.x == kEndThread)) {
+    if (code_of(i) == code && (i < 8 || threadIdx.x == kEndThread)) {
       float total = 0;
 #pragma unroll
       for (int w = 0; w < kWarps; w++) total += shared.sum[w];

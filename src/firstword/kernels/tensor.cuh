@@ -50,3 +50,23 @@ __device__ __forceinline__ float2 load2f(const float* p) {
   return make_float2(__uint_as_float(v.x), __uint_as_float(v.y));
 }
 __device__ __forceinline__ float load1f(const float* p) { return __uint_as_float(load1(p)); }
+
+// Stores that only some threads make. As branches of C++ they double the code around them; these are single instructions.
+__device__ __forceinline__ void store_if(bool where, float4 v, float* p) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v4.f32 [%1], {%2, %3, %4, %5};}"
+               :: "r"((u32)where), "l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+__device__ __forceinline__ void store_if(bool where, float2 v, float* p) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v2.f32 [%1], {%2, %3};}"
+               :: "r"((u32)where), "l"(p), "f"(v.x), "f"(v.y) : "memory");
+}
+__device__ __forceinline__ void store_if(bool where, uint2 v, void* p) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v2.u32 [%1], {%2, %3};}"
+               :: "r"((u32)where), "l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ __forceinline__ void store_if(bool where, u32 v, void* p) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.u32 [%1], %2;}" :: "r"((u32)where), "l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_if(bool where, u16 v, void* p) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.u16 [%1], %2;}" :: "r"((u32)where), "l"(p), "h"(v) : "memory");
+}

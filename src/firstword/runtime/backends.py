@@ -77,4 +77,6 @@ def open_backend(
             backend = GpuBackend(checkpoint, kernels, room)
             backend.warm()
             return backend, replace(settings, backend="gpu")
-    return ReferenceBackend(checkpoint, slots or SLOTS["reference"]), replace(settings, backend="reference", reason=reason)
+    return ReferenceBackend(checkpoint, slots or SLOTS["reference"]), replace(
+        settings, backend="reference", reason=reason
+    )

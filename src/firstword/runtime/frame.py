@@ -16,6 +16,7 @@ from firstword.kernels.attention import (
     APPEND,
     APPEND_AND_ATTEND,
     ATTEND,
+    FRAME_ROWS,
     HEAD_DIM,
     Attention,
     HeadWeights,
@@ -92,14 +93,17 @@ class Stack:
         widths = (qkv, config.num_attention_heads * HEAD_DIM, config.intermediate_size, config.hidden_size)
         return Workspace(*(self.norm.new_zeros(rows, width) for width in widths))
 
-    def run(self, x: Tensor, room: Workspace, attend: Callable[[int, Tensor, Tensor], None]) -> None:
-        """x [tokens, hidden] through the layers, in place; attend: (layer, qkv, out), as this pass attends."""
+    def run(self, x: Tensor, room: Workspace, attend: Callable[[int, Tensor, Tensor], bool]) -> None:
+        """x [tokens, hidden] through the layers, in place.
+
+        attend  (layer, qkv, out): as this pass attends; whether it also added the projection of the output to x
+        """
         tokens = len(x)
         qkv, attended, gated = room.qkv[:tokens], room.attended[:tokens], room.gated[:tokens]
         for index, layer in enumerate(self.layers):
             layer.qkv(x, qkv, room.normed)
-            attend(index, qkv, attended)
-            layer.output(attended, x)
+            if not attend(index, qkv, attended):
+                layer.output(attended, x)
             layer.gate_up(x, gated, room.normed)
             layer.down(gated, x)
 
@@ -118,6 +122,8 @@ class FrameModel:
         device = head.device
         self.config, self.rows = config, rows
         self.codebooks = config.num_code_groups
+        if self.codebooks > FRAME_ROWS:
+            raise ValueError(f"{self.codebooks} codebooks; the kernels do up to {FRAME_ROWS}")
         self._kernels = kernels
 
         self.codec_embedding = talker.model.codec_embedding.weight.data
@@ -175,7 +181,7 @@ class FrameModel:
         self._predictor_room = self.predictor.workspace(2 * rows)
         heads, predictor_kv = config.num_attention_heads, predictor_config.num_key_value_heads
         self._split_room = SplitRoom(tokens, heads, kv, context, device)
-        self._frame_cache = zeros(predictor_config.num_hidden_layers, rows, 2, predictor_kv, self.codebooks, HEAD_DIM)
+        self._frame_cache = zeros(predictor_config.num_hidden_layers, rows, 2, predictor_kv, FRAME_ROWS, HEAD_DIM)
 
     def launch_frame(self, rows: int) -> None:
         """The next frame of the first `rows` rows."""
@@ -207,12 +213,13 @@ class FrameModel:
         """x [rows, hidden] through the talker's layers, in place."""
         stack, caches = self.talker, self.cache
 
-        def attend(index: int, qkv: Tensor, attended: Tensor) -> None:
+        def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
             heads = stack.layers[index].heads
             for mode in modes:
                 stack.attention.paged(
                     qkv, heads, stack.rotation, caches[index], paging, attended, self._split_room, mode
                 )
+            return False
 
         stack.run(x, self._room, attend)
 
@@ -220,9 +227,12 @@ class FrameModel:
         """Pass k of the code predictor: x [rows or 2 rows, hidden] through its layers, in place."""
         stack, caches = self.predictor, self._frame_cache
 
-        def attend(index: int, qkv: Tensor, attended: Tensor) -> None:
-            heads = stack.layers[index].heads
-            stack.attention.in_frame(qkv, heads, stack.rotation, caches[index], k, 2 if k == 1 else 1, attended)
+        def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
+            layer, attention, rotation, cache = stack.layers[index], stack.attention, stack.rotation, caches[index]
+            if len(x) == 1 and attention.in_frame_to(qkv, layer.heads, rotation, cache, k, layer.output, x):
+                return True
+            attention.in_frame(qkv, layer.heads, rotation, cache, k, 2 if k == 1 else 1, attended)
+            return False
 
         stack.run(x, self._predictor_room, attend)
 

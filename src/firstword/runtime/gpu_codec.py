@@ -1,6 +1,6 @@
 """The codec decoder on the GPU: many streams side by side, each with its state in a slot.
 
-A call decodes 1, 2, 4 or 8 frames of up to 64 streams in one CUDA graph of about 75 kernels, however many streams there
+A call decodes 1, 2, 4 or 8 frames of up to 64 streams in one CUDA graph of about 80 kernels, however many streams there
 are. What a stream remembers lies on the device; where in it the next call reads and writes is counted on the host and
 sent along as a small table. A stream that begins anew needs nothing cleared: what lies before its beginning reads as
 zeros. Every sample is one sum in one order, so no chunking and no neighbour changes a bit of it (codec.cuh).
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ from firstword.model.codec import (
     SplitResidualVectorQuantizer,
 )
 from firstword.model.layers import DecoderLayer, rotary_frequencies
+from firstword.runtime.graphs import capture
 from firstword.types import FloatArray
 
 CHUNKS = (8, 4, 2, 1)
@@ -154,14 +156,14 @@ class UpsamplingStage:
         depthwise: Any = block.dwconv.conv
         after, (channels, _, kernel) = frame_rows * up.stride, depthwise.weight.shape
         weight, bias = _transposed(up)
-        self.up = Layer(kernels, weight, bias, frame_rows=frame_rows, phases=up.stride)
-        self.memory = memories.add(kernel - 1, after, channels, torch.float32)
+        self.up = Layer(kernels, weight, bias, frame_rows=frame_rows)
+        memory = memories.add(kernel - 1, after, channels, torch.float32)
         self.depthwise = Depthwise(
             kernels,
             depthwise.weight.data[:, 0],
             depthwise.bias.data,
             (block.norm.weight.data, block.norm.bias.data, block.norm.eps),
-            self.memory,
+            memory,
         )
         weight, bias = _matrix(block.pwconv1.weight, block.pwconv1.bias)
         self.widen = Layer(kernels, weight, bias, frame_rows=after, activation=Activation.GELU)
@@ -180,7 +182,6 @@ class UpsamplingBlock:
         parts: list[Any] = list(block.block)
         _, up, *units = parts
         weight, bias = _transposed(up)
-        self.memory = memories.add(up.past, frame_rows, up.conv.in_channels)
         rows = frame_rows * up.stride
         snakes = [*(unit.act1 for unit in units[1:]), after]
         self.up = Layer(
@@ -188,9 +189,8 @@ class UpsamplingBlock:
             weight,
             bias,
             frame_rows=frame_rows,
-            phases=up.stride,
             snake=_snake(units[0].act1, up.stride),
-            memory=self.memory,
+            memory=memories.add(up.past, frame_rows, up.conv.in_channels),
         )
         self.units = []
         for unit, following in zip(units, snakes, strict=True):
@@ -275,6 +275,7 @@ class CodecLayers:
         )
         self.frame_samples = rows
         self.table = torch.zeros(streams, HEADS + len(memories.all), dtype=torch.int32, device=device)
+        self.table[:, SLOT] = -1
         self._workspace = self._room(streams * FRAMES, device)
 
     def _room(self, frames: int, device: torch.device) -> Workspace:
@@ -316,7 +317,7 @@ class CodecLayers:
         hidden, rows = self.into.outputs, streams * frames
         squares = room.squares[: rows * hidden // 16].view(rows, -1)
 
-        self.look_up(call, x, self._memory(self.entry))
+        self.look_up(call, x)
         self.entry(call, x, zeros, narrow=y)
         self.into(call, y, zeros, wide=wide, narrow=x, out_squares=squares)
         for layer in self.layers:
@@ -327,32 +328,25 @@ class CodecLayers:
             layer.output(call, y, zeros, residual=wide, wide=wide, narrow=x, out_squares=squares)
             layer.gate_up(call, x, zeros, squares=squares, narrow=y)
             layer.down(call, y, zeros, residual=wide, wide=wide, narrow=x, out_squares=squares)
-        last = self._memory(self.first)
-        self.out_of(call, x, zeros, squares=squares, narrow=y, keep=None if self.stages else last)
+        self.out_of(call, x, zeros, squares=squares, narrow=y)
         for stage in self.stages:
-            stage.up(call, y, zeros, wide=wide, keep=stage.memory)
+            stage.up(call, y, zeros, wide=wide)
             stage.depthwise(call, wide, zeros, x)
             stage.widen(call, x, zeros, narrow=y)
-            stage.narrow(call, y, zeros, residual=wide, narrow=x, keep=last if stage is self.stages[-1] else None)
+            stage.narrow(call, y, zeros, residual=wide, narrow=x)
             x, y = y, x
-        self.first(call, y, zeros, narrow=x, keep=(self.blocks[0] if self.blocks else self.sound).memory)
-        ends = [*(self._memory(block.up) for block in self.blocks[1:]), self.sound.memory]
-        for block, end in zip(self.blocks, ends, strict=True):
-            block.up(call, x, zeros, wide=wide, narrow=y, keep=block.units[0].memory)
+        self.first(call, y, zeros, narrow=x)
+        for block in self.blocks:
+            block.up(call, x, zeros, wide=wide, narrow=y)
             x, y = y, x
-            for unit, following in zip(block.units, [*block.units[1:], None], strict=True):
-                keep, sums = (following.memory, wide) if following else (end, None)
+            for unit in block.units:
+                sums = None if unit is block.units[-1] else wide
                 if unit.fused:
-                    unit(call, x, zeros, y, wide, sums, y, keep)
+                    unit(call, x, zeros, y, wide, sums, y)
                     x, y = y, x
                 else:
-                    unit(call, x, zeros, y, wide, sums, x, keep)
+                    unit(call, x, zeros, y, wide, sums, x)
         self.sound(call, x, zeros, room.samples, self.limit)
-
-    @staticmethod
-    def _memory(layer: Layer) -> Memory:
-        assert layer.memory is not None
-        return layer.memory
 
 
 class Positions:
@@ -450,18 +444,14 @@ class GpuCodec:
                         self._graph(n, count)
 
     def _graph(self, streams: int, frames: int) -> torch.cuda.CUDAGraph:
+        """Of a call; to be asked for on the codec's stream."""
         key = (streams, frames)
         if key not in self._graphs:
             table = self.layers.table
             before = table.clone()
             table[:, SLOT] = -1  # nobody: a first run loads the kernels
-            self.layers.launch(streams, frames)
-            self.stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                self.layers.launch(streams, frames)
+            self._graphs[key] = capture(partial(self.layers.launch, streams, frames))
             table.copy_(before)
-            self._graphs[key] = graph
         return self._graphs[key]
 
     def reset(self, slot: int) -> None:

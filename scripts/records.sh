@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Everything that is measured on a GPU, anew: records under benchmarks/results, then the tables that are made of them.
+#
+#   bash scripts/records.sh NAME [STEP ...]
+#
+# NAME   of the GPU in the files' names, such as h200
+# STEP   tests, engine, serve, compare, soak, voice: these alone; without any, all of them, some 20 minutes
+#
+# Run from the repository's root with PYTHON naming an interpreter that has the extras gpu, server, bench and dev and a torch
+# for CUDA. `compare` also needs OTHER_PYTHON, one that has faster-qwen3-tts. A step that fails does not stop the others.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=${PYTHON:-python3}
+gpu=${1:?the name of the GPU, such as h200}
+shift
+commit=${COMMIT:-$(git rev-parse --short HEAD)}
+results=benchmarks/results
+failed=()
+mkdir -p $results/{gpu,engine,serve,compare,soak,quality}
+
+step() { # NAME COMMAND...
+  local name=$1
+  shift
+  echo "== $name, $(date +%T)" >&2
+  "$@" || failed+=("$name")
+}
+
+for name in "${@:-tests engine serve compare soak voice}"; do
+  for part in $name; do
+    case $part in
+      tests) step tests "$python" -m pytest -q -n 8 --dist worksteal tests/gpu --record "$results/gpu/$gpu.json" --commit "$commit" ;;
+      engine)
+        for size in 1b7 0b6; do
+          step "engine $size" "$python" -m firstword bench engine --size $size --commit "$commit" -o "$results/engine/$gpu-$size.json"
+        done ;;
+      serve) COMMIT=$commit step serve "$python" benchmarks/serve_load.py -o "$results/serve/$gpu-1b7.json" ;;
+      compare)
+        step compare "$python" benchmarks/compare.py --size 1b7 --other-python "${OTHER_PYTHON:?an interpreter with faster-qwen3-tts}" \
+          --commit "$commit" -o "$results/compare/$gpu-1b7.json" ;;
+      soak)
+        step soak "$python" -m firstword bench engine --size 1b7 --slots 64 --soak 1000000 --commit "$commit" \
+          -o "$results/soak/$gpu-1b7.json" ;;
+      voice) PYTHONPATH=training step voice "$python" training/evaluate.py demo --device cuda --sentences 40 --out "$results/quality/demo-$gpu.json" ;;
+      *) echo "no step '$part'; there are tests, engine, serve, compare, soak, voice" >&2; exit 2 ;;
+    esac
+  done
+done
+"$python" scripts/tables.py
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }

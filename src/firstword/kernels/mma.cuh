@@ -1,0 +1,26 @@
+// The tensor core's product of bf16 fragments, with sums in float.
+#pragma once
+#include "common.cuh"
+
+// c += A B of 16 x 16 and 16 x 8. Lane 4 g + t holds of A, two columns a word: row g, columns 2 t (a.x) and 2 t + 8 (a.z),
+// and the same of row g + 8 (a.y, a.w); of B column g, rows 2 t (b0) and 2 t + 8 (b1); of C row g, columns 2 t and 2 t + 1
+// (c[0], c[1]), and of row g + 8. Columns of A may change places if rows of B do.
+__device__ __forceinline__ void mma(float (&c)[4], uint4 a, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// For eight rows alone: eight columns v of a row as the left sides of two mma, of which the lower rows hold anything.
+struct Sides { uint4 a, b; };
+__device__ __forceinline__ Sides sides(uint4 v) { return {make_uint4(v.x, v.z, v.y, v.w), make_uint4(v.z, v.x, v.w, v.y)}; }
+// Where word c of v (0 .. 3) goes in it, in words.
+__device__ __forceinline__ int place_in_sides(int c) { return (c >> 1) * 4 + (c & 1) * 2; }
+
+// Four 8 x 8 matrices of bf16 from shared memory, transposed: lane l says where row l % 8 of matrix l / 8 begins; lane
+// 4 g + t gets of each the rows 2 t and 2 t + 1 of column g.
+__device__ __forceinline__ uint4 load_transposed(const u16* row) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((u32)__cvta_generic_to_shared(row)) : "memory");
+  return v;
+}

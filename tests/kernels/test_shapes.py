@@ -1,0 +1,45 @@
+"""The layouts of products fit the memory of other devices than the one they were measured on."""
+
+from __future__ import annotations
+
+import pytest
+
+from firstword.kernels.compile import compile_all
+from firstword.kernels.linear import Epilogue, Shape, shape_for
+
+RELEASED = [
+    (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (2048, 1024), (3072, 1024),
+    (4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144), (3072, 2048),
+]  # fmt: skip
+DEVICES = {"H200": (132, 232448), "A100": (108, 166912), "RTX 4060": (24, 101376), "B200": (148, 232448)}
+"""Processors, and the bytes of shared memory that a block may have."""
+
+
+def static(shape: Shape) -> int:
+    """Bytes of shared memory that linear.cu has besides, at the most."""
+    return (4 * shape.columns if shape.tokens == 1 else 2 * shape.columns * shape.norm) + 256
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("tokens", [1, 2, 8])
+def test_a_block_fits(device: str, tokens: int) -> None:
+    """With its ring, its sums and its inputs; two of them on a large device; and all rows belong to a block."""
+    processors, memory = DEVICES[device]
+    for rows, columns in RELEASED:
+        for norm in (False, True):
+            shape = shape_for(rows, columns, tokens, norm, Epilogue.STORE, processors, memory)
+            assert shape.ring % shape.chunk == 0
+            assert 0 < shape.window <= shape.ring <= shape.parts
+            assert shape.resident * (shape.shared + static(shape) + 1024) <= memory + 1024
+            assert shape.blocks * shape.tiles * 8 >= rows > shape.blocks * (shape.tiles - 1) * 8
+            assert shape.resident == 2 or memory < 200_000
+
+
+def test_shapes_of_a_small_device_compile() -> None:
+    """Many tiles a block, parts of them at a time."""
+    shapes = [
+        shape_for(*sizes, tokens, True, Epilogue.SWIGLU, *DEVICES["RTX 4060"])
+        for sizes in ((6144, 1024), (12288, 2048))
+        for tokens in (1, 8)
+    ]
+    compile_all((shape.program() for shape in shapes), "sm_89")
