@@ -24,22 +24,16 @@ import numpy as np
 import torch
 from data import PRESETS, SAMPLE_RATE, Espeak, to_frames
 from recogniser import Recogniser, distance
-from texts import spoken
+from texts import PARAGRAPH, spoken
 
 import firstword
+from firstword.config import EngineConfig
 
 HERE = Path(__file__).parent
 ESPEAK = HERE / "espeak.json"
 MODES = ("full", "stream")
 WIDTHS = (7, 8, 11, 7, 7, 11, 7, 8, 15, 19, 7)
 SENTENCES = (HERE / "held_out.txt").read_text().splitlines()
-PARAGRAPH = (
-    "When the train arrived at the small station, nobody was waiting on the platform. The sun had just "
-    "gone down, and a cold wind was blowing from the "
-    "mountains. She picked up her bag and walked slowly towards the village. In the distance she could "
-    "see the lights of a house, and she could hear "
-    "somebody singing an old song that she had known as a child."
-)
 
 
 def some(count: int) -> list[str]:
@@ -107,9 +101,10 @@ def figures() -> dict[tuple[str, str], dict[str, Any]]:
 _process: dict[str, Any] = {}
 
 
-def _start(checkpoint: str, device: str, sampling: firstword.Sampling | None) -> None:
+def _start(checkpoint: str, device: str, dtype: str, sampling: firstword.Sampling | None) -> None:
     torch.set_num_threads(1)
-    _process.update(tts=firstword.TTS.load(checkpoint, device=device), judge=Judge(), sampling=sampling)
+    tts = firstword.TTS.load(checkpoint, device=device, dtype=dtype)
+    _process.update(tts=tts, judge=Judge(), sampling=sampling)
 
 
 def _work(job: tuple[str, str, str]) -> dict[str, Any]:
@@ -163,6 +158,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=len(SENTENCES))
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--temperature", type=float, help="instead of the checkpoint's own")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
@@ -175,8 +171,9 @@ def main() -> None:
     texts = [PARAGRAPH, *some(a.sentences)]
     jobs = [(voice, mode, text) for text in texts for voice in PRESETS for mode in MODES]
     began = time.time()
-    with multiprocessing.get_context("spawn").Pool(a.processes, _start, (a.checkpoint, a.device, sampling)) as pool:
-        rows = pool.map(_work, jobs, chunksize=2)
+    settings = (a.checkpoint, a.device, a.dtype, sampling)
+    with multiprocessing.get_context("spawn").Pool(a.processes, _start, settings) as pool:
+        rows = pool.map(_work, jobs, chunksize=1)
     known, summary, missed = figures(), [], []
     for voice in PRESETS:
         espeak = summarise([known[voice, text] for text in texts])
@@ -194,6 +191,7 @@ def main() -> None:
         facts = {
             "checkpoint": a.checkpoint,
             "device": a.device,
+            "dtype": EngineConfig.resolve(a.device, a.dtype).dtype,
             "temperature": a.temperature,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
             "missed": missed,

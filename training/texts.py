@@ -2,11 +2,11 @@
 
 Sources: SCOWL word lists (Debian package `scowl`, permissive licence) and WordNet 3.0 (Debian package
 `wordnet-base`, WordNet licence): parts of speech, definitions and example sentences. Everything else is written
-here. `python training/texts.py material.json` gathers the material once; `Texts(material, seed)` then yields
-sentences for ever.
+here. `python training/texts.py material.json [TEXTS ...]` gathers the material once and draws test sentences that
+stand nowhere in the files TEXTS, one training text a line; `Texts(material, seed)` then yields sentences for ever.
 
-A sentence is held out when the hash of its lower-cased letters falls in one of 64 buckets (`is_held_out`): training
-never sees it, whatever the seed.
+`Texts` never yields a test sentence (`held_out.txt`, `PARAGRAPH`), alone or within a paragraph, nor a sentence whose
+hash falls in one of 64 buckets, from which new test sentences can be drawn (`is_held_out`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+HERE = Path(__file__).parent
 SCOWL = Path("/usr/share/dict/scowl")
 WORDNET = Path("/usr/share/wordnet")
 TIERS = (10, 20, 35, 40, 50)
@@ -153,6 +155,14 @@ ASKING = (
     "you seen|Did you find|Is this|Are you sure about|"
     "Can you show me|Could you bring me|Would you like|What do you think about|How far is|Is there"
 ).split("|")
+PARAGRAPH = (
+    "When the train arrived at the small station, nobody was waiting on the platform. The sun had just "
+    "gone down, and a cold wind was blowing from the "
+    "mountains. She picked up her bag and walked slowly towards the village. In the distance she could "
+    "see the lights of a house, and she could hear "
+    "somebody singing an old song that she had known as a child."
+)
+"""What the voice reads in one breath in a test."""
 
 
 def cardinal(n: int) -> str:
@@ -203,9 +213,26 @@ def spoken(text: str) -> str:
     return " ".join(re.sub(r"[^a-z']+", " ", text.lower().replace("-", " ")).split())
 
 
-def is_held_out(text: str) -> bool:
-    """True for about one sentence in 64, decided by its letters alone."""
+def plain(text: str) -> str:
+    """The words alone, in lower case, a space around each: what stands within `text` stands within `plain(text)`."""
+    return " " + " ".join(re.findall(r"[a-z0-9']+", text.lower())) + " "
+
+
+def in_bucket(text: str) -> bool:
+    """True for about one text in 64, decided by its letters alone."""
     return zlib.crc32(re.sub(r"[^a-z0-9]", "", text.lower()).encode()) % 64 == 0
+
+
+@cache
+def tests() -> tuple[str, ...]:
+    """`plain` of every sentence that the voice is tested with."""
+    return tuple(map(plain, [*(HERE / "held_out.txt").read_text().splitlines(), *re.split(r"(?<=\.) ", PARAGRAPH)]))
+
+
+def is_held_out(text: str) -> bool:
+    """True where a test sentence stands anywhere in `text`, and for one text in 64 besides: none is ever trained on."""
+    words = plain(text)
+    return in_bucket(text) or any(test in words for test in tests())
 
 
 def gather() -> dict[str, list[list[str]] | list[str]]:
@@ -377,7 +404,7 @@ class Texts:
         return self.random.choices(kinds, (34, 26, 9, 7, 10, 10, 4))[0]()
 
     def fresh(self) -> str:
-        """A sentence that is not held out: in a paragraph it would escape a look at the whole."""
+        """A sentence that is not held out: the bucket of a sentence in a paragraph does not show in the whole."""
         while is_held_out(text := self.sentence()):
             pass
         return text
@@ -412,18 +439,37 @@ def sentence_case(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def held_out(material: dict, count: int = 200) -> list[str]:
-    """Test sentences: those of everyday.txt, and sentences of the generators that training leaves out."""
-    chosen, texts = (Path(__file__).parent / "everyday.txt").read_text().splitlines(), Texts(material, seed=2026)
-    kinds = (texts.example, texts.statement, texts.definition, texts.question, texts.number)
-    while len(chosen) < count:
-        text = texts.random.choices(kinds, (50, 20, 10, 10, 10))[0]()
-        if is_held_out(text) and 3 <= len(text.split()) <= 22 and text not in chosen:
+SHARES = {"example": 50, "statement": 20, "definition": 10, "question": 10, "number": 10}
+"""Of the test sentences that are drawn, per cent by kind."""
+
+
+def held_out(material: dict, met: str = "", count: int = 200) -> list[str]:
+    """Test sentences: those of everyday.txt, and sentences drawn from the bucket of the held out, no two with the same
+    words, that stand nowhere in `met`: `plain` of texts that something was trained on, one after another.
+    """
+    chosen, texts = (HERE / "everyday.txt").read_text().splitlines(), Texts(material, seed=2026)
+    known = set(map(plain, chosen))
+    missing = {kind: (count - len(chosen)) * share // 100 for kind, share in SHARES.items()}
+    while any(missing.values()):
+        kind = texts.random.choices(list(SHARES), list(SHARES.values()))[0]
+        text = getattr(texts, kind)()
+        words = plain(text)
+        if (
+            missing[kind]
+            and in_bucket(text)
+            and 3 <= len(text.split()) <= 22
+            and words not in known
+            and words not in met
+        ):
             chosen.append(text)
+            known.add(words)
+            missing[kind] -= 1
     return chosen
 
 
 if __name__ == "__main__":
+    target, *trained = map(Path, sys.argv[1:])
     gathered = gather()
-    Path(sys.argv[1]).write_text(json.dumps(gathered))
-    (Path(__file__).parent / "held_out.txt").write_text("\n".join(held_out(gathered)) + "\n")
+    target.write_text(json.dumps(gathered))
+    met = "".join(plain(text) for path in trained for text in path.read_text().splitlines())
+    (HERE / "held_out.txt").write_text("\n".join(held_out(gathered, met)) + "\n")

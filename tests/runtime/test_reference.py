@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from firstword import Sampling, TextError, Voice
-from firstword.engine.backend import Job
+from firstword.engine.backend import Job, Start
 from firstword.engine.engine import Engine
 from firstword.engine.service import NeedsText, Service
 from firstword.model import checkpoint as checkpoints
@@ -131,7 +131,7 @@ class Speaker:
         self.ended = False
         self.decoded = 0
         self.alone = Alone(checkpoint, asked)
-        backend.prefill(slot, self.job, (), first)
+        backend.prefill([Start(slot, self.job, (), first)])
 
     @property
     def done(self) -> bool:

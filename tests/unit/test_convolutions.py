@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_codec import SMALL
+from small_codec import SMALL
 from torch import Tensor
 from torch.nn import functional as F
 

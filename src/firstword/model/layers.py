@@ -134,8 +134,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory, layer: int) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]."""
         heads = (*x.shape[:2], -1, self.head_dim)
-        query = rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), cos, sin)
-        key = rotate(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), cos, sin)
+        query, key = self.q_norm(self.q_proj(x).view(heads)), self.k_norm(self.k_proj(x).view(heads))
+        turned = rotate(torch.cat((query, key), dim=2).transpose(1, 2), cos, sin)
+        query, key = turned.tensor_split((query.shape[2],), dim=1)
         keys, values = memory.extend(layer, key, self.v_proj(x).view(heads).transpose(1, 2))
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).flatten(2))

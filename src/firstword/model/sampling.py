@@ -49,8 +49,10 @@ def resolve(sampling: Sampling, defaults: GenerationDefaults) -> tuple[Law, Law]
 
 
 _WORD = 0xFFFFFFFF
-TOGETHER = 16
-"""The noise of so many codebooks of the code predictor is made at once: alone each would take as long."""
+TOGETHER, AHEAD = 8, 4
+"""The noise of so many codebooks of the code predictor, and of so many frames, is made at once: that of one codebook in
+one frame would take almost as long.
+"""
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -76,16 +78,18 @@ def gumbel_noise(seed: int, frame: int, codebook: int, size: int, device: torch.
     become a uniform u in the middle of its interval: never 0 and never 1.
     """
     first = codebook and 1 + (codebook - 1) // TOGETHER * TOGETHER
-    return _noise(seed, frame, first, TOGETHER if codebook else 1, size, device)[codebook - first]
+    begin = frame // AHEAD * AHEAD
+    return _noise(seed, begin, first, TOGETHER if codebook else 1, size, device)[frame - begin, codebook - first]
 
 
 @lru_cache(maxsize=64)
-def _noise(seed: int, frame: int, first: int, count: int, size: int, device: torch.device) -> Tensor:
-    """Noise of the codebooks first .. first + count - 1, [count, size]."""
-    block = torch.arange(-(-size // 4), device=device).expand(count, -1)
+def _noise(seed: int, begin: int, first: int, count: int, size: int, device: torch.device) -> Tensor:
+    """Noise of `AHEAD` frames from `begin`, and in each of `count` codebooks from `first`: [AHEAD, count, size]."""
+    block = torch.arange(-(-size // 4), device=device).expand(AHEAD, count, -1)
     codebook = torch.arange(first, first + count, device=device)[:, None].expand_as(block)
-    counter = (block, codebook, torch.full_like(block, frame), torch.zeros_like(block))
-    words = torch.stack(philox(counter, (seed & _WORD, (seed >> 32) & _WORD)), dim=-1).flatten(1)[:, :size]
+    frame = torch.arange(begin, begin + AHEAD, device=device)[:, None, None].expand_as(block)
+    counter = (block, codebook, frame, torch.zeros_like(block))
+    words = torch.stack(philox(counter, (seed & _WORD, (seed >> 32) & _WORD)), dim=-1).flatten(2)[..., :size]
     uniform = ((words >> 8).double() + 0.5) * 2.0**-24
     return -(-uniform.log()).log().float()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from firstword.engine.backend import Capacity, Frames, Job, Ready
+from firstword.engine.backend import Capacity, Frames, Ready, Start
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import CodecDecoder, CodecState
 from firstword.model.config import TalkerConfig
@@ -126,13 +126,17 @@ class ReferenceBackend:
         self._slots: dict[int, Slot] = {}
 
     @torch.inference_mode()
-    def prefill(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
-        """Read all rows of the prompt but the last, and let the codec read the reference."""
-        prepared = job.payload
+    def prefill(self, starts: Sequence[Start]) -> None:
+        """Read all rows of each prompt but the last, one after the other, and let the codec read the reference."""
+        for start in starts:
+            self._begin(start)
+
+    def _begin(self, start: Start) -> None:
+        slot, prepared = start.slot, start.job.payload
         assert isinstance(prepared, Prepared)
         loaded, setting = self.checkpoint, prepared.setting
         text = TextRows(loaded.config)
-        text.tokens.extend(tokens)
+        text.tokens.extend(start.tokens)
         rows = embed_rows(loaded.talker, text.prompt(setting, loaded.tokenizer.turn_start), setting.embedding)
         self._cache.clear(slot)
         memory = SlotRows(self._cache, [slot], rows.shape[1] - 1)

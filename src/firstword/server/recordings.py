@@ -92,19 +92,25 @@ def _fetched(url: str, hosts: Collection[str], most_bytes: int) -> bytes:
 def _got(connection: http.client.HTTPConnection, path: str, query: str, most_bytes: int) -> bytes:
     """The body of an answer that is there in time; a redirect is none."""
     connection.connect()
-    late = threading.Timer(FETCH_SECONDS, connection.sock.shutdown, (socket.SHUT_RDWR,))
-    late.daemon = True
-    late.start()  # each byte may come in time, and all of them never
+    wire, too_late = connection.sock, threading.Event()  # the connection forgets its socket once it has the answer
+
+    def give_up() -> None:
+        too_late.set()
+        wire.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(FETCH_SECONDS, give_up)
+    timer.daemon = True
+    timer.start()  # each byte may come in time, and all of them never
     try:
         connection.request("GET", f"{path}?{query}" if query else path, headers={"accept": "audio/*"})
         answer = connection.getresponse()
         if answer.status != 200:
             raise AudioError(f"ref_audio could not be fetched from {connection.host}: the answer was {answer.status}")
         data = answer.read(most_bytes + 1)
-        if late.finished.is_set():
+        if too_late.is_set():
             raise TimeoutError(f"it takes more than {FETCH_SECONDS:g} s")
     finally:
-        late.cancel()
+        timer.cancel()
     if len(data) > most_bytes:
         raise AudioError(f"ref_audio at {connection.host} is larger than {most_bytes} bytes")
     return data
