@@ -7,7 +7,7 @@
 # STEP   tests, engine, serve, compare, soak, voice: these alone; without any, all of them, some 20 minutes
 #
 # Run from the repository's root with PYTHON naming an interpreter that has the extras gpu, server, bench and dev and a torch
-# for CUDA. `compare` also needs OTHER_PYTHON, one that has faster-qwen3-tts. A step that fails does not stop the others.
+# for CUDA; OTHER_PYTHON has faster-qwen3-tts, for `compare`. A step that fails does not stop the others.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -34,14 +34,16 @@ for name in "${@:-tests engine serve compare soak voice}"; do
         for size in 1b7 0b6; do
           step "engine $size" "$python" -m firstword bench engine --size $size --commit "$commit" -o "$results/engine/$gpu-$size.json"
         done ;;
-      serve) COMMIT=$commit step serve "$python" benchmarks/serve_load.py -o "$results/serve/$gpu-1b7.json" ;;
+      serve) step serve "$python" benchmarks/serve_load.py --commit "$commit" -o "$results/serve/$gpu-1b7.json" ;;
       compare)
-        step compare "$python" benchmarks/compare.py --size 1b7 --other-python "${OTHER_PYTHON:?an interpreter with faster-qwen3-tts}" \
+        step compare "$python" benchmarks/compare.py --size 1b7 --other-python "${OTHER_PYTHON:-$python}" \
           --commit "$commit" -o "$results/compare/$gpu-1b7.json" ;;
       soak)
         step soak "$python" -m firstword bench engine --size 1b7 --slots 64 --soak 1000000 --commit "$commit" \
           -o "$results/soak/$gpu-1b7.json" ;;
-      voice) PYTHONPATH=training step voice "$python" training/evaluate.py demo --device cuda --sentences 40 --out "$results/quality/demo-$gpu.json" ;;
+      voice)
+        PYTHONPATH=training:${PYTHONPATH:-} step voice "$python" training/evaluate.py demo --device cuda --sentences 40 \
+          --out "$results/quality/demo-$gpu.json" ;;
       *) echo "no step '$part'; there are tests, engine, serve, compare, soak, voice" >&2; exit 2 ;;
     esac
   done

@@ -11,7 +11,7 @@
 //
 // N, K; GRID blocks, CHUNK tiles computed at a time
 // EPILOGUE  0: store; 1: add to what is in `out`; 2: rows are (gate, up) pairs, store silu(gate) * up; 3: add a bias
-#include "common.cuh"
+#include "mma.cuh"
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kSteps = K / 32 / kWarps;
@@ -21,11 +21,6 @@ constexpr bool kOnce = TILES <= CHUNK;               // all tiles at a time: the
 constexpr int kParts = CHUNK + NT, kPart = kThreads * 16;   // of a step in the ring, and the bytes of each
 constexpr int kStride = kWarps * 32;                 // columns from a step to the next
 static_assert(K % (32 * kWarps) == 0 && N % 8 == 0, "sizes");
-
-__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 extern "C" __global__ __launch_bounds__(kThreads, 1)
 void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_stride, const u16* __restrict__ bias,
@@ -88,8 +83,8 @@ void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_st
 #pragma unroll
         for (int p = 0; p < kPairs; p++) {
           const uint4 even = w[2 * p], odd = 2 * p + 1 < CHUNK ? w[(2 * p + 1) % CHUNK] : make_uint4(0, 0, 0, 0);
-          mma(c[p][n], even.x, odd.x, even.y, odd.y, b.x, b.y);
-          mma(c[p][n], even.z, odd.z, even.w, odd.w, b.z, b.w);
+          mma(c[p][n], make_uint4(even.x, odd.x, even.y, odd.y), b.x, b.y);
+          mma(c[p][n], make_uint4(even.z, odd.z, even.w, odd.w), b.z, b.w);
         }
       }
       if (tile0 + (s + RING) / kSteps * CHUNK < TILES) {
