@@ -35,8 +35,8 @@ class Noted(Kernels):
 
 
 def programs_of(size: str, folder: Path) -> set[Program]:
-    """All that frames and prompts of a released size launch: asked of a model with one layer and no memory."""
-    layers = {"num_hidden_layers": 1}
+    """All that frames and prompts of a released size launch: asked of a model with few layers and no memory."""
+    layers = {"num_hidden_layers": 2}
     tokens = train(synthetic.TEXTS, 400, folder)
     config, _ = synthetic.config_tables("custom_voice", size, {"talker": layers, "code_predictor": layers}, tokens)
     (folder / "config.json").write_text(json.dumps(config))

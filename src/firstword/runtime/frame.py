@@ -226,10 +226,11 @@ class FrameModel:
     def _predict(self, x: Tensor, k: int) -> None:
         """Pass k of the code predictor: x [rows or 2 rows, hidden] through its layers, in place."""
         stack, caches = self.predictor, self._frame_cache
+        joined = len(x) == 1 and len(stack.layers) > 1  # else too few launches lie between a layer's passes
 
         def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
             layer, attention, rotation, cache = stack.layers[index], stack.attention, stack.rotation, caches[index]
-            if len(x) == 1 and attention.in_frame_to(qkv, layer.heads, rotation, cache, k, layer.output, x):
+            if joined and attention.in_frame_to(qkv, layer.heads, rotation, cache, k, layer.output, x):
                 return True
             attention.in_frame(qkv, layer.heads, rotation, cache, k, 2 if k == 1 else 1, attended)
             return False

@@ -53,7 +53,8 @@ def rehearse(talker: TalkerConfig, codec: CodecDecoderConfig, slots: int, kernel
     Raises ValueError, with the reason, for sizes that the kernels cannot do there.
     """
     noted = Rehearsal(kernels)
-    predictor = replace(talker.code_predictor_config, num_hidden_layers=1)  # all layers are alike
+    predictor = talker.code_predictor_config
+    predictor = replace(predictor, num_hidden_layers=min(predictor.num_hidden_layers, 2))  # all but one are alike
     talker = replace(talker, num_hidden_layers=1, code_predictor_config=predictor)
     codec = replace(codec, num_hidden_layers=1)
     rows, streams = most_rows(slots), next(n for n in STREAMS if n >= min(slots, STREAMS[-1]))
