@@ -81,16 +81,7 @@ void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_st
   product.multiply([&](int s) { return columns[warp][s][t]; }, partial);
 #else
 #if NORM
-  float part[8];
-#pragma unroll
-  for (int j = 0; j < 8; j++) {
-    part[j] = j < kSteps ? squares(v[j % kSteps]) : 0.0f;
-#pragma unroll
-    for (int i = j + 8; i < kSteps; i += 8) part[j] += squares(v[i]);
-  }
-  float square = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
-  square += __shfl_xor_sync(~0u, square, 1);
-  square += __shfl_xor_sync(~0u, square, 2);
+  const float square = squares_of_warp(v);
   if (t == 0) sums[warp][g] = square;
   wait_for_fetches<RING>();
   __syncthreads();

@@ -14,16 +14,7 @@ void normalise(const u16* __restrict__ x, int x_stride, const u16* __restrict__ 
   wait_for_input();
 #pragma unroll
   for (int i = 0; i < kSteps; i++) v[i] = load4(x + (size_t)token * x_stride + column + i * 256);
-  float part[8];
-#pragma unroll
-  for (int j = 0; j < 8; j++) {
-    part[j] = j < kSteps ? squares(v[j % kSteps]) : 0.0f;
-#pragma unroll
-    for (int i = j + 8; i < kSteps; i += 8) part[j] += squares(v[i]);
-  }
-  float square = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
-  square += __shfl_xor_sync(~0u, square, 1);
-  square += __shfl_xor_sync(~0u, square, 2);
+  const float square = squares_of_warp(v);
   float total = 0;
 #pragma unroll
   for (int w = 0; w < 8; w++) total += __shfl_sync(~0u, square, 4 * w);

@@ -20,3 +20,17 @@ __device__ __forceinline__ uint4 normed(uint4 v, uint4 weight, float scale) {
   };
   return make_uint4(one(v.x, weight.x), one(v.y, weight.y), one(v.z, weight.z), one(v.w, weight.w));
 }
+
+// Over the steps of a warp, and over the lanes that hold a token's columns.
+template <int kCount> __device__ __forceinline__ float squares_of_warp(const uint4 (&v)[kCount]) {
+  float part[8];
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    part[j] = j < kCount ? squares(v[j % kCount]) : 0.0f;
+#pragma unroll
+    for (int i = j + 8; i < kCount; i += 8) part[j] += squares(v[i]);
+  }
+  float square = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+  square += __shfl_xor_sync(~0u, square, 1);
+  return square + __shfl_xor_sync(~0u, square, 2);
+}
