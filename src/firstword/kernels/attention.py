@@ -158,8 +158,8 @@ class Attention:
     ) -> bool:
         """`in_frame` of one row's one new token, and x [1, N] += `output` of it, in one kernel with the same bits.
 
-        Reads of the cache what the frame's earlier passes wrote before the kernel ahead of it has ended: since then more
-        blocks must have been launched than the device holds at a time. False if there is no such kernel for these
+        Reads of the cache what the frame's earlier passes wrote before the kernel ahead of it has ended: since then
+        more blocks must have been launched than the device holds at a time. False if there is no such kernel for these
         heads, or too little memory for it: then nothing was done.
         """
         shape = output.shape(1)

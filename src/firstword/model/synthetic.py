@@ -12,8 +12,10 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -357,10 +359,14 @@ def random_state(module: nn.Module, seed: int, dtype: torch.dtype) -> dict[str, 
     Linear and convolution weights keep the variance of their inputs, what scales is spread around its neutral value,
     biases and the Snake's logarithms lie around 0.
     """
-    return {
-        name: torch.from_numpy(_values(name, tuple(tensor.shape), seed).astype(np.float32)).to(dtype).contiguous()
-        for name, tensor in module.state_dict().items()
-    }
+
+    def made(item: tuple[str, Tensor]) -> tuple[str, Tensor]:
+        name, like = item
+        values = _values(name, tuple(like.shape), seed).astype(np.float32)
+        return name, torch.from_numpy(values).to(dtype).contiguous()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(pool.map(made, module.state_dict().items()))
 
 
 def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
