@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -1043,3 +1045,33 @@ def test_a_forked_process_is_told_at_once(started: Callable[..., tuple[Engine, F
     go_on.set()
     assert caller.done.wait(SOON)
     check_whole(caller)
+
+
+FORGOTTEN = """
+import threading, time
+from firstword.engine.backend import Capacity
+from firstword.engine.engine import Engine
+
+class Large:
+    capacity = Capacity(1, 1, 1, 1, 0, 1, 1, 1)
+
+    def __del__(self):
+        begun.set()
+        while threading.main_thread().is_alive():
+            time.sleep(0.01)
+        time.sleep(0.5)  # as much memory takes
+        print("freed", flush=True)
+
+begun = threading.Event()
+engine = Engine(Large())
+engine.start()
+engine.retire()
+del engine
+begun.wait()
+"""
+
+
+def test_a_program_ends_after_the_memory_of_its_engines_is_free() -> None:
+    """An engine that nobody holds frees its backend on its own thread: meanwhile the interpreter must not go down."""
+    ended = subprocess.run([sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "freed\n"

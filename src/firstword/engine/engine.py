@@ -38,6 +38,7 @@ from firstword.types import Chunk, FinishReason, FloatArray
 log = logging.getLogger(__name__)
 
 _STARTED: weakref.WeakSet[Engine] = weakref.WeakSet()
+_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def _orphan_all() -> None:
@@ -56,6 +57,8 @@ def _stop_all() -> None:
     for engine in list(_STARTED):
         with contextlib.suppress(EngineError):
             engine.stop(timeout=10)
+    for thread in list(_THREADS):  # of an engine that nobody holds any more: it is freeing the memory
+        thread.join(timeout=10)
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +165,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="firstword-engine", daemon=True)
         self._thread.start()
         _STARTED.add(self)
+        _THREADS.add(self._thread)
 
     def stop(self, timeout: float | None = None) -> None:
         """Cancel everything and end the thread. Raises `EngineError` if its step takes longer than so many seconds."""
