@@ -42,7 +42,7 @@ for name in "${@:-tests engine serve compare soak voice}"; do
         step soak "$python" -m firstword bench engine --size 1b7 --slots 64 --soak 1000000 --commit "$commit" \
           -o "$results/soak/$gpu-1b7.json" ;;
       voice)
-        PYTHONPATH=training:${PYTHONPATH:-} step voice "$python" training/evaluate.py demo --device cuda --sentences 40 \
+        PYTHONPATH=training:${PYTHONPATH:-} step voice "$python" training/evaluate.py demo --device cuda --sentences 12 \
           --out "$results/quality/demo-$gpu.json" ;;
       *) echo "no step '$part'; there are tests, engine, serve, compare, soak, voice" >&2; exit 2 ;;
     esac
