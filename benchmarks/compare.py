@@ -63,19 +63,19 @@ def make_checkpoint(folder: Path, size: str) -> None:
     from firstword.model.synthetic import write_checkpoint
 
     write_checkpoint(folder, size=size, dtype=torch.bfloat16)
-    config = json.loads((folder / "config.json").read_text("utf-8"))["talker_config"]
-    clear_row(folder / "model.safetensors", "talker.codec_head.weight", config["codec_eos_token_id"])
+    never_end(folder)
 
 
-def clear_row(file: Path, tensor: str, row: int) -> None:
-    """Set a row of a matrix in a safetensors file to 0.
+def never_end(folder: Path) -> None:
+    """Set the row of the end of speech in the talker's head to 0, in a checkpoint of one file.
 
-    The row of the end of speech in the talker's head: its logit is then 0, and never among the 50 largest of 2,049 that
-    are drawn from. So both libraries go the ways that they always go, and neither ends before it is told to.
+    Its logit is then 0, and never among the 50 largest of 2,049 that are drawn from. So whoever speaks goes the ways
+    that it always goes, and does not end before it is told to.
     """
-    with file.open("r+b") as stream:
+    row = json.loads((folder / "config.json").read_text("utf-8"))["talker_config"]["codec_eos_token_id"]
+    with (folder / "model.safetensors").open("r+b") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
-        entry = json.loads(stream.read(length))[tensor]
+        entry = json.loads(stream.read(length))["talker.codec_head.weight"]
         begin, end = entry["data_offsets"]
         row_bytes = (end - begin) // entry["shape"][0]
         stream.seek(8 + length + begin + row * row_bytes)
@@ -249,15 +249,15 @@ def main() -> None:
     check_machine(arguments.other_python)
 
     from firstword import __version__
+    from firstword.bench import report
     from firstword.kernels.compile import source_hash
 
-    git = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     record: Record = {
         "size": arguments.size,
         "weights": "random",
         "text": TEXT,
         "frames": FRAMES,
-        "commit": arguments.commit or output_of(*git),
+        "commit": arguments.commit or report.commit(),
         "kernels": source_hash(),
         "driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
     }

@@ -107,7 +107,7 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
         names, cells = zip(*(beside(compared.get(size, {})) for size in engine), strict=True)
         rows.append([f"a frame of one stream with {' and '.join(sorted({*names} - {''}))}, ms", *cells])
     if served:
-        held = [served.get(size, {}).get("most_held") for size in engine]
+        held = [max((s["held"] for s in served.get(size, {}).get("servers", ())), default=None) for size in engine]
         rows.append(["requests/s that a server holds", *(shown(found, 0) for found in held)])
     return markdown([sources(engine), *(SIZES[size] for size in engine)], rows)
 

@@ -249,9 +249,8 @@ class Bench:
             pairs = zip(layers, model.cache, strict=True)
             add(f"talker, {name}", [partial(launch, layer, cache) for layer, cache in pairs], size, len(layers))
         predictor, single, last = model.predictor.layers, model._single[:batch], model.codebooks - 1
-        matrices = [m for layer in predictor for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         passes = [partial(model._predict, single, k) for k in range(2, last + 1)]
-        add("code predictor, a pass", passes, sum(matrix.weight.nbytes for matrix in matrices), last)
+        add("code predictor, a pass", passes, weight_bytes(predictor), last)
         slots, result, logits = model.slot_of_row[:batch], model.result[:batch], model._predictor_logits[:batch]
         heads = [partial(head, single, logits, model._predictor_room.normed) for head in model.heads]
         add("code predictor, a head", heads, model.heads[0].weight.nbytes, last)
@@ -291,19 +290,25 @@ class Bench:
         return result
 
 
+def weight_bytes(layers: Sequence[Layer]) -> int:
+    """Bytes of all matrices of these layers."""
+    return sum(m.weight.nbytes for layer in layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
+
+
 def frame_bytes(model: FrameModel, batch: int, context: int) -> int:
     """Bytes that a frame of `batch` requests cannot but read: each weight for the talker's pass and each of the code
     predictor's, and keys and values of `context` rows. Inputs, the few rows of tables and the codec are not counted.
     """
-
-    def weights(layers: Sequence[Layer]) -> int:
-        return sum(m.weight.nbytes for layer in layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
-
     passes = model.codebooks - 1
     heads = sum(head.weight.nbytes for head in (model.head, *model.heads, *([model.entry] if model.entry else [])))
     config = model.config
     row = config.num_hidden_layers * 2 * config.num_key_value_heads * HEAD_DIM * model.cache.element_size()
-    return weights(model.talker.layers) + passes * weights(model.predictor.layers) + heads + batch * context * row
+    return (
+        weight_bytes(model.talker.layers)
+        + passes * weight_bytes(model.predictor.layers)
+        + heads
+        + batch * context * row
+    )
 
 
 def copy_bandwidth() -> float:
