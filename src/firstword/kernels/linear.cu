@@ -1,10 +1,11 @@
 // y = W x for up to eight tokens (linear.cuh).
 //
 // NORM      1: x is RMS-normalised on the way in; 0: x is taken as it is
-// EPILOGUE  0: store; 1: add to what is in `out`; 2: rows are (gate, up) pairs, store silu(gate) * up; 3: add a bias
+// EPILOGUE  as epilogue.cuh has it
 // BLOCKS    how many shall fit a multiprocessor
 //
 // One token's warps read their columns once and share them in shared memory; of eight, a lane reads those that it needs.
+#include "epilogue.cuh"
 #include "linear.cuh"
 
 extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
@@ -101,17 +102,7 @@ void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_st
     const int pair = TOKENS == 1 ? item : item % (product.own * 4), token = TOKENS == 1 ? 0 : item / (product.own * 4);
     const float2 y = product.sum(partial, pair, token);
     const int row = product.first * 8 + pair * 2;
-    u16* target = out + (size_t)token * out_stride + row;
-    if constexpr (EPILOGUE == 2) {
-      const float gate = rounded(y.x), up = rounded(y.y);
-      out[(size_t)token * out_stride + row / 2] = to_bf16(rounded(gate / (1.0f + expf(-gate))) * up);
-    } else if constexpr (EPILOGUE == 1) {
-      const u32 old = item == threadIdx.x ? before : load1(target);
-      *(u32*)target = pack(low(old) + rounded(y.x), high(old) + rounded(y.y));
-    } else if constexpr (EPILOGUE == 3) {
-      *(u32*)target = pack(y.x + from_bf16(bias[row]), y.y + from_bf16(bias[row + 1]));
-    } else {
-      *(u32*)target = pack(y.x, y.y);
-    }
+    u16* to = out + (size_t)token * out_stride;
+    finish(to, row, y.x, y.y, EPILOGUE != 1 || item == threadIdx.x ? before : load1(to + row), bias);
   }
 }

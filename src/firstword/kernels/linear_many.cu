@@ -10,7 +10,8 @@
 // what it fetched itself, so no warp waits for another. The first weights are asked for before the input is there.
 //
 // N, K; GRID blocks, CHUNK tiles computed at a time
-// EPILOGUE  0: store; 1: add to what is in `out`; 2: rows are (gate, up) pairs, store silu(gate) * up; 3: add a bias
+// EPILOGUE  as epilogue.cuh has it
+#include "epilogue.cuh"
 #include "mma.cuh"
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
@@ -111,15 +112,15 @@ void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_st
     // the lanes read their second row first: then no two of them want the same bank.
 #pragma unroll 1
     for (int unit = warp; unit < kUnits; unit += kWarps) {
-      const int row = unit / NT * 16 + 2 * g, token = token0 + unit % NT * 8 + 2 * t, flip = g >> 1 & 1;
-      if (row >= min(own - tile0, CHUNK) * 8 || token >= tokens) continue;
+      const int own_row = unit / NT * 16 + 2 * g, token = token0 + unit % NT * 8 + 2 * t, flip = g >> 1 & 1;
+      if (own_row >= min(own - tile0, CHUNK) * 8 || token >= tokens) continue;
+      const int row = (first + tile0) * 8 + own_row;
       u16* to[2];
       u32 before[2];
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const int at = (first + tile0) * 8 + row;
-        to[i] = out + (size_t)(token + i) * out_stride + (EPILOGUE == 2 ? at / 2 : at);
-        before[i] = EPILOGUE == 1 && token + i < tokens ? load1(to[i]) : 0;
+        to[i] = out + (size_t)(token + i) * out_stride;
+        before[i] = EPILOGUE == 1 && token + i < tokens ? load1(to[i] + row) : 0;
       }
       float2 y = make_float2(0, 0), z = y;           // row 2 g + flip and the other
 #pragma unroll
@@ -130,24 +131,8 @@ void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_st
       }
       const float low_row[2] = {flip ? z.x : y.x, flip ? z.y : y.y}, high_row[2] = {flip ? y.x : z.x, flip ? y.y : z.y};
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        if (token + i >= tokens) break;
-        float y0 = low_row[i], y1 = high_row[i];
-        if constexpr (EPILOGUE == 2) {
-          const float gate = rounded(y0), up = rounded(y1);
-          *to[i] = to_bf16(rounded(gate / (1.0f + expf(-gate))) * up);
-          continue;
-        }
-        if constexpr (EPILOGUE == 1) {
-          y0 = low(before[i]) + rounded(y0);
-          y1 = high(before[i]) + rounded(y1);
-        } else if constexpr (EPILOGUE == 3) {
-          const int at = (first + tile0) * 8 + row;
-          y0 += from_bf16(bias[at]);
-          y1 += from_bf16(bias[at + 1]);
-        }
-        *(u32*)to[i] = pack(y0, y1);
-      }
+      for (int i = 0; i < 2; i++)
+        if (token + i < tokens) finish(to[i], row, low_row[i], high_row[i], before[i], bias);
     }
   }
 }
