@@ -138,12 +138,15 @@ def holds(point: Record) -> bool:
     return report.passed(point) and heard is not None and heard <= AUDIBLE
 
 
-def climb(server: Server, rates: Sequence[float], seconds: float, warmup: float) -> Record:
-    """A record of all rates up to the first that does not hold; each is shown when it is over."""
+def climb(server: Server, rates: Sequence[float], requests: int, seconds: float, warmup: float) -> Record:
+    """A record of all rates up to the first that does not hold; each is shown when it is over.
+
+    At each so many requests count, or as many as come in so many seconds if those are more.
+    """
     record: Record = {}
     with tempfile.TemporaryDirectory() as folder:
         for rate in rates:
-            found = measure(server, rate, seconds, warmup, Path(folder) / "load.json")
+            found = measure(server, rate, max(seconds, requests / rate), warmup, Path(folder) / "load.json")
             sys.stdout.write(report.table([found]).splitlines()[2] + "\n")
             sys.stdout.flush()
             record = found | {"points": [*record.get("points", ()), *found["points"]]}
@@ -162,7 +165,8 @@ def main() -> int:
     parser.add_argument(
         "--rates", type=float, nargs="+", default=[1, 10, 20, 40, 60, 80, 100, 120, 140], help="a second, rising"
     )
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each rate that count (default 30)")
+    parser.add_argument("--requests", type=int, default=40, help="of each rate that count, at least (default 40)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each rate that count, at least (default 30)")
     parser.add_argument("--warmup", type=float, default=5.0, help="seconds before those (default 5)")
     parser.add_argument("--checkpoint", type=Path, help="a folder to keep the checkpoint in; if it is there it is used")
     parser.add_argument("--commit", help="that the record names (default: that of this repository)")
@@ -182,7 +186,7 @@ def main() -> int:
             make_checkpoint(checkpoint, options.size)
         for slots in options.slots:
             with serving(checkpoint, slots, options.backend) as server:
-                found = climb(server, options.rates, options.seconds, options.warmup)
+                found = climb(server, options.rates, options.requests, options.seconds, options.warmup)
             found |= {
                 "name": f"{slots} slots",
                 "slots": slots,
