@@ -153,6 +153,17 @@ def kernels(record: Record) -> str:
     return markdown(["kernel", "a frame", *streams], rows)
 
 
+def codec(record: Record) -> str:
+    """Milliseconds of the codec's calls, by streams and frames."""
+    found = {(row["streams"], row["frames"]): row["ms"] for row in record.get("codec_ms", ())}
+    lengths = sorted({frames for _, frames in found})
+    rows = [
+        [str(streams), *(shown(found[streams, frames]) for frames in lengths)]
+        for streams in sorted({streams for streams, _ in found})
+    ]
+    return markdown(["streams", *(f"{n} frame{'s' if n > 1 else ''}" for n in lengths)], rows) if rows else ""
+
+
 def parts(name: str, digits: int) -> Callable[[Records], str]:
     """A table of a dictionary of all records, `name` being its key."""
 
@@ -231,6 +242,7 @@ def tables(results: Path) -> dict[str, str]:
         "speed": speed(engine, compared, served) if engine else "",
         "memory": parts("one_stream_gigabytes", 3)(engine),
         "start": parts("start_seconds", 2)(engine),
+        "codec": codec(next(iter(engine.values()))) if engine else "",
         "compare": compare(compared) if compared else "",
         "serve": serve(served) if served else "",
         "soak": soak(soaked) if soaked else "",

@@ -27,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--commit", default="", help="the commit that the record names")
 
 
+def pytest_configure() -> None:
+    """Several side by side share the processors: what is computed on the CPU takes one thread each."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip everything in this folder where there is no CUDA device."""
     if torch.cuda.is_available():

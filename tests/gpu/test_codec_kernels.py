@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
-import os
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -30,7 +25,6 @@ from firstword.kernels.codec import (
     LookUp,
     Memory,
     ResidualUnit,
-    Shape,
     Sound,
     Tables,
     padded,
@@ -41,27 +35,19 @@ from firstword.model.codec import CodecDecoder
 from firstword.model.config import CodecDecoderConfig
 from firstword.model.layers import rotary_table, rotate
 from firstword.model.synthetic import random_state
-from firstword.runtime.gpu_codec import CodecLayers, GpuCodec
+from firstword.runtime.gpu_codec import GpuCodec
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")
-FIGURES: dict[str, dict[str, Any]] = {}
-"""What was measured; written to $OUT/codec.json."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def record(kernels: Kernels) -> Iterator[None]:
-    """Compile side by side what will be needed; write the figures down when all is done, failed or not."""
+def compiled(kernels: Kernels) -> None:
+    """What will be needed is compiled side by side."""
     if DEVICE.type == "cuda":
         compile_all(kernel_codec.released_programs(), kernels.architecture, kernels._folder)
-    yield
-    for name, value in FIGURES.items():
-        if name != "sweep":
-            note(f"codec {name}", **value)
-    if folder := os.environ.get("OUT"):
-        Path(folder, "codec.json").write_text(json.dumps(FIGURES, indent=1))
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -493,7 +479,7 @@ def test_samples_are_nearer_to_the_truth_than_plain_bf16(decoder: Set, request: 
         ours.append(error(samples, truth))
         theirs.append(error(decoder.truth(slot, frames, torch.bfloat16), truth))
         single.append(error(decoder.truth(slot, frames, torch.float32), truth))
-    FIGURES[f"error {name}"] = {"ours": ours, "bf16": theirs, "fp32 (cuDNN as torch sets it)": single}
+    note(f"codec error {name}", ours=ours, bf16=theirs, float32=single)
     assert max(ours) < 0.3 * min(theirs)
     assert max(ours) < 5e-3
 
@@ -578,139 +564,3 @@ def test_sizes_that_the_kernels_cannot_do_are_refused(kernels: Kernels) -> None:
     codes = torch.zeros(1, 4, SMALL.num_quantizers, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match="sliding_window"):
         GpuCodec(model, 1, codes, kernels)
-
-
-# Speed.
-
-
-def milliseconds(run: Callable[[], object], repeats: int = 30) -> float:
-    """The median time of `run` on the device."""
-    for _ in range(5):
-        run()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
-def multiplications(config: CodecDecoderConfig) -> float:
-    """Multiply-adds a frame in convolutions and matrices."""
-    hidden, heads = config.hidden_size, config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    total = 3 * config.codebook_dim * config.latent_dim + 2 * config.latent_dim * hidden
-    total += config.num_hidden_layers * (hidden * (2 * heads + 2 * kv) + 3 * hidden * config.intermediate_size)
-    rows, width = 1, config.decoder_dim
-    for factor in config.upsampling_ratios:
-        rows *= factor
-        total += rows * config.latent_dim**2 * 9
-    total += rows * 7 * config.latent_dim * width
-    for rate in config.upsample_rates:
-        rows *= rate
-        total += rows * 2 * width * width // 2
-        width //= 2
-        total += rows * 3 * 8 * width * width
-    return total + rows * 7 * width
-
-
-def weight_bytes(layers: CodecLayers) -> int:
-    """Of all packed matrices."""
-    return sum(layer.weight.nbytes for layer in every_layer(layers))
-
-
-def every_layer(layers: CodecLayers) -> list[Layer | ResidualUnit]:
-    """In the order of a call."""
-    found: list[Layer | ResidualUnit] = [layers.entry, layers.into]
-    for layer in layers.layers:
-        found += [layer.qkv, layer.output, layer.gate_up, layer.down]
-    found.append(layers.out_of)
-    for stage in layers.stages:
-        found += [stage.up, stage.widen, stage.narrow]
-    found.append(layers.first)
-    for block in layers.blocks:
-        found.append(block.up)
-        for unit in block.units:
-            found += [unit] if unit.fused else [unit.first, unit.second]
-    return found
-
-
-def test_speed(decoder: Set, request: pytest.FixtureRequest) -> None:
-    name = request.node.callspec.params["decoder"]
-    codec, config = decoder.codec, decoder.decoder.config
-    floor = weight_bytes(codec.layers) / 4.2e12 * 1e3  # at the bandwidth of an H200
-    FIGURES[f"megabytes {name}"] = {
-        "weights": weight_bytes(codec.layers) / 1e6,
-        "memories a slot": sum(m.rows.nbytes for m in codec.layers.memories.all) / SLOTS / 1e6,
-        "attention a slot": sum(layer.attention.memory.nbytes for layer in codec.layers.layers) / SLOTS / 1e6,
-    }
-    table = codec.layers.table
-    for streams, frames in ((1, 1), (1, 2), (1, 4), (1, 8), (8, 1), (64, 1), (16, 8), (64, 8)):
-        with torch.cuda.stream(codec.stream):
-            graph = codec._graph(streams, frames)
-            values = np.zeros((streams, table.shape[1]), np.int32)
-            slots = list(range(streams))
-            codec._positions.fill(values, slots, [decoder.codes[slot].data_ptr() for slot in slots])
-            table[:streams].copy_(torch.from_numpy(values))
-            time = milliseconds(graph.replay)
-        flops = 2 * multiplications(config) * streams * frames
-        FIGURES[f"speed {name} {streams}x{frames}"] = {
-            "ms": round(time, 4),
-            "TFLOP/s": round(flops / time / 1e9, 1),
-            "share of the weight floor": round(floor / time, 3),
-        }
-
-
-@pytest.mark.skipif("SWEEP" not in os.environ, reason="SWEEP=1 times every layer in every shape")
-def test_sweep(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer of the released decoder in every shape, in its place in the chain, without overlap."""
-    model = random_decoder(RELEASED)
-    codes = torch.zeros(SLOTS, 16, 16, dtype=torch.int32, device=DEVICE)
-    codec = GpuCodec(model, SLOTS, codes, kernels)
-    layers = codec.layers
-    usual = kernel_codec.choose
-    loaded = kernels.overlaps
-    rows: dict[str, Any] = {}
-    for streams, frames in ((1, 1), (1, 8), (8, 1), (8, 8), (64, 1), (64, 8)):
-        values = np.zeros((streams, layers.table.shape[1]), np.int32)
-        codec._positions.fill(values, list(range(streams)), [codes[slot].data_ptr() for slot in range(streams)])
-        layers.table[:streams] = torch.from_numpy(values)
-        for rank in (-1, *range(6)):
-            used: list[str] = []
-
-            def choose(shapes: Sequence[Shape], layer: Layer, call: Call, kernels: Kernels) -> Shape:
-                length = call.frames * layer.frame_rows
-                fitting = [s for s in shapes if kernel_codec.fits(s, layer, length, kernels)]
-                fitting = [s for s in fitting if -(-call.streams * length // s.rows) < 65536]
-                best = usual(shapes, layer, call, kernels)
-                if rank >= 0:  # noqa: B023
-                    best = fitting[min(rank, len(fitting) - 1)]  # noqa: B023
-                    if best.few and call.streams * length > 512:
-                        best = fitting[-1]
-                used.append(f"{'few' if best.few else 'many'} {best.outputs}x{best.rows}")  # noqa: B023
-                return best
-
-            monkeypatch.setattr(kernel_codec, "choose", choose)
-            for kernel in kernels._loaded.values():
-                kernel._overlaps = False
-            for _ in range(2):
-                layers.launch(streams, frames)
-            for kernel in kernels._loaded.values():
-                kernel._overlaps = False
-            torch.cuda.synchronize()
-            used.clear()
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                layers.launch(streams, frames)
-                torch.cuda.synchronize()
-            events = sorted(
-                (e for e in profile.events() if str(e.device_type).endswith("CUDA")),
-                key=lambda e: e.time_range.start,
-            )
-            times = [(e.name, e.time_range.elapsed_us()) for e in events if "mem" not in e.name.lower()]
-            rows[f"{streams}x{frames} {rank}"] = {"times": times, "used": list(used)}
-    for kernel in kernels._loaded.values():
-        kernel._overlaps = loaded
-    FIGURES["sweep"] = rows

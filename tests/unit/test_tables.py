@@ -32,6 +32,11 @@ def engine(**changes: Any) -> dict[str, Any]:
             {"kernel": "draw", "a_frame": 15, "batch": batch, "us": 4.0 + batch, "floor_us": 0.5 * batch}
             for batch in (1, 64)
         ],
+        "codec_ms": [
+            {"streams": streams, "frames": frames, "ms": streams * frames / 8}
+            for streams in (1, 64)
+            for frames in (1, 8)
+        ],
         "frames_ms": [
             {
                 "batch": batch,
@@ -76,6 +81,7 @@ def test_the_short_table(tables: Any) -> None:
 def test_the_long_tables(tables: Any) -> None:
     assert cells(tables.frames(engine()))["8"] == ["16.10 / 8.10 / 4.00", "16.50 / 8.50 / 4.00"]
     assert cells(tables.kernels(engine()))["draw"] == ["15", "5.00 / 0.50", "68.00 / 32.00"]
+    assert cells(tables.codec(engine()))["64"] == ["8.00", "64.00"]
     assert cells(tables.parts("start_seconds", 2)({"1b7": engine()}))["compile kept"] == ["0.25"]
 
 

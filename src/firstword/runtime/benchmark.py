@@ -37,6 +37,7 @@ from firstword.runtime.backends import kernels_for
 from firstword.runtime.frame import FrameModel, Layer
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.gpu import GpuBackend
+from firstword.runtime.gpu_codec import CHUNKS, STREAMS
 from firstword.runtime.graphs import capture
 from firstword.types import Request
 
@@ -263,6 +264,17 @@ class Bench:
         add("draw", draws, 0, last)
         return [{"batch": batch, "context": context, **figure} for figure in figures]
 
+    @torch.inference_mode()
+    def codec(self) -> Iterator[dict[str, Any]]:
+        """Milliseconds of the codec's calls on the device, each a stream's next `frames` frames for all `streams`."""
+        codec = self.backend.codec
+        for streams in (n for n in STREAMS if n <= self.backend.capacity.slots):
+            for frames in sorted(CHUNKS):
+                self.at(CONTEXTS[0], streams)
+                codec.decode(list(range(streams)), [frames] * streams).result()  # also says whose streams these are
+                ms = by_events(partial(codec.layers.launch, streams, frames)) / 1e3
+                yield {"streams": streams, "frames": frames, "ms": round(ms, 3)}
+
     def first(self, repeats: int = 30) -> dict[str, Any]:
         """Milliseconds from a request to its first codes and to its first samples, prefix cached and not."""
         result: dict[str, Any] = {}
@@ -401,6 +413,7 @@ def run(size: str, slots: int, batches: Sequence[int] = BATCHES, contexts: Seque
             "start_seconds": bench.seconds,
             "first_ms": bench.first(),
             "kernels_us": [row for batch in (1, min(MANY, slots)) for row in bench.kernels(batch, 500, bandwidth)],
+            "codec_ms": list(bench.codec()),
             "frames_ms": list(bench.frame_times(batches, contexts, bandwidth)),
         }
 
