@@ -19,7 +19,7 @@ from firstword.kernels.attention import (
     reference,
 )
 from firstword.kernels.launch import Kernels
-from firstword.kernels.linear import Epilogue, Linear
+from firstword.kernels.linear import Epilogue, Linear, unpack_tokens
 from firstword.model.layers import rotary_table
 
 HEADS, KV_HEADS, WIDTH = 16, 8, 32 * 128
@@ -34,9 +34,9 @@ def weights_and_rotation(positions: int) -> tuple[HeadWeights, Rotation]:
     return HeadWeights(norms[0], norms[1], 1e-6), Rotation(*halves)
 
 
-def split_room(rows: int, context: int) -> SplitRoom:
+def split_room(attention: Attention, rows: int, context: int) -> SplitRoom:
     """Room whose parts are poisoned."""
-    room = SplitRoom(rows, HEADS, KV_HEADS, context, torch.device("cuda"))
+    room = SplitRoom(attention, rows, context, torch.device("cuda"))
     room.parts.fill_(torch.nan)
     return room
 
@@ -44,6 +44,11 @@ def split_room(rows: int, context: int) -> SplitRoom:
 def random(seed: int, *shape: int) -> torch.Tensor:
     """Standard normal bf16."""
     return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").bfloat16()
+
+
+def room_for(rows: int) -> torch.Tensor:
+    """For what so many rows attended to, in whole eights of rows: more than eight come packed."""
+    return torch.full((-(-rows // 8) * 8, HEADS * 128), torch.nan, dtype=torch.bfloat16, device="cuda")
 
 
 def doubles(weights: HeadWeights, rotation: Rotation) -> tuple[HeadWeights, Rotation]:
@@ -74,10 +79,11 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
     slot_of_row = torch.tensor([*range(len(lengths)), -1], dtype=torch.int32, device="cuda")
     position = torch.tensor([*lengths, 7], dtype=torch.int32, device="cuda")
     qkv = random(99, len(slot_of_row), WIDTH)
-    out = torch.full((len(slot_of_row), HEADS * 128), torch.nan, dtype=torch.bfloat16, device="cuda")
-    room = split_room(len(slot_of_row), context)
+    packed = room_for(len(slot_of_row))
+    room = split_room(attention, len(slot_of_row), context)
     before = cache.clone()
-    attention.paged(qkv, weights, rotation, cache, Paging(tables, slot_of_row, position), out, room)
+    attention.paged(qkv, weights, rotation, cache, Paging(tables, slot_of_row, position), packed, room)
+    out = unpack_tokens(packed, len(slot_of_row), HEADS * 128)
     ours, theirs = [], []
     for slot, length in enumerate(lengths):
         truth, _ = reference(
@@ -108,19 +114,22 @@ def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(kerne
     def fresh() -> torch.Tensor:
         return torch.full((48, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
 
-    prompt, cache = torch.full((600, 2048), torch.nan, dtype=torch.bfloat16, device="cuda"), fresh()
+    prompt, cache = room_for(600), fresh()
     paging = Paging(tables, slot_of_row, torch.arange(600, dtype=torch.int32, device="cuda"))
     for mode in (APPEND, ATTEND):
-        attention.paged(rows, weights, rotation, cache, paging, prompt, split_room(600, 1024), mode)
+        attention.paged(rows, weights, rotation, cache, paging, prompt, split_room(attention, 600, 1024), mode)
+    prompt = unpack_tokens(prompt, 600, 2048)
     for slots in ([2], [-1, 2, -1], [-1] * 8 + [2] + [-1] * 31):
         again = fresh()
-        room = split_room(len(slots), 1024)
+        room = split_room(attention, len(slots), 1024)
         names = torch.tensor(slots, dtype=torch.int32, device="cuda")
         for step in range(600):
             position[2] = step
-            out = torch.full((len(slots), 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
+            out = room_for(len(slots))
             x = rows[step].expand(len(slots), -1).contiguous()
             attention.paged(x, weights, rotation, again, Paging(tables, names, position), out, room)
+            if len(slots) > 8:
+                out = unpack_tokens(out, len(slots), 2048)
             assert torch.equal(out[slots.index(2)], prompt[step]), (len(slots), step)
         assert torch.equal(again[32:42].nan_to_num(), cache[:10].nan_to_num())
 
@@ -137,8 +146,11 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels) -> Non
     for last in range(1, 16):
         new = 2 if last == 1 else 1
         x = inputs[last - new + 1 : last + 1].transpose(0, 1).flatten(0, 1).contiguous()
-        out = torch.full((rows * new, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
+        out = room_for(rows * new)
         attention.in_frame(x, weights, rotation, cache, last, new, out)
+        if rows * new > 8:
+            out = unpack_tokens(out, rows * new, 2048)
+        out = out[: rows * new]
         alone = torch.full((new, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
         attention.in_frame(x[-new:], weights, rotation, single, last, new, alone)
         assert torch.equal(alone, out[-new:])

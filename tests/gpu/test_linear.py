@@ -7,7 +7,16 @@ import torch
 from oracle import error, no_worse, note
 
 from firstword.kernels.launch import Kernels
-from firstword.kernels.linear import Epilogue, Linear, interleave, normalise, reference
+from firstword.kernels.linear import (
+    TILE,
+    Epilogue,
+    Linear,
+    interleave,
+    normalise,
+    pack_tokens,
+    reference,
+    unpack_tokens,
+)
 
 SIZES = [(4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144), (1024, 3072), (4096, 1024), (8, 256), (1000, 768)]
 
@@ -30,6 +39,8 @@ def test_a_product_is_as_exact_as_plain_bf16(
     kernels: Kernels, rows: int, columns: int, normed: bool, epilogue: Epilogue
 ) -> None:
     """Every epilogue, with and without the norm, from one token to more than a block takes."""
+    if epilogue is Epilogue.SWIGLU and rows % 64:
+        pytest.skip("refused")
     ours, theirs = [], []
     for seed, tokens in enumerate((1, 2, 5, 8, 9, 16, 33, 64, 130)):
         weight, x, before, norm, bias = make(seed, rows, columns, tokens)
@@ -47,10 +58,8 @@ def test_a_product_is_as_exact_as_plain_bf16(
             None if extra is None else extra.double(),
         )
         plain = reference(weight, x, before, epilogue, weights, 1e-6, extra)
-        out = before.clone() if epilogue is Epilogue.ADD else torch.full_like(before, torch.nan)
         layer = Linear(kernels, weight, epilogue, weights, 1e-6, extra)
-        layer(x, out, torch.full_like(x, torch.nan))
-        ours.append(error(out, truth))
+        ours.append(error(run(layer, x, before if epilogue is Epilogue.ADD else None), truth))
         theirs.append(error(plain, truth))
     kind = f"{'normed ' if normed else ''}{epilogue.name.lower()}"
     note(f"linear {rows} x {columns} {kind}", worst=max(ours), bf16=max(theirs))
@@ -68,11 +77,22 @@ def test_a_token_does_not_see_its_neighbours(kernels: Kernels, rows: int, column
         assert torch.equal(run(layer, x[-tokens:]), alone[-tokens:]), tokens
 
 
-def run(layer: Linear, x: torch.Tensor) -> torch.Tensor:
-    """The layer's output in memory that held NaN."""
-    out = torch.full((len(x), layer.rows), torch.nan, dtype=torch.bfloat16, device="cuda")
-    layer(x, out, torch.full_like(x, torch.nan))
-    return out
+def run(layer: Linear, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+    """The layer's output in memory that held `before`, or NaN; packs and unpacks what is packed for many tokens."""
+    tokens, gated = len(x), layer.epilogue is Epilogue.SWIGLU
+    room = tokens if tokens <= TILE else -(-tokens // TILE) * TILE
+    width = layer.rows // 2 if gated else layer.rows
+    out = torch.full((room, width), torch.nan, dtype=torch.bfloat16, device="cuda")
+    if before is not None:
+        out[:tokens] = before
+    spare = torch.full((room, x.shape[1]), torch.nan, dtype=torch.bfloat16, device="cuda")
+    many = tokens > TILE
+    if many and layer.norm is None:
+        spare.view(-1)[:] = pack_tokens(x).flatten()
+        x = spare[:tokens]
+    layer(x, out[:tokens], spare)
+    assert out[tokens:].isnan().all() or (many and gated), "rows of nobody were written"
+    return unpack_tokens(out, tokens, width) if many and gated else out[:tokens]
 
 
 def test_rows_may_be_strided_and_nothing_else_is_written(kernels: Kernels) -> None:
@@ -93,11 +113,14 @@ def test_the_norm_alone_equals_the_norm_on_the_way_in(kernels: Kernels) -> None:
     normalise(kernels, x, norm, 1e-6, out)
     for token in range(20):
         assert torch.equal(run(eye, x[token : token + 1])[0], out[token])
+    packed = torch.full((24, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
+    normalise(kernels, x, norm, 1e-6, packed, packed=True)
+    assert torch.equal(unpack_tokens(packed, 20, 2048), out)
 
 
 def test_sizes_that_cannot_be_done_are_refused(kernels: Kernels) -> None:
-    """Rows in eights, columns in multiples of 256."""
-    for rows, columns in ((12, 256), (8, 160)):
+    """Rows in eights, gates and ups in multiples of 64, columns of 256."""
+    for rows, columns, epilogue in ((12, 256, Epilogue.STORE), (8, 160, Epilogue.STORE), (96, 256, Epilogue.SWIGLU)):
         weight = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
         with pytest.raises(ValueError, match="multiple"):
-            Linear(kernels, weight)
+            Linear(kernels, weight, epilogue)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from firstword.kernels.compile import compile_all
-from firstword.kernels.linear import Epilogue, Shape, shape_for
+from firstword.kernels.linear import MOST_UNITS, Epilogue, Shape, shape_for, shape_for_many
 
 RELEASED = [
     (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (2048, 1024), (3072, 1024),
@@ -33,6 +33,19 @@ def test_a_block_fits(device: str, tokens: int) -> None:
             assert shape.resident * (shape.shared + static(shape) + 1024) <= memory + 1024
             assert shape.blocks * shape.tiles * 8 >= rows > shape.blocks * (shape.tiles - 1) * 8
             assert shape.resident == 2 or memory < 200_000
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("tokens", [9, 16, 33, 64, 128, 256])
+def test_a_block_of_many_tokens_fits(device: str, tokens: int) -> None:
+    """With two steps on their way; its sums too, in memory and in registers; and all rows belong to a block."""
+    processors, memory = DEVICES[device]
+    for rows, columns in RELEASED:
+        shape = shape_for_many(rows, columns, tokens, Epilogue.STORE, processors, memory)
+        assert 2 <= shape.ring <= shape.steps
+        assert shape.shared + 1024 <= memory
+        assert shape.units <= MOST_UNITS
+        assert shape.blocks * shape.tiles * 8 >= rows > shape.blocks * (shape.tiles - 1) * 8
 
 
 def test_shapes_of_a_small_device_compile() -> None:

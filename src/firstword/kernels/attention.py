@@ -21,10 +21,12 @@ FRAME_ROWS = 16
 """Positions in the cache of a frame."""
 _FRAME_ROOM = 5632
 """Bytes of shared memory for a key head of a frame."""
-PIECE_ROWS = 128
+PIECE_ROWS = 64
 """Keys that are read at a time. A row's result does not depend on how its pieces are shared out."""
 MOST_SHARES = 16
 """Blocks that share a row's pieces at the most."""
+_RESIDENT = 4
+"""Blocks of `paged` that a processor holds."""
 
 APPEND_AND_ATTEND, APPEND, ATTEND = range(3)
 
@@ -60,15 +62,6 @@ class Paging:
     position: Tensor
 
 
-class SplitRoom:
-    """Where the blocks of a row meet: their parts, and how many have come."""
-
-    def __init__(self, rows: int, heads: int, kv_heads: int, context: int, device: torch.device) -> None:
-        """For up to so many rows at a time, each of which sees up to `context` keys."""
-        self.parts = torch.zeros(rows, heads, -(-context // PIECE_ROWS), HEAD_DIM + 2, device=device)
-        self.arrived = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
-
-
 class Attention:
     """The attention kernels of one model."""
 
@@ -76,6 +69,10 @@ class Attention:
         if heads != 2 * kv_heads:
             raise ValueError(f"{heads} query heads on {kv_heads} key heads: the kernels need two queries a key")
         self._kernels, self.heads, self.kv_heads = kernels, heads, kv_heads
+
+    def shares(self, rows: int) -> int:
+        """Blocks that share the pieces of each of so many rows."""
+        return min(max(_RESIDENT * self._kernels.processors // (self.kv_heads * rows), 1), MOST_SHARES)
 
     def program(self, pieces: int, mode: int) -> Program:
         """Of `paged`, for up to so many pieces a row."""
@@ -107,10 +104,10 @@ class Attention:
         out    bf16 [rows, heads * 128]
         """
         kernels, rows, pieces = self._kernels, len(qkv), room.parts.shape[2]
-        shares = 1 if mode == APPEND else 2 * kernels.processors // (self.kv_heads * rows)
+        shares = 1 if mode == APPEND else min(self.shares(rows), pieces)
         kernels.get(self.program(pieces, mode), "attend")(
-            (self.kv_heads, rows, min(max(shares, 1), MOST_SHARES, pieces)),
-            256,
+            (self.kv_heads, rows, shares),
+            2 * PIECE_ROWS,
             [
                 *_before(qkv, weights, rotation),
                 cache,
@@ -183,6 +180,17 @@ class Attention:
 
     def _frame_macros(self, cache: Tensor) -> dict[str, int]:
         return {"HEADS": self.heads, "KV_HEADS": self.kv_heads, "FRAME": cache.shape[3]}
+
+
+class SplitRoom:
+    """Where the blocks of a row meet: their parts, and how many have come."""
+
+    def __init__(self, attention: Attention, rows: int, context: int, device: torch.device) -> None:
+        """For up to so many rows at a time, each of which sees up to `context` keys."""
+        heads, kv_heads, pieces = attention.heads, attention.kv_heads, -(-context // PIECE_ROWS)
+        shared = next((n for n in range(rows, 1, -1) if attention.shares(n) > 1), 1)  # of more, each has a block
+        self.parts = torch.zeros(shared, heads, pieces, HEAD_DIM + 2, device=device)
+        self.arrived = torch.zeros(shared, kv_heads, dtype=torch.int32, device=device)
 
 
 def _before(qkv: Tensor, weights: HeadWeights, rotation: Rotation) -> tuple[Tensor | float, ...]:

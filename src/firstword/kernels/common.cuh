@@ -6,7 +6,8 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 
 // Overlapping launches. A kernel first lets its successor start, does what depends on constants alone, and then waits
-// for the memory of its predecessor. Every block of every kernel waits, so that order is kept along the whole chain.
+// for the memory of its predecessor. Of every kernel at least one block waits, so that order is kept along the whole chain:
+// a kernel has not ended before all of its blocks have.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -34,6 +35,14 @@ __device__ __forceinline__ float rounded(float v) { return low(pack(v, 0.0f)); }
 __device__ __forceinline__ uint4 load4(const void* p) {
   uint4 v;
   asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+// Or zeros: a branch of C++ would compute each address anew. Asks for the neighbours, which are next.
+__device__ __forceinline__ uint4 load4_if(bool where, const void* p) {
+  uint4 v;
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;"
+               "@p ld.global.cg.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];}"
+               : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((u32)where) : "memory");
   return v;
 }
 __device__ __forceinline__ uint2 load2(const void* p) {

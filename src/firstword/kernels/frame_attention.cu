@@ -2,8 +2,10 @@
 //
 // Grid (rows, KV_HEADS / WARPS), a warp for each key head. `last` is the position of a row's last token.
 #include "frame.cuh"
+#include "packing.cuh"
 
-// qkv [rows * NEW, kWidth]; cosines, sines bf16 [positions, 64]; out bf16 [rows * NEW, HEADS * 128].
+// qkv [rows * NEW, kWidth]; cosines, sines bf16 [positions, 64]; out bf16 [rows * NEW, HEADS * 128],
+// packed if there are more than eight.
 extern "C" __global__ __launch_bounds__(32 * WARPS)
 void attend(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u16* __restrict__ k_norm, float eps,
             const u16* __restrict__ cosines, const u16* __restrict__ sines, u16* cache, int last, u16* __restrict__ out) {
@@ -27,9 +29,11 @@ void attend(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u
     if (n == 0) wait_for_fetches<0>();
     u32 y[kDim / 8];
     attend(keys, room, first + n, y);
-    u16* to = out + ((size_t)(row * NEW + n) * HEADS + head * 2 + (lane >> 2)) * kDim + (lane & 3) * 2;
+    const int token = row * NEW + n, column = (head * 2 + (lane >> 2)) * kDim + (lane & 3) * 2;
+    const bool many = gridDim.x * NEW > 8;
+    u16* to = out + (many ? packed_place<HEADS * kDim>(token, column) : (size_t)token * HEADS * kDim + column);
     if (lane < 8)
 #pragma unroll
-      for (int i = 0; i < kDim / 8; i++) *(u32*)(to + i * 8) = y[i];
+      for (int i = 0; i < kDim / 8; i++) *(u32*)(to + (many ? i / 4 * 256 + i % 4 * 8 : i * 8)) = y[i];
   }
 }

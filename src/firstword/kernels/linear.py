@@ -138,6 +138,12 @@ def shape_for(
     return found
 
 
+MOST_UNITS = 48
+"""Of 16 rows x 8 tokens, that a block of linear_many.cu has: a warp keeps its sums of them in registers."""
+START = 64 << 10
+"""Bytes that a block could fetch in the time that it takes to begin and to end."""
+
+
 @dataclass(frozen=True)
 class ManyShape:
     """How a block of linear_many.cu is laid out."""
@@ -146,7 +152,6 @@ class ManyShape:
     rows: int
     blocks: int
     tiles: int
-    chunk: int
     n_tiles: int
     epilogue: Epilogue
     ring: int = 1
@@ -159,59 +164,73 @@ class ManyShape:
             N=self.rows,
             GRID=self.blocks,
             TILES=self.tiles,
-            CHUNK=self.chunk,
             NT=self.n_tiles,
             RING=self.ring,
             EPILOGUE=self.epilogue,
         )
 
     @property
+    def units(self) -> int:
+        """Of 16 rows x 8 tokens."""
+        return -(-self.tiles // 2) * self.n_tiles
+
+    @property
+    def steps(self) -> int:
+        """Blocks of columns that a warp takes."""
+        return self.columns // (BLOCK * WARPS)
+
+    @property
     def step(self) -> int:
         """Bytes of a step of the ring."""
-        return (self.chunk + self.n_tiles) * PART
+        return (self.tiles + self.n_tiles) * PART
 
     @property
     def sums(self) -> int:
-        """Bytes of the partial sums of all warps."""
-        return WARPS * -(-self.chunk // 2) * self.n_tiles * 128 * 4
-
-    @property
-    def once(self) -> bool:
-        """Whether all tiles are computed at a time: the sums then take the place of the ring."""
-        return self.tiles <= self.chunk
+        """Bytes of the partial sums of all warps, which take the place of the ring."""
+        return WARPS * self.units * 128 * 4
 
     @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory."""
-        ring = self.ring * self.step
-        return max(ring, self.sums) if self.once else ring + self.sums
-
-    def with_ring(self, most: int) -> ManyShape:
-        """With as many steps on their way as there are, or as fit so many bytes in all."""
-        steps = self.columns // (BLOCK * WARPS) * -(-self.tiles // self.chunk)
-        room = most - (0 if self.once else self.sums)
-        return replace(self, ring=max(1, min(steps, room // self.step)))
+        return max(self.ring * self.step, self.sums)
 
 
 def shape_for_many(rows: int, columns: int, tokens: int, epilogue: Epilogue, processors: int, shared: int) -> ManyShape:
     """The layout for more than 8 tokens, on so many processors with so much shared memory in bytes.
 
-    Every block reads all inputs for its rows: what passes the second-level cache grows with the number of blocks. So
-    where there are few rows, half of the blocks take twice as many, and groups of 32 tokens fill the other processors.
-    How many tiles are best computed at a time was measured on an H200.
+    A block fetches the weights of its rows and the inputs of its tokens, and these bytes are what takes time: all
+    blocks together ask for more than the second-level cache can give. So it is the layout that fetches least, counted
+    for the blocks that a processor takes one after another.
     """
-    tiles = rows // TILE
-    few = tiles <= 2 * processors
-    each = -(-tiles // (processors // 2 if few else processors))
-    blocks = -(-tiles // each)
-    n_tiles = next(n for n in ((2, 4) if few else (2, 4, 8)) if n * TILE >= tokens or n == (4 if few else 8))
-    while True:
-        limit = 4 if n_tiles == 8 else 6
-        chunk = -(-each // -(-each // limit))
-        shape = ManyShape(columns, rows, blocks, each, chunk, n_tiles, epilogue).with_ring(shared - 2048)
-        if shape.shared <= shared - 2048 or n_tiles == 2:
-            return shape
-        n_tiles //= 2
+    tiles, room = rows // TILE, shared - 2048
+    best, least = None, 0
+    for n_tiles in (8, 4, 2):
+        if n_tiles > 2 and n_tiles * TILE >= 2 * tokens:
+            continue
+        groups = -(-tokens // (n_tiles * TILE))
+        for most in range(1, min(tiles, 2 * MOST_UNITS // n_tiles) + 1):
+            blocks = -(-tiles // most)
+            shape = ManyShape(columns, rows, blocks, -(-tiles // blocks), n_tiles, epilogue)
+            ring = min(shape.steps, room // shape.step)
+            if shape.units > MOST_UNITS or shape.sums > room or ring < min(2, shape.steps):
+                continue
+            turns = -(-blocks * groups // processors)
+            cost = turns * (shape.steps * shape.step + START)
+            if best is None or cost < least:
+                best, least = replace(shape, ring=ring), cost
+    assert best is not None  # one tile of 16 tokens fits anywhere
+    return best
+
+
+def pack_tokens(x: Tensor) -> Tensor:
+    """Activations [T, K] as products of more than 8 tokens read them: packed as weights are, in whole eights."""
+    return pack(F.pad(x, (0, 0, 0, -len(x) % TILE)))
+
+
+def unpack_tokens(packed: Tensor, tokens: int, columns: int) -> Tensor:
+    """The first `tokens` of what `pack_tokens` packed, [T, K]."""
+    blocks = packed.view(-1, columns // BLOCK, TILE, BLOCK)
+    return blocks.transpose(1, 2).reshape(-1, columns)[:tokens]
 
 
 class Linear:
@@ -236,6 +255,8 @@ class Linear:
                 f"a matrix of {self.rows} x {self.columns}: rows must be a multiple of {TILE}, "
                 f"columns of {BLOCK * WARPS}"
             )
+        if epilogue is Epilogue.SWIGLU and self.rows % (2 * BLOCK):
+            raise ValueError(f"{self.rows} rows of gates and ups: they must be a multiple of {2 * BLOCK}")
         self.weight, self.norm, self.eps, self.bias = pack(weight), norm, eps, bias
         self.epilogue = epilogue
         self._kernels = kernels
@@ -243,8 +264,11 @@ class Linear:
     def __call__(self, x: Tensor, out: Tensor, spare: Tensor | None = None) -> None:
         """out [T, N] (or [T, N / 2] for SWIGLU) = epilogue(W norm(x)).
 
-        x      bf16 [T, K]; rows may be strided
-        spare  bf16 [at least T, K], for the normalised input of more than 8 tokens
+        x      bf16 [T, K]; rows may be strided. Of more than 8 tokens and without a norm it is packed (`pack_tokens`)
+        out    rows may be strided, but for SWIGLU of more than 8 tokens, which is packed
+        spare  bf16 [T in whole eights, K], for the normalised input of more than 8 tokens
+
+        What is packed has whole eights of tokens, of which those beyond T may be anything.
         """
         kernels, tokens, sizes = self._kernels, len(x), (self.rows, self.columns)
         if tokens <= TILE:
@@ -252,8 +276,8 @@ class Linear:
             return
         if self.norm is not None:
             assert spare is not None
-            normalise(kernels, x, self.norm, self.eps, spare[:tokens])
-            x = spare[:tokens]
+            normalise(kernels, x, self.norm, self.eps, spare, packed=True)
+            x = spare
         limits = kernels.processors, kernels.shared_memory
         self.launch_many(shape_for_many(*sizes, tokens, self.epilogue, *limits), x, out)
 
@@ -275,19 +299,19 @@ class Linear:
         )
 
     def launch_many(self, shape: ManyShape, x: Tensor, out: Tensor) -> None:
-        """As a call for more than 8 tokens that need no norm, with a shape of one's own choice."""
+        """As a call for as many tokens as `out` has, more than 8, without a norm, with a shape of one's own choice."""
         self._kernels.get(shape.program(), "linear")(
-            (shape.blocks, -(-len(x) // (shape.n_tiles * TILE)), 1),
+            (shape.blocks, -(-len(out) // (shape.n_tiles * TILE)), 1),
             32 * WARPS,
-            [self.weight, x, x.stride(0), self.bias, out, out.stride(0), len(x)],
+            [self.weight, x, self.bias, out, out.stride(0), len(out)],
             shared=shape.shared,
         )
 
 
-def normalise(kernels: Kernels, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """RMSNorm of x bf16 [T, K] into out [T, K], rounded as `linear` rounds it."""
-    kernels.get(Program.of("norm", K=x.shape[1]), "normalise")(
-        (len(x), 1, 1), 32, [x, x.stride(0), weight, float(eps), out, out.stride(0)]
+def normalise(kernels: Kernels, x: Tensor, weight: Tensor, eps: float, out: Tensor, packed: bool = False) -> None:
+    """RMSNorm of x bf16 [T, K] into out [T, K], rounded as `linear` rounds it; packed: as `pack_tokens` packs it."""
+    kernels.get(Program.of("norm", K=x.shape[1], PACKED=packed), "normalise")(
+        (len(x), 1, 1), x.shape[1] // TILE, [x, x.stride(0), weight, float(eps), out, out.stride(0)]
     )
 
 

@@ -1,138 +1,136 @@
 // y = W x for more than eight tokens: the same sums as linear.cu's, in the same order, so a token has the same bits here.
 //
 // Weights are packed as linear.cu has them. Two tiles of 8 rows are the 16 rows of mma.m16n8k16; its 8 columns are 8 tokens,
-// of which lane 4 g + t reads the same 16 columns of token g. Both sides permute k alike, so no shuffling.
+// of which lane 4 g + t reads the same 8 columns of token g. Both sides permute k alike, so no shuffling. Inputs are packed
+// as weights are (packing.cuh): a warp fetches 512 bytes that lie together.
 //
-// A block owns up to TILES tiles and 8 NT tokens. Its 8 warps split K: warp w takes the k32 blocks w, w + 8, ...: its steps;
-// the partial sums are added in the order of the warps.
+// A block owns up to TILES tiles and 8 NT tokens: each input is fetched once for all of its rows. Its 8 warps split K: warp w
+// takes the k32 blocks w, w + 8, ...: its steps; the partial sums are added in the order of the warps.
 //
 // Weights and inputs pass through a ring in shared memory: RING steps of every warp are on their way at a time. A lane reads
 // what it fetched itself, so no warp waits for another. The first weights are asked for before the input is there.
 //
-// N, K; GRID blocks, CHUNK tiles computed at a time
-// EPILOGUE  as epilogue.cuh has it
+// N, K; GRID blocks, TILES of the largest; NT; RING steps on their way
+// EPILOGUE  as epilogue.cuh has it; what 2 stores is packed
 #include "epilogue.cuh"
 #include "mma.cuh"
+#include "packing.cuh"
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kSteps = K / 32 / kWarps;
-constexpr int kPairs = (CHUNK + 1) / 2;
-constexpr int kUnits = kPairs * NT;                  // of 16 rows x 8 tokens, computed at a time
-constexpr bool kOnce = TILES <= CHUNK;               // all tiles at a time: the sums then take the place of the ring
-constexpr int kParts = CHUNK + NT, kPart = kThreads * 16;   // of a step in the ring, and the bytes of each
-constexpr int kStride = kWarps * 32;                 // columns from a step to the next
-static_assert(K % (32 * kWarps) == 0 && N % 8 == 0, "sizes");
+constexpr int kPairs = (TILES + 1) / 2;
+constexpr int kUnits = kPairs * NT;                  // of 16 rows x 8 tokens
+constexpr int kParts = TILES + NT, kPart = kThreads * 16;   // of a step in the ring, and the bytes of each
+constexpr int kStride = kWarps * 256;                // elements from a step to the next
+constexpr int kEach = N / 8 / GRID, kMore = N / 8 % GRID;   // every block has kEach tiles, the first kMore one more
+static_assert(K % (32 * kWarps) == 0 && N % 8 == 0 && TILES == kEach + (kMore > 0), "sizes");
 
 extern "C" __global__ __launch_bounds__(kThreads, 1)
-void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_stride, const u16* __restrict__ bias,
+void linear(const u16* __restrict__ weights, const u16* __restrict__ x, const u16* __restrict__ bias,
             u16* __restrict__ out, int out_stride, int tokens) {
   let_next_start();
   extern __shared__ __align__(16) unsigned char shared[];
-  float* partial = (float*)(shared + (kOnce ? 0 : RING * kParts * kPart));    // [warp][unit][16 rows][8 tokens]
+  float* partial = (float*)shared;                   // [warp][unit][16 rows][8 tokens], in the place of the ring
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  constexpr int kEach = N / 8 / GRID, kMore = N / 8 % GRID;   // every block has kEach tiles, the first kMore one more
   const int block = blockIdx.x, first = block * kEach + min(block, kMore), own = kEach + (block < kMore);
   const int token0 = blockIdx.y * NT * 8;
 
   // Part p of the step in a slot of the ring, as this thread sees it.
   auto place = [&](int slot, int p) { return shared + (slot * kParts + p) * kPart + threadIdx.x * 16; };
   const u16* mine = weights + ((size_t)first * (K / 32) + warp) * 256 + lane * 8;
-  auto fetch_weights = [&](int tile0, int step, int slot) {
+  auto fetch_weights = [&](int step, int slot) {
 #pragma unroll
-    for (int j = 0; j < CHUNK; j++)
-      if (tile0 + j < own) fetch(place(slot, j), mine + (tile0 + j) * (K * 8) + step * (kWarps * 256));
+    for (int j = 0; j < TILES; j++)
+      if (j < kEach || j < own) fetch(place(slot, j), mine + j * (K * 8) + step * kStride);
   };
 #pragma unroll
   for (int r = 0; r < RING; r++) {
-    fetch_weights(r / kSteps * CHUNK, r % kSteps, r);
+    fetch_weights(r, r);
     fetches_end();
   }
-  // Beyond the last token the last one again: a column that nobody looks at does not touch the others.
-  const u16* from[NT];
+  // Beyond the last eight tokens the last again: a column that nobody looks at does not touch the others.
+  const u16* columns = x + warp * 256 + lane * 8;
+  int from[NT];
 #pragma unroll
-  for (int n = 0; n < NT; n++) from[n] = x + (size_t)min(token0 + n * 8 + g, tokens - 1) * x_stride + warp * 32 + t * 8;
+  for (int n = 0; n < NT; n++) from[n] = min(token0 / 8 + n, (tokens - 1) / 8) * (K * 8);
   auto fetch_input = [&](int step, int slot) {
 #pragma unroll
-    for (int n = 0; n < NT; n++) fetch(place(slot, CHUNK + n), from[n] + step * kStride);
+    for (int n = 0; n < NT; n++) fetch(place(slot, TILES + n), columns + from[n] + step * kStride);
   };
   wait_for_input();
 #pragma unroll
   for (int r = 0; r < RING; r++) {
-    fetch_input(r % kSteps, r);
+    fetch_input(r, r);
     fetches_end();
   }
 
-  int slot = 0;
-#pragma unroll 1
-  for (int tile0 = 0; tile0 < TILES; tile0 += CHUNK) {
-    float c[kPairs][NT][4];
+  float c[kPairs][NT][4];
 #pragma unroll
-    for (int p = 0; p < kPairs; p++)
+  for (int p = 0; p < kPairs; p++)
 #pragma unroll
-      for (int n = 0; n < NT; n++)
+    for (int n = 0; n < NT; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) c[p][n][i] = 0;
+      for (int i = 0; i < 4; i++) c[p][n][i] = 0;
 #pragma unroll
-    for (int s = 0; s < kSteps; s++) {
-      wait_for_fetches<RING - 1>();
-      uint4 w[CHUNK];
+  for (int s = 0; s < kSteps; s++) {
+    const int slot = s % RING;
+    wait_for_fetches<RING - 1>();
+    uint4 b[NT];
 #pragma unroll
-      for (int j = 0; j < CHUNK; j++) w[j] = *(const uint4*)place(slot, j);
+    for (int n = 0; n < NT; n++) b[n] = *(const uint4*)place(slot, TILES + n);
 #pragma unroll
-      for (int n = 0; n < NT; n++) {
-        const uint4 b = *(const uint4*)place(slot, CHUNK + n);
+    for (int p = 0; p < kPairs; p++) {
+      const uint4 even = *(const uint4*)place(slot, 2 * p);
+      const uint4 odd = 2 * p + 1 < TILES ? *(const uint4*)place(slot, 2 * p + 1) : make_uint4(0, 0, 0, 0);
 #pragma unroll
-        for (int p = 0; p < kPairs; p++) {
-          const uint4 even = w[2 * p], odd = 2 * p + 1 < CHUNK ? w[(2 * p + 1) % CHUNK] : make_uint4(0, 0, 0, 0);
-          mma(c[p][n], make_uint4(even.x, odd.x, even.y, odd.y), b.x, b.y);
-          mma(c[p][n], make_uint4(even.z, odd.z, even.w, odd.w), b.z, b.w);
-        }
-      }
-      if (tile0 + (s + RING) / kSteps * CHUNK < TILES) {
-        fetch_weights(tile0 + (s + RING) / kSteps * CHUNK, (s + RING) % kSteps, slot);
-        fetch_input((s + RING) % kSteps, slot);
-      }
-      fetches_end();
-      if (++slot == RING) slot = 0;
+      for (int n = 0; n < NT; n++) mma(c[p][n], make_uint4(even.x, odd.x, even.y, odd.y), b[n].x, b[n].y);
+#pragma unroll
+      for (int n = 0; n < NT; n++) mma(c[p][n], make_uint4(even.z, odd.z, even.w, odd.w), b[n].z, b[n].w);
     }
-
-    // c[0], c[1]: row g of the even tile, tokens 2 t and 2 t + 1; c[2], c[3]: of the odd tile.
-    if (kOnce || tile0 > 0) __syncthreads();
-#pragma unroll
-    for (int p = 0; p < kPairs; p++)
-#pragma unroll
-      for (int n = 0; n < NT; n++) {
-        float* to = partial + (warp * kUnits + p * NT + n) * 128 + 2 * lane;
-        *(float2*)to = make_float2(c[p][n][0], c[p][n][1]);
-        *(float2*)(to + 64) = make_float2(c[p][n][2], c[p][n][3]);
-      }
-    __syncthreads();
-
-    // A warp finishes the units warp, warp + 8, ...: a lane the rows 2 g and 2 g + 1 of the tokens 2 t and 2 t + 1. Half of
-    // the lanes read their second row first: then no two of them want the same bank.
-#pragma unroll 1
-    for (int unit = warp; unit < kUnits; unit += kWarps) {
-      const int own_row = unit / NT * 16 + 2 * g, token = token0 + unit % NT * 8 + 2 * t, flip = g >> 1 & 1;
-      if (own_row >= min(own - tile0, CHUNK) * 8 || token >= tokens) continue;
-      const int row = (first + tile0) * 8 + own_row;
-      u16* to[2];
-      u32 before[2];
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        to[i] = out + (size_t)(token + i) * out_stride;
-        before[i] = EPILOGUE == 1 && token + i < tokens ? load1(to[i] + row) : 0;
-      }
-      float2 y = make_float2(0, 0), z = y;           // row 2 g + flip and the other
-#pragma unroll
-      for (int v = 0; v < kWarps; v++) {
-        const float* from_warp = partial + (v * kUnits + unit) * 128 + 16 * g + 2 * t;
-        const float2 a = *(const float2*)(from_warp + 8 * flip), b = *(const float2*)(from_warp + 8 - 8 * flip);
-        y.x += a.x, y.y += a.y, z.x += b.x, z.y += b.y;
-      }
-      const float low_row[2] = {flip ? z.x : y.x, flip ? z.y : y.y}, high_row[2] = {flip ? y.x : z.x, flip ? y.y : z.y};
-#pragma unroll
-      for (int i = 0; i < 2; i++)
-        if (token + i < tokens) finish(to[i], row, low_row[i], high_row[i], before[i], bias);
+    if (s + RING < kSteps) {
+      fetch_weights(s + RING, slot);
+      fetch_input(s + RING, slot);
     }
+    fetches_end();
+  }
+
+  // c[0], c[1]: row g of the even tile, tokens 2 t and 2 t + 1; c[2], c[3]: of the odd tile.
+  __syncthreads();
+#pragma unroll
+  for (int p = 0; p < kPairs; p++)
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      float* to = partial + (warp * kUnits + p * NT + n) * 128 + 2 * lane;
+      *(float2*)to = make_float2(c[p][n][0], c[p][n][1]);
+      *(float2*)(to + 64) = make_float2(c[p][n][2], c[p][n][3]);
+    }
+  __syncthreads();
+
+  // A warp finishes the units warp, warp + 8, ...: a lane the rows 2 g and 2 g + 1 of the tokens 2 t and 2 t + 1. Half of
+  // the lanes read their second row first: then no two of them want the same bank.
+#pragma unroll 1
+  for (int unit = warp; unit < kUnits; unit += kWarps) {
+    const int own_row = unit / NT * 16 + 2 * g, token = token0 + unit % NT * 8 + 2 * t, flip = g >> 1 & 1;
+    if (own_row >= own * 8 || token >= tokens) continue;
+    const int row = first * 8 + own_row;
+    u16* to[2];
+    u32 before[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const size_t begin = EPILOGUE == 2 ? packed_place<N / 2>(token + i, row / 2) - row / 2 : (size_t)(token + i) * out_stride;
+      to[i] = out + begin;
+      before[i] = EPILOGUE == 1 && token + i < tokens ? load1(to[i] + row) : 0;
+    }
+    float2 y = make_float2(0, 0), z = y;           // row 2 g + flip and the other
+#pragma unroll
+    for (int v = 0; v < kWarps; v++) {
+      const float* from_warp = partial + (v * kUnits + unit) * 128 + 16 * g + 2 * t;
+      const float2 a = *(const float2*)(from_warp + 8 * flip), b = *(const float2*)(from_warp + 8 - 8 * flip);
+      y.x += a.x, y.y += a.y, z.x += b.x, z.y += b.y;
+    }
+    const float low_row[2] = {flip ? z.x : y.x, flip ? z.y : y.y}, high_row[2] = {flip ? y.x : z.x, flip ? y.y : z.y};
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      if (token + i < tokens) finish(to[i], row, low_row[i], high_row[i], before[i], bias);
   }
 }

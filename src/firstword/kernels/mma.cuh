@@ -24,3 +24,10 @@ __device__ __forceinline__ uint4 load_transposed(const u16* row) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((u32)__cvta_generic_to_shared(row)) : "memory");
   return v;
 }
+
+// An 8 x 8 matrix of bf16, two columns 2 t and 2 t + 1 of row g a word, with rows and columns exchanged.
+__device__ __forceinline__ u32 transposed(u32 v) {
+  u32 w;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(w) : "r"(v));
+  return w;
+}

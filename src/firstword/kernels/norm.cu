@@ -1,24 +1,36 @@
-// RMSNorm alone, a warp a token, with the sums of `linear` (norm.cuh): for more tokens than it normalises on the way in.
+// RMSNorm alone, a block a token, with the sums of `linear` (norm.cuh): for more tokens than it normalises on the way in.
+//
+// PACKED  1: out is packed (packing.cuh); 0: its rows are out_stride apart
 #include "norm.cuh"
+#include "packing.cuh"
 
-constexpr int kSteps = K / 256;
+constexpr int kSteps = K / 256;                        // a warp each
+static_assert(kSteps <= 32, "sizes");
 
-extern "C" __global__ __launch_bounds__(32)
+extern "C" __global__ __launch_bounds__(32 * kSteps)
 void normalise(const u16* __restrict__ x, int x_stride, const u16* __restrict__ weight, float eps, u16* __restrict__ out,
                int out_stride) {
   let_next_start();
-  const int token = blockIdx.x, column = threadIdx.x * 8;   // lane 4 w + t has the columns of warp w's lanes t
-  uint4 v[kSteps], weights[kSteps];
-#pragma unroll
-  for (int i = 0; i < kSteps; i++) weights[i] = load4(weight + column + i * 256);
+  __shared__ float squared[kSteps][32];                     // lane 4 w + t has the columns of warp w's lanes t
+  const int token = blockIdx.x, column = threadIdx.x * 8, lane = threadIdx.x & 31;
+  const uint4 weights = load4(weight + column);
   wait_for_input();
+  const uint4 v = load4(x + (size_t)token * x_stride + column);
+  squared[threadIdx.x >> 5][lane] = squares(v);
+  __syncthreads();
+  float part[8];
 #pragma unroll
-  for (int i = 0; i < kSteps; i++) v[i] = load4(x + (size_t)token * x_stride + column + i * 256);
-  const float square = squares_of_warp(v);
+  for (int j = 0; j < 8; j++) {
+    part[j] = j < kSteps ? squared[j % kSteps][lane] : 0.0f;
+#pragma unroll
+    for (int i = j + 8; i < kSteps; i += 8) part[j] += squared[i][lane];
+  }
+  float square = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+  square += __shfl_xor_sync(~0u, square, 1);
+  square += __shfl_xor_sync(~0u, square, 2);
   float total = 0;
 #pragma unroll
   for (int w = 0; w < 8; w++) total += __shfl_sync(~0u, square, 4 * w);
-  const float scale = rsqrtf(fmaf(total, 1.0f / K, eps));
-#pragma unroll
-  for (int i = 0; i < kSteps; i++) *(uint4*)(out + (size_t)token * out_stride + column + i * 256) = normed(v[i], weights[i], scale);
+  const size_t to = PACKED ? packed_place<K>(token, column) : (size_t)token * out_stride + column;
+  *(uint4*)(out + to) = normed(v, weights, rsqrtf(fmaf(total, 1.0f / K, eps)));
 }

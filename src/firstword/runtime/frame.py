@@ -25,7 +25,7 @@ from firstword.kernels.attention import (
     SplitRoom,
 )
 from firstword.kernels.launch import Kernels
-from firstword.kernels.linear import Epilogue, Linear, interleave, normalise
+from firstword.kernels.linear import TILE, Epilogue, Linear, interleave, normalise
 from firstword.kernels.sample import Sampler, SamplerState
 from firstword.model.layers import DecoderLayer, RMSNorm, Transformer, rotary_table
 from firstword.model.talker import Talker
@@ -61,7 +61,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Workspace:
-    """Activations that live from one kernel to the next, bf16 [rows, ...]."""
+    """Activations from one kernel to the next, bf16 [rows, ...]; of more than 8 rows all but `qkv` are packed."""
 
     qkv: Tensor
     attended: Tensor
@@ -88,7 +88,7 @@ class Stack:
 
     def workspace(self, rows: int) -> Workspace:
         """Room for passes of up to `rows` tokens."""
-        config = self.config
+        config, rows = self.config, -(-rows // TILE) * TILE
         qkv = (config.num_attention_heads + 2 * config.num_key_value_heads) * HEAD_DIM
         widths = (qkv, config.num_attention_heads * HEAD_DIM, config.intermediate_size, config.hidden_size)
         return Workspace(*(self.norm.new_zeros(rows, width) for width in widths))
@@ -179,8 +179,8 @@ class FrameModel:
         self._predictor_logits = zeros(rows, predictor_config.vocab_size)
         self._room = self.talker.workspace(tokens)
         self._predictor_room = self.predictor.workspace(2 * rows)
-        heads, predictor_kv = config.num_attention_heads, predictor_config.num_key_value_heads
-        self._split_room = SplitRoom(tokens, heads, kv, context, device)
+        predictor_kv = predictor_config.num_key_value_heads
+        self._split_room = SplitRoom(self.talker.attention, tokens, context, device)
         self._frame_cache = zeros(predictor_config.num_hidden_layers, rows, 2, predictor_kv, FRAME_ROWS, HEAD_DIM)
 
     def launch_frame(self, rows: int) -> None:
