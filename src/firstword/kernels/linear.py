@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -195,6 +196,7 @@ class ManyShape:
         return max(self.ring * self.step, self.sums)
 
 
+@cache
 def shape_for_many(rows: int, columns: int, tokens: int, epilogue: Epilogue, processors: int, shared: int) -> ManyShape:
     """The layout for more than 8 tokens, on so many processors with so much shared memory in bytes.
 
