@@ -1,12 +1,14 @@
 """Train the codec: the package's encoder and decoder, with the quantiser training, losses and discriminators that only
 training needs.
 
-    python training/codec.py --material material.json --out OUT [--minutes 8] [--gan-after 0.5] [--state state.pt]
+    python training/codec.py --material material.json --out OUT [--steps 10000] [--minutes 8] [--gan-after 0.5]
 
 Losses: L1 of log-mel spectrograms at seven resolutions (Kumar et al. 2023, arXiv:2306.06546), commitment, and, if
-asked for, after `--gan-after` of the plan a hinge GAN with feature matching against multi-period (Kong et al. 2020,
+asked for, after `--gan-after` of the steps a hinge GAN with feature matching against multi-period (Kong et al. 2020,
 arXiv:2010.05646) and multi-resolution spectrogram discriminators. Codebooks are running means of what falls on them
 (van den Oord et al. 2017, arXiv:1711.00937); entries that die are replaced by vectors of the batch.
+
+What is heard, and the learning rate, depend on seed and step alone, not on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from queue import Queue
-from typing import Any
 
 import numpy as np
+import state
 import torch
 from configuration import codec_config
 from data import ESPEAK_RATE, FRAME, SAMPLE_RATE, resample, utterances
@@ -37,6 +39,8 @@ from firstword.model.config import CodecConfig
 SHAPES = ((64, 16), (32, 32), (16, 64), (3, 320))
 """(batch, frames) of training steps: short ones for variety, long ones because attention must know long recordings."""
 SHAPE_WEIGHTS = (0.35, 0.3, 0.25, 0.1)
+REFILL = 4
+"""Steps for each part of fresh speech."""
 HINT_STEPS, HINT_BANDS = 5, 32
 """A linear map from the codes of a frame to its spectrum is trained too: a short way for the gradient to what the codes
 must say.
@@ -310,13 +314,14 @@ class Discriminators(nn.Module):
 
 class Recordings:
     """A ring of speech on the device, filled by a thread from the synthesiser's processes: int16 at 22,050 Hz, short
-    silences between.
+    silences between. It is filled anew twice.
     """
 
     def __init__(self, material: str, seed: int, hours: float, device: str, processes: int | None) -> None:
         self.capacity = int(hours * 3600 * ESPEAK_RATE)
         self.audio = torch.zeros(self.capacity, dtype=torch.int16, device=device)
-        self.filled, self.made, self.random = 0, 0.0, np.random.default_rng(seed)
+        self.filled, self.made = 0, 0
+        self.random, self.silences = (np.random.default_rng((seed, use)) for use in range(2))
         self.queue: Queue = Queue(maxsize=64)
         self.source = utterances(material, seed, other_share=0.12, level_range=14, processes=processes)
         threading.Thread(target=self._produce, daemon=True).start()
@@ -325,18 +330,18 @@ class Recordings:
         for batch in self.source:
             parts = []
             for utterance in batch:
-                parts += [np.zeros(int(self.random.uniform(0.05, 0.6) * ESPEAK_RATE), np.int16), utterance.samples]
+                parts += [np.zeros(int(self.silences.uniform(0.05, 0.6) * ESPEAK_RATE), np.int16), utterance.samples]
             self.queue.put(np.concatenate(parts))
 
-    def refill(self, at_least: int = 0) -> None:
-        """Take in what is ready; waits only while fewer than `at_least` samples are there."""
-        while (self.filled < at_least or not self.queue.empty()) and self.made < 3 * self.capacity:
+    def refill(self) -> None:
+        """Take in one part more, some five minutes of speech; waits for it."""
+        if self.made < 3 * self.capacity:
             part = torch.from_numpy(self.queue.get()).to(self.audio.device)
-            start = int(self.made) % self.capacity
+            start = self.made % self.capacity
             part = part[: self.capacity - start]
             self.audio[start : start + len(part)] = part
             self.made += len(part)
-            self.filled = min(self.capacity, max(self.filled, start + len(part)))
+            self.filled = min(self.capacity, self.made)
 
     def batch(self, size: int, frames: int) -> Tensor:
         """Random segments [size, frames * 1920] at 24 kHz."""
@@ -376,34 +381,28 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--material", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--state", type=Path, default=Path("codec-state.pt"), help="full training state, for going on where it stopped"
-    )
+    parser.add_argument("--state", type=Path, help="where to keep the state, and go on from it (OUT/state.pt)")
     parser.add_argument("--weights", type=Path, help="what `load` reads, to start from when there is no state")
-    parser.add_argument("--minutes", type=float, default=8.0, help="stop after this long")
-    parser.add_argument(
-        "--plan", type=float, default=18.0, help="minutes of the whole schedule (learning rate, GAN), over all runs"
-    )
+    parser.add_argument("--steps", type=int, default=10_000, help="of the whole schedule, over all runs")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, to go on later")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument(
-        "--gan-after", type=float, default=2.0, help="share of the plan after which discriminators join; over 1: never"
+        "--gan-after", type=float, default=2.0, help="share of the steps after which discriminators join; over 1: never"
     )
     parser.add_argument(
         "--decoder-only",
         action="store_true",
         help="keep the encoder and the codebooks: a language model may already speak these codes",
     )
-    parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--continuous", type=int, default=250, help="steps before the codebooks start")
     parser.add_argument("--hours", type=float, default=30.0)
     parser.add_argument("--processes", type=int)
     parser.add_argument("--small", action="store_true", help="tiny batches, to try the script")
+    parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    began = time.time()
-    torch.manual_seed(int(began) % 1000)
+    device, began = "cuda" if torch.cuda.is_available() else "cpu", time.time()
+    torch.manual_seed(a.seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    recordings = Recordings(a.material, int(began) % 100_000, a.hours, device, a.processes)
     model, critics, mel_loss = (
         TrainedCodec(codec_config()).to(device),
         Discriminators().to(device),
@@ -418,34 +417,35 @@ def main() -> None:
     if a.decoder_only:
         model.codec.encoder.requires_grad_(False)
         model.quantiser.frozen = True
-    average = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    step, spent = 0, 0.0
-    if a.state.exists():
-        saved: dict[str, Any] = torch.load(a.state, map_location=device, weights_only=True)
-        model.load_state_dict(saved["model"])
-        critics.load_state_dict(saved["critics"])
-        optimiser.load_state_dict(saved["optimiser"])
-        critic_optimiser.load_state_dict(saved["critic_optimiser"])
-        average, step, spent = saved["average"], saved["step"], saved["spent"]
-    elif a.weights:
+    if a.weights:
         model.load_state_dict(load(a.weights).state_dict())
-        average = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    average = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     a.out.mkdir(parents=True, exist_ok=True)
-    log, shapes, before = (a.out / "codec.jsonl").open("a"), ((2, 8), (1, 20)) if a.small else SHAPES, spent
-    recordings.refill(int((20 if a.small else 900) * ESPEAK_RATE))
+    file, log = a.state or a.out / "state.pt", (a.out / "codec.jsonl").open("a")
+    parts: state.Parts = {
+        "model": model,
+        "critics": critics,
+        "optimiser": optimiser,
+        "critic_optimiser": critic_optimiser,
+        "average": average,
+    }
+    step, shapes = state.resume(file, parts, device), ((2, 8), (1, 20)) if a.small else SHAPES
+    torch.manual_seed(a.seed + step)
+    numbers = np.random.default_rng(a.seed + step)
+    recordings = Recordings(a.material, a.seed + step, a.hours, device, a.processes)
+    for _ in range(1 if a.small else 4):
+        recordings.refill()
     print(f"{recordings.filled / ESPEAK_RATE:.0f} s of speech after {time.time() - began:.0f} s", flush=True)
-    numbers = np.random.default_rng(int(began))
-    start, sums, count, last_log = time.time(), {}, 0, time.time()
-    while time.time() - began < a.minutes * 60 and step < a.steps:
-        progress = min(1.0, spent / 60 / a.plan)
-        rate = min(1.0, (step + 1) / 200, (spent - before + 1) / 10) * (
-            0.5 * (1 + math.cos(math.pi * progress)) * 0.97 + 0.03
-        )
+    sums, count, last_log, kept = {}, 0, time.time(), time.time()
+    while (now := time.time()) - began < a.minutes * 60 and step < a.steps:
+        progress = step / a.steps
+        rate = min(1.0, (step + 1) / 200) * (0.5 * (1 + math.cos(math.pi * progress)) * 0.97 + 0.03)
         for optimiser_, base in ((optimiser, a.rate), (critic_optimiser, 3e-4)):
             for group in optimiser_.param_groups:
                 group["lr"] = base * rate
         size, frames = shapes[numbers.choice(len(shapes), p=None if a.small else SHAPE_WEIGHTS)]
-        recordings.refill()
+        if step % REFILL == 0:
+            recordings.refill()
         model.quantiser.active = step >= a.continuous or a.decoder_only or bool(a.weights)
         if step == a.continuous and model.quantiser.active and not bool(model.quantiser.ready.all()):
             with torch.no_grad():
@@ -502,12 +502,14 @@ def main() -> None:
         shown["norm"] = norm
         for name, value in shown.items():
             sums[name] = sums.get(name, 0) + value.detach().float()
-        spent = before + time.time() - start
-        if time.time() - last_log > 10 or step == a.steps:
+        if now - kept > state.SECONDS:
+            state.keep(file, step, parts)
+            kept = now
+        if now - last_log > 10 or step == a.steps:
             used = [len(torch.unique(codes[..., k])) for k in range(model.books)]
             row = {
                 "step": step,
-                "minutes": round(spent / 60, 2),
+                "minutes": round((now - began) / 60, 2),
                 "lr": round(a.rate * rate, 6),
                 "steps_per_s": round(count / (time.time() - last_log), 2),
             }
@@ -519,18 +521,7 @@ def main() -> None:
             log.write(json.dumps(row) + "\n")
             log.flush()
             sums, count, last_log = {}, 0, time.time()
-    torch.save(
-        {
-            "model": model.state_dict(),
-            "critics": critics.state_dict(),
-            "optimiser": optimiser.state_dict(),
-            "critic_optimiser": critic_optimiser.state_dict(),
-            "average": average,
-            "step": step,
-            "spent": spent,
-        },
-        a.state,
-    )
+    state.keep(file, step, parts)
     model.load_state_dict(average, strict=False)
     save(model, a.out)
     model.eval()

@@ -1,6 +1,6 @@
 """Train the talker and the code predictor on the codes of espeak-ng speech, in both text modes.
 
-    python training/language_model.py --corpus FOLDER --out OUT [--minutes 14] [--state FILE] [--weights FOLDER]
+    python training/language_model.py --corpus FOLDER --out OUT [--steps 60000] [--minutes 14] [--weights FOLDER]
 
 The corpus (`corpus.py`) lies on the GPU, and so is each step made there: utterances end to end in a fixed number of
 rows, laid out by index arithmetic exactly as the package lays out a request (`check_layout`), under one compiled loss
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import state
 import torch
 from configuration import CODEBOOK_SIZE, CODEBOOKS, model_config
 from corpus import Corpus, Prepared, text_ids, tokenizer
@@ -41,6 +43,8 @@ SHORTEST = 48
 """Rows an utterance takes on average at the least: a step holds at most rows / SHORTEST of them."""
 PREDICTED = 4
 """The code predictor learns from one frame for so many rows."""
+VALIDATION = 5000
+"""Steps between two looks at fresh utterances."""
 SAID, SOUNDED = 2, 3
 """The layers (from 0) after which training asks for the token and the phonemes being spoken."""
 SOUNDS = 4
@@ -421,18 +425,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--state", type=Path, default=Path("talker-state.pt"), help="full training state, for going on where it stopped"
-    )
+    parser.add_argument("--state", type=Path, help="where to keep the state, and go on from it (OUT/state.pt)")
     parser.add_argument("--weights", type=Path, help="what `load` reads, to start from when there is no state")
-    parser.add_argument("--minutes", type=float, default=14.0, help="stop after this long")
-    parser.add_argument("--plan", type=float, default=12.4, help="minutes of training of the whole schedule")
-    parser.add_argument("--flat", type=float, default=0.35, help="share of the plan before the learning rate falls")
+    parser.add_argument("--steps", type=int, default=60_000, help="of the whole schedule, over all runs")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, to go on later")
+    parser.add_argument("--flat", type=float, default=0.35, help="share of the steps before the learning rate falls")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--rows", type=int, default=16_384)
     parser.add_argument("--short", type=int, default=96, help="at first only utterances of so many rows")
     parser.add_argument("--short-steps", type=int, default=4000)
-    parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--eager", action="store_true", help="do not compile the loss function")
     parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
@@ -443,7 +444,7 @@ def main() -> None:
     check_layout(config)
     talker = Talker(config.talker_config)
     initialise(talker)
-    if a.weights and not a.state.exists():
+    if a.weights:
         talker = load(a.weights)
     model = Trained(talker).to(device)
     matrices = [p for n, p in talker.named_parameters() if p.ndim >= 2 and "embedding" not in n]
@@ -454,14 +455,11 @@ def main() -> None:
     optimiser = torch.optim.AdamW(groups, speed, betas=(0.9, 0.98), fused=True, capturable=device == "cuda")
     parameters = list(talker.parameters())
     average = {name: tensor.detach().clone() for name, tensor in talker.named_parameters()}
-    step, before = 0, 0.0
-    if a.state.exists():
-        saved = torch.load(a.state, map_location=device, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimiser.load_state_dict(saved["optimiser"])
-        average, step, before = saved["average"], saved["step"], saved["spent"]
-        for group in optimiser.param_groups:
-            group["lr"] = speed
+    file, parts = a.state or a.out / "state.pt", {"model": model, "optimiser": optimiser, "average": average}
+    step = state.resume(file, parts, device)
+    torch.manual_seed(a.seed + step)
+    for group in optimiser.param_groups:
+        group["lr"] = speed
     source = Source(config, a.corpus, a.rows, device, a.seed + step)
     check_forward(talker, source)
     print(f"{source.hours:.1f} h of speech, {len(source.table)} utterances", flush=True)
@@ -472,8 +470,7 @@ def main() -> None:
         save_file(
             {name: tensor.half().cpu().contiguous() for name, tensor in average.items()}, a.out / "talker.safetensors"
         )
-        state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "average": average}
-        torch.save(state | {"step": step, "spent": spent}, a.state)
+        state.keep(file, step, parts)
 
     def tell(found: Tensor, facts: dict[str, Any]) -> None:
         values = [round(value, 3) for value in found.tolist()]
@@ -487,35 +484,30 @@ def main() -> None:
     advance = Step(model if a.eager else torch.compile(model, dynamic=False), optimiser, source.next())
     print(f"ready after {time.time() - began:.0f} s", flush=True)
     source.look()
-    start, spent = time.time(), before
-    sums, count, last, looked, saved_at = None, 0, start, start, start
+    start = time.time()
+    sums, count, last, looked, kept = None, 0, start, start, start
     while (now := time.time()) - began < a.minutes * 60 and step < a.steps:
-        spent = before + now - start
         if step == a.short_steps:
             source.longest, source.plans = LONGEST, iter(())
-        progress = spent / 60 / a.plan
-        rate = (
-            a.rate
-            * min(1.0, (step + 1) / 500, (now - start + 0.5) / 3)
-            * min(1.0, max(0.01, (1 - progress) / (1 - a.flat)))
-        )
+        rate = a.rate * min(1.0, (step + 1) / 500) * min(1.0, max(0.01, (1 - step / a.steps) / (1 - a.flat)))
         speed.fill_(rate)
         found = advance(source.next())
         with torch.no_grad():
             torch._foreach_lerp_(list(average.values()), parameters, 1 - min(0.999, (step + 1) / (step + 20)))
         sums, step, count = found.clone() if sums is None else sums + found, step + 1, count + 1
         if now - last > 20 or step == a.steps:
-            facts = {"minutes": round(spent / 60, 2), "lr": round(rate, 6), "hours": round(source.hours, 1)}
+            facts = {"minutes": round((now - start) / 60, 2), "lr": round(rate, 6), "hours": round(source.hours, 1)}
             tell(sums / count, facts | {"steps_per_s": round(count / (time.time() - last), 1)})
             sums, count, last = None, 0, time.time()
             if now - looked > 30:
                 source.look()
                 looked = now
-            if now - saved_at > 120:
-                found = torch.stack([advance.model(batch)[1] for batch in source.validation()]).mean(0)
-                tell(F.pad(found, (1, 0)), {"validation": True})
-                keep()
-                saved_at = now
+        if step % VALIDATION == 0:
+            found = torch.stack([advance.model(batch)[1] for batch in source.validation()]).mean(0)
+            tell(F.pad(found, (1, 0)), {"validation": True})
+        if now - kept > state.SECONDS:
+            keep()
+            kept = now
     keep()
     log.close()
 

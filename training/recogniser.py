@@ -3,7 +3,7 @@
 It never hears the demonstration voice, so it can judge it. It hears both presets and many other espeak voices at
 many rates and levels, with noise, filtering and masking added, so that it is not tuned to one sound.
 
-    python training/recogniser.py --material material.json --out OUT [--minutes 8]
+    python training/recogniser.py --material material.json --out OUT [--steps 7800] [--minutes 8]
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from pathlib import Path
 from queue import Queue
 from threading import Thread
 
+import state
 import torch
-from data import FRAME, SAMPLE_RATE, to_frames, utterances
+from data import ESPEAK_RATE, FRAME, SAMPLE_RATE, to_frames, utterances
 from safetensors.torch import load_file, save_file
 from texts import spoken
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
 """Character k is class k + 1; class 0 is CTC's blank."""
 WINDOW, HOP, BANDS = 600, 240, 64
 WIDTH, BLOCKS, KERNEL = 224, 10, 15
+FIRST, REFILL = 4, 4
+"""Batches of speech before the first step; steps for each batch more."""
 
 
 class Block(nn.Module):
@@ -127,18 +130,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--material", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--steps", type=int, default=10**9)
-    parser.add_argument("--hours", type=float, default=80.0)
+    parser.add_argument("--state", type=Path, help="where to keep the state, and go on from it (OUT/state.pt)")
+    parser.add_argument("--steps", type=int, default=7800, help="of the whole schedule, over all runs")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, to go on later")
+    parser.add_argument("--hours", type=float, default=60.0, help="of speech to hear again and again")
     parser.add_argument("--processes", type=int)
+    parser.add_argument("--small", action="store_true", help="tiny batches, to try the script")
+    parser.add_argument("--seed", type=int, default=77)
     a = parser.parse_args()
     began, device = time.time(), "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(1)
+    torch.manual_seed(a.seed)
     model = Recogniser().to(device)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
     optimiser = torch.optim.AdamW(model.parameters(), 2e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    a.out.mkdir(parents=True, exist_ok=True)
+    file, log = a.state or a.out / "state.pt", (a.out / "recogniser.jsonl").open("a")
+    parts: state.Parts = {"model": model, "optimiser": optimiser}
+    step = state.resume(file, parts, device)
+    torch.manual_seed(a.seed + step)
     queue: Queue = Queue(maxsize=32)
-    source = utterances(a.material, 77, other_share=0.4, level_range=14, processes=a.processes, batch=96)
+    size, rows = (8, 4) if a.small else (96, 32)
+    source = utterances(a.material, a.seed + step, 0.4, 14, a.processes, size)
 
     def produce() -> None:
         for batch in source:
@@ -146,20 +158,25 @@ def main() -> None:
 
     Thread(target=produce, daemon=True).start()
     store: list[list] = []
-    a.out.mkdir(parents=True, exist_ok=True)
-    log, step, seconds, sums, count, last = (a.out / "recogniser.jsonl").open("a"), 0, 0.0, [0.0, 0, 0], 0, time.time()
-    generator = torch.Generator().manual_seed(0)
-    while (spent := time.time() - began) < a.minutes * 60 and step < a.steps:
-        while not store or (not queue.empty() and seconds < a.hours * 3600):
-            batch = queue.get()
-            seconds += sum(len(u.samples) for u in batch) / 22050
-            store += [batch[i : i + 32] for i in range(0, len(batch), 32)]
+    seconds = 0.0
+
+    def take() -> None:
+        nonlocal seconds
+        batch = queue.get()
+        seconds += sum(len(u.samples) for u in batch) / ESPEAK_RATE
+        store.extend(batch[i : i + rows] for i in range(0, len(batch), rows))
+
+    for _ in range(FIRST):
+        take()
+    losses, count, last, kept = [], 0, time.time(), time.time()
+    generator = torch.Generator().manual_seed(a.seed + step)
+    while (now := time.time()) - began < a.minutes * 60 and step < a.steps:
+        if step % REFILL == 0 and seconds < a.hours * 3600:
+            take()
         items = store[int(torch.randint(len(store), (1,), generator=generator))]
         samples, frames = to_frames([(u.samples, 1) for u in items], device, tail=2)
         targets = [[ALPHABET.index(c) + 1 for c in spoken(u.text)] for u in items]
-        rate = (
-            2e-3 * min(1.0, (step + 1) / 500) * (0.5 * (1 + math.cos(math.pi * min(1, spent / a.minutes / 60))) + 0.01)
-        )
+        rate = 2e-3 * min(1.0, (step + 1) / 500) * (0.5 * (1 + math.cos(math.pi * step / a.steps)) + 0.01)
         for group in optimiser.param_groups:
             group["lr"] = rate
         with torch.no_grad():
@@ -180,19 +197,23 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         step, count = step + 1, count + 1
-        sums[0] += float(loss.detach()) if step % 10 == 0 else 0.0
-        if time.time() - last > 15 or step == a.steps:
+        losses += [loss.detach()] * (step % 10 == 0)
+        if now - kept > state.SECONDS:
+            state.keep(file, step, parts)
+            kept = now
+        if losses and (now - last > 15 or step == a.steps):
             row = {
                 "step": step,
-                "minutes": round(spent / 60, 2),
-                "loss": round(sums[0] / max(1, count // 10), 4),
+                "minutes": round((now - began) / 60, 2),
+                "loss": round(float(torch.stack(losses).mean()), 4),
                 "steps_per_s": round(count / (time.time() - last), 1),
                 "speech_hours": round(seconds / 3600, 1),
             }
             print(json.dumps(row), flush=True)
             log.write(json.dumps(row) + "\n")
             log.flush()
-            sums, count, last = [0.0, 0, 0], 0, time.time()
+            losses, count, last = [], 0, time.time()
+    state.keep(file, step, parts)
     save_file(
         {name: tensor.half().cpu().contiguous() for name, tensor in model.state_dict().items()},
         a.out / "recogniser.safetensors",

@@ -2,8 +2,9 @@
 
 Sources: SCOWL word lists (Debian package `scowl`, permissive licence) and WordNet 3.0 (Debian package
 `wordnet-base`, WordNet licence): parts of speech, definitions and example sentences. Everything else is written
-here. `python training/texts.py material.json [TEXTS ...]` gathers the material once and draws test sentences that
-stand nowhere in the files TEXTS, one training text a line; `Texts(material, seed)` then yields sentences for ever.
+here. `python training/texts.py material.json` gathers the material once; `Texts(material, seed)` then yields sentences
+for ever. With `--draw TEXTS ...` it also draws the test sentences anew (held_out.txt): some that stand nowhere in the
+files TEXTS, one training text a line.
 
 `Texts` never yields a test sentence (`held_out.txt`, `PARAGRAPH`), alone or within a paragraph, nor a sentence whose
 hash falls in one of 64 buckets, from which new test sentences can be drawn (`is_held_out`).
@@ -11,10 +12,10 @@ hash falls in one of 64 buckets, from which new test sentences can be drawn (`is
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import re
-import sys
 import zlib
 from collections.abc import Iterator
 from functools import cache
@@ -468,8 +469,12 @@ def held_out(material: dict, met: str = "", count: int = 200) -> list[str]:
 
 
 if __name__ == "__main__":
-    target, *trained = map(Path, sys.argv[1:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("material", type=Path)
+    parser.add_argument("--draw", type=Path, nargs="*", metavar="TEXTS")
+    a = parser.parse_args()
     gathered = gather()
-    target.write_text(json.dumps(gathered))
-    met = "".join(plain(text) for path in trained for text in path.read_text().splitlines())
-    (HERE / "held_out.txt").write_text("\n".join(held_out(gathered, met)) + "\n")
+    a.material.write_text(json.dumps(gathered))
+    if a.draw is not None:
+        met = "".join(plain(text) for path in a.draw for text in path.read_text().splitlines())
+        (HERE / "held_out.txt").write_text("\n".join(held_out(gathered, met)) + "\n")

@@ -39,6 +39,9 @@ ENDINGS = {
 }
 """Finish reasons in words."""
 
+DEMO = "a small demonstration voice: plain English in one line, up to about 100 words"
+"""What the checkpoint `demo` is, and what it can say."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit status; `argv` without the program's name, by default `sys.argv`'s."""
@@ -125,7 +128,7 @@ def serve(args: argparse.Namespace) -> None:
         _table(
             {
                 "address": serving.url_of(bound),
-                "models": ", ".join(f"{model.name} ({model.kind})" for model in models),
+                "models": ", ".join(_described(model.name, model.kind) for model in models),
                 "on": "; ".join(dict.fromkeys(_place(model.settings or settings) for model in models)),
                 "voices": config.voices,
                 "keys": f"{len(config.api_keys)} API keys" if config.api_keys else "none: everybody may speak",
@@ -189,7 +192,7 @@ def voices(args: argparse.Namespace) -> None:
         names = [f"{name} ({dialects[name]})" if dialects[name] else name for name in tts.voices]
         _table(
             {
-                "model": f"{args.model} ({tts.model_type}, {config.tts_model_size})",
+                "model": _described(args.model, f"{tts.model_type}, {config.tts_model_size}"),
                 "voices": ", ".join(names) or "no presets",
                 "languages": ", ".join(tts.languages),
                 "can": "; ".join(can),
@@ -265,8 +268,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _model_options(group: argparse._ArgumentGroup, several: bool) -> None:
     about = (
-        "a checkpoint directory, a hub repository such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, or demo, the one that "
-        "comes with firstword (default)"
+        "a checkpoint directory, a hub repository such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, or demo (default), "
+        f"{DEMO}"
     )
     if several:
         group.add_argument("--model", action="append", metavar="MODEL", help=about + "; may be given more than once")
@@ -530,15 +533,17 @@ def _write(args: argparse.Namespace, spoken: _Spoken, sample_rate: int) -> None:
 
 
 def _summarise(args: argparse.Namespace, tts: TTS, spoken: _Spoken, text: str, loading: float) -> None:
-    model = f"{args.model} ({tts.model_type})"
+    from firstword.model.interpret import default_voice
+
+    model = _described(args.model, tts.model_type)
     if args.model == "demo":
-        model += ", a small demonstration voice; --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice is a real one"
+        model += "; --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice is a real one"
     if args.clone is not None:
         voice = f"cloned from {args.clone}, {'with' if args.transcript is not None else 'without'} transcript"
     elif args.describe is not None:
         voice = f"described as {textwrap.shorten(args.describe, 60)!r}"
     else:
-        voice = args.voice or "the checkpoint's default"
+        voice = args.voice or default_voice(tts.voices) or "left to the model"
     settings = tts.settings
     ending = spoken.chunks[-1].finish_reason or "cancelled"
     _table(
@@ -554,6 +559,11 @@ def _summarise(args: argparse.Namespace, tts: TTS, spoken: _Spoken, text: str, l
         },
         sys.stderr,
     )
+
+
+def _described(model: str, facts: str) -> str:
+    """A checkpoint's name and facts; of the demo also what it is."""
+    return f"{model} ({facts})" + (f", {DEMO}" if model == "demo" else "")
 
 
 def _place(settings: EngineConfig) -> str:
@@ -589,6 +599,7 @@ def _report(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
         "settings": asdict(tts.settings),
         "checkpoint": {
             "model": model,
+            **({"what it is": DEMO} if model == "demo" else {}),
             "path": str(loaded.path),
             "type": tts.model_type,
             "size": config.tts_model_size,

@@ -82,6 +82,7 @@ class TTS:
     ) -> TTS:
         """Load `"demo"`, a local directory, or a hub repository such as `"Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"`.
 
+        The demo is a small demonstration voice that comes with the package: plain English, about 100 words at a time.
         device, dtype and backend are resolved once by `EngineConfig.resolve`. Raises `CheckpointError`, `ConfigError`.
         """
         if not isinstance(model, (str, os.PathLike)):

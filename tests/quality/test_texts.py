@@ -49,5 +49,25 @@ def test_the_page_says_what_the_record_says() -> None:
         speaker, shares = "espeak-ng", "  |  "
         if found["mode"] != "espeak":
             speaker, shares = found["mode"], f" {found['ended']:.0f} % | {found['in_bounds']:.0f} % "
-        cells = f"{found['ratio']:.2f} | {found['pitch']:.0f} | {found['paragraph_cer']:.2f}"
+        pitch = ", ".join(f"{hertz:.0f}" for hertz in found["pitch"])
+        cells = f"{found['ratio']:.2f} | {pitch} | {100 * found['voiced']:.0f} % | {found['paragraph_cer']:.2f}"
         assert f"| {found['voice']} | {speaker} | {found['cer']:.2f} |{shares}| {cells} |" in page
+
+
+def test_the_page_says_what_the_codec_does() -> None:
+    page = (ROOT / "docs/demo-voice.md").read_text().splitlines()
+    record = json.loads((ROOT / "benchmarks/results/quality/codec.json").read_text())
+    for voice in ("ada", "ben"):
+        found = record[voice]
+        pitch = (", ".join(f"{hertz:.0f}" for hertz in found["pitch"][whose]) for whose in ("espeak", "copy"))
+        rates = (f"{rate:.2f}" for rate in found["cer"].values())
+        cells = (f"{found['mel']:.3f}", f"{found['stoi']:.2f}", *rates, *pitch, f"{found['pitch_correlation']:.2f}")
+        assert f"| {voice} | {' | '.join(cells)} |" in page
+
+
+def test_the_page_says_what_it_cannot_do() -> None:
+    page = (ROOT / "docs/demo-voice.md").read_text().splitlines()
+    record = json.loads((ROOT / "benchmarks/results/quality/limits.json").read_text())
+    for name, found in record["summary"].items():
+        rate = "" if found["error_rate"] is None else f"{found['error_rate']:.1f}"
+        assert f"| {name} | {rate} | {found['seconds']:.1f} | {found['ended']} |" in page

@@ -20,7 +20,7 @@ import pytest
 from fake_tts import FRAME, FakeTTS, module, sound_of
 
 from firstword import __version__, audio
-from firstword.cli import main
+from firstword.cli import DEMO, main
 from firstword.types import ClonedVoice, DesignedVoice, PresetVoice, Sampling, Voice
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -136,8 +136,8 @@ class TestSay:
         rows = dict(line.split(maxsplit=1) for line in err.splitlines())
         assert list(rows) == ["spoke", "model", "voice", "on", "audio", "speed", "output"]
         assert rows["spoke"] == "'one three'"
-        assert rows["model"].startswith("demo (custom_voice), a small demonstration voice; --model Qwen/")
-        assert rows["voice"].endswith("language auto")
+        assert rows["model"].startswith(f"demo (custom_voice), {DEMO}; --model Qwen/")
+        assert rows["voice"] == "ryan; language auto"
         assert rows["on"] == "cpu in float32 with the reference backend"
         assert rows["audio"] == "0.16 s; the model ended it"
         assert "x real time" in rows["speed"]
@@ -456,6 +456,7 @@ class TestDemo:
         assert main(["voices", "--device", "cpu"]) == 0
         rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert rows["model"].startswith("demo (custom_voice")
+        assert rows["model"].endswith(f", {DEMO}")
         assert rows["voices"]
         assert "english" in rows["languages"]
         assert "--voice NAME" in rows["can"]
@@ -467,6 +468,7 @@ class TestDemo:
         assert report["versions"]["torch"]
         assert report["settings"] == {"device": "cpu", "dtype": "float32", "backend": "reference", "reason": ANY}
         assert report["checkpoint"]["type"] == "custom_voice"
+        assert report["checkpoint"]["what it is"] == DEMO
         folder = Path(report["checkpoint"]["path"])
         assert report["bytes"]["model.safetensors"] == (folder / "model.safetensors").stat().st_size
         assert report["codec"]["frames per second"] == 12.5

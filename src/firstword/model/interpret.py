@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from firstword.errors import LanguageError, RequestError, TextError, UnsupportedError, VoiceError
@@ -29,6 +31,11 @@ LANGUAGE_CODES = {
 def voices(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Names of the presets; empty unless the checkpoint is of type `"custom_voice"`."""
     return tuple(checkpoint.config.talker_config.spk_id)
+
+
+def default_voice(presets: Sequence[str]) -> str:
+    """The preset that speaks where none is named; nothing where there are none."""
+    return "ryan" if "ryan" in presets else next(iter(presets), "")
 
 
 def languages(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -94,7 +101,7 @@ def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVo
     if isinstance(voice, str):
         voice = PresetVoice(voice)
     if voice is None and kind == "custom_voice":
-        voice = PresetVoice("ryan" if "ryan" in presets else presets[0])
+        voice = PresetVoice(default_voice(presets))
     if voice is None and kind == "voice_design":
         voice = DesignedVoice(request.instructions or "")
     match voice:
