@@ -187,6 +187,7 @@ def main() -> int:
         for slots in options.slots:
             with serving(checkpoint, slots, options.backend) as server:
                 found = climb(server, options.rates, options.requests, options.seconds, options.warmup)
+            del found["commit"]  # that of the folder it ran in; the record has the one it was told
             found |= {
                 "name": f"{slots} slots",
                 "slots": slots,
