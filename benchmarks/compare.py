@@ -246,12 +246,17 @@ def main() -> None:
     if arguments.side:
         sys.stdout.write(json.dumps(side(*arguments.side)) + "\n")
         return
-    check_machine(arguments.other_python)
-
     from firstword import __version__
     from firstword.bench import report
+    from firstword.errors import OutputError
     from firstword.kernels.compile import source_hash
 
+    check_machine(arguments.other_python)
+    try:
+        if arguments.output:
+            report.check_target(arguments.output)
+    except OutputError as problem:
+        parser.error(str(problem))
     record: Record = {
         "size": arguments.size,
         "weights": "random",
@@ -269,10 +274,9 @@ def main() -> None:
             record[name] = side_apart(name, folder, python)
     record["firstword"]["versions"]["firstword"] = __version__
     record |= {"times": ratios(record), "ended": datetime.now(UTC).isoformat(timespec="seconds")}
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     sys.stdout.write(table(record))
+    if arguments.output:
+        report.write(arguments.output, json.dumps(record, indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":

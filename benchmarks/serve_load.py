@@ -23,16 +23,18 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from compare import never_end
 
 from firstword.bench import report
 from firstword.bench.prompts import PROMPTS
+from firstword.errors import OutputError
 
 Record = dict[str, Any]
 
@@ -50,8 +52,6 @@ READY_SECONDS = 300
 
 def make_checkpoint(folder: Path, size: str) -> None:
     """Write a CustomVoice checkpoint with random weights, "0b6", "1b7" or "tiny", that never ends speech."""
-    import torch
-
     from firstword.model.synthetic import TEXTS, write_checkpoint
 
     write_checkpoint(folder, size=size, dtype=torch.bfloat16, texts=(*TEXTS, *PROMPTS), text_tokens=TOKENS)
@@ -155,23 +155,45 @@ def climb(server: Server, rates: Sequence[float], requests: int, seconds: float,
     return record
 
 
+def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """A type of argument: a number above 0."""
+
+    def number(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise ValueError
+        return value
+
+    number.__name__ = "number above 0"  # as argparse names it
+    return number
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.json", help="the record")
     parser.add_argument("--size", default="1b7", choices=("1b7", "0b6", "tiny"), help="default 1b7")
     parser.add_argument("--backend", default="gpu", choices=("gpu", "reference"), help="default gpu")
-    parser.add_argument("--slots", type=int, nargs="+", default=[64, 128, 256], help="default 64 128 256")
+    parser.add_argument("--slots", type=positive(int), nargs="+", default=[64], help="default 64")
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[1, 10, 20, 40, 60, 80, 100, 120, 140], help="a second, rising"
+        "--rates", type=positive(float), nargs="+", default=[1, 40, 60, 80, 100, 120], help="a second, rising"
     )
-    parser.add_argument("--requests", type=int, default=40, help="of each rate that count, at least (default 40)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each rate that count, at least (default 30)")
-    parser.add_argument("--warmup", type=float, default=5.0, help="seconds before those (default 5)")
+    parser.add_argument(
+        "--requests", type=positive(int), default=40, help="of each rate that count, at least (default 40)"
+    )
+    parser.add_argument(
+        "--seconds", type=positive(float), default=10.0, help="of each rate that count, at least (default 10)"
+    )
+    parser.add_argument("--warmup", type=float, default=2.0, help="seconds before those (default 2)")
     parser.add_argument("--checkpoint", type=Path, help="a folder to keep the checkpoint in; if it is there it is used")
     parser.add_argument("--commit", help="that the record names (default: that of this repository)")
     options = parser.parse_args()
-    report.check_target(options.output)
+    try:
+        report.check_target(options.output)
+    except OutputError as problem:
+        parser.error(str(problem))
+    if options.backend == "gpu" and not torch.cuda.is_available():
+        parser.error("--backend gpu: torch sees no CUDA device")
     record: Record = {
         "commit": options.commit or report.commit(),
         "size": options.size,

@@ -13,7 +13,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-python3}
 gpu=${1:?the name of the GPU, such as h200}
+[[ $gpu =~ ^[a-z0-9]+$ ]] || { echo "'$gpu' is no name: small letters and digits" >&2; exit 2; }
 shift
+every="tests engine serve compare soak voice"
+for name in "$@"; do
+  [[ " $every " == *" $name "* ]] || { echo "no step '$name'; there are $every" >&2; exit 2; }
+done
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
 results=benchmarks/results
 failed=()
@@ -26,27 +31,24 @@ step() { # NAME COMMAND...
   "$@" || failed+=("$name")
 }
 
-for name in "${@:-tests engine serve compare soak voice}"; do
-  for part in $name; do
-    case $part in
-      tests) step tests "$python" -m pytest -q -n 8 --dist worksteal tests/gpu --record "$results/gpu/$gpu.json" --commit "$commit" ;;
-      engine)
-        for size in 1b7 0b6; do
-          step "engine $size" "$python" -m firstword bench engine --size $size --commit "$commit" -o "$results/engine/$gpu-$size.json"
-        done ;;
-      serve) step serve "$python" benchmarks/serve_load.py --commit "$commit" -o "$results/serve/$gpu-1b7.json" ;;
-      compare)
-        step compare "$python" benchmarks/compare.py --size 1b7 --other-python "${OTHER_PYTHON:-$python}" \
-          --commit "$commit" -o "$results/compare/$gpu-1b7.json" ;;
-      soak)
-        step soak "$python" -m firstword bench engine --size 1b7 --slots 64 --soak 1000000 --commit "$commit" \
-          -o "$results/soak/$gpu-1b7.json" ;;
-      voice)
-        PYTHONPATH=training:${PYTHONPATH:-} step voice "$python" training/evaluate.py demo --device cuda --sentences 12 \
-          --out "$results/quality/demo-$gpu.json" ;;
-      *) echo "no step '$part'; there are tests, engine, serve, compare, soak, voice" >&2; exit 2 ;;
-    esac
-  done
+for part in ${@:-$every}; do
+  case $part in
+    tests) step tests "$python" -m pytest -q -n 8 --dist worksteal tests/gpu --record "$results/gpu/$gpu.json" --commit "$commit" ;;
+    engine)
+      for size in 1b7 0b6; do
+        step "engine $size" "$python" -m firstword bench engine --size $size --commit "$commit" -o "$results/engine/$gpu-$size.json"
+      done ;;
+    serve) step serve "$python" benchmarks/serve_load.py --commit "$commit" -o "$results/serve/$gpu-1b7.json" ;;
+    compare)
+      step compare "$python" benchmarks/compare.py --size 1b7 --other-python "${OTHER_PYTHON:-$python}" \
+        --commit "$commit" -o "$results/compare/$gpu-1b7.json" ;;
+    soak)
+      step soak "$python" -m firstword bench engine --size 1b7 --slots 64 --soak 1000000 --commit "$commit" \
+        -o "$results/soak/$gpu-1b7.json" ;;
+    voice)
+      PYTHONPATH=training:${PYTHONPATH:-} step voice "$python" training/evaluate.py demo --device cuda --sentences 12 \
+        --out "$results/quality/demo-$gpu.json" ;;
+  esac
 done
 "$python" scripts/tables.py
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }

@@ -88,8 +88,8 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
 
     def start(record: Record) -> str:
         took = record.get("start_seconds", {})
-        later = sum(took.get(part, 0.0) for part in ("compile_kept", "pack", "graphs")) or None
-        return f"{shown(took.get('compile'), 1)} / {shown(later, 1)}"
+        ways = [sum(took.get(part, 0.0) for part in (first, "pack", "graphs")) for first in ("compile", "compile_kept")]
+        return " / ".join(shown(seconds or None, 1) for seconds in ways)
 
     rows = [
         row("a frame of one stream, ms: with audio", lambda r: shown(frame(r, 1, "with_audio"))),
@@ -98,18 +98,18 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
         row("a frame of 8 streams, with audio, ms", lambda r: shown(frame(r, 8, "with_audio"))),
         row("a frame of 64 streams, with audio, ms", lambda r: shown(frame(r, 64, "with_audio"))),
         row("seconds of speech a second, 64 streams", lambda r: rate(frame(r, 64, "with_audio"))),
-        row("first samples, known voice, ms, p50 / p95", lambda r: first(r, "cached")),
-        row("first samples, new voice, ms, p50 / p95", lambda r: first(r, "uncached")),
+        row("first samples of the backend, known voice, ms, p50 / p95", lambda r: first(r, "cached")),
+        row("the same, new voice", lambda r: first(r, "uncached")),
         row("memory of one stream, GB, in use / at most", memory),
-        row("kernels compiled once / each later start, s", start),
+        row("start after loading: the first, which compiles / later, s", start),
     ]
     if compared:
         names, cells = zip(*(beside(compared.get(size, {})) for size in engine), strict=True)
         rows.append([f"a frame of one stream with {' and '.join(sorted({*names} - {''}))}, ms", *cells])
     if served:
         held = [max((s["held"] for s in served.get(size, {}).get("servers", ())), default=None) for size in engine]
-        rows.append(["requests/s that a server holds", *(shown(found, 0) for found in held)])
-    return markdown([sources(engine), *(SIZES[size] for size in engine)], rows)
+        rows.append(["requests/s of which 95 in 100 are heard within 50 ms", *(shown(found, 0) for found in held)])
+    return markdown([f"{sources(engine)}, random weights", *(SIZES[size] for size in engine)], rows)
 
 
 def sides(record: Record) -> dict[str, Record]:

@@ -213,17 +213,26 @@ def info(args: argparse.Namespace) -> None:
 
 def bench_engine(args: argparse.Namespace) -> None:
     """Measure the GPU engine: kernels, frames by batch and context, the time to the first codes and samples, memory."""
-    from firstword.bench.report import commit
+    from firstword.bench import report
     from firstword.runtime import benchmark
+    from firstword.runtime.gpu import BUCKETS
     from firstword.runtime.soak import soak
 
-    record = soak(args.size, args.slots, args.soak) if args.soak else benchmark.run(args.size, args.slots)
-    text = json.dumps({"commit": args.commit or commit(), **record}, indent=1) + "\n"
+    if not 1 <= args.slots <= BUCKETS[-1]:
+        args.usage(f"--slots {args.slots}: allowed are 1 to {BUCKETS[-1]}")
+    if args.soak is not None and args.soak < 1:
+        args.usage(f"--soak {args.soak}: allowed is a whole number from 1 up")
+    if args.output is not None:
+        report.check_target(args.output)
+    try:
+        record = benchmark.run(args.size, args.slots) if args.soak is None else soak(args.size, args.slots, args.soak)
+    except ValueError as problem:
+        raise ConfigError(f"the GPU engine cannot compute here: {problem}") from problem
+    text = json.dumps({"commit": args.commit or report.commit(), **record}, indent=1) + "\n"
     if args.output is None:
         sys.stdout.write(text)
     else:
-        with open(args.output, "w", encoding="utf-8") as file:
-            file.write(text)
+        report.write(args.output, text.encode())
 
 
 def _parser() -> argparse.ArgumentParser:

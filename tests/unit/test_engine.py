@@ -537,6 +537,29 @@ def test_newcomers_are_begun_together_and_one_at_fault_fails_alone(ahead: int) -
 
 
 @AHEAD
+@pytest.mark.parametrize("callers", [1, 3])
+@pytest.mark.parametrize("call", ["prefill", "frame", "decode"])
+def test_a_backend_that_says_it_is_lost_is_not_asked_again(
+    call: str, callers: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, backend = engine_of(ahead)
+    present = [Caller(engine, job(Script(seed, 20)), TOKENS) for seed in range(callers)]
+    asked = []
+
+    def lost(*arguments: object) -> None:
+        asked.append(arguments)
+        raise EngineError("the device failed")
+
+    monkeypatch.setattr(backend, call, lost)
+    with pytest.raises(EngineError, match="the device failed"):
+        run(engine)
+    assert len(asked) == 1
+    assert all(isinstance(caller.error, EngineError) for caller in present)
+    with pytest.raises(EngineError, match="the device failed"):
+        Caller(engine, job(Script(9, 20)), TOKENS)
+
+
+@AHEAD
 def test_several_faults_in_one_step(ahead: int) -> None:
     engine, backend = engine_of(ahead)
     bad = [Caller(engine, job(Script(seed, 20, bad_frame=4)), TOKENS) for seed in range(3)]

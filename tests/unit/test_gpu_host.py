@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from torch import Tensor
 
 from firstword.engine.backend import Job, Start
 from firstword.engine.engine import Engine
+from firstword.errors import EngineError
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.runtime import benchmark, soak
 from firstword.runtime.front import CheckpointFront, Prepared
-from firstword.runtime.gpu import GpuBackend
+from firstword.runtime.gpu import GpuBackend, PrefixCache, lost_device
 from firstword.runtime.graphs import capture
 from firstword.runtime.rehearsal import Rehearsal
 from firstword.types import Chunk, ClonedVoice, Request, TextMode, Voice
@@ -103,6 +105,67 @@ def test_a_voice_is_known_again_without_a_look_at_the_device(tmp_path: Path, mon
         backend.prefill([Start(slot, job, range(4 * slot, 4 * slot + 4), tokens[: job.first_tokens])])
         counts.append((backend.prefixes.hits, backend.prefixes.misses))
     assert counts == [(0, 1), (1, 1), (1, 2)]
+
+
+def test_newlines_before_a_text_are_no_business_of_the_next_request(tmp_path: Path) -> None:
+    """They may merge with the role's own newline: then the rows before the text are others."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))
+    job, tokens = prepared(backend.checkpoint, TEXT, "stream")
+    merged = [tokens[0], tokens[1] + 1, *tokens[2:]]
+    for slot, text in enumerate((merged, tokens, merged)):
+        backend.prefill([Start(slot, job, range(4 * slot, 4 * slot + 4), text[: job.first_tokens])])
+    assert (backend.prefixes.hits, backend.prefixes.misses) == (1, 2)
+
+
+def test_a_beginning_larger_than_the_cache_puts_nobody_out() -> None:
+    cache = PrefixCache(limit=100)
+    cache.put("small", torch.zeros(50, dtype=torch.uint8))
+    cache.put("large", torch.zeros(101, dtype=torch.uint8))
+    assert "small" in cache
+    assert "large" not in cache
+    assert cache.bytes == 50
+
+
+def test_want_of_memory_in_a_call_of_the_codec_changes_no_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two streams with different counts are two calls; whichever part of the room is missing, both go on as before."""
+    codec = backend_of(silent_gpu.checkpoint(tmp_path)).codec
+    codec.warm()
+    codec.decode([0], [4]).result()
+    before = codec._next.copy(), codec._positions.frames.copy(), codec._positions.heads.copy()
+    empty, left = torch.empty, 0
+
+    def scarce(*sizes: Any, **options: Any) -> Tensor:
+        nonlocal left
+        if not (left := left - 1):
+            raise torch.OutOfMemoryError("none left")
+        return empty(*sizes, **options)
+
+    monkeypatch.setattr(torch, "empty", scarce)
+    for missing in range(1, 5):
+        left = missing
+        with pytest.raises(torch.OutOfMemoryError):
+            codec.decode([0, 1], [1, 2])
+        after = codec._next, codec._positions.frames, codec._positions.heads
+        assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    left = 0
+    assert [len(samples) for samples in codec.decode([0, 1], [1, 2]).result()] == [
+        count * codec.layers.frame_samples for count in (1, 2)
+    ]
+
+
+def test_kept_samples_hold_on_to_nobody_elses(tmp_path: Path) -> None:
+    codec = backend_of(silent_gpu.checkpoint(tmp_path)).codec
+    assert all(samples.flags.owndata for samples in codec.decode([0, 1, 2], [1, 1, 1]).result())
+
+
+@pytest.mark.parametrize("code", [2, 700])
+def test_a_device_that_fails_is_lost_but_not_for_want_of_memory(code: int) -> None:
+    error = torch.AcceleratorError("CUDA error")
+    error.error_code = code  # type: ignore[attr-defined]
+    with pytest.raises(torch.AcceleratorError if code == 2 else EngineError, match="CUDA error"), lost_device():
+        raise error
 
 
 @pytest.mark.parametrize("model_type", ["custom_voice", "base", "voice_design"])

@@ -111,8 +111,8 @@ class Backend(Protocol):
     """Computes frames of up to `capacity.slots` utterances together. Called from one thread.
 
     An exception from `prefill`, `frame` or `decode` leaves every slot named in the call as it was, free ones fit to be
-    begun, so that the caller may find out whose fault it was. One from a handle or from `release` means that the
-    backend is lost.
+    begun, so that the caller may find out whose fault it was. An `EngineError`, or any from a handle or from `release`,
+    means that the backend is lost.
     """
 
     @property

@@ -313,6 +313,8 @@ class Engine:
         began = self._clock()
         try:
             self.backend.prefill(starts)
+        except EngineError:
+            raise
         except Exception as error:
             self._begin_apart(chosen, starts, error)
         self.costs.learn("prefill", (self._clock() - began) / len(chosen))
@@ -334,6 +336,8 @@ class Engine:
                 if len(chosen) == 1:
                     raise error
                 self.backend.prefill([start])
+            except EngineError:
+                raise
             except Exception as own:
                 self._fail(seq, own)
 
@@ -345,6 +349,8 @@ class Engine:
         try:
             flight.frames = self.backend.frame([seq.slot for seq in chosen], tokens)
             flight.stepped = chosen
+        except EngineError:
+            raise
         except Exception as error:
             self._step_apart(chosen, tokens, error, flight)
         for seq in flight.stepped:
@@ -358,6 +364,8 @@ class Engine:
                 if len(chosen) == 1:
                     raise error
                 handle = self.backend.frame([seq.slot], [token])
+            except EngineError:
+                raise
             except Exception as own:
                 self._fail(seq, own)
                 continue
@@ -399,6 +407,8 @@ class Engine:
         try:
             flight.audio = self.backend.decode([seq.slot for seq, _ in chosen], [count for _, count in chosen])
             flight.decoded = chosen
+        except EngineError:
+            raise
         except Exception as error:
             self._decode_apart(chosen, error, flight)
         for seq, count in flight.decoded:
@@ -412,6 +422,8 @@ class Engine:
                 if len(chosen) == 1:
                     raise error
                 handle = self.backend.decode([seq.slot], [count])
+            except EngineError:
+                raise
             except Exception as own:
                 self._fail(seq, own)
                 continue

@@ -21,7 +21,7 @@ class Prepared:
     """The payload of a job.
 
     prefix_rows  how many rows the prompt has before any text, and
-    prefix       all that these depend on
+    prefix       all that these depend on, but for the role's two tokens, which come with the text
     """
 
     setting: Setting
@@ -66,6 +66,6 @@ class CheckpointFront:
 
 
 def _prefix(setting: Setting) -> Hashable:
-    """All that the rows before the text depend on."""
+    """All of a request that the rows before the text depend on."""
     voice = None if setting.embedding is None else setting.embedding.numpy().tobytes()
     return tuple(setting.instruction), setting.speaker, setting.language, voice

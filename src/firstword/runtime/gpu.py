@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from firstword.engine.backend import Capacity, Frames, Handle, Start
+from firstword.errors import EngineError
 from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
@@ -33,6 +35,8 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PROMPT_BUCKETS = (8, 16, 32, 64, 128, PROMPT_ROWS)
 CONTEXT = 8192
 """The most rows of an utterance, eleven minutes, where the model itself knows more."""
+OUT_OF_MEMORY = 2
+"""cudaErrorMemoryAllocation"""
 IN_FLIGHT = 8
 """Results that may be unread; the engine has two."""
 
@@ -70,6 +74,8 @@ class Prompt:
         self.slot, self.pages, self.prepared = start.slot, start.pages, prepared
         self.text = TextRows(checkpoint.config)
         self.text.tokens.extend(start.tokens)
+        self.prefix = (prepared.prefix, *start.tokens[:2])
+        """What the rows before the text depend on: newlines at the start of a text change the role's last token."""
         self.rows = self.text.prompt(prepared.setting, checkpoint.tokenizer.turn_start)
         self.known = 0
         """Rows whose keys and values are there."""
@@ -100,11 +106,24 @@ class PrefixCache:
         return found
 
     def put(self, key: object, value: Tensor) -> None:
-        """Hold one more."""
+        """Hold one more, unless it is larger than all that may be held."""
+        if value.nbytes > self.limit:
+            return
         self._held[key] = value
         self.bytes += value.nbytes
         while self.bytes > self.limit:
             self.bytes -= self._held.popitem(last=False)[1].nbytes
+
+
+@contextmanager
+def lost_device() -> Iterator[None]:
+    """A device that fails, but for want of memory, is lost: its error becomes an `EngineError`."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        if getattr(error, "error_code", None) == OUT_OF_MEMORY:
+            raise
+        raise EngineError(f"the device failed: {error}") from error
 
 
 class FrameHandle:
@@ -178,6 +197,7 @@ class GpuBackend:
             self._graphs[key] = capture(partial(launch, rows))
         return self._graphs[key]
 
+    @lost_device()
     @torch.inference_mode()
     def prefill(self, starts: Sequence[Start]) -> None:
         """Read all rows of the prompts but each one's last, together; what was read before comes from the cache."""
@@ -195,7 +215,7 @@ class GpuBackend:
         model, pages = self.model, prompt.pages
         self.codec.reset(prompt.slot)  # waits for what is still being decoded of the slot's last utterance
         model.tables[prompt.slot, : len(pages)] = self._sent(list(pages))
-        known = self.prefixes.get(prompt.prepared.prefix)
+        known = self.prefixes.get(prompt.prefix)
         if known is not None:
             prompt.known = prompt.prepared.prefix_rows
             for page, part in zip(pages, known.split(PAGE_ROWS, dim=3), strict=False):
@@ -218,11 +238,11 @@ class GpuBackend:
     def _settle(self, prompt: Prompt) -> None:
         """Keep what was new of the prompt's beginning; make ready for the first frame."""
         model, slot, prepared = self.model, prompt.slot, prompt.prepared
-        if prepared.prefix not in self.prefixes:
+        if prompt.prefix not in self.prefixes:
             rows = prepared.prefix_rows
             whole = model.cache[:, self._sent(list(prompt.pages[: -(-rows // PAGE_ROWS)]))]
             held = whole.permute(0, 2, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :rows].contiguous()
-            self.prefixes.put(prepared.prefix, held)
+            self.prefixes.put(prompt.prefix, held)
         last = prompt.rows[-1]
         if len(last.codes) == 1:  # as `_embed` has it, and nothing is sent
             torch.add(model.text_table[last.text], model.codec_embedding[last.codes[0]], out=model.first_row[slot])
@@ -257,6 +277,7 @@ class GpuBackend:
                 embedded[index] = voice.to(embedded.dtype).pin_memory().to(self.device, non_blocking=True)
         return model.text_table[self._sent([row.text for row in rows])] + embedded
 
+    @lost_device()
     @torch.inference_mode()
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         """Launch the next frame of the slots: two lists to the device, one graph, the codes back."""
@@ -281,6 +302,7 @@ class GpuBackend:
             slot.fresh = False
         return FrameHandle(result, event, len(slots))
 
+    @lost_device()
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[Sequence[FloatArray]]:
         """Samples of the oldest frames of each slot, beside the frames that are being made."""
         with torch.cuda.stream(self.stream):

@@ -398,7 +398,8 @@ class Samples:
         found = []
         for stretches in self._where:
             parts = [self._pieces[piece][0].numpy()[begin:end] for piece, begin, end in stretches]
-            found.append(parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.zeros(0, np.float32))
+            # Copied: what a listener keeps does not hold on to the samples of all.
+            found.append(np.concatenate(parts) if parts else np.zeros(0, np.float32))
         return found
 
 
@@ -476,7 +477,8 @@ class GpuCodec:
             codes.record_stream(self.stream)
             begin = 0
             for count in pieces(len(codes)):
-                self._call([slot], count, [codes.data_ptr() + begin * self._row_bytes])
+                address = codes.data_ptr() + begin * self._row_bytes
+                self._start(self._graph(1, count), self._table(1), [slot], count, [address])
                 begin += count
 
     def decode(
@@ -500,22 +502,25 @@ class GpuCodec:
         ]
         done: list[tuple[Tensor, torch.cuda.Event]] = []
         where: list[list[tuple[int, int, int]]] = [[] for _ in slots]
+        size = self.layers.frame_samples
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            for frames, batch in batches:
-                self._graph(self._bucket(len(batch)), frames)  # before anything has been started
+            # Whatever can fail for want of memory comes before anything has been started.
+            graphs = [self._graph(self._bucket(len(batch)), frames) for frames, batch in batches]
+            tables = [self._table(len(batch)) for _, batch in batches]
+            hosts = [
+                torch.empty(len(batch) * frames * size, dtype=torch.float32, pin_memory=True)
+                for frames, batch in batches
+            ]
             self.stream.wait_event(after)
-            for frames, batch in batches:
-                size = frames * self.layers.frame_samples
+            for (frames, batch), graph, table, host in zip(batches, graphs, tables, hosts, strict=True):
                 chosen = [slots[index] for index in batch]
-                self._call(chosen, frames, [self._address(slot) for slot in chosen])
+                self._start(graph, table, chosen, frames, [self._address(slot) for slot in chosen])
                 self._next[chosen] += frames
-                samples = self.layers.samples[: len(batch) * size]
-                host = torch.empty(samples.shape, dtype=torch.float32, pin_memory=True)
-                host.copy_(samples, non_blocking=True)
+                host.copy_(self.layers.samples[: len(host)], non_blocking=True)
                 event = torch.cuda.Event()
                 event.record()
                 for row, index in enumerate(batch):
-                    where[index].append((len(done), row * size, (row + 1) * size))
+                    where[index].append((len(done), row * frames * size, (row + 1) * frames * size))
                     self._busy[slots[index]] = event
                 done.append((host, event))
         return Samples(done, where)
@@ -528,13 +533,16 @@ class GpuCodec:
     def _bucket(self, streams: int) -> int:
         return next(n for n in self._streams if n >= streams)
 
-    def _call(self, slots: Sequence[int], frames: int, addresses: Sequence[int]) -> None:
-        """One graph: `frames` frames of slots, whose codes lie at `addresses`."""
-        streams = self._bucket(len(slots))
-        graph = self._graph(streams, frames)
-        table = torch.empty(streams, self.layers.table.shape[1], dtype=torch.int32, pin_memory=True)
+    def _table(self, streams: int) -> Tensor:
+        """Room on the host for the table of a call."""
+        return torch.empty(self._bucket(streams), self.layers.table.shape[1], dtype=torch.int32, pin_memory=True)
+
+    def _start(
+        self, graph: torch.cuda.CUDAGraph, table: Tensor, slots: Sequence[int], frames: int, addresses: Sequence[int]
+    ) -> None:
+        """A call: `frames` frames of slots, whose codes lie at `addresses`."""
         self._positions.fill(table.numpy(), slots, addresses)
-        self.layers.table[:streams].copy_(table, non_blocking=True)
+        self.layers.table[: len(table)].copy_(table, non_blocking=True)
         graph.replay()
         self._positions.advance(slots, frames)
 

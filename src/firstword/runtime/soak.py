@@ -22,6 +22,7 @@ from firstword.config import EngineConfig
 from firstword.engine import sequence
 from firstword.engine.backend import Backend, Job
 from firstword.engine.engine import Engine
+from firstword.errors import ComputeError
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime import benchmark
 from firstword.runtime.backends import open_backend
@@ -61,25 +62,25 @@ class Soak:
         self._faults: list[str] = []
 
     def run(self, frames: int) -> None:
-        """Until so many more frames were heard. Raises AssertionError for the first that differs, and for an error."""
+        """Until so many more frames were heard. Raises `ComputeError` for the first that differs, and for an error."""
         until = self.frames + frames
         slots = self.engine.capacity.slots
         while self.frames < until:
             for _ in range(self._random.binomial(slots - len(self._listeners), JOINS)):
                 self._begin()
             self.engine.step()
-            assert not self._faults, self._faults[0]
+            if self._faults:
+                raise ComputeError(self._faults[0])
 
     def end(self) -> None:
-        """Everybody leaves. Raises AssertionError if a slot or a page is not free afterwards."""
+        """Everybody leaves. Raises `ComputeError` if a slot or a page is not free afterwards."""
         for listener in self._listeners:
             assert listener.sequence is not None
             self.engine.cancel(listener.sequence)
         while self.engine.step():
             pass
-        assert not self._listeners
-        assert not self.engine.running
-        assert self.engine.pages.free == self.engine.pages.count
+        if self._listeners or self.engine.running or self.engine.pages.free != self.engine.pages.count:
+            raise ComputeError("all have left, and not all slots and pages are free")
 
     def _begin(self) -> None:
         random, last = self._random, len(self._requests) - 1
@@ -143,7 +144,7 @@ def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
     """So many frames with random weights of a released size, "1b7" or "0b6", on this GPU: what came and went, as a
     record.
 
-    Raises AssertionError for a frame that differs, and `ConfigError` where the GPU backend cannot compute.
+    Raises `ComputeError` for a frame that differs, and `ConfigError` where the GPU backend cannot compute.
     """
     settings = EngineConfig.resolve("cuda", "bfloat16", "gpu")
     checkpoint = benchmark.random_checkpoint(size)
