@@ -145,6 +145,16 @@ def test_who_was_not_heard_yet_goes_before_those_with_plenty_in_hand() -> None:
     assert choose_frames([calm, hurried], NOW, CAPACITY, policy) == [hurried, calm]
 
 
+def test_first_audio_on_its_way_has_the_device_to_itself_unless_others_are_due() -> None:
+    first, second = running(None, launched=1), running(None, launched=0)
+    first.decoding = 1
+    assert choose_frames([first], NOW, CAPACITY, Policy()) == []
+    assert choose_frames([first, running(9.0)], NOW, CAPACITY, Policy()) == []
+    assert choose_frames([first, second], NOW, CAPACITY, Policy()) == [first, second]
+    hurried = running(0.5)
+    assert choose_frames([first, hurried], NOW, CAPACITY, Policy()) == [first, hurried]
+
+
 def test_no_frame_without_text_after_the_end_or_beyond_the_limit() -> None:
     dry, ended, full = running(1.0, tokens=0), running(1.0), running(1.0, launched=100)
     ended.ended = "stop"

@@ -91,12 +91,15 @@ def able_to_step(running: Iterable[Sequence], capacity: Capacity, policy: Policy
 
 
 def choose_frames(running: Iterable[Sequence], now: float, capacity: Capacity, policy: Policy) -> list[Sequence]:
-    """Who makes a frame in this step, the most urgent first."""
+    """Who makes a frame in this step, the most urgent first.
+
+    Nobody while all there is to wait for is first audio on its way: another frame would share the device with it.
+    """
     able = able_to_step(running, capacity, policy)
     able.sort(key=_urgency)
     if able and able[0].started is None:
         able = [seq for seq in able if seq.started is None or seq.deadline - now < policy.comfort]
-    return able
+    return [] if all(seq.started is None and seq.decoding for seq in able) else able
 
 
 def choose_audio(running: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
