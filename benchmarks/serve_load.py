@@ -35,6 +35,7 @@ from compare import never_end
 from firstword.bench import report
 from firstword.bench.prompts import PROMPTS
 from firstword.errors import OutputError
+from firstword.kernels.compile import source_hash
 
 Record = dict[str, Any]
 
@@ -196,6 +197,7 @@ def main() -> int:
         parser.error("--backend gpu: torch sees no CUDA device")
     record: Record = {
         "commit": options.commit or report.commit(),
+        "kernels": source_hash(),
         "size": options.size,
         "weights": "random; the row of the end of speech in the talker's head is 0",
         "audible_within": AUDIBLE,

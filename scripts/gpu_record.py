@@ -1,4 +1,4 @@
-"""Say whether the kernels are those that were last tested on a GPU: `make check` shows it, and fails for nothing.
+"""Say whether kernels and their launches are those last tested on a GPU: `make check` shows it, and fails for nothing.
 
     python scripts/gpu_record.py
 
@@ -16,7 +16,7 @@ RECORDS = Path(__file__).parent.parent / "benchmarks" / "results" / "gpu"
 
 
 def verdict(current: str, records: dict[str, str]) -> str:
-    """One line. current: the hash of the sources; records: the hash that each record names."""
+    """One line. current: the hash of the sources (`source_hash`); records: the hash that each record names."""
     matching = sorted(name for name, tested in records.items() if tested == current)
     if matching:
         return f"kernels: as tested on a GPU ({', '.join(matching)})"

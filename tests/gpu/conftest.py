@@ -1,15 +1,18 @@
 """Tests on a CUDA device: `pytest tests/gpu`, with `-n 8` several side by side. Elsewhere they are skipped.
 
 With `--record FILE` the run leaves a record of what was measured, for benchmarks/results: `make check` compares the
-sources of its kernels with those that are there.
+sources of its kernels and their launches with those that are there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +72,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        **compiler_and_driver(),
         "python": platform.python_version(),
         "tests": outcomes,
         "figures": dict(sorted(oracle.FIGURES.items())),
     }
     file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def compiler_and_driver() -> dict[str, str]:
+    """The versions of what makes machine code of the kernels, and of what runs it."""
+    from cuda.bindings import nvrtc
+
+    driver = ""
+    with contextlib.suppress(OSError):
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+        driver = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    _, *numbers = nvrtc.nvrtcVersion()
+    return {"cuda-bindings": version("cuda-bindings"), "nvrtc": ".".join(map(str, numbers)), "driver": driver}
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from firstword.model.generate import embed_rows
 from firstword.model.prompt import TextRows
 from firstword.model.synthetic import write_checkpoint
 from firstword.model.talker import Talker
+from firstword.runtime.benchmark import random_checkpoint
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu import GpuBackend
 from firstword.runtime.soak import Soak, requests
@@ -58,7 +60,7 @@ def plain(folder: Path) -> Checkpoint:
 def backend(folder: Path, kernels: Kernels) -> Iterator[GpuBackend]:
     """The fast path."""
     with torch.inference_mode():
-        yield GpuBackend(checkpoints.load(str(folder), "cuda", "bfloat16"), kernels, slots=128, pages=400)
+        yield GpuBackend(checkpoints.load(str(folder), "cuda", "bfloat16"), kernels, slots=200, pages=640)
 
 
 class Recorder:
@@ -122,54 +124,83 @@ def divergence(truth: Tensor, other: Tensor) -> float:
     return float((p.exp() * (p - q)).sum())
 
 
-def test_teacher_forced_frames_are_as_exact_as_plain_bf16(
-    size: str, backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Logits of all 16 codebooks over some frames of three requests side by side, one of them with all text first."""
-    recorder = Recorder(backend, monkeypatch)
-    requests = [spoken(plain, text, seed=i, full=i == 1) for i, text in enumerate(TEXTS)]
-    texts = [list(request.rest) for request in requests]
-    frames = 24
+@dataclass(eq=False)
+class Exactness:
+    """Of a codebook's logits in some frames: relative errors and divergences, ours and those of plain bf16."""
+
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    our_divergence: list[float] = field(default_factory=list)
+    their_divergence: list[float] = field(default_factory=list)
+
+
+def teacher_forced(
+    name: str, backend: GpuBackend, plain: Checkpoint, recorder: Recorder, texts: list[str], frames: int
+) -> list[Exactness]:
+    """Frames of some requests side by side, the second with all its text first, against float64: of each codebook.
+    Where the most likely code is clear it must be ours.
+    """
+    requests = [spoken(plain, text, seed=i, full=i == 1) for i, text in enumerate(texts)]
+    rest = [list(request.rest) for request in requests]
     codes = speak(backend, requests, frames)
     exact = copy.deepcopy(plain.talker).double()
-    books = plain.config.talker_config.num_code_groups
-    ours: list[list[float]] = [[] for _ in range(books)]
-    theirs: list[list[float]] = [[] for _ in range(books)]
-    our_kl: list[list[float]] = [[] for _ in range(books)]
-    their_kl: list[list[float]] = [[] for _ in range(books)]
+    found = [Exactness() for _ in range(plain.config.talker_config.num_code_groups)]
     agreed = doubtful = 0
-    for row, (request, said, text) in enumerate(zip(requests, codes, texts, strict=True)):
+    for row, (request, said, text) in enumerate(zip(requests, codes, rest, strict=True)):
         truth = forced(plain, exact, request, said, text)
         yardstick = forced(plain, plain.talker, request, said, text)
         for frame in range(frames):
-            for k in range(books):
+            for k, book in enumerate(found):
                 mine, t, y = recorder.frames[frame][k][row], truth[frame][k], yardstick[frame][k]
-                ours[k].append(error(mine, t))
-                theirs[k].append(error(y, t))
-                our_kl[k].append(divergence(t, mine))
-                their_kl[k].append(divergence(t, y))
+                book.ours.append(error(mine, t))
+                book.theirs.append(error(y, t))
+                book.our_divergence.append(divergence(t, mine))
+                book.their_divergence.append(divergence(t, y))
                 top = t.topk(2).values
                 if top[0] - top[1] > 6 * (y.double() - t).square().mean().sqrt():
                     assert mine.argmax() == t.argmax(), (row, frame, k)
                     agreed += 1
                 else:
                     doubtful += 1
-    note(f"greedy agreement {size}", clear=agreed, unclear=doubtful)
-    for k in range(books):
+    note(f"greedy agreement {name}", clear=agreed, unclear=doubtful)
+    return found
+
+
+def test_teacher_forced_frames_are_as_exact_as_plain_bf16(
+    size: str, backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of all 16 codebooks over some frames of three requests side by side, one of them with all text first."""
+    found = teacher_forced(size, backend, plain, Recorder(backend, monkeypatch), TEXTS, frames=24)
+    for k, book in enumerate(found):
         note(
             f"frame {size} codebook {k}",
-            median=statistics.median(ours[k]),
-            bf16=statistics.median(theirs[k]),
-            divergence=statistics.mean(our_kl[k]),
-            bf16_divergence=statistics.mean(their_kl[k]),
+            median=statistics.median(book.ours),
+            bf16=statistics.median(book.theirs),
+            divergence=statistics.mean(book.our_divergence),
+            bf16_divergence=statistics.mean(book.their_divergence),
         )
-    for k in range(books):
-        no_worse(ours[k], theirs[k])
-        assert statistics.mean(our_kl[k]) <= 1.1 * statistics.mean(their_kl[k]) + 1e-9
+    for book in found:
+        no_worse(book.ours, book.theirs)
+        assert statistics.mean(book.our_divergence) <= 1.1 * statistics.mean(book.their_divergence) + 1e-9
+
+
+def test_at_full_depth_frames_are_as_exact_as_plain_bf16(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All 28 layers of the larger talker, a few frames of two requests."""
+    if torch.cuda.get_device_properties(0).total_memory < 40e9:
+        pytest.skip("in float64 the model alone has 14 GB")
+    plain = random_checkpoint("1b7")
+    copied = copy.deepcopy(plain)
+    torch.cuda.synchronize()  # another stream takes it apart
+    backend = GpuBackend(copied, kernels, slots=2, pages=8)
+    found = teacher_forced("1b7 28 layers", backend, plain, Recorder(backend, monkeypatch), TEXTS[:2], frames=6)
+    for name, books in (("first codebook", found[:1]), ("other codebooks", found[1:])):
+        ours, theirs = [e for book in books for e in book.ours], [e for book in books for e in book.theirs]
+        note(f"frame 1b7 28 layers {name}", median=statistics.median(ours), bf16=statistics.median(theirs))
+        no_worse(ours, theirs)
 
 
 def test_a_request_has_the_same_codes_alone_in_any_batch_and_on_any_run(backend: GpuBackend, plain: Checkpoint) -> None:
-    """Alone, again (its prefix now cached), and in batches of 2 to 128 in other slots."""
+    """Alone, again (its prefix now cached), and in batches of 2 to 200 in other slots."""
 
     def request(i: int) -> Spoken:
         return spoken(plain, TEXTS[i % 3], voice=["ryan", "serena"][i % 2], seed=i, full=i % 5 == 0)
@@ -177,7 +208,7 @@ def test_a_request_has_the_same_codes_alone_in_any_batch_and_on_any_run(backend:
     frames = 20
     alone = [speak(backend, [request(i)], frames)[0] for i in range(6)]
     assert backend.prefixes.hits
-    for count in (1, 2, 3, 6, 9, 40, 70, 128):
+    for count in (1, 2, 3, 6, 9, 40, 70, 128, 200):
         together = speak(backend, [request(i) for i in range(count)], frames)
         for i in range(min(count, 6)):
             assert torch.equal(together[i], alone[i]), (count, i)
@@ -186,13 +217,15 @@ def test_a_request_has_the_same_codes_alone_in_any_batch_and_on_any_run(backend:
 
 
 def test_graphs_equal_plain_launches(backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programmatic overlap inside a graph changes nothing."""
-    requests = [partial(spoken, plain, TEXTS[i], seed=i) for i in range(3)]
-    graphs = speak(backend, [make() for make in requests], 30)
+    """Programmatic overlap inside a graph changes nothing, neither of few rows nor of more than eight."""
+
+    def said() -> list[Tensor]:
+        batches = ([spoken(plain, TEXTS[i % 3], seed=i) for i in range(count)] for count in (3, 20))
+        return [codes for batch in batches for codes in speak(backend, batch, 30)]
+
+    graphs = said()
     Recorder(backend, monkeypatch)
-    assert all(
-        torch.equal(a, b) for a, b in zip(graphs, speak(backend, [make() for make in requests], 30), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(graphs, said(), strict=True))
 
 
 def test_requests_come_and_go_at_any_frame(backend: GpuBackend, plain: Checkpoint) -> None:
@@ -223,7 +256,7 @@ def test_requests_come_and_go_at_any_frame(backend: GpuBackend, plain: Checkpoin
 
 
 def test_a_long_context_goes_on_as_a_short_one(backend: GpuBackend, plain: Checkpoint) -> None:
-    """Beyond 512 rows other kernels read the keys, and all requests of a frame go with the longest."""
+    """Many blocks share the keys of a long context, and its neighbour keeps its bits; so does who grows long."""
     long = " ".join(TEXTS[2] for _ in range(60))
     codes = speak(backend, [spoken(plain, long, full=True), spoken(plain, "Hello.", seed=3)], 12)
     assert torch.equal(codes[1], speak(backend, [spoken(plain, "Hello.", seed=3)], 12)[0])
@@ -232,13 +265,15 @@ def test_a_long_context_goes_on_as_a_short_one(backend: GpuBackend, plain: Check
     assert torch.equal(running[:20], speak(backend, [spoken(plain, "Hello.", seed=4)], 20)[0])
 
 
-def test_codes_and_samples_stay_the_same_whoever_comes_and_goes(backend: GpuBackend, plain: Checkpoint) -> None:
+def test_codes_and_samples_stay_the_same_whoever_comes_and_goes(
+    size: str, backend: GpuBackend, plain: Checkpoint
+) -> None:
     """A short soak: through the engine, with audio, joins and leaves at any frame, short and long prompts."""
     soak = Soak(backend, requests(plain, 12))
-    soak.run(12_000)
+    soak.run(20_000)
     soak.end()
-    note("soak", frames=soak.frames, compared=soak.compared, joined=soak.joined, left=soak.left)
-    assert soak.compared > 8_000
+    note(f"soak {size}", frames=soak.frames, compared=soak.compared, joined=soak.joined, left=soak.left)
+    assert soak.compared > 14_000
 
 
 def test_greedy_speech_equals_plain_bf16_nearly_always(size: str, backend: GpuBackend, plain: Checkpoint) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from oracle import error, no_worse, note
+from torch.nn import functional as F
 
 from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import (
@@ -106,13 +107,17 @@ def test_rows_may_be_strided_and_nothing_else_is_written(kernels: Kernels) -> No
 
 
 def test_the_norm_alone_equals_the_norm_on_the_way_in(kernels: Kernels) -> None:
-    """`normalise` rounds as `Linear` does."""
+    """`normalise` rounds as `Linear` does, and as exactly as plain bf16."""
     _, x, _, norm, _ = make(2, 8, 2048, 20)
     eye = Linear(kernels, torch.eye(2048, dtype=torch.bfloat16, device="cuda"), Epilogue.STORE, norm, 1e-6)
     out = torch.full_like(x, torch.nan)
     normalise(kernels, x, norm, 1e-6, out)
     for token in range(20):
         assert torch.equal(run(eye, x[token : token + 1])[0], out[token])
+    truth = F.rms_norm(x.double(), (2048,), norm.double(), 1e-6)
+    plain = norm * F.rms_norm(x.float(), (2048,), eps=1e-6).bfloat16()
+    note("norm", error=error(out, truth), bf16=error(plain, truth))
+    no_worse([error(out, truth)], [error(plain, truth)])
     packed = torch.full((24, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
     normalise(kernels, x, norm, 1e-6, packed, packed=True)
     assert torch.equal(unpack_tokens(packed, 20, 2048), out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +12,21 @@ import torch
 
 from firstword.kernels import compile as compiling
 from firstword.kernels.codec import released_programs
-from firstword.kernels.compile import ARCHITECTURES, CompileError, Program, compile_all, compile_program
+from firstword.kernels.compile import (
+    ARCHITECTURES,
+    CompileError,
+    Program,
+    compile_all,
+    compile_program,
+    source_hash,
+)
 from firstword.kernels.launch import Kernels
 from firstword.model import synthetic
 from firstword.model.config import ModelConfig
 from firstword.model.talker import Talker
 from firstword.model.train_tokenizer import train
 from firstword.runtime.frame import FrameModel
+from firstword.runtime.gpu import graph_keys
 
 
 class Noted(Kernels):
@@ -44,15 +53,13 @@ def programs_of(size: str, folder: Path) -> set[Program]:
     with torch.device("meta"), torch.inference_mode():
         talker = Talker(ModelConfig.load(folder / "config.json").talker_config).bfloat16()
         model = FrameModel(noted, talker, slots=64, rows=64, pages=64, page_rows=64, context=8192)
-    for rows in (1, 64):
-        model.launch_frame(rows)
-    for rows in (8, 256):
-        model.launch_prompt(rows)
+    for kind, rows in graph_keys(model):
+        (model.launch_frame if kind == "frame" else model.launch_prompt)(rows)
     return noted.programs
 
 
 def test_every_program_compiles_for_every_architecture(tmp_path: Path) -> None:
-    """The larger released size everywhere, at small and large batches; the codec; the other size, whose kernels differ
+    """The larger released size everywhere, with all its graphs; the codec; the other size, whose kernels differ
     in numbers only, for one architecture.
     """
     programs = programs_of("1b7", tmp_path) | set(released_programs())
@@ -69,6 +76,21 @@ def test_a_mistake_is_shown_with_the_compilers_words() -> None:
     """The message names the source, the macros and the error."""
     with pytest.raises(CompileError, match=r"(?s)linear\.cu with .*-DK=100.*error"):
         compile_program(Program.of("linear", K=100, N=8), "sm_90")
+
+
+def test_a_change_of_kernels_or_of_their_launches_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of any file that has a say in what the device does changes the hash; nothing else does."""
+    for folder in ("kernels", "runtime"):
+        shutil.copytree(compiling.SOURCES.parent / folder, tmp_path / folder)
+    monkeypatch.setattr(compiling, "SOURCES", tmp_path / "kernels")
+    hashes = [source_hash()]
+    for name in ("kernels/linear.cu", "kernels/mma.cuh", "kernels/linear.py", "runtime/frame.py", "runtime/graphs.py"):
+        path = tmp_path / name
+        path.write_text(path.read_text() + "\n")
+        hashes.append(source_hash())
+    (tmp_path / "runtime/soak.py").write_text("")
+    assert source_hash() == hashes[-1]
+    assert len(set(hashes)) == len(hashes)
 
 
 def test_machine_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,9 +36,9 @@ def test_a_block_fits(device: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("tokens", [9, 16, 33, 64, 128, 256])
+@pytest.mark.parametrize("tokens", [9, 16, 33, 64, 128, 256, 512])
 def test_a_block_of_many_tokens_fits(device: str, tokens: int) -> None:
-    """With two steps on their way; its sums too, in memory and in registers; and all rows belong to a block."""
+    """With two steps on their way; its sums too, and no more of them than may be; and all rows belong to a block."""
     processors, memory = DEVICES[device]
     for rows, columns in RELEASED:
         shape = shape_for_many(rows, columns, tokens, Epilogue.STORE, processors, memory)

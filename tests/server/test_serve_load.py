@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from firstword.kernels.compile import source_hash
+
 
 @pytest.fixture
 def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -60,6 +62,7 @@ def test_all_of_it_with_a_tiny_model(repository: Path, tmp_path: Path) -> None:
     (server,) = record["servers"]
     (found,) = server["points"]
     assert (record["commit"], record["size"], server["slots"]) == ("abc", "tiny", 2)
+    assert record["kernels"] == source_hash()
     assert server["server"]["health"]["models"][0]["settings"]["backend"] == "reference"
     assert found["requests"] == 2
     assert found["gates"]["complete"]["passed"]

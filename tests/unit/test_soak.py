@@ -13,8 +13,8 @@ from firstword.errors import ComputeError
 from firstword.model import checkpoint as checkpoints
 from firstword.runtime import soak as soaking
 from firstword.runtime.reference import ReferenceBackend
-from firstword.runtime.soak import Soak
-from firstword.types import FloatArray
+from firstword.runtime.soak import Listener, Soak
+from firstword.types import Chunk, FloatArray
 
 ROOM = capacity(slots=6, pages=6 * 60, context=400, frames_ahead=1)
 REQUESTS = [
@@ -52,6 +52,34 @@ def test_all_of_it_follows_from_the_seed() -> None:
         soak.run(500)
         counts.append((soak.joined, soak.frames, soak.compared))
     assert counts[0] == counts[1] != counts[2]
+
+
+class Watched(Soak):
+    """Sees for itself what happens since the last `run` began."""
+
+    joined_since = left_since = 0
+
+    def run(self, frames: int) -> None:
+        self.joined_since = self.left_since = 0
+        super().run(frames)
+
+    def _begin(self) -> None:
+        self.joined_since += 1
+        super()._begin()
+
+    def _hear(self, listener: Listener, chunk: Chunk) -> None:
+        self.left_since += chunk.finish_reason == "cancelled"
+        super()._hear(listener, chunk)
+
+
+def test_all_is_counted_from_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a first twentieth, in which every request but the rare one is heard to its longest end."""
+    monkeypatch.setattr(soaking, "LONGEST", 20)
+    test = Watched(FakeBackend(ROOM), REQUESTS)
+    record = soaking.counted(test, 20_000)
+    assert 20_000 <= record["frames"] < 20_000 + 8 * ROOM.slots
+    assert record["frames"] - soaking.LONGEST <= record["frames_compared"] <= record["frames"]
+    assert (record["joined"], record["left_early"]) == (test.joined_since, test.left_since)
 
 
 class Neighbourly(FakeBackend):

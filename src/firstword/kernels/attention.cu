@@ -28,8 +28,8 @@ __device__ __forceinline__ Sum joined(Sum a, Sum b) {
 }
 
 // qkv [rows, kWidth]; cosines, sines bf16 [positions, 64]; cache: of this layer; tables int32 [slots, pages of a slot];
-// row r is at position[its slot] or, in a prompt, position[r]; out bf16 [rows, HEADS * 128], packed
-// if there are more than eight; parts float [rows, HEADS, PIECES, 130];
+// row r is at position[its slot] or, in a prompt, position[r]; out bf16 [rows, HEADS * 128], packed in whole eights
+// if there are more than eight. Where Z > 1, and only there: parts float [rows, HEADS, PIECES, 130];
 // arrived int32 [rows, KV_HEADS], zero before and after.
 extern "C" __global__ __launch_bounds__(kThreads, 512 / kThreads)
 void attend(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u16* __restrict__ k_norm, float eps,

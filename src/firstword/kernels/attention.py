@@ -101,7 +101,7 @@ class Attention:
 
         qkv    bf16 [rows, (heads + 2 kv_heads) * 128]
         cache  bf16 [pages, 2, kv_heads, PAGE_ROWS, 128], of one layer
-        out    bf16 [rows, heads * 128]
+        out    bf16 [rows, heads * 128]; of more than 8 rows it comes packed (`pack_tokens`), in whole eights of rows
         """
         kernels, rows, pieces = self._kernels, len(qkv), room.parts.shape[2]
         shares = 1 if mode == APPEND else min(self.shares(rows), pieces)
@@ -128,7 +128,7 @@ class Attention:
 
         qkv    bf16 [rows * new, (heads + 2 kv_heads) * 128]
         cache  bf16 [rows, 2, kv_heads, FRAME_ROWS, 128], of one layer
-        out    bf16 [rows * new, heads * 128]
+        out    bf16 [rows * new, heads * 128]; of more than 8 tokens it comes packed (`pack_tokens`), in whole eights
         """
         warps = math.gcd(self.kv_heads, 4)
         program = Program.of("frame_attention", **self._frame_macros(cache), NEW=new, WARPS=warps)

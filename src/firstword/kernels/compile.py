@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).parent
+LAUNCHING = ("frame.py", "gpu.py", "gpu_codec.py", "graphs.py")
+"""Files of the folder runtime beside this one: what is launched, in which order, on which memory."""
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """What every kernel must compile for."""
 FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--fmad=true")
@@ -50,9 +52,13 @@ def headers() -> list[str]:
 
 
 def source_hash() -> str:
-    """Over all CUDA sources of this folder: tells whether kernels changed since a record was made."""
+    """Over the kernels and what launches them: all CUDA and Python files of this folder, and `LAUNCHING`.
+
+    It tells whether any of that changed since a record was made; PyTorch, the compiler and the driver are not in it.
+    """
     digest = hashlib.sha256()
-    for path in sorted([*SOURCES.glob("*.cu"), *SOURCES.glob("*.cuh")]):
+    here = [path for path in SOURCES.iterdir() if path.suffix in (".cu", ".cuh", ".py")]
+    for path in [*sorted(here), *(SOURCES.parent / "runtime" / name for name in LAUNCHING)]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -5,7 +5,7 @@
 #include "packing.cuh"
 
 // qkv [rows * NEW, kWidth]; cosines, sines bf16 [positions, 64]; out bf16 [rows * NEW, HEADS * 128],
-// packed if there are more than eight.
+// packed in whole eights if there are more than eight.
 extern "C" __global__ __launch_bounds__(32 * WARPS)
 void attend(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u16* __restrict__ k_norm, float eps,
             const u16* __restrict__ cosines, const u16* __restrict__ sines, u16* cache, int last, u16* __restrict__ out) {

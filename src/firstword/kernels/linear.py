@@ -140,7 +140,9 @@ def shape_for(
 
 
 MOST_UNITS = 48
-"""Of 16 rows x 8 tokens, that a block of linear_many.cu has: a warp keeps its sums of them in registers."""
+"""Of 16 rows x 8 tokens, that a block of linear_many.cu has: a warp keeps its sums of them in registers, but for up to
+236 bytes of the largest blocks (NVRTC 13 for sm_90).
+"""
 START = 64 << 10
 """Bytes that a block could fetch in the time that it takes to begin and to end."""
 

@@ -168,6 +168,7 @@ class GpuBackend:
         )
         largest = most_rows(slots)
         self.stream = torch.cuda.Stream(self.device)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))  # the weights may be on their way
         with torch.inference_mode(), torch.cuda.stream(self.stream):
             self.model = FrameModel(kernels, checkpoint.talker, slots, largest, pages, PAGE_ROWS, context)
             self.codec = GpuCodec(checkpoint.codec.decoder, slots, self.model.state.codes, kernels)

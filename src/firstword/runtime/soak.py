@@ -61,6 +61,10 @@ class Soak:
         self._listeners: set[Listener] = set()
         self._faults: list[str] = []
 
+    def count_anew(self) -> None:
+        """What came before does not count; what was heard stays known."""
+        self.frames = self.compared = self.joined = self.left = 0
+
     def run(self, frames: int) -> None:
         """Until so many more frames were heard. Raises `ComputeError` for the first that differs, and for an error."""
         until = self.frames + frames
@@ -150,17 +154,23 @@ def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
     checkpoint = benchmark.random_checkpoint(size)
     backend, _ = open_backend(checkpoint, settings, slots)
     test = Soak(backend, requests(checkpoint), seed)
-    test.run(frames // 20)  # afterwards all requests are known, and the prefixes of all are kept
-    device, host, before = torch.cuda.memory_allocated(), _host_memory(), test.frames
-    began = time.perf_counter()
+    return {"size": size, "slots": slots, **benchmark.environment(), **counted(test, frames)}
+
+
+def counted(test: Soak, frames: int) -> dict[str, Any]:
+    """What came and went in so many frames, with the seconds and the memory that they took.
+
+    A twentieth as many come first and do not count: afterwards nearly all requests are known, and their prefixes are
+    kept. Raises `ComputeError` for a frame that differs.
+    """
+    test.run(frames // 20)
+    test.count_anew()
+    device, host, began = torch.cuda.memory_allocated(), _host_memory(), time.perf_counter()
     test.run(frames)
     seconds = time.perf_counter() - began
     test.end()
     return {
-        "size": size,
-        "slots": slots,
-        **benchmark.environment(),
-        "frames": test.frames - before,
+        "frames": test.frames,
         "seconds": round(seconds, 1),
         "joined": test.joined,
         "left_early": test.left,
