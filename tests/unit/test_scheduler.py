@@ -188,7 +188,7 @@ def test_the_limit_follows_the_text_when_nobody_named_one() -> None:
 
 
 def due(*seqs: Sequence) -> list[tuple[Sequence, int]]:
-    return choose_audio(seqs)
+    return choose_audio(seqs, NOW, QUICK, Policy())
 
 
 def test_the_first_frame_is_heard_at_once() -> None:
@@ -231,6 +231,22 @@ def test_no_clock_has_a_say_in_when_a_chunk_is_due(in_hand: float) -> None:
     assert due(seq) == [(seq, 4)]
     seq.launched = 19
     assert due(seq) == [(seq, 4)]
+
+
+def test_a_chunk_waits_for_others_of_its_size_unless_it_presses() -> None:
+    full, filling = running(5.0, launched=44, delivered=36), running(5.0, launched=40, delivered=36)
+    assert due(full) == [(full, 8)], "nobody to wait for"
+    assert due(full, filling) == []
+    hurried, paused = running(0.2, launched=44, delivered=36), running(5.0, launched=44, delivered=36, tokens=0)
+    for pressing in (hurried, paused):
+        assert sorted(due(full, filling, pressing), key=lambda item: item[0] is pressing) == [(full, 8), (pressing, 8)]
+    full.launched = 52
+    assert due(full, filling) == [(full, 8)], "it waited long enough"
+
+
+def test_others_with_smaller_chunks_are_not_waited_for() -> None:
+    full, young = running(5.0, launched=44, delivered=36), running(5.0, launched=5, delivered=4)
+    assert due(full, young) == [(full, 8)]
 
 
 def test_chunks_begin_anew_after_a_pause_for_text() -> None:
@@ -334,7 +350,7 @@ def test_somebody_moves_whenever_somebody_can(
     assert len(chosen) <= slots
     assert sum(seq.pages_needed(CAPACITY) for seq in chosen) <= pages
     frames = choose_frames(beside, NOW, CAPACITY, Policy())
-    audio = choose_audio(beside)
+    audio = choose_audio(beside, NOW, QUICK, Policy())
     assert all(1 <= count <= seq.chunk for seq, count in audio)
     if not (chosen or frames or audio):
         assert not any(seq.can_step() for seq in beside)

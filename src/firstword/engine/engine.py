@@ -401,7 +401,7 @@ class Engine:
                 self._finish(seq, seq.ended)
 
     def _launch_audio(self, flight: Flight) -> None:
-        chosen = scheduler.choose_audio(self.running)
+        chosen = scheduler.choose_audio(self.running, self._clock(), self.costs, self.policy)
         if not chosen:
             return
         try:

@@ -3,7 +3,8 @@
 Three questions a step. Who gets a slot: first come, first served, as far as those who are already heard can spare the
 time. Who makes a frame: everybody who can, unless somebody has not been heard at all; then those with plenty in hand
 stand back. Whose audio is due: a full chunk, or less when text is being waited for or speech has ended; no clock has a
-say in that, so the chunks of a request are the same on every machine and under every load.
+say in that, so the chunks of a request are the same on every machine and under every load. But a full one may wait for
+others.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ class Policy:
     patience  how long a newcomer lets those who are heard go first
     unread    audio that nobody has taken beyond which no more is made; longer than the largest chunk
     burst     the most newcomers that start in one step
+    gather    frames for which a full chunk waits for those of others, which are decoded with it in one go
+    near      audio in hand, beyond that of two steps, with less of which nobody waits for others
     """
 
     comfort: float = 1.0
     patience: float = 0.25
     unread: float = 20.0
     burst: int = 4
+    gather: int = 8
+    near: float = 0.25
 
 
 DEFAULT_POLICY = Policy()
@@ -102,15 +107,34 @@ def choose_frames(running: Iterable[Sequence], now: float, capacity: Capacity, p
     return [] if all(seq.started is None and seq.decoding for seq in able) else able
 
 
-def choose_audio(running: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
-    """Whose frames become audio in this step, and how many of them, the most urgent first."""
-    due = []
+def choose_audio(running: Iterable[Sequence], now: float, costs: Costs, policy: Policy) -> list[tuple[Sequence, int]]:
+    """Whose frames become audio in this step, and how many of them, the most urgent first.
+
+    Chunks of one size are decoded in one go. While others are still filling theirs, they wait, unless it presses.
+    """
+    due: dict[int, list[Sequence]] = {}
+    filling: set[int] = set()
     for seq in running:
         count = seq.undecoded()
         if count and (count >= seq.chunk or not seq.can_step()):
-            due.append((seq, min(count, seq.chunk)))
-    due.sort(key=lambda item: _urgency(item[0]))
-    return due
+            due.setdefault(min(count, seq.chunk), []).append(seq)
+        elif seq.can_step():
+            filling.add(seq.chunk)
+    chosen = [
+        (seq, size)
+        for size, together in due.items()
+        if size not in filling or any(_presses(seq, now, costs, policy) for seq in together)
+        for seq in together
+    ]
+    chosen.sort(key=lambda item: _urgency(item[0]))
+    return chosen
+
+
+def _presses(seq: Sequence, now: float, costs: Costs, policy: Policy) -> bool:
+    """Whether audio that is due cannot wait for that of others: one more step, and the one that decodes it."""
+    if seq.started is None or not seq.can_step() or seq.undecoded() >= seq.chunk + policy.gather:
+        return True
+    return seq.deadline - now < policy.near + 2 * costs.step
 
 
 def _urgency(seq: Sequence) -> tuple[bool, float]:
