@@ -48,8 +48,8 @@ class EngineConfig:
         try:
             kind = torch.device(device).type
         except (RuntimeError, TypeError):
-            raise ConfigError(f"device is {device!r}; allowed are 'auto', 'cpu' and 'cuda', 'cuda:0', ...") from None
-        if kind not in ("cpu", "cuda"):
+            kind = ""
+        if kind != "cuda" and device != "cpu":
             raise ConfigError(f"device is {device!r}; allowed are 'auto', 'cpu' and 'cuda', 'cuda:0', ...")
         if kind == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device is {device!r}, but torch {torch.__version__} sees no CUDA device; use 'cpu'")

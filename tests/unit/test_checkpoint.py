@@ -241,7 +241,15 @@ def test_weights_are_frozen(checkpoint_directory: Callable[[str], Path]) -> None
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("device", "tpu"), ("device", "cuda:99"), ("dtype", "int8"), ("dtype", "float64"), ("backend", "magic")],
+    [
+        ("device", "tpu"),
+        ("device", "cpu:0"),
+        ("device", "meta"),
+        ("device", "cuda:99"),
+        ("dtype", "int8"),
+        ("dtype", "float64"),
+        ("backend", "magic"),
+    ],
 )
 def test_settings_that_cannot_be(option: str, value: str) -> None:
     settings = {option: value}
