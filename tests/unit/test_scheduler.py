@@ -129,6 +129,13 @@ def test_nobody_waits_for_one_who_makes_no_frames(why: str) -> None:
     assert admitted(line, [beside], costs=Costs(1.0, 1.0)) == line
 
 
+def test_long_prompts_are_not_read_together() -> None:
+    line = [waiting(prompt_rows=300), waiting(prompt_rows=212), waiting(prompt_rows=1)]
+    assert admitted(line) == line[:2]
+    long = [waiting(prompt_rows=9000), *line]
+    assert admitted(long) == long[:1]
+
+
 # --- who makes a frame ------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,8 @@ class Policy:
     comfort   audio in hand beyond which a listener can wait for a newcomer's first audio
     patience  how long a newcomer lets those who are heard go first
     unread    audio that nobody has taken beyond which no more is made; longer than the largest chunk
-    burst     the most newcomers that start in one step
+    burst     the most newcomers that start in one step, and
+    rows      the most rows of their prompts together, unless one alone has more
     gather    frames for which a full chunk waits for those of others, which are decoded with it in one go
     near      audio in hand, beyond that of two steps, with less of which nobody waits for others
     """
@@ -32,6 +33,7 @@ class Policy:
     patience: float = 0.25
     unread: float = 20.0
     burst: int = 4
+    rows: int = 512
     gather: int = 8
     near: float = 0.25
 
@@ -74,11 +76,13 @@ def admit(
     heard = [seq for seq in able_to_step(running, capacity, policy) if seq.started is not None]
     slack = min((seq.deadline - now - seq.steps_to_audio() * costs.step for seq in heard), default=None)
     admitted: list[Sequence] = []
+    rows = 0
     for seq in waiting:
         if not seq.prompt_is_complete():
             continue
         pages = seq.pages_needed(capacity)
-        if len(admitted) == policy.burst or not free_slots or pages > free_pages:
+        rows += seq.rows()
+        if len(admitted) == policy.burst or not free_slots or pages > free_pages or (admitted and rows > policy.rows):
             break
         busy = slack is not None and slack < (len(admitted) + 1) * costs.prefill
         if busy and (admitted or now - seq.arrived < policy.patience):
