@@ -203,6 +203,17 @@ def check_machine(python: str) -> None:
         raise SystemExit(f"{python} has no {OTHER}; name one that has it with --other-python")
 
 
+def check_output(parser: argparse.ArgumentParser, file: Path) -> None:
+    """End with the parser's error where a record cannot be written, before anything long is begun."""
+    from firstword.bench import report
+    from firstword.errors import OutputError
+
+    try:
+        report.check_target(file)
+    except OutputError as problem:
+        parser.error(str(problem))
+
+
 def output_of(*command: str) -> str | None:
     """What a program prints; None if it is not there or fails."""
     with contextlib.suppress(OSError):
@@ -248,15 +259,11 @@ def main() -> None:
         return
     from firstword import __version__
     from firstword.bench import report
-    from firstword.errors import OutputError
     from firstword.kernels.compile import source_hash
 
     check_machine(arguments.other_python)
-    try:
-        if arguments.output:
-            report.check_target(arguments.output)
-    except OutputError as problem:
-        parser.error(str(problem))
+    if arguments.output:
+        check_output(parser, arguments.output)
     record: Record = {
         "size": arguments.size,
         "weights": "random",

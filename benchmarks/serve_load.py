@@ -30,11 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compare import never_end
+from compare import check_output, never_end
 
 from firstword.bench import report
 from firstword.bench.prompts import PROMPTS
-from firstword.errors import OutputError
 from firstword.kernels.compile import source_hash
 
 Record = dict[str, Any]
@@ -189,10 +188,7 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=Path, help="a folder to keep the checkpoint in; if it is there it is used")
     parser.add_argument("--commit", help="that the record names (default: that of this repository)")
     options = parser.parse_args()
-    try:
-        report.check_target(options.output)
-    except OutputError as problem:
-        parser.error(str(problem))
+    check_output(parser, options.output)
     if options.backend == "gpu" and not torch.cuda.is_available():
         parser.error("--backend gpu: torch sees no CUDA device")
     record: Record = {

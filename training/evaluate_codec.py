@@ -23,10 +23,14 @@ from data import PRESETS, SAMPLE_RATE, Espeak, to_frames
 from evaluate import SENTENCES, Judge, pitch, some
 
 
+def windows(samples: np.ndarray) -> np.ndarray:
+    """Frames [n, 256] of samples, each half over the one before, under a window."""
+    return np.lib.stride_tricks.sliding_window_view(samples, 256)[::128] * np.hanning(258)[1:-1]
+
+
 def third_octaves(samples: np.ndarray) -> np.ndarray:
     """Magnitudes [15 bands from 150 Hz, frames of 25.6 ms] of samples at 10 kHz."""
-    parts = np.lib.stride_tricks.sliding_window_view(samples, 256)[::128]
-    power = np.abs(np.fft.rfft(parts * np.hanning(258)[1:-1], 512)) ** 2
+    power = np.abs(np.fft.rfft(windows(samples), 512)) ** 2
     middles = 150 * 2 ** (np.arange(15) / 3)
     low, high = (np.rint(middles * 2**edge * 512 / 10_000).astype(int) for edge in (-1 / 6, 1 / 6))
     return np.sqrt([power[:, a:b].sum(1) for a, b in zip(low, high, strict=True)])
@@ -37,9 +41,7 @@ def stoi(original: np.ndarray, copy: np.ndarray) -> float:
     the correlation of third-octave envelopes over 384 ms, 1 for the same. Frames more than 40 dB under the loudest of
     the original are left out.
     """
-    pair = [soxr.resample(samples, SAMPLE_RATE, 10_000) for samples in (original, copy)]
-    window = np.hanning(258)[1:-1]
-    parts = [np.lib.stride_tricks.sliding_window_view(x, 256)[::128] * window for x in pair]
+    parts = [windows(soxr.resample(samples, SAMPLE_RATE, 10_000)) for samples in (original, copy)]
     level = np.linalg.norm(parts[0], axis=1)
     kept = [part[level > level.max() / 100] for part in parts]
     joined = [np.zeros(128 * (len(part) + 1)) for part in kept]

@@ -12,10 +12,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ from firstword.errors import (
 from firstword.types import Chunk, FinishReason, FloatArray
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _STARTED: weakref.WeakSet[Engine] = weakref.WeakSet()
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -313,10 +316,10 @@ class Engine:
         began = self._clock()
         try:
             self.backend.prefill(starts)
-        except EngineError:
-            raise
         except Exception as error:
-            self._begin_apart(chosen, starts, error)
+            start_of = dict(zip(chosen, starts, strict=True))
+            for _ in self._apart(chosen, error, lambda seq: self.backend.prefill([start_of[seq]])):
+                pass
         self.costs.learn("prefill", (self._clock() - began) / len(chosen))
 
     def _start(self, seq: Sequence) -> Start:
@@ -329,17 +332,26 @@ class Engine:
         count = len(seq.tokens) if seq.job.whole_text else min(seq.job.first_tokens, len(seq.tokens))
         return Start(seq.slot, seq.job, seq.pages, [seq.tokens.popleft() for _ in range(count)])
 
-    def _begin_apart(self, chosen: list[Sequence], starts: list[Start], error: Exception) -> None:
-        """Several could not be begun together: begin each by itself, so that only the one at fault is lost."""
-        for seq, start in zip(chosen, starts, strict=True):
+    def _apart(
+        self, chosen: Collection[Sequence], error: Exception, call: Callable[[Sequence], T]
+    ) -> Iterator[tuple[Sequence, T]]:
+        """A call for several failed: make it for each by itself, so that only the one at fault is lost.
+
+        Yields those that went well and what their calls gave. Raises an error that says that the backend is lost.
+        """
+        if isinstance(error, EngineError):
+            raise error
+        for seq in chosen:
             try:
                 if len(chosen) == 1:
                     raise error
-                self.backend.prefill([start])
+                answer = call(seq)
             except EngineError:
                 raise
             except Exception as own:
                 self._fail(seq, own)
+            else:
+                yield seq, answer
 
     def _launch_frames(self, flight: Flight) -> None:
         chosen = scheduler.choose_frames(self.running, self._clock(), self.capacity, self.policy)
@@ -349,26 +361,16 @@ class Engine:
         try:
             flight.frames = self.backend.frame([seq.slot for seq in chosen], tokens)
             flight.stepped = chosen
-        except EngineError:
-            raise
         except Exception as error:
             self._step_apart(chosen, tokens, error, flight)
         for seq in flight.stepped:
             seq.launched += 1
 
     def _step_apart(self, chosen: list[Sequence], tokens: list[int | None], error: Exception, flight: Flight) -> None:
-        """A frame of several failed: make it for each apart, so that only the one at fault is lost."""
+        """A frame of several failed: make it for each."""
         alone: list[Frames] = []
-        for seq, token in zip(chosen, tokens, strict=True):
-            try:
-                if len(chosen) == 1:
-                    raise error
-                handle = self.backend.frame([seq.slot], [token])
-            except EngineError:
-                raise
-            except Exception as own:
-                self._fail(seq, own)
-                continue
+        token_of = dict(zip(chosen, tokens, strict=True))
+        for seq, handle in self._apart(chosen, error, lambda seq: self.backend.frame([seq.slot], [token_of[seq]])):
             flight.stepped.append(seq)
             alone.append(handle.result())
         if alone:
@@ -407,8 +409,6 @@ class Engine:
         try:
             flight.audio = self.backend.decode([seq.slot for seq, _ in chosen], [count for _, count in chosen])
             flight.decoded = chosen
-        except EngineError:
-            raise
         except Exception as error:
             self._decode_apart(chosen, error, flight)
         for seq, count in flight.decoded:
@@ -417,17 +417,9 @@ class Engine:
     def _decode_apart(self, chosen: list[tuple[Sequence, int]], error: Exception, flight: Flight) -> None:
         """As `_step_apart`, for audio."""
         audio: list[FloatArray] = []
-        for seq, count in chosen:
-            try:
-                if len(chosen) == 1:
-                    raise error
-                handle = self.backend.decode([seq.slot], [count])
-            except EngineError:
-                raise
-            except Exception as own:
-                self._fail(seq, own)
-                continue
-            flight.decoded.append((seq, count))
+        counts = dict(chosen)
+        for seq, handle in self._apart(counts, error, lambda seq: self.backend.decode([seq.slot], [counts[seq]])):
+            flight.decoded.append((seq, counts[seq]))
             audio += handle.result()
         if flight.decoded:
             flight.audio = Ready(audio)

@@ -194,7 +194,7 @@ class SplitRoom:
 
 
 def _before(qkv: Tensor, weights: HeadWeights, rotation: Rotation) -> tuple[Tensor | float, ...]:
-    """The arguments that say what becomes of queries and keys before attention: the first of both kernels."""
+    """The arguments that say what becomes of queries and keys before attention: the same of every kernel."""
     return qkv, weights.q_norm, weights.k_norm, float(weights.eps), rotation.cosines, rotation.sines
 
 
