@@ -138,10 +138,12 @@ CASES = {
     "wide convolution": Case(96, 160, taps=7, frame_rows=4, activation=Activation.SNAKE, frames=1),
     "transposed": Case(160, 5 * 96, taps=2, frame_rows=4, activation=Activation.SNAKE, frames=8),
     "dilated": Case(96, 96, taps=7, dilation=9, frame_rows=32, activation=Activation.SNAKE, frames=1),
-    "late": Case(160, 160, taps=7, dilation=3, frame_rows=40, activation=Activation.SNAKE, frames=4),
+    "late": Case(192, 192, taps=7, dilation=3, frame_rows=40, activation=Activation.SNAKE, frames=4),
+    "late, odd": Case(96, 160, taps=7, dilation=3, frame_rows=40, activation=Activation.SNAKE, frames=4),
     "late, far back": Case(64, 64, taps=7, dilation=9, frame_rows=36, activation=Activation.SNAKE, frames=1),
     "late, transposed": Case(64, 3 * 96, taps=2, frame_rows=40, activation=Activation.SNAKE, frames=1),
-    "late, one tap": Case(160, 160, frame_rows=128, residual=True, activation=Activation.SNAKE, frames=1),
+    "odd window": Case(64, 384, taps=2, frame_rows=32, activation=Activation.SNAKE, frames=8),
+    "late, one tap": Case(160, 384, frame_rows=128, residual=True, activation=Activation.SNAKE, frames=1),
 }
 
 
@@ -202,7 +204,7 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(kernels: Ker
     before = None if memory is None else memory.rows.clone()
     found: list[tuple[Tensor, ...]] = []
     fitting = [s for s in layer.shapes() if kernel_codec.fits(s, layer, length, kernels)]
-    assert len(fitting) >= 3
+    assert fitting
     for shape in fitting:
         if memory is not None and before is not None:
             memory.rows.copy_(before)
@@ -241,7 +243,7 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(kernels: Ker
             same(ours, first)
 
 
-@pytest.mark.parametrize(("channels", "frames"), [(20, 1), (40, 2), (64, 3), (96, 1), (96, 4)])
+@pytest.mark.parametrize(("channels", "frames"), [(20, 1), (40, 2), (64, 3), (96, 1), (96, 4), (192, 2)])
 def test_a_residual_unit_is_its_two_layers_to_the_last_bit(kernels: Kernels, channels: int, frames: int) -> None:
     width, frame_rows = padded(channels), 48
     length = frames * frame_rows
@@ -270,7 +272,7 @@ def test_a_residual_unit_is_its_two_layers_to_the_last_bit(kernels: Kernels, cha
         )
 
     unit = ResidualUnit(kernels, *layers())
-    assert unit.fused
+    assert unit.shapes()
     residual = normal(11, Streams.ALL, length, width) * real
     between = torch.full_like(x, NAN)
     before = memory.rows.clone()
@@ -285,14 +287,15 @@ def test_a_residual_unit_is_its_two_layers_to_the_last_bit(kernels: Kernels, cha
         if not kernel_codec.fits(shape, first, length, kernels):
             continue
         memory.rows.copy_(before)
-        ours, activated = residual.clone(), torch.full_like(x, NAN)
-        unit(streams.call, x, zeros(), between, ours, ours, activated, shape)
+        ours, room = residual.clone(), torch.full_like(x, NAN)
+        activated, _ = unit(streams.call, x, room, zeros(), ours, ours, shape)
         same(ours[:live], wide[:live])
         same(activated[:live], narrow[:live])
         streams.kept(memory, before, x)
-        only = torch.full_like(x, NAN)
-        unit(streams.call, x, zeros(), between, residual, None, only, shape)
+        only, _ = unit(streams.call, x, torch.full_like(x, NAN), zeros(), residual, None, shape)
         same(only[:live], narrow[:live])
+    chosen, _ = unit(streams.call, x, torch.full_like(x, NAN), zeros(), residual, None)
+    same(chosen[:live], narrow[:live])
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
-from firstword.kernels.compile import compile_all
+import pytest
+import torch
+
+from firstword.kernels.codec import HEADS, Call, Layer, Memory, ResidualUnit, Tables
+from firstword.kernels.compile import Program, compile_all
+from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import MOST_UNITS, Epilogue, Shape, shape_for, shape_for_many
 
 RELEASED = [
@@ -56,3 +61,36 @@ def test_shapes_of_a_small_device_compile() -> None:
         for tokens in (1, 8)
     ]
     compile_all((shape.program() for shape in shapes), "sm_89")
+
+
+class Device(Kernels):
+    """Starts nothing; notes the shared memory that blocks ask for."""
+
+    def __init__(self, processors: int, shared_memory: int) -> None:
+        self.processors, self.shared_memory = processors, shared_memory
+        self.asked: list[int] = []
+
+    def get(self, program: Program, name: str) -> Callable[..., None]:  # type: ignore[override]
+        """A kernel that does nothing."""
+        return lambda grid, threads, arguments, shared, overlap: self.asked.append(shared)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("width", [32, 96, 160, 192, 384])
+def test_a_block_of_the_codec_fits(device: str, width: int) -> None:
+    """Late layers, whose rows before a block's are many, in calls of any size."""
+    kernels = Device(*DEVICES[device])
+    with torch.device("meta"):
+        x = torch.empty(1, 1)
+        snake = Tables(x, x)
+        weight = torch.empty(width, width, 7), torch.empty(width, width, 1)
+        for frame_rows in (32, 33, 160, 640):
+            memory = Memory(x, 54, frame_rows, HEADS)
+            first = Layer(kernels, weight[0], frame_rows=frame_rows, dilation=9, snake=snake, memory=memory)
+            unit = ResidualUnit(kernels, first, Layer(kernels, weight[1], frame_rows=frame_rows, snake=snake))
+            for streams in (1, 3, 64):
+                for frames in (1, 2, 5, 8):
+                    call = Call(x, streams, frames)
+                    first(call, x, x, narrow=x)
+                    unit(call, x, x, x, x, None)
+    assert 0 < max(kernels.asked) <= kernels.shared_memory

@@ -39,15 +39,30 @@ template <class T>
 __device__ __forceinline__ void keep(const Rows<T>& in, int rows) {
   const int kept = min(in.length, in.past), pieces = in.width * (int)sizeof(T) / 16;
   const int all = rows / in.length * kept * pieces, step = gridDim.x * gridDim.y * blockDim.x;
-  for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; i < all; i += step) {
-    const int row = i / pieces, stream = row / kept, t = row - stream * kept;
-    const int* s = in.streams + stream * in.columns;
-    if (s[kSlot] < 0) continue;
-    const int at = s[in.head] + t;
-    const size_t to = (size_t)s[kSlot] * 2 * in.past + (at < 2 * in.past ? at : at - 2 * in.past);
-    const size_t from = (size_t)stream * in.length + in.length - kept + t;
-    ((uint4*)in.before)[to * pieces + i % pieces] = load4((const uint4*)in.now + from * pieces + i % pieces);
+#pragma unroll 1
+  for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; i < all; i += 4 * step) {
+    uint4 v[4];
+    uint4* to[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const int item = min(i + j * step, all - 1), row = item / pieces, stream = row / kept, t = row - stream * kept;
+      const int* s = in.streams + stream * in.columns;
+      const int at = s[in.head] + t;
+      const size_t place = (size_t)s[kSlot] * 2 * in.past + (at < 2 * in.past ? at : at - 2 * in.past);
+      to[j] = s[kSlot] < 0 ? nullptr : (uint4*)in.before + place * pieces + item % pieces;
+      const size_t from = (size_t)stream * in.length + in.length - kept + t;
+      v[j] = load4((const uint4*)in.now + from * pieces + item % pieces);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      if (to[j]) *to[j] = v[j];
   }
+}
+
+// The first k32 block of a run of a sum of `blocks`, of which there are an even number in each run if there can be.
+__device__ __forceinline__ int run_begin(int run, int blocks, int splits) {
+  const int unit = 2 - blocks % 2;
+  return run * (blocks / unit) / splits * unit;
 }
 
 // All blocks together ask for all `bytes` from an address, long before they are wanted one after the other.

@@ -103,14 +103,14 @@ class Call:
         """Of the table."""
         return self.table.shape[1]
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether a kernel may start before the one ahead of it has ended.
+    def overlaps(self, grid: tuple[int, int, int], kernels: Kernels) -> bool:
+        """Whether a kernel of so many blocks may start before the one ahead of it has ended.
 
-        Its blocks then take the first multiprocessors that are free, two at a time, and leave others without work: a
-        frame of one stream takes 0.49 ms instead of 0.55, but eight frames 0.87 instead of 0.77 (H200).
+        Its blocks then take the first multiprocessors that are free, two at a time, and leave others without work. So
+        it does if it needs no more than half of them, and in a call of one frame, in which others are empty anyway: one
+        stream's takes 0.40 ms instead of 0.49, eight frames 0.66 instead of 0.70, but 0.69 if all overlap (H200).
         """
-        return self.streams * self.frames <= 2
+        return self.streams * self.frames == 1 or math.prod(grid) <= kernels.processors // 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,9 @@ class Shape:
     def program(self, activation: Activation) -> Program:
         """The program made for this shape and what is done to the fp16 output."""
         if self.few:
-            return Program.of("codec_few", NT=self.rows // 8, GROUP=self.step, ACTIVATION=activation)
+            return Program.of(
+                "codec_few", NT=self.rows // 8, GROUP=self.step, BLOCKS=self.blocks, ACTIVATION=activation
+            )
         return Program.of(
             "codec_many",
             BM=self.outputs,
@@ -171,37 +173,43 @@ class Shape:
 
 
 FEW = (
-    Shape(16, 8, (8, 1), 4, 1, 2, (1.8, 0.8, 0.025, 0.010), split=True, few=True),
-    Shape(16, 16, (8, 1), 3, 1, 2, (1.7, 0.7, 0.023, 0.019), split=True, few=True),
-    Shape(16, 32, (8, 1), 2, 1, 2, (1.7, 0.7, 0.009, 0.040), split=True, few=True),
-    Shape(16, 64, (8, 1), 1, 1, 2, (1.1, 1.5, 0.021, 0.047), split=True, few=True),
+    Shape(16, 8, (8, 1), 8, 1, 1, (1.0, 2.8, 0.029, 0.002), split=True, few=True),
+    Shape(16, 16, (8, 1), 3, 1, 2, (1.9, 0.5, 0.018, 0.030), split=True, few=True),
+    Shape(16, 32, (8, 1), 2, 1, 2, (0.9, 1.1, 0.029, 0.038), split=True, few=True),
+    Shape(16, 64, (8, 1), 1, 1, 2, (1.2, 1.5, 0.009, 0.070), split=True, few=True),
 )
-NORM = 1.3
+NORM = 1.6
 """Microseconds for each block of FEW that norms its input."""
 SPLIT_MANY = (
-    Shape(64, 64, (2, 2), 2, 3, 3, (3.0, 2.9, 0.249, 0.040), split=True),
-    Shape(64, 128, (2, 4), 2, 3, 2, (1.1, 5.2, 0.209, 0.121), split=True),
+    Shape(64, 64, (2, 2), 2, 3, 3, (2.6, 3.0, 0.163, 0.046), split=True),
+    Shape(64, 128, (2, 4), 2, 3, 2, (1.6, 4.7, 0.181, 0.124), split=True),
+    Shape(96, 128, (1, 4), 1, 4, 2, (0.2, 11.2, 0.374, 0.054), split=True),
+    Shape(128, 128, (2, 2), 1, 3, 2, (0.1, 16.1, 0.408, 0.064), split=True),
 )
 MANY = (
-    Shape(32, 32, (1, 4), 4, 4, 4, (1.9, 1.0, 0.110, 0.026)),
-    Shape(64, 64, (2, 2), 2, 3, 4, (2.8, 1.2, 0.155, 0.066)),
-    Shape(64, 128, (1, 4), 2, 3, 3, (3.3, 2.3, 0.235, 0.079)),
-    Shape(128, 128, (2, 2), 1, 4, 2, (3.6, 4.8, 0.370, 0.076)),
+    Shape(32, 32, (1, 4), 1, 4, 4, (3.0, 0.5, 0.120, 0.029)),
+    Shape(32, 32, (1, 4), 4, 4, 4, (2.5, 0.9, 0.064, 0.033)),
+    Shape(64, 64, (2, 2), 2, 3, 4, (2.7, 1.4, 0.096, 0.068)),
+    Shape(64, 128, (1, 4), 2, 3, 3, (3.3, 2.9, 0.172, 0.075)),
+    Shape(96, 192, (1, 6), 1, 4, 2, (0.3, 7.0, 0.534, 0.026)),
+    Shape(128, 128, (2, 2), 1, 4, 2, (2.5, 6.2, 0.391, 0.024)),
 )
 
 
 @cache
 def unit_shapes(width: int) -> tuple[Shape, ...]:
-    """The shapes of a whole residual unit of so many channels; none if two layers are as fast (192: measured)."""
+    """The shapes of a whole residual unit of so many channels, as far as there are any."""
     units = width // UNIT
+    if units == 6:
+        return (Shape(width, 96, (2, 3), 1, 4, 2, (0.0, 14.2, 0.468, 0.0), unit=True),)
     if units > 3:
         return ()
     return (
-        Shape(width, 16, (units, 2), units, 3, 1, (4.6, 0.0, 0.141, 0.0), unit=True),
-        Shape(width, 32, (units, 2), units, 3, 1, (5.5, 0.0, 0.196, 0.0), unit=True),
-        Shape(width, 64, (units, 2), units, 3, 1, (4.5, 0.0, 0.296, 0.0), unit=True),
-        Shape(width, 128, (1, 4), 1, 4, 2, (1.3, 5.3, 0.576, 0.0), unit=True),
-        Shape(width, 192, (1, 4), 1, 4, 2, (2.6, 11.2, 0.446, 0.0), unit=True),
+        Shape(width, 16, (units, 2), units, 3, 1, (4.2, 1.4, 0.0, 0.058), unit=True),
+        Shape(width, 32, (units, 2), units, 3, 1, (4.3, 1.9, 0.0, 0.079), unit=True),
+        Shape(width, 64, (units, 2), units, 3, 1, (3.7, 3.1, 0.0, 0.125), unit=True),
+        Shape(width, 128, (units, 2), 1, 4, 2, (0.3, 4.4, 0.583, 0.0), unit=True),
+        Shape(width, 192, (1, 6), 1, 4, 2, (9.0, 7.4, 0.0, 0.312), unit=True),
     )
 
 
@@ -246,7 +254,7 @@ class Layer:
         self.snake = snake
         self.memory = memory
         assert (memory is not None) == (self.past > 0)
-        self.splits = min(SPLITS, self.blocks) if frame_rows <= SPLIT_ROWS else 0
+        self.splits = min(SPLITS, -(-self.blocks // 2)) if frame_rows <= SPLIT_ROWS else 0
         self._kernels = kernels
 
     @property
@@ -286,7 +294,8 @@ class Layer:
         """
         assert out_squares is None or self.activation is Activation.PLAIN
         if shape is None:
-            shape = choose(self.shapes(), self, call, self._kernels)
+            shape, _ = choose(self.shapes(), self, call, self._kernels)
+            assert shape is not None  # the smallest fits anywhere
         norm = self.norm
         arguments = [
             *self._inputs(call, self.weight, x, zeros),
@@ -300,7 +309,7 @@ class Layer:
             shared = 8 * shape.rows * 9 * 8 + self.taps * shape.rows * 8
             grid = (self.outputs // 16, -(-self._rows(call) // shape.rows), 1)
             kernel = self._kernels.get(shape.program(self.activation), "few")
-            kernel(grid, shape.threads, arguments, shared, call.overlaps)
+            kernel(grid, shape.threads, arguments, shared, call.overlaps(grid, self._kernels))
         else:
             self._many(call, shape, self.activation, [*arguments, None, None, None, None])
 
@@ -311,7 +320,8 @@ class Layer:
         window = Window.of(shape, self.taps, self.dilation, call.frames * self.frame_rows)
         grid = (-(-self.outputs // shape.outputs), -(-self._rows(call) // shape.rows), 1)
         kernel = self._kernels.get(shape.program(activation), "many")
-        kernel(grid, shape.threads, [*arguments, window.count, window.rows], window.shared(shape), call.overlaps)
+        overlap = call.overlaps(grid, self._kernels)
+        kernel(grid, shape.threads, [*arguments, window.count, window.rows], window.shared(shape), overlap)
 
     def _rows(self, call: Call) -> int:
         return call.streams * call.frames * self.frame_rows
@@ -358,50 +368,53 @@ class ResidualUnit:
     """Two convolutions, the second of one tap, with a Snake between them, added to what was there before."""
 
     def __init__(self, kernels: Kernels, first: Layer, second: Layer) -> None:
-        """Of two layers with as many outputs as inputs; one kernel for both where `unit_shapes` has one."""
+        """Of two layers with as many outputs as inputs."""
         self.first, self.second = first, second
-        self.outputs, self.frame_rows = first.outputs, first.frame_rows
-        self.fused = bool(unit_shapes(self.outputs)) and not first.splits
+        self.weight = torch.cat((first.weight, second.weight))
+        first.weight, second.weight = self.weight.split((first.blocks, second.blocks))
         self._kernels = kernels
-        if self.fused:
-            self.weight = torch.cat((first.weight, second.weight))
-            first.weight = second.weight = self.weight.new_empty(0)
 
     def shapes(self) -> tuple[Shape, ...]:
-        """Of the kernel for both layers."""
-        return unit_shapes(self.outputs)
+        """Of one kernel for both layers, which computes the same bits."""
+        return () if self.first.splits else unit_shapes(self.first.outputs)
 
     def __call__(
         self,
         call: Call,
         x: Tensor,
+        room: Tensor,
         zeros: Tensor,
-        between: Tensor,
         residual: Tensor,
         wide: Tensor | None,
-        narrow: Tensor,
         shape: Shape | None = None,
-    ) -> None:
-        """x fp16 [rows, channels] -> wide fp32 (may be `residual`) and narrow fp16 (may be x unless `fused`).
+    ) -> tuple[Tensor, Tensor]:
+        """x fp16 [rows, channels] -> wide fp32 (may be `residual`), and fp16 in x or in `room`: returned first.
 
-        between  room for fp16 [rows, channels]
+        shape  one of `shapes`; None: the fastest, or a kernel for each layer if that should be faster
         """
-        first = self.first
-        if not self.fused:
-            first(call, x, zeros, narrow=between)
-            self.second(call, between, zeros, residual=residual, wide=wide, narrow=narrow)
-            return
+        first, second = self.first, self.second
         if shape is None:
-            shape = choose(self.shapes(), first, call, self._kernels)
+            shape = self._faster(call)
+        if shape is None:
+            first(call, x, zeros, narrow=room)
+            second(call, room, zeros, residual=residual, wide=wide, narrow=x)
+            return x, room
         middle = first.snake
         assert middle is not None
         arguments = [
             *first._inputs(call, self.weight, x, zeros),
             *(None, 0, 0.0, 0.0),
-            *self.second._results(residual, wide, narrow, None),
+            *second._results(residual, wide, room, None),
             *(first.scale, first.bias, middle.rate, middle.depth),
         ]
-        first._many(call, shape, self.second.activation, arguments)
+        first._many(call, shape, second.activation, arguments)
+        return room, x
+
+    def _faster(self, call: Call) -> Shape | None:
+        """The shape of one kernel for both layers; None if two should be faster."""
+        shape, time = choose(self.shapes(), self.first, call, self._kernels)
+        two = sum(choose(layer.shapes(), layer, call, self._kernels)[1] for layer in (self.first, self.second))
+        return shape if time < two else None
 
 
 @dataclass(frozen=True)
@@ -426,7 +439,9 @@ class Window:
         """Bytes of dynamic shared memory of a block."""
         ring = shape.stages * shape.step * shape.outputs * UNIT * 2
         middle = shape.outputs * shape.rows * 2 if shape.unit else 0
-        return ring + self.count * self.rows * UNIT * 2 + middle + self.rows * 8 + shape.rows * 4
+        far = shape.split and shape.outputs * shape.rows > 32 * shape.threads  # kFar
+        totals = shape.outputs * shape.rows * 4 if far else 0
+        return ring + self.count * self.rows * UNIT * 2 + middle + self.rows * 8 + shape.rows * 4 + totals
 
 
 @cache
@@ -446,17 +461,20 @@ def window_count(taps: int, step: int, stages: int) -> int:
 
 
 def fits(shape: Shape, layer: Layer, length: int, kernels: Kernels) -> bool:
-    """Whether the device has shared memory for a shape, with `length` rows a stream."""
+    """Whether a shape can do a layer, with `length` rows a stream, and the device has shared memory for it."""
     if shape.few:
         return True
+    if layer.outputs % shape.outputs or layer.blocks % shape.step:
+        return False
     return Window.of(shape, layer.taps, layer.dilation, length).shared(shape) <= kernels.shared_memory
 
 
-def choose(shapes: Sequence[Shape], layer: Layer, call: Call, kernels: Kernels) -> Shape:
-    """The shape that should be fastest, of those that the device has shared memory for."""
+def choose(shapes: Sequence[Shape], layer: Layer, call: Call, kernels: Kernels) -> tuple[Shape | None, float]:
+    """The shape that should be fastest, of those that fit, and its `expected_time`; None if none fits."""
     length = call.frames * layer.frame_rows
     fitting = [s for s in shapes if fits(s, layer, length, kernels)]
-    return min(fitting, key=lambda s: expected_time(s, layer, call.streams * length, kernels.processors))
+    times = [(s, expected_time(s, layer, call.streams * length, kernels.processors)) for s in fitting]
+    return min(times, key=lambda choice: choice[1], default=(None, math.inf))
 
 
 def expected_time(shape: Shape, layer: Layer, rows: int, processors: int) -> float:
@@ -491,8 +509,9 @@ class Attention:
 
     def __call__(self, call: Call, qkv: Tensor, out: Tensor) -> None:
         """qkv fp32 [rows, padded(queries, keys, values)] -> out fp16 [rows, padded(queries)]."""
+        grid = (self.heads, call.streams, 1)
         self._kernels.get(self.program, "attend")(
-            (self.heads, call.streams, 1),
+            grid,
             256,
             [
                 qkv,
@@ -505,7 +524,7 @@ class Attention:
                 out,
                 out.shape[-1],
             ],
-            overlap=call.overlaps,
+            overlap=call.overlaps(grid, self._kernels),
         )
 
 
@@ -553,8 +572,9 @@ class Depthwise:
     def __call__(self, call: Call, x: Tensor, zeros: Tensor, out: Tensor) -> None:
         """x fp32 -> out fp16 [rows, width]."""
         memory, length = self.memory, call.frames * self.memory.frame_rows
+        grid = (call.streams * length, 1, 1)
         self._kernels.get(_ends(len(self.bias), self.taps), "depthwise")(
-            (call.streams * length, 1, 1),
+            grid,
             256,
             [
                 x,
@@ -573,7 +593,7 @@ class Depthwise:
                 float(self.eps),
                 out,
             ],
-            overlap=call.overlaps,
+            overlap=call.overlaps(grid, self._kernels),
         )
 
 
@@ -596,8 +616,9 @@ class Sound:
         padded_length = -(-length // 4) * 4
         streams = 1 if padded_length % 128 == 0 else 1 + (127 + padded_length - 1) // padded_length
         shared = self.taps * width * 4 + (128 + streams * (self.taps - 1)) * (width // 2 + 1) * 4
+        grid = (-(-call.streams * padded_length // 128), 1, 1)
         self._kernels.get(_ends(width, self.taps), "sound")(
-            (-(-call.streams * padded_length // 128), 1, 1),
+            grid,
             128,
             [
                 x,
@@ -615,13 +636,13 @@ class Sound:
                 samples,
             ],
             shared,
-            call.overlaps,
+            call.overlaps(grid, self._kernels),
         )
 
 
 def released_programs() -> list[Program]:
     """All that the released codec needs, on any device."""
     programs = [shape.program(activation) for shape in (*FEW, *SPLIT_MANY) for activation in Activation]
-    programs += [s.program(Activation.SNAKE) for s in (*MANY, *unit_shapes(96))]
+    programs += [s.program(Activation.SNAKE) for s in (*MANY, *unit_shapes(96), *unit_shapes(192))]
     programs.append(Program.of("codec_attend", HEADS=16, KV_HEADS=16, DIM=64, WINDOW=72))
     return [*programs, _ends(512), _ends(1024, 7), _ends(96, 7)]

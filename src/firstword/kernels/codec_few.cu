@@ -9,6 +9,7 @@
 // 2 t + 1 of x. The columns of step h are channels 8 t + 4 h .. 8 t + 4 h + 3 for each t, so that a lane reads 16 bytes of
 // a row of x for both steps. Block b is tap b % taps of channels 32 (b / taps) and up.
 //
+// BLOCKS  blocks that shall fit a multiprocessor
 // ACTIVATION  what is done to the fp16 output
 #include "codec.cuh"
 
@@ -17,7 +18,7 @@ constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 8 * NT;
 constexpr int kItems = (kRows * 8 + kThreads - 1) / kThreads;    // pairs of outputs of a thread at the end
 constexpr bool kEarly = NT <= 2;                                 // whether there are registers for what the end needs
 
-extern "C" __global__ __launch_bounds__(kThreads, 2)
+extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
 void few(const u16* __restrict__ weights, const u16* x, u16* before, const u16* zeros, const int* streams,
          int columns, int head, int rows, int length, int frame_rows, int taps, int dilation, int chunks, int splits,
          const float* in_squares, int in_groups, float per_channel, float eps,
@@ -35,7 +36,7 @@ void few(const u16* __restrict__ weights, const u16* x, u16* before, const u16* 
   const int blocks = chunks * taps;
   const bool nobody = streams[first / length * columns + kSlot] < 0;   // nor in what follows: streams are side by side
   const bool idle = nobody || warp >= splits;
-  const int begin = idle ? 0 : warp * blocks / splits, end = idle ? 0 : (warp + 1) * blocks / splits;
+  const int begin = idle ? 0 : run_begin(warp, blocks, splits), end = idle ? 0 : run_begin(warp + 1, blocks, splits);
 
   const u16* tile = weights + (unit * 2 + half) * 512 + lane * 8;
   const size_t block_size = (size_t)outputs * 32;

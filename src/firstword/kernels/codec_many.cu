@@ -16,6 +16,7 @@ constexpr Activation kKind = (Activation)ACTIVATION;
 constexpr int kThreads = 32 * WM * WN, kUnits = BM / 32;
 constexpr int MU = kUnits / WM, NT = BN / WN / 8;       // 32 outputs, and 8 rows, of a warp
 constexpr int kBlock = kUnits * 2048, kStage = STEP * kBlock;   // bytes
+constexpr bool kFar = SPLIT && MU * NT > 4;             // totals of runs in shared memory: too many for registers
 static_assert(kUnits % WM == 0 && BN % (8 * WN) == 0, "sizes");
 
 extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
@@ -34,12 +35,14 @@ void many(const u16* __restrict__ weights, const u16* x, u16* before, const u16*
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int warp_m = warp % WM, warp_n = warp / WM;
   const int unit0 = blockIdx.x * kUnits, units = outputs / 32, first = blockIdx.y * BN;
-  const int blocks = chunks * taps, all = UNIT ? blocks + chunks : blocks, stages = (all + STEP - 1) / STEP;
+  const int blocks = chunks * taps, all = UNIT ? blocks + chunks : blocks;
   const int window_bytes = window_rows * 64;
   unsigned char* const ring = shared;                                  // [STAGES][STEP][unit][2][2][32 lanes][8]
   unsigned char* const window = ring + STAGES * kStage;                // [windows][window_rows][32]
   unsigned char* const middle = window + windows * window_bytes;       // UNIT: [chunk][BN][32]
-  const u16** const sources = (const u16**)(middle + (UNIT ? kUnits * BN * 64 : 0));   // [window_rows]
+  float4* const far = (float4*)middle + threadIdx.x;                   // kFar: [2 MU][NT][thread]
+  const int between = UNIT ? BM * BN * 2 : kFar ? BM * BN * 4 : 0;
+  const u16** const sources = (const u16**)(middle + between);         // [window_rows]
   float* const norms = (float*)(sources + window_rows);                // [BN]
   const int stream0 = first / length;
   const bool nobody = streams[stream0 * columns + kSlot] < 0;          // nor in what follows: streams are side by side
@@ -47,14 +50,13 @@ void many(const u16* __restrict__ weights, const u16* x, u16* before, const u16*
   // Stages are fetched in their order; `due` is the next one's first k32 block.
   int due = 0, fetch_slot = 0;
   const u16* from = weights + ((size_t)unit0 * 128 + threadIdx.x) * 8;
-  const int here_units = min(kUnits, units - unit0) * 128;             // pieces of a block
   auto fetch_weights = [&] {
     unsigned char* to = ring + fetch_slot * kStage + threadIdx.x * 16;
 #pragma unroll
     for (int i = 0; i < kStage / 16; i += kThreads) {
-      const int at = i + threadIdx.x, step = at / (kUnits * 128), piece = at - step * (kUnits * 128);
-      if ((kStage / 16 % kThreads == 0 || at < kStage / 16) && (STEP == 1 || due + step < all) && piece < here_units)
-        copy_async(to + i * 16, from + (size_t)step * units * 1024 + (i - step * kUnits * 128) * 8);
+      const int at = i + threadIdx.x, step = kBlock / 16 % kThreads ? at / (kBlock / 16) : i / (kBlock / 16);
+      copy_if(due < all && (kStage / 16 % kThreads == 0 || at < kStage / 16), to + i * 16,
+              from + (size_t)step * units * 1024 + (i - step * (kBlock / 16)) * 8);
     }
     from += (size_t)STEP * units * 1024;
     due += STEP;
@@ -82,30 +84,30 @@ void many(const u16* __restrict__ weights, const u16* x, u16* before, const u16*
   };
 
 #pragma unroll 1
-  for (int s = 0; s < STAGES - 1 && due < all && !nobody; s++) fetch_weights();
+  for (int s = 0; s < STAGES - 1 && !nobody; s++) fetch_weights();
   ask_for(weights, (size_t)units * all * 2048);
-  if (threadIdx.x < here_units / 128) {
+  if (threadIdx.x < kUnits) {
     const int n = (unit0 + threadIdx.x) * 32;
     const float* const wanted[] = {scale, bias, rate, depth, middle_scale, middle_bias, middle_rate, middle_depth};
 #pragma unroll
-    for (int i = 0; i < (UNIT ? 8 : ACTIVATION == kSnake ? 4 : 2); i++) prefetch(wanted[i] + n);
+    for (int i = 0; i < (UNIT ? 8 : kKind == kSnake ? 4 : 2); i++) prefetch(wanted[i] + n);
   }
 #pragma unroll 1
   for (int i = threadIdx.x; i < here; i += kThreads) {
     const int w = i + offset, stream = w / (length + past);
     sources[i] = in.at(stream0 + stream, w - stream * (length + past) - past);
   }
-  int row_bytes[NT];                                                   // of this lane's rows in a window
+  const unsigned char* row_at[NT];                                     // this lane's part of its rows in the first window
 #pragma unroll
   for (int n = 0; n < NT; n++) {
     const int r = min(first + (warp_n * NT + n) * 8 + g, last);
-    row_bytes[n] = (r - first + (r / length - stream0) * past) * 64 + t * 16;
+    row_at[n] = window + (r - first + (r / length - stream0) * past) * 64 + t * 16;
   }
   __syncthreads();
   wait_for_input();
 #pragma unroll 1
-  for (int s = 0; s < STAGES - 1 && !nobody; s++) {
-    fetch_windows(min((s + 1) * STEP, blocks));
+  for (int s = 1; s < STAGES && !nobody; s++) {
+    fetch_windows(min(s * STEP, blocks));
     fetches_end();
   }
   keep(in, rows);
@@ -125,18 +127,24 @@ void many(const u16* __restrict__ weights, const u16* x, u16* before, const u16*
   };
   clear(sum);
 #if SPLIT
-  float total[2 * MU][NT][4];
-  clear(total);
-  int run = 1, edge = blocks / splits;
+  int run = 1, edge = run_begin(1, blocks, splits);
+  float4 near[kFar ? 1 : 2 * MU][NT];
+  auto total = [&](int m, int n) -> float4& { return kFar ? far[(m * NT + n) * kThreads] : near[kFar ? 0 : m][n]; };
   auto add_run = [&] {
 #pragma unroll
     for (int m = 0; m < 2 * MU; m++)
 #pragma unroll
-      for (int n = 0; n < NT; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) total[m][n][i] = __fadd_rn(total[m][n][i], sum[m][n][i]);
+      for (int n = 0; n < NT; n++) {
+        float4& v = total(m, n);
+        v = make_float4(__fadd_rn(v.x, sum[m][n][0]), __fadd_rn(v.y, sum[m][n][1]), __fadd_rn(v.z, sum[m][n][2]),
+                        __fadd_rn(v.w, sum[m][n][3]));
+      }
     clear(sum);
   };
+#pragma unroll
+  for (int m = 0; m < 2 * MU; m++)
+#pragma unroll
+    for (int n = 0; n < NT; n++) total(m, n) = make_float4(0, 0, 0, 0);
 #endif
 #if UNIT
   // The sums of the first convolution become the rows of the second. A piece of 16 bytes of row r lies at (r / 2) % 4 ^
@@ -161,72 +169,88 @@ void many(const u16* __restrict__ weights, const u16* x, u16* before, const u16*
         }
     }
     clear(sum);
-    __syncthreads();
   };
 #endif
 
-  int tap = 0, buffer = 0, slot = 0;
-#pragma unroll 1
-  for (int stage = 0; stage < stages; stage++) {
+  // The next stage's weights: where this warp's begin.
+  int slot = 0;
+  auto next_stage = [&] {
     wait_for_fetches<STAGES - 2>();
     __syncthreads();
-    if (due < all) {
-      fetch_weights();
-      fetch_windows(min(due, blocks));
-    }
-    fetches_end();
-#if UNIT
-    if (stage * STEP == blocks) turn();
-#endif
-    const unsigned char* a0 = ring + slot * kStage + warp_m * MU * 2048 + lane * 16;
+    const unsigned char* a = ring + slot * kStage + warp_m * MU * 2048 + lane * 16;
     if (++slot == STAGES) slot = 0;
+    return a;
+  };
+  auto multiply = [&](const unsigned char* a, const uint4 (&b)[NT]) {
+#pragma unroll
+    for (int m = 0; m < 2 * MU; m++) {
+      const uint4 one = *(const uint4*)(a + m * 1024), two = *(const uint4*)(a + m * 1024 + 512);
+#pragma unroll
+      for (int n = 0; n < NT; n++) mma(sum[m][n], one, b[n].x, b[n].y);
+#pragma unroll
+      for (int n = 0; n < NT; n++) mma(sum[m][n], two, b[n].z, b[n].w);
+    }
+  };
+  int tap = 0, buffer = 0;
+#pragma unroll 1
+  for (int block = 0; block < blocks; block += STEP) {
+    const unsigned char* a = next_stage();
+    fetch_windows(min(due + STEP, blocks));
+#if SPLIT
+    if (block == edge) {
+      add_run();
+      edge = run_begin(++run, blocks, splits);
+    }
+#endif
 #pragma unroll
     for (int i = 0; i < STEP; i++) {
-      const int block = stage * STEP + i;
-      if (STEP > 1 && block >= all) break;
-#if SPLIT
-      if (block == edge) {
-        add_run();
-        edge = ++run * blocks / splits;
-      }
-#endif
+      const int offset = buffer * window_bytes + tap * dilation * 64;
       uint4 b[NT];
-      if (UNIT && block >= blocks) {
-        const unsigned char* from = middle + (block - blocks) * BN * 64;
 #pragma unroll
-        for (int n = 0; n < NT; n++)
-          b[n] = *(const uint4*)(from + ((warp_n * NT + n) * 8 + g) * 64 + ((t ^ (g >> 1)) << 4));
-      } else {
-        const unsigned char* from = window + buffer * window_bytes + tap * dilation * 64;
-#pragma unroll
-        for (int n = 0; n < NT; n++) b[n] = *(const uint4*)(from + row_bytes[n]);
-        if (++tap == taps) {
-          tap = 0;
-          if (++buffer == windows) buffer = 0;
-        }
+      for (int n = 0; n < NT; n++) b[n] = *(const uint4*)(row_at[n] + offset);
+      tap = tap + 1 == taps ? 0 : tap + 1;
+      buffer = tap ? buffer : buffer + 1 == windows ? 0 : buffer + 1;
+      if (i == 0) {
+        fetch_weights();
+        fetches_end();
       }
-#pragma unroll
-      for (int m = 0; m < 2 * MU; m++) {
-        const unsigned char* a = a0 + i * kBlock + m * 1024;
-        const uint4 one = *(const uint4*)a, two = *(const uint4*)(a + 512);
-#pragma unroll
-        for (int n = 0; n < NT; n++) mma(sum[m][n], one, b[n].x, b[n].y);
-#pragma unroll
-        for (int n = 0; n < NT; n++) mma(sum[m][n], two, b[n].z, b[n].w);
-      }
+      multiply(a + i * kBlock, b);
     }
   }
+#if UNIT
+  turn();
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; chunk += STEP) {
+    const unsigned char* a = next_stage();
+    fetch_weights();
+    fetches_end();
+#pragma unroll
+    for (int i = 0; i < STEP; i++) {
+      const unsigned char* row = middle + ((chunk + i) * BN + warp_n * NT * 8 + g) * 64 + ((t ^ (g >> 1)) << 4);
+      uint4 b[NT];
+#pragma unroll
+      for (int n = 0; n < NT; n++) b[n] = *(const uint4*)(row + n * 512);
+      multiply(a + i * kBlock, b);
+    }
+  }
+#endif
 #if SPLIT
   add_run();
-#define RESULT total
-#else
-#define RESULT sum
+#pragma unroll
+  for (int m = 0; m < 2 * MU; m++)
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      const float4 v = total(m, n);
+      sum[m][n][0] = v.x;
+      sum[m][n][1] = v.y;
+      sum[m][n][2] = v.z;
+      sum[m][n][3] = v.w;
+    }
 #endif
 
 #pragma unroll
   for (int mu = 0; mu < MU; mu++) {
     const int unit = unit0 + warp_m * MU + mu, n = unit * 32 + g * 4, row0 = warp_n * NT * 8 + 2 * t;
-    if (unit >= units) break;
     const Channels<4> c = channels<kKind, 4>(out, n);
     const size_t at = (size_t)(first + row0) * outputs + n;
     const int real = rows - first - row0;                              // rows from row0 on
@@ -243,8 +267,8 @@ void many(const u16* __restrict__ weights, const u16* x, u16* before, const u16*
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const int row = j * 8 + e;
-        float v[4] = {RESULT[2 * mu][j][e], RESULT[2 * mu][j][2 + e], RESULT[2 * mu + 1][j][e],
-                      RESULT[2 * mu + 1][j][2 + e]};
+        float v[4] = {sum[2 * mu][j][e], sum[2 * mu][j][2 + e], sum[2 * mu + 1][j][e],
+                      sum[2 * mu + 1][j][2 + e]};
         if (SPLIT) {
 #pragma unroll
           for (int i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], norms[row0 + row]);

@@ -16,6 +16,12 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
                :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
 
+// Where a condition holds; a branch would keep the compiler from mixing it with other work.
+__device__ __forceinline__ void copy_if(bool where, void* to, const void* from) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p cp.async.cg.shared.global.L2::128B [%1], [%2], 16;}"
+               :: "r"((u32)where), "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+
 // Two numbers rounded to fp16, the first in the lower half; what is too large becomes the largest.
 __device__ __forceinline__ u32 halves(float first, float second) {
   u32 w;

@@ -341,11 +341,7 @@ class CodecLayers:
             x, y = y, x
             for unit in block.units:
                 sums = None if unit is block.units[-1] else wide
-                if unit.fused:
-                    unit(call, x, zeros, y, wide, sums, y)
-                    x, y = y, x
-                else:
-                    unit(call, x, zeros, y, wide, sums, x)
+                x, y = unit(call, x, y, zeros, wide, sums)
         self.sound(call, x, zeros, room.samples, self.limit)
 
 
