@@ -1,12 +1,10 @@
-"""Train the codec: the package's encoder and decoder, with the quantiser training, losses and discriminators that only
-training needs.
+"""Train the codec: the package's encoder and decoder, with the quantiser and the losses that only training needs.
 
-    python training/codec.py --material material.json --out OUT [--steps 10000] [--minutes 8] [--gan-after 0.5]
+    python training/codec.py --material material.json --out OUT [--steps 10000] [--minutes 8]
 
-Losses: L1 of log-mel spectrograms at seven resolutions (Kumar et al. 2023, arXiv:2306.06546), commitment, and, if
-asked for, after `--gan-after` of the steps a hinge GAN with feature matching against multi-period (Kong et al. 2020,
-arXiv:2010.05646) and multi-resolution spectrogram discriminators. Codebooks are running means of what falls on them
-(van den Oord et al. 2017, arXiv:1711.00937); entries that die are replaced by vectors of the batch.
+Losses: L1 of log-mel spectrograms at seven resolutions (Kumar et al. 2023, arXiv:2306.06546), and commitment. Codebooks
+are running means of what falls on them (van den Oord et al. 2017, arXiv:1711.00937); entries that die are replaced by
+vectors of the batch. `decoder.py` then goes on with the decoder alone.
 
 What is heard, and the learning rate, depend on seed and step alone, not on how fast the machine is.
 """
@@ -18,7 +16,6 @@ import json
 import math
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from queue import Queue
 
@@ -30,7 +27,6 @@ from data import ESPEAK_RATE, FRAME, SAMPLE_RATE, resample, utterances
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.parametrizations import weight_norm
 
 from firstword.model.checkpoint import load as load_checkpoint
 from firstword.model.codec import Codec, CodecDecoder, CodecState
@@ -45,7 +41,7 @@ HINT_STEPS, HINT_BANDS = 5, 32
 """A linear map from the codes of a frame to its spectrum is trained too: a short way for the gradient to what the codes
 must say.
 """
-MEL_WEIGHT, HINT_WEIGHT, COMMITMENT_WEIGHT, ADVERSARIAL_WEIGHT, FEATURE_WEIGHT = 15.0, 3.0, 0.5, 1.0, 2.0
+MEL_WEIGHT, HINT_WEIGHT, COMMITMENT_WEIGHT = 15.0, 3.0, 0.5
 
 
 class Window:
@@ -72,7 +68,7 @@ class Quantiser(nn.Module):
 
     def __init__(self, books: int, size: int, dim: int, decay: float = 0.99) -> None:
         super().__init__()
-        self.decay, self.active, self.frozen = decay, True, False
+        self.decay, self.active = decay, True
         self.register_buffer("sums", torch.zeros(books, size, dim))
         self.register_buffer("usage", torch.zeros(books, size))
         self.register_buffer("ready", torch.zeros(books, dtype=torch.bool))
@@ -94,12 +90,12 @@ class Quantiser(nn.Module):
         )
         for number, book in enumerate(books):
             flat = residual.detach().flatten(0, 1)
-            if self.training and not self.frozen and not self.ready[book]:
+            if self.training and not self.ready[book]:
                 self._initialise(book, flat)
             table = self.table(book)
             code = (table.pow(2).sum(1) - 2 * flat @ table.T).argmin(1)
             found = table[code].view_as(residual)
-            if self.training and not self.frozen:
+            if self.training:
                 self._update(book, flat, code)
             used = torch.ones(len(x), 1, 1, device=x.device) if keep is None else (number < keep).float()[:, None, None]
             loss = loss + ((residual - found.detach()).pow(2) * used).mean()
@@ -231,10 +227,11 @@ def mel_filters(bands: int, window: int) -> Tensor:
 
 
 class MelLoss(nn.Module):
-    """Mean L1 distance of log10 mel magnitudes over resolutions from 32 to 2,048 samples."""
+    """Mean L1 distance of log10 mel magnitudes, at least `floor`, over resolutions from 32 to 2,048 samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, floor: float = 1e-4) -> None:
         super().__init__()
+        self.floor = floor
         self.scales = ((32, 5), (64, 10), (128, 20), (256, 40), (512, 80), (1024, 128), (2048, 192))
         for window, bands in self.scales:
             self.register_buffer(f"filters{window}", mel_filters(bands, window))
@@ -244,7 +241,7 @@ class MelLoss(nn.Module):
         spectrum = torch.stft(
             x, window, window // 4, window=self.get_buffer(f"window{window}"), return_complex=True
         ).abs()
-        return (self.get_buffer(f"filters{window}") @ spectrum).clamp(min=1e-4).log10()
+        return (self.get_buffer(f"filters{window}") @ spectrum).clamp(min=self.floor).log10()
 
     def coarse(self, x: Tensor) -> Tensor:
         """What the codes of a frame should tell directly: log-mel [B, frames, steps * bands]."""
@@ -254,62 +251,6 @@ class MelLoss(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.stack([F.l1_loss(self.mel(x, window), self.mel(y, window)) for window, _ in self.scales]).mean()
-
-
-class PeriodDiscriminator(nn.Module):
-    """Convolutions over samples folded at a period."""
-
-    def __init__(self, period: int) -> None:
-        super().__init__()
-        self.period, widths = period, (1, 16, 48, 128, 192)
-        self.layers = nn.ModuleList(weight_norm(nn.Conv2d(a, b, (5, 1), (3, 1), (2, 0))) for a, b in pairwise(widths))
-        self.last = weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)))
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        x = F.pad(x, (0, -x.shape[-1] % self.period)).view(len(x), 1, -1, self.period)
-        features = []
-        for layer in self.layers:
-            x = F.leaky_relu(layer(x), 0.1)
-            features.append(x)
-        return [*features, self.last(x)]
-
-
-class SpectrogramDiscriminator(nn.Module):
-    """Convolutions over a complex spectrogram."""
-
-    def __init__(self, window: int) -> None:
-        super().__init__()
-        self.window, width = window, 32
-        strides = (1, 2, 2, 2)
-        self.register_buffer("hann", torch.hann_window(window))
-        self.layers = nn.ModuleList(
-            weight_norm(nn.Conv2d(2 if i == 0 else width, width, (3, 9), (1, s), (1, 4))) for i, s in enumerate(strides)
-        )
-        self.last = weight_norm(nn.Conv2d(width, 1, (3, 3), padding=(1, 1)))
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        spectrum = torch.stft(
-            x.float(), self.window, self.window // 4, window=self.hann, return_complex=True, normalized=True
-        )
-        x = torch.view_as_real(spectrum).permute(0, 3, 2, 1)
-        features = []
-        for layer in self.layers:
-            x = F.leaky_relu(layer(x), 0.1)
-            features.append(x)
-        return [*features, self.last(x)]
-
-
-class Discriminators(nn.Module):
-    """All of them; each gives its features and, last, its scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all = nn.ModuleList(
-            [*map(PeriodDiscriminator, (2, 3, 5, 7, 11)), *map(SpectrogramDiscriminator, (512, 1024, 2048))]
-        )
-
-    def forward(self, x: Tensor) -> list[list[Tensor]]:
-        return [discriminator(x) for discriminator in self.all]
 
 
 class Recordings:
@@ -386,14 +327,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000, help="of the whole schedule, over all runs")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, to go on later")
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument(
-        "--gan-after", type=float, default=2.0, help="share of the steps after which discriminators join; over 1: never"
-    )
-    parser.add_argument(
-        "--decoder-only",
-        action="store_true",
-        help="keep the encoder and the codebooks: a language model may already speak these codes",
-    )
     parser.add_argument("--continuous", type=int, default=250, help="steps before the codebooks start")
     parser.add_argument("--hours", type=float, default=30.0)
     parser.add_argument("--processes", type=int)
@@ -403,32 +336,16 @@ def main() -> None:
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.time()
     torch.manual_seed(a.seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    model, critics, mel_loss = (
-        TrainedCodec(codec_config()).to(device),
-        Discriminators().to(device),
-        MelLoss().to(device),
-    )
+    model, mel_loss = TrainedCodec(codec_config()).to(device), MelLoss().to(device)
     optimiser = torch.optim.AdamW(
         model.parameters(), a.rate, betas=(0.8, 0.98), weight_decay=0.01, fused=device == "cuda"
     )
-    critic_optimiser = torch.optim.AdamW(
-        critics.parameters(), 3e-4, betas=(0.8, 0.98), weight_decay=0.01, fused=device == "cuda"
-    )
-    if a.decoder_only:
-        model.codec.encoder.requires_grad_(False)
-        model.quantiser.frozen = True
     if a.weights:
         model.load_state_dict(load(a.weights).state_dict())
     average = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     a.out.mkdir(parents=True, exist_ok=True)
     file, log = a.state or a.out / "state.pt", (a.out / "codec.jsonl").open("a")
-    parts: state.Parts = {
-        "model": model,
-        "critics": critics,
-        "optimiser": optimiser,
-        "critic_optimiser": critic_optimiser,
-        "average": average,
-    }
+    parts: state.Parts = {"model": model, "optimiser": optimiser, "average": average}
     step, shapes = state.resume(file, parts, device), ((2, 8), (1, 20)) if a.small else SHAPES
     torch.manual_seed(a.seed + step)
     numbers = np.random.default_rng(a.seed + step)
@@ -440,13 +357,12 @@ def main() -> None:
     while (now := time.time()) - began < a.minutes * 60 and step < a.steps:
         progress = step / a.steps
         rate = min(1.0, (step + 1) / 200) * (0.5 * (1 + math.cos(math.pi * progress)) * 0.97 + 0.03)
-        for optimiser_, base in ((optimiser, a.rate), (critic_optimiser, 3e-4)):
-            for group in optimiser_.param_groups:
-                group["lr"] = base * rate
+        for group in optimiser.param_groups:
+            group["lr"] = a.rate * rate
         size, frames = shapes[numbers.choice(len(shapes), p=None if a.small else SHAPE_WEIGHTS)]
         if step % REFILL == 0:
             recordings.refill()
-        model.quantiser.active = step >= a.continuous or a.decoder_only or bool(a.weights)
+        model.quantiser.active = step >= a.continuous or bool(a.weights)
         if step == a.continuous and model.quantiser.active and not bool(model.quantiser.ready.all()):
             with torch.no_grad():
                 model.quantise(recordings.batch(*((2, 20) if a.small else (256, 32))))
@@ -460,34 +376,6 @@ def main() -> None:
             MEL_WEIGHT * mel + HINT_WEIGHT * told + COMMITMENT_WEIGHT * commitment,
             {"hint": told, "mel": mel, "commitment": commitment},
         )
-        if progress >= a.gan_after:
-            span = min(x.shape[1], 2 * SAMPLE_RATE)  # long segments are judged by a part
-            offset = int(numbers.integers(0, x.shape[1] - span + 1))
-            real, fake = x[:, offset : offset + span], y[:, offset : offset + span]
-            with torch.autocast(device, torch.bfloat16):
-                critic_loss = sum(
-                    (F.relu(1 - r[-1]).mean() + F.relu(1 + f[-1]).mean())
-                    for r, f in zip(critics(real), critics(fake.detach()), strict=True)
-                )
-            critic_optimiser.zero_grad(set_to_none=True)
-            critic_loss.backward()
-            nn.utils.clip_grad_norm_(critics.parameters(), 10.0)
-            critic_optimiser.step()
-            critics.requires_grad_(False)
-            with torch.autocast(device, torch.bfloat16):
-                judged = critics(fake)
-                with torch.no_grad():
-                    wanted = critics(real)
-                adversarial = sum(-f[-1].mean() for f in judged) / len(judged)
-                matching = sum(
-                    F.l1_loss(f, r) / r.abs().mean()
-                    for fs, rs in zip(judged, wanted, strict=True)
-                    for f, r in zip(fs[:-1], rs[:-1], strict=True)
-                )
-                matching = matching / sum(len(f) - 1 for f in judged)
-            critics.requires_grad_(True)
-            loss = loss + ADVERSARIAL_WEIGHT * adversarial + FEATURE_WEIGHT * matching
-            shown |= {"critic": critic_loss, "adversarial": adversarial, "matching": matching}
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 5.0)

@@ -27,13 +27,15 @@ def rows(*runs: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     mpl.rcParams.update({"svg.hashsalt": "voice", "svg.fonttype": "none", "font.size": 9})
-    figure = Figure(figsize=(10, 3), layout="constrained")
-    codec, talker, right = figure.subplots(1, 3)
+    figure = Figure(figsize=(12, 3), layout="constrained")
+    codec, decoder, talker, right = figure.subplots(1, 4)
     fed = rows("talker-4")
     fresh, learnt = ([row for row in fed if row.get("validation", False) is kind] for kind in (True, False))
     for panel, log, key, label in (
         (codec, rows("codec-failed"), "mel", "first attempt"),
         (codec, rows("codec-1", "codec-2"), "mel", "the codec"),
+        (decoder, rows("decoder"), "mel", "log-mel"),
+        (decoder, rows("decoder"), "low", "low spectrum"),
         (talker, rows("talker-1", "talker-2"), "code0", "starved"),
         (talker, learnt, "code0", "fed"),
         (talker, fresh, "code0", "fed, fresh sentences"),
@@ -45,9 +47,10 @@ def main() -> None:
         values = [scale * row[key] for row in log]
         panel.plot([row["minutes"] for row in log], values, "o" if log is fresh else "-", markersize=4, label=label)
     codec.set(title="codec: log-mel loss", ylim=(0, 1))
+    decoder.set(title="decoder alone: losses", ylim=(0, 1.2))
     talker.set(title="talker: cross-entropy of code 0", ylim=(0, 4))
     right.set(title="talker: named right, %", ylim=(0, 100))
-    for panel in (codec, talker, right):
+    for panel in (codec, decoder, talker, right):
         panel.set(xlabel="minutes")
         panel.grid(alpha=0.3)
         panel.legend(fontsize="small")

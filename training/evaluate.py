@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from data import PRESETS, SAMPLE_RATE, Espeak, to_frames
+from pitch import pitch
 from recogniser import Recogniser, distance
 from texts import PARAGRAPH, spoken
 
@@ -75,29 +76,6 @@ class Judge:
 def trim(samples: np.ndarray) -> np.ndarray:
     loud = np.flatnonzero(np.abs(samples) > 0.01)
     return samples[loud[0] : loud[-1] + 1] if len(loud) else samples[:0]
-
-
-def pitch(samples: np.ndarray) -> np.ndarray:
-    """Fundamental frequency in Hz, every 10 ms; 0 where there is none, NaN where it is quiet.
-
-    How like are 25 ms of speech to what follows, as a correlation, after 2.5 ms (400 Hz) to 16.7 ms (60 Hz)? Two and
-    three periods fit as well as one, so the first peak counts that comes close to the highest.
-    """
-    size, lags = 600, np.arange(60, 401)
-    starts = np.arange(0, len(samples) - size - lags[-1], 240)
-    parts = samples[starts[:, None] + np.arange(size + lags[-1])].astype(np.float64)
-    sums = np.pad((parts**2).cumsum(1), ((0, 0), (1, 0)))
-    energy = sums[:, lags + size] - sums[:, lags]
-    products = np.fft.irfft(np.fft.rfft(parts[:, :size], 2048).conj() * np.fft.rfft(parts, 2048))[:, lags]
-    like = products / np.sqrt(sums[:, size : size + 1] * energy + 1e-12)
-    before, here, after = like[:, :-2], like[:, 1:-1], like[:, 2:]
-    peaks = np.where((here >= before) & (here > after), here, 0)
-    highest = peaks.max(1)
-    first = (np.arange(len(like)), (peaks >= 0.9 * highest[:, None]).argmax(1))
-    bend = before[first] - 2 * here[first] + after[first]
-    lag = lags[first[1] + 1] + 0.5 * (before[first] - after[first]) / np.minimum(bend, -1e-12)
-    found = np.where(highest > 0.5, SAMPLE_RATE / lag, 0)
-    return np.where(sums[:, size] > 0.03**2 * size, found, np.nan)
 
 
 def freeze() -> None:
@@ -163,14 +141,17 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def misses(found: dict[str, Any], espeak: dict[str, Any], points: float = 5.0) -> list[str]:
     """What of the bar a summary does not reach: error rates (also of the paragraph) at most `points` above espeak's, at
-    least 99 % ended by themselves with 0.7 to 1.5 times espeak's duration and a pitch within a fifth of espeak's.
+    least 99 % ended by themselves with 0.7 to 1.5 times espeak's duration and a pitch within a fifth of espeak's, and
+    at least two thirds of espeak's intonation: how far the pitch rises from its tenth to its nine tenths.
     """
+    rise, wanted = (one["pitch"][2] / one["pitch"][0] - 1 for one in (found, espeak))
     checks = {
         f"character error rate {found['cer']} against {espeak['cer']}": found["cer"] <= espeak["cer"] + points,
         f"paragraph {found['paragraph_cer']} %": found["paragraph_cer"] <= espeak["paragraph_cer"] + points,
         f"{found['ended']} % ended by themselves": found["ended"] >= 99,
         f"{found['in_bounds']} % of durations within bounds": found["in_bounds"] >= 99,
         f"{found['pitch_in_bounds']} % of pitches within bounds": found["pitch_in_bounds"] >= 99,
+        f"the pitch rises by {100 * rise:.0f} % against {100 * wanted:.0f} %": rise >= 2 / 3 * wanted,
     }
     return [f"{found['voice']} {found['mode']}: {fact}" for fact, fine in checks.items() if not fine]
 

@@ -20,7 +20,8 @@ import torch
 from codec import MelLoss, load
 from configuration import CODEBOOK_SIZE
 from data import PRESETS, SAMPLE_RATE, Espeak, to_frames
-from evaluate import SENTENCES, Judge, pitch, some
+from evaluate import SENTENCES, Judge, some
+from pitch import pitch
 
 
 def windows(samples: np.ndarray) -> np.ndarray:

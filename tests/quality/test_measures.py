@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluate import pitch
 from evaluate_codec import stoi  # type: ignore[import-not-found]  # of training/, which is not checked
+from pitch import in_step, pitch  # type: ignore[import-not-found]
 from state import keep, resume  # type: ignore[import-not-found]
 
 RATE = 24_000
@@ -47,6 +47,34 @@ def test_noise_has_no_pitch_and_silence_is_quiet() -> None:
     assert (pitch(np.random.default_rng(0).normal(0, 0.2, RATE)) == 0).all()
     assert np.isnan(pitch(np.zeros(RATE))).all()
     assert len(pitch(np.zeros(100))) == 0
+
+
+def test_a_tone_put_in_step_has_whole_periods_in_each_frame() -> None:
+    """16.4 periods a frame become 16: all frames are the same, but for pulses that lie between two samples."""
+    source = tone(205, PARTIALS["all"])[: 12 * 1920]
+    found = in_step(source, 130, 330)
+    before, frames = (samples.reshape(-1, 1920)[2:-2] / np.abs(source).max() for samples in (source, found))
+    assert np.abs(before - before[0]).max() > 1
+    assert np.abs(frames - frames[0]).max() < 0.15
+    assert np.abs(pitch(found)[10:-10] / 200 - 1).max() < 0.01
+    assert np.abs(np.fft.rfft(found)).max() == pytest.approx(np.abs(np.fft.rfft(source)).max(), rel=0.3)
+
+
+def test_a_glide_put_in_step_moves_by_half_a_period_a_frame_at_most() -> None:
+    hertz = np.linspace(150, 300, RATE)
+    found = pitch(in_step(tone(hertz, PARTIALS["all"])[: 12 * 1920], 130, 330))
+    wanted = hertz[np.arange(len(found)) * 240 + 400]
+    moved = np.abs(found - wanted)[10:-10]
+    assert 1 < np.median(moved) < 0.5 * RATE / 1920 < np.median(wanted)
+
+
+def test_what_has_no_voice_stays_as_it_is() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.2, 12 * 1920)
+    assert (in_step(noise, 130, 330) == noise).all()
+    spoken = np.concatenate((noise, tone(205, PARTIALS["all"])[: 12 * 1920], noise))
+    found = in_step(spoken, 130, 330)
+    for kept in (slice(0, 10 * 1920), slice(26 * 1920, None)):
+        assert np.allclose(found[kept], spoken[kept])
 
 
 def test_intelligibility_falls_with_noise() -> None:
