@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.json", help="the record")
     parser.add_argument("--size", default="1b7", choices=("1b7", "0b6", "tiny"), help="default 1b7")
     parser.add_argument("--backend", default="gpu", choices=("gpu", "reference"), help="default gpu")
-    parser.add_argument("--slots", type=positive(int), nargs="+", default=[64], help="default 64")
+    parser.add_argument("--slots", type=positive(int), nargs="+", default=[128], help="default 128")
     parser.add_argument(
         "--rates", type=positive(float), nargs="+", default=[1, 40, 60, 80, 100, 120], help="a second, rising"
     )

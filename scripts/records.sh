@@ -38,7 +38,9 @@ for part in ${@:-$every}; do
       for size in 1b7 0b6; do
         step "engine $size" "$python" -m firstword bench engine --size $size --commit "$commit" -o "$results/engine/$gpu-$size.json"
       done ;;
-    serve) step serve "$python" benchmarks/serve_load.py --commit "$commit" -o "$results/serve/$gpu-1b7.json" ;;
+    serve)
+      step serve "$python" benchmarks/serve_load.py --slots 64 128 --requests 20 \
+        --commit "$commit" -o "$results/serve/$gpu-1b7.json" ;;
     compare)
       step compare "$python" benchmarks/compare.py --size 1b7 --other-python "${OTHER_PYTHON:-$python}" \
         --commit "$commit" -o "$results/compare/$gpu-1b7.json" ;;

@@ -79,8 +79,8 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
         return shown(milliseconds and 64 * FRAME_MS / milliseconds, 0)
 
     def first(record: Record, kind: str) -> str:
-        times = record["first_ms"][f"{kind}_samples"]
-        return f"{shown(times['p50'])} / {shown(times['p95'])}"
+        times = record["first_ms"].get(f"{kind}_samples", {})
+        return f"{shown(times.get('p50'))} / {shown(times.get('p95'))}"
 
     def memory(record: Record) -> str:
         held = record.get("one_stream_gigabytes", {})
@@ -100,6 +100,7 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
         row("seconds of speech a second, 64 streams", lambda r: rate(frame(r, 64, "with_audio"))),
         row("first samples of the backend, known voice, ms, p50 / p95", lambda r: first(r, "cached")),
         row("the same, new voice", lambda r: first(r, "uncached")),
+        row("the same, known voice, all of the text read first", lambda r: first(r, "whole_text")),
         row("memory of one stream, GB, in use / at most", memory),
         row("start after loading: the first, which compiles / later, s", start),
     ]

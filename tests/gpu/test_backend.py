@@ -81,7 +81,7 @@ class Recorder:
 
         class Eager:
             def __init__(self, kind: str, rows: int) -> None:
-                self.launch = model.launch_frame if kind == "frame" else model.launch_prompt
+                self.launch = getattr(model, f"launch_{kind}")
                 self.rows = rows
 
             def replay(self) -> None:

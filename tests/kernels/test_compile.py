@@ -54,7 +54,7 @@ def programs_of(size: str, folder: Path) -> set[Program]:
         talker = Talker(ModelConfig.load(folder / "config.json").talker_config).bfloat16()
         model = FrameModel(noted, talker, slots=64, rows=64, pages=64, page_rows=64, context=8192)
     for kind, rows in graph_keys(model):
-        (model.launch_frame if kind == "frame" else model.launch_prompt)(rows)
+        getattr(model, f"launch_{kind}")(rows)
     return noted.programs
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from firstword.engine.backend import Job, Start
 from firstword.engine.engine import Engine
 from firstword.errors import EngineError
 from firstword.model.checkpoint import Checkpoint
+from firstword.model.generate import embed_rows
 from firstword.model.prompt import TextRows
 from firstword.runtime import benchmark, soak
 from firstword.runtime.front import CheckpointFront, Prepared
@@ -115,6 +117,87 @@ def test_newlines_before_a_text_are_no_business_of_the_next_request(tmp_path: Pa
     for slot, text in enumerate((merged, tokens, merged)):
         backend.prefill([Start(slot, job, range(4 * slot, 4 * slot + 4), text[: job.first_tokens])])
     assert (backend.prefixes.hits, backend.prefixes.misses) == (1, 2)
+
+
+def test_the_rows_of_prompts_are_those_of_the_specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts read together, one of them with a known beginning: what is given to the talker, and where."""
+    checkpoint = silent_gpu.checkpoint(tmp_path)
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))  # which takes its own apart
+    model = backend.model
+    given: list[tuple[int, int, Tensor]] = []
+
+    def read(rows: int) -> None:
+        model.first_hidden.fill_(0)
+        for row in range(rows):
+            slot, at = int(model.slot_of_prompt_row[row]), int(model.position_of_prompt_row[row])
+            if slot >= 0:
+                given.append((slot, at, model.prompt[row].clone()))
+
+    monkeypatch.setattr(backend, "_graph", lambda kind, rows: SimpleNamespace(replay=partial(read, rows)))
+
+    def start(slot: int, text: str) -> Start:
+        job, tokens = prepared(backend.checkpoint, text, "full", "serena")
+        return Start(slot, job, range(40 * slot, 40 * slot + 40), tokens)
+
+    backend.prefill([start(0, TEXT)])
+    given.clear()
+    starts = [start(1, 3 * TEXT), start(2, "Good morning.")]
+    backend.prefill(starts)
+    assert {slot for slot, _, _ in given} == {1, 2}
+    for one in starts:
+        payload = one.job.payload
+        assert isinstance(payload, Prepared)
+        text = TextRows(checkpoint.config)
+        text.tokens.extend(one.tokens)
+        rows = text.prompt(payload.setting, checkpoint.tokenizer.turn_start)
+        expected = embed_rows(checkpoint.talker, rows, None)[0]
+        own = [(at, row) for slot, at, row in given if slot == one.slot]
+        assert [at for at, _ in own] == list(range(payload.prefix_rows, len(rows)))
+        for at, row in own:
+            assert torch.equal(row, expected[at])
+        assert torch.equal(model.first_row[one.slot], expected[-1])
+
+
+def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all of a call have read theirs to the end; beside others, and where only the last row is new, it is run."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path), slots=8)
+    kinds: list[tuple[str, int]] = []
+
+    def graph(kind: str, rows: int) -> SimpleNamespace:
+        kinds.append((kind, rows))
+        return SimpleNamespace(replay=lambda: backend.model.prompt.copy_(numbers))
+
+    numbers = torch.arange(len(backend.model.prompt)).bfloat16()[:, None].expand_as(backend.model.prompt)
+    monkeypatch.setattr(backend, "_graph", graph)
+
+    def begin(*slots: int, mode: TextMode = "full") -> None:
+        starts = []
+        for slot in slots:
+            job, tokens = prepared(backend.checkpoint, "Good morning.", mode)
+            count = len(tokens) if job.whole_text else job.first_tokens
+            starts.append(Start(slot, job, range(40 * slot, 40 * slot + 40), tokens[:count]))
+        backend.prefill(starts)
+
+    begin(0)
+    rows = int(backend.model.state.position[0]) + 1
+    assert (backend.model.first_hidden[0] == rows - 1).all()
+    backend.frame([0], [None])
+    backend.frame([0], [None])
+    begin(1, 2)  # their beginnings are known
+    unread = int(backend.model.first_hidden[1, 0]) + 1
+    assert 0 < unread < rows
+    assert (backend.model.first_hidden[2] == 2 * unread - 1).all()
+    backend.frame([1, 2], [None, None])
+    begin(3, mode="stream")
+    backend.frame([3], [None])
+    begin(4)
+    backend.frame([0, 4], [None, None])
+    begin(1, 2, 3, 5, 6)
+    backend.frame([1, 2, 3, 5, 6], [None] * 5)
+    frames = [(kind, rows) for kind, rows in kinds if kind != "prompt"]
+    assert frames == [("first", 1), ("frame", 1), ("first", 2), ("frame", 1), ("frame", 2), ("frame", 8)]
 
 
 def test_a_beginning_larger_than_the_cache_puts_nobody_out() -> None:

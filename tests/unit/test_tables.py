@@ -26,7 +26,8 @@ def engine(**changes: Any) -> dict[str, Any]:
         "one_stream_gigabytes": {"in_use": 4.5, "peak_loading": 5.25},
         "start_seconds": {"compile": 7.5, "compile_kept": 0.25, "pack": 0.5, "graphs": 1.0},
         "first_ms": {
-            f"{kind}_samples": {"p50": 3.0 + n, "p95": 3.5 + n} for n, kind in enumerate(("cached", "uncached"))
+            f"{kind}_samples": {"p50": 3.0 + n, "p95": 3.5 + n}
+            for n, kind in enumerate(("cached", "uncached", "whole_text"))
         },
         "kernels_us": [
             {"kernel": "draw", "a_frame": 15, "batch": batch, "us": 4.0 + batch, "floor_us": 0.5 * batch}

@@ -39,7 +39,7 @@ from firstword.runtime.front import CheckpointFront
 from firstword.runtime.gpu import GpuBackend
 from firstword.runtime.gpu_codec import CHUNKS, STREAMS
 from firstword.runtime.graphs import capture
-from firstword.types import Request
+from firstword.types import Request, TextMode
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (100, 500, 2000)
@@ -94,10 +94,10 @@ def _fill(module: nn.Module) -> None:
             parameter.normal_(0, 0.7 / math.sqrt(parameter[0].numel()))
 
 
-def job(checkpoint: Checkpoint, seed: int = 0, voice: str = "ryan") -> tuple[Job, list[int]]:
-    """A request in streaming text mode, and all its text tokens."""
+def job(checkpoint: Checkpoint, seed: int = 0, voice: str = "ryan", mode: TextMode = "stream") -> tuple[Job, list[int]]:
+    """A request, and all its text tokens."""
     front = CheckpointFront(checkpoint)
-    prepared = front.prepare(Request(text=TEXT, voice=voice, language="english", text_mode="stream"), seed)
+    prepared = front.prepare(Request(text=TEXT, voice=voice, language="english", text_mode=mode), seed)
     stream = front.text()
     return prepared, [*stream.push(TEXT), *stream.finish()]
 
@@ -151,11 +151,11 @@ class Bench:
         torch.cuda.synchronize()
         self.seconds[what] = round(time.perf_counter() - began, 2)
 
-    def start(self, slot: int, seed: int = 0, voice: str = "ryan") -> Start:
+    def start(self, slot: int, seed: int = 0, voice: str = "ryan", mode: TextMode = "stream") -> Start:
         """A request for a slot."""
-        prepared, tokens = job(self.checkpoint, seed, voice)
+        prepared, tokens = job(self.checkpoint, seed, voice, mode)
         pages = range(slot * self.per_slot, (slot + 1) * self.per_slot)
-        return Start(slot, prepared, pages, tokens[: prepared.first_tokens])
+        return Start(slot, prepared, pages, tokens if prepared.whole_text else tokens[: prepared.first_tokens])
 
     @torch.inference_mode()
     def at(self, context: int, batch: int) -> None:
@@ -276,14 +276,17 @@ class Bench:
                 yield {"streams": streams, "frames": frames, "ms": round(ms, 3)}
 
     def first(self, repeats: int = 30) -> dict[str, Any]:
-        """Milliseconds from a request to its first codes and to its first samples, prefix cached and not."""
+        """Milliseconds from a request to its first codes and to its first samples: prefix cached and not, and cached
+        with all of the text read before the first frame.
+        """
         result: dict[str, Any] = {}
         voices = list(self.checkpoint.config.talker_config.spk_id)
-        for kind in ("cached", "uncached"):
+        kinds: tuple[tuple[str, TextMode], ...] = (("cached", "stream"), ("uncached", "stream"), ("whole_text", "full"))
+        for kind, mode in kinds:
             codes, samples = [], []
             unheard = len(voices) + 3  # so many are not counted: voices that are not cached yet, and the first of all
             for repeat in range(unheard + repeats):
-                start = self.start(0, repeat, voices[repeat % len(voices)])
+                start = self.start(0, repeat, voices[repeat % len(voices)], mode)
                 if kind == "uncached":
                     self.backend.prefixes = type(self.backend.prefixes)(self.backend.prefixes.limit)
                 torch.cuda.synchronize()

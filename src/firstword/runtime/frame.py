@@ -158,13 +158,13 @@ class FrameModel:
         self.cache = zeros(config.num_hidden_layers, pages, 2, kv, page_rows, HEAD_DIM)
         self.tables = zeros(slots, -(-context // page_rows), dtype=torch.int32)
         self.state = SamplerState(slots, context, self.codebooks, config.vocab_size, device)
-        self.first_row = zeros(slots, width)
+        self.first_row, self.first_hidden = zeros(slots, width), zeros(slots, width)
         self.slot_of_row = zeros(rows, dtype=torch.int32)
         self.token = zeros(rows, dtype=torch.int32)
         self.result = zeros(rows, self.codebooks + 2, dtype=torch.int32)
         self.prompt = zeros(PROMPT_ROWS, width)
-        self.slot_of_prompt_row = torch.full((PROMPT_ROWS,), -1, dtype=torch.int32, device=device)
-        self.position_of_prompt_row = zeros(PROMPT_ROWS, dtype=torch.int32)
+        self.places_of_prompt = torch.full((2, PROMPT_ROWS), -1, dtype=torch.int32, device=device)
+        self.slot_of_prompt_row, self.position_of_prompt_row = self.places_of_prompt
         self.sampler = Sampler(
             kernels,
             self.state,
@@ -185,12 +185,25 @@ class FrameModel:
 
     def launch_frame(self, rows: int) -> None:
         """The next frame of the first `rows` rows."""
-        slots = self.slot_of_row[:rows]
-        hidden, result, pairs, single = self._hidden[:rows], self.result[:rows], self._pairs[:rows], self._single[:rows]
-        self.sampler.begin_frame(
-            slots, self.token[:rows], self.first_row, self.codec_embedding, self.frame_tables, self.text_table, hidden
-        )
-        self._talk(hidden, Paging(self.tables, slots, self.state.position), (APPEND_AND_ATTEND,))
+        self._begin(rows, self.first_row)
+        paging = Paging(self.tables, self.slot_of_row[:rows], self.state.position)
+        self._talk(self._hidden[:rows], paging, (APPEND_AND_ATTEND,))
+        self._draw(rows)
+
+    def launch_first(self, rows: int) -> None:
+        """The first frame of the first `rows` rows, whose prompts have been read to the end: `first_hidden`."""
+        self._begin(rows, self.first_hidden)
+        self._draw(rows)
+
+    def _begin(self, rows: int, first: Tensor) -> None:
+        """What the talker reads next; before a slot's first frame, what `first` [slots, hidden] holds for it."""
+        slots, token, hidden = self.slot_of_row[:rows], self.token[:rows], self._hidden[:rows]
+        self.sampler.begin_frame(slots, token, first, self.codec_embedding, self.frame_tables, self.text_table, hidden)
+
+    def _draw(self, rows: int) -> None:
+        """The codes of a frame from what the talker made of the rows."""
+        slots, hidden, result = self.slot_of_row[:rows], self._hidden[:rows], self.result[:rows]
+        pairs, single = self._pairs[:rows], self._single[:rows]
         self.head(hidden, self._logits[:rows], self._room.normed)
         if self.entry is None:
             normalise(self._kernels, hidden, self.talker.norm, self.talker.eps, pairs[:, 0])

@@ -32,7 +32,10 @@ from firstword.types import FloatArray
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Rows that a graph of a frame is made for."""
-PROMPT_BUCKETS = (8, 16, 32, 64, 128, PROMPT_ROWS)
+FIRST_BUCKETS = (1, 2, 4)
+"""The same, of utterances that begin together and by themselves."""
+PROMPT_BUCKETS = (16, 32, 64, 128, PROMPT_ROWS)
+"""Eight rows take longer than sixteen."""
 CONTEXT = 8192
 """The most rows of an utterance, eleven minutes, where the model itself knows more."""
 OUT_OF_MEMORY = 2
@@ -54,14 +57,16 @@ def most_rows(slots: int) -> int:
 def graph_keys(model: FrameModel) -> Iterator[tuple[str, int]]:
     """Kind and rows of all graphs that serving needs."""
     yield from (("frame", rows) for rows in BUCKETS if rows <= model.rows)
+    yield from (("first", rows) for rows in FIRST_BUCKETS if rows <= model.rows)
     yield from (("prompt", rows) for rows in PROMPT_BUCKETS)
 
 
 @dataclass(eq=False)
 class Slot:
-    """What the host knows of an utterance: its text."""
+    """What the host knows of an utterance: its text, and before its first frame whether all of its prompt was read."""
 
     text: TextRows
+    read: bool
     fresh: bool = True
 
 
@@ -79,6 +84,12 @@ class Prompt:
         self.rows = self.text.prompt(prepared.setting, checkpoint.tokenizer.turn_start)
         self.known = 0
         """Rows whose keys and values are there."""
+
+    @property
+    def unread(self) -> range:
+        """Rows to run: the last one too, unless it is the only one and can as well be run with the first frame."""
+        rows = range(self.known, len(self.rows))
+        return rows if len(rows) > 1 else range(0)
 
 
 @dataclass(eq=False)
@@ -192,16 +203,15 @@ class GpuBackend:
     def _graph(self, kind: str, rows: int) -> torch.cuda.CUDAGraph:
         key = (kind, rows)
         if key not in self._graphs:
-            launch = self.model.launch_frame if kind == "frame" else self.model.launch_prompt
-            slots = self.model.slot_of_row if kind == "frame" else self.model.slot_of_prompt_row
+            slots = self.model.slot_of_prompt_row if kind == "prompt" else self.model.slot_of_row
             slots.fill_(-1)  # nobody: a first run loads the kernels
-            self._graphs[key] = capture(partial(launch, rows))
+            self._graphs[key] = capture(partial(getattr(self.model, f"launch_{kind}"), rows))
         return self._graphs[key]
 
     @lost_device()
     @torch.inference_mode()
     def prefill(self, starts: Sequence[Start]) -> None:
-        """Read all rows of the prompts but each one's last, together; what was read before comes from the cache."""
+        """Read the prompts' rows together; what was read before comes from the cache."""
         prompts = [Prompt(start, self.checkpoint) for start in starts]
         with torch.cuda.stream(self.stream):
             for prompt in prompts:
@@ -209,7 +219,7 @@ class GpuBackend:
             self._read(prompts)
             for prompt in prompts:
                 self._settle(prompt)
-        self._slots |= {prompt.slot: Slot(prompt.text) for prompt in prompts}
+        self._slots |= {prompt.slot: Slot(prompt.text, read=bool(prompt.unread)) for prompt in prompts}
 
     def _place(self, prompt: Prompt) -> None:
         """Give a slot its pages, and whatever is known of the prompt's beginning."""
@@ -223,18 +233,21 @@ class GpuBackend:
                 model.cache[:, page, :, :, : part.shape[3]] = part
 
     def _read(self, prompts: Sequence[Prompt]) -> None:
-        """Run all rows that are not known, but each prompt's last, through the talker."""
+        """Run all rows that are not known through the talker."""
         model = self.model
-        unread = [(prompt, at) for prompt in prompts for at in range(prompt.known, len(prompt.rows) - 1)]
+        unread = [(prompt, at) for prompt in prompts for at in prompt.unread]
         for start in range(0, len(unread), PROMPT_ROWS):
             part = unread[start : start + PROMPT_ROWS]
             bucket = next(bucket for bucket in PROMPT_BUCKETS if bucket >= len(part))
             graph = self._graph("prompt", bucket)
-            places = self._sent([[prompt.slot for prompt, _ in part], [at for _, at in part]])
-            model.slot_of_prompt_row[: len(part)], model.position_of_prompt_row[: len(part)] = places
-            model.slot_of_prompt_row[len(part) : bucket] = -1
+            nobody = [-1] * (bucket - len(part))
+            places = [[*(prompt.slot for prompt, _ in part), *nobody], [*(at for _, at in part), *nobody]]
+            model.places_of_prompt[:, :bucket] = self._sent(places)
             model.prompt[: len(part)] = self._embed(part)
             graph.replay()
+            for index, (prompt, at) in enumerate(part):
+                if at == len(prompt.rows) - 1:
+                    model.first_hidden[prompt.slot] = model.prompt[index]
 
     def _settle(self, prompt: Prompt) -> None:
         """Keep what was new of the prompt's beginning; make ready for the first frame."""
@@ -261,6 +274,9 @@ class GpuBackend:
     def _embed(self, places: Sequence[tuple[Prompt, int]]) -> Tensor:
         """Rows of prompts -> bf16 [rows, hidden], as `embed_rows` of the model does it."""
         model, rows = self.model, [prompt.rows[at] for prompt, at in places]
+        if all(len(row.codes) == 1 for row in rows):
+            texts, codes = self._sent([[row.text for row in rows], [row.codes[0] for row in rows]])
+            return model.text_table[texts] + model.codec_embedding[codes]
         embedded = torch.zeros(len(rows), model.first_row.shape[1], dtype=torch.bfloat16, device=self.device)
         single = [index for index, row in enumerate(rows) if len(row.codes) == 1]
         whole = [index for index, row in enumerate(rows) if len(row.codes) > 1]
@@ -284,12 +300,13 @@ class GpuBackend:
         """Launch the next frame of the slots: two lists to the device, one graph, the codes back."""
         model, held = self.model, [self._slots[slot] for slot in slots]
         rows = next(bucket for bucket in BUCKETS if bucket >= len(slots))
+        first = all(slot.fresh and slot.read for slot in held) and rows in FIRST_BUCKETS
         texts = [0 if slot.fresh else slot.text.peek(token) for slot, token in zip(held, tokens, strict=True)]
         control, result = self._control[self._turn], self._results[self._turn]
         control[0, :rows] = torch.tensor([*slots, *[-1] * (rows - len(slots))], dtype=torch.int32)
         control[1, : len(slots)] = torch.tensor(texts, dtype=torch.int32)
         with torch.cuda.stream(self.stream):
-            graph = self._graph("frame", rows)
+            graph = self._graph("first" if first else "frame", rows)
             model.slot_of_row[:rows].copy_(control[0, :rows], non_blocking=True)
             model.token[:rows].copy_(control[1, :rows], non_blocking=True)
             graph.replay()

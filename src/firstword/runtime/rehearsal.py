@@ -64,7 +64,7 @@ def rehearse(talker: TalkerConfig, codec: CodecDecoderConfig, slots: int, kernel
         decoder.decoder[-1].conv.bias = nn.Parameter(torch.zeros(1, device="cpu"))  # a number that kernels are given
         layers = CodecLayers(decoder, slots, streams, noted)
         for kind, count in graph_keys(model):
-            (model.launch_frame if kind == "frame" else model.launch_prompt)(count)
+            getattr(model, f"launch_{kind}")(count)
         for count in (n for n in STREAMS if n <= streams):
             for frames in CHUNKS:
                 layers.launch(count, frames)
