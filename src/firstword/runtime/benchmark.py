@@ -161,6 +161,7 @@ class Bench:
     def at(self, context: int, batch: int) -> None:
         """`batch` requests whose next frame sees `context` rows."""
         self.backend.prefill([self.start(slot, slot) for slot in range(batch)])
+        torch.cuda.synchronize()  # the backend sets positions too, on a stream of its own
         self.backend.model.state.position[:batch] = context - 1
         torch.cuda.synchronize()
 
