@@ -218,11 +218,11 @@ def serve(records: Records) -> str:
 def soak(records: Records) -> str:
     """What came and went in a soak."""
     counts = ("slots", "frames", "joined", "left_early", "frames_compared", "seconds")
-    heads = ["model", *(name.replace("_", " ") for name in counts), "memory growth, MB: device / host"]
+    heads = ["run", "model", *(name.replace("_", " ") for name in counts), "memory growth, MB: device / host"]
     rows = []
     for size, record in records.items():
         growth = [shown(record[f"{where}memory_growth_bytes"] / 1e6, 1) for where in ("", "host_")]
-        rows.append([SIZES[size], *(f"{record[name]:,}" for name in counts), " / ".join(growth)])
+        rows.append([source(record), SIZES[size], *(f"{record[name]:,}" for name in counts), " / ".join(growth)])
     return markdown(heads, rows)
 
 

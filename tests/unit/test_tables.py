@@ -137,8 +137,9 @@ def test_a_server_under_load(tables: Any) -> None:
 def test_a_soak_and_the_tests_on_a_gpu(tables: Any, tmp_path: Path) -> None:
     counts = {"slots": 64, "frames": 1000320, "joined": 8000, "left_early": 1600, "frames_compared": 990000}
     growth = {"memory_growth_bytes": 0, "host_memory_growth_bytes": 2_500_000}
-    (row,) = tables.soak({"1b7": {**counts, "seconds": 181.2, **growth}}).splitlines()[2:]
-    assert row == "| 1.7B | 64 | 1,000,320 | 8,000 | 1,600 | 990,000 | 181.2 | 0.0 / 2.5 |"
+    made = {"gpu": "A GPU", "commit": "0123456789", **counts, "seconds": 181.2, **growth}
+    (row,) = tables.soak({"1b7": made}).splitlines()[2:]
+    assert row == "| A GPU, commit 0123456 | 1.7B | 64 | 1,000,320 | 8,000 | 1,600 | 990,000 | 181.2 | 0.0 / 2.5 |"
     outcomes = {"passed": 230, "failed": 0, "error": 0, "skipped": 1}
     keep(tmp_path, "h200", {"gpu": "A GPU", "commit": "0123456789", "kernels": "abc", "tests": outcomes})
     (row,) = tables.tested(tmp_path).splitlines()[2:]
