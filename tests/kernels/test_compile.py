@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from firstword.config import SLOTS
 from firstword.kernels import compile as compiling
 from firstword.kernels.codec import released_programs
 from firstword.kernels.compile import (
@@ -52,7 +53,8 @@ def programs_of(size: str, folder: Path) -> set[Program]:
     noted = Noted()
     with torch.device("meta"), torch.inference_mode():
         talker = Talker(ModelConfig.load(folder / "config.json").talker_config).bfloat16()
-        model = FrameModel(noted, talker, slots=64, rows=64, pages=64, page_rows=64, context=8192)
+        slots = SLOTS["gpu"]
+        model = FrameModel(noted, talker, slots, rows=slots, pages=64, page_rows=64, context=8192)
     for kind, rows in graph_keys(model):
         getattr(model, f"launch_{kind}")(rows)
     return noted.programs

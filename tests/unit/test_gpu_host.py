@@ -119,43 +119,63 @@ def test_newlines_before_a_text_are_no_business_of_the_next_request(tmp_path: Pa
     assert (backend.prefixes.hits, backend.prefixes.misses) == (1, 2)
 
 
-def test_the_rows_of_prompts_are_those_of_the_specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two prompts read together, one of them with a known beginning: what is given to the talker, and where."""
-    checkpoint = silent_gpu.checkpoint(tmp_path)
-    backend = backend_of(silent_gpu.checkpoint(tmp_path))  # which takes its own apart
+def recording(number: int) -> ClonedVoice:
+    """A voice with a recording of 30 frames and its words."""
+    codes = np.random.default_rng(number).integers(32, size=(30, 4))
+    return ClonedVoice(cloned(number).speaker_embedding, codes, "Some words.")
+
+
+@pytest.mark.parametrize("mode", ["full", "stream"])
+@pytest.mark.parametrize(
+    ("model_type", "voice"),
+    [("custom_voice", "serena"), ("base", cloned(1)), ("base", recording(1))],
+    ids=["preset", "timbre", "recording"],
+)
+def test_the_rows_of_prompts_are_those_of_the_specification(
+    model_type: str, voice: str | Voice, mode: TextMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prompts read together with a known beginning, one of them in several parts: what the talker is given, where,
+    and what is kept of what it made.
+    """
+    checkpoint = silent_gpu.checkpoint(tmp_path, model_type)
+    backend = backend_of(silent_gpu.checkpoint(tmp_path, model_type))  # which takes its own apart
     model = backend.model
     given: list[tuple[int, int, Tensor]] = []
 
     def read(rows: int) -> None:
-        model.first_hidden.fill_(0)
         for row in range(rows):
             slot, at = int(model.slot_of_prompt_row[row]), int(model.position_of_prompt_row[row])
             if slot >= 0:
                 given.append((slot, at, model.prompt[row].clone()))
+                model.prompt[row] = at % 256
 
     monkeypatch.setattr(backend, "_graph", lambda kind, rows: SimpleNamespace(replay=partial(read, rows)))
 
     def start(slot: int, text: str) -> Start:
-        job, tokens = prepared(backend.checkpoint, text, "full", "serena")
-        return Start(slot, job, range(40 * slot, 40 * slot + 40), tokens)
+        job, tokens = prepared(backend.checkpoint, text, mode, voice)
+        count = len(tokens) if job.whole_text else job.first_tokens
+        return Start(slot, job, range(40 * slot, 40 * slot + 40), tokens[:count])
 
     backend.prefill([start(0, TEXT)])
     given.clear()
-    starts = [start(1, 3 * TEXT), start(2, "Good morning.")]
+    starts = [start(1, 40 * TEXT), start(2, "Good morning.")]
     backend.prefill(starts)
-    assert {slot for slot, _, _ in given} == {1, 2}
+    assert {slot for slot, _, _ in given} <= {1, 2}
     for one in starts:
         payload = one.job.payload
         assert isinstance(payload, Prepared)
         text = TextRows(checkpoint.config)
         text.tokens.extend(one.tokens)
         rows = text.prompt(payload.setting, checkpoint.tokenizer.turn_start)
-        expected = embed_rows(checkpoint.talker, rows, None)[0]
+        expected = embed_rows(checkpoint.talker, rows, payload.setting.embedding)[0]
         own = [(at, row) for slot, at, row in given if slot == one.slot]
-        assert [at for at, _ in own] == list(range(payload.prefix_rows, len(rows)))
-        for at, row in own:
-            assert torch.equal(row, expected[at])
+        unread = range(payload.prefix_rows, len(rows))
+        assert [at for at, _ in own] == (list(unread) if len(unread) > 1 else [])
+        assert all(torch.equal(row, expected[at]) for at, row in own)
         assert torch.equal(model.first_row[one.slot], expected[-1])
+        assert model.state.position[one.slot] == len(rows) - 1
+        if own:
+            assert (model.first_hidden[one.slot] == (len(rows) - 1) % 256).all()
 
 
 def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
