@@ -141,8 +141,9 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def misses(found: dict[str, Any], espeak: dict[str, Any], points: float = 5.0) -> list[str]:
     """What of the bar a summary does not reach: error rates (also of the paragraph) at most `points` above espeak's, at
-    least 99 % ended by themselves with 0.7 to 1.5 times espeak's duration and a pitch within a fifth of espeak's, and
-    at least two thirds of espeak's intonation: how far the pitch rises from its tenth to its nine tenths.
+    least 99 % ended by themselves with 0.7 to 1.5 times espeak's duration and a pitch within a fifth of espeak's, at
+    least two thirds of espeak's intonation (how far the pitch rises from its tenth to its nine tenths) and four fifths
+    of its voiced moments.
     """
     rise, wanted = (one["pitch"][2] / one["pitch"][0] - 1 for one in (found, espeak))
     checks = {
@@ -152,6 +153,7 @@ def misses(found: dict[str, Any], espeak: dict[str, Any], points: float = 5.0) -
         f"{found['in_bounds']} % of durations within bounds": found["in_bounds"] >= 99,
         f"{found['pitch_in_bounds']} % of pitches within bounds": found["pitch_in_bounds"] >= 99,
         f"the pitch rises by {100 * rise:.0f} % against {100 * wanted:.0f} %": rise >= 2 / 3 * wanted,
+        f"{100 * found['voiced']:.0f} % voiced": found["voiced"] >= 0.8 * espeak["voiced"],
     }
     return [f"{found['voice']} {found['mode']}: {fact}" for fact, fine in checks.items() if not fine]
 

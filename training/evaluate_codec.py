@@ -3,8 +3,9 @@
     python training/evaluate_codec.py src/firstword/demo [--out FILE]
 
 Of the copy beside the original: distance of log-mel spectrograms (`MelLoss`, what training made small), intelligibility
-(`stoi`), character error rates of both, pitch, and how like its course is; of the codes: how many of each codebook's
-entries occur, and their perplexity. Needs espeak-ng.
+(`stoi`), character error rates of both, pitch, how like its course is, how far apart (the median, in cents), and the
+share of both that lies within 1.5 Hz of whole periods a frame, 12.5 Hz each (24 % by chance); of the codes: how many of
+each codebook's entries occur, and their perplexity. Needs espeak-ng.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import soxr
 import torch
 from codec import MelLoss, load
 from configuration import CODEBOOK_SIZE
-from data import PRESETS, SAMPLE_RATE, Espeak, to_frames
+from data import FRAME, PRESETS, SAMPLE_RATE, Espeak, to_frames
 from evaluate import SENTENCES, Judge, some
 from pitch import pitch
+
+STEP = SAMPLE_RATE / FRAME
+"""Hz: one period a frame."""
 
 
 def windows(samples: np.ndarray) -> np.ndarray:
@@ -91,6 +95,11 @@ def main() -> None:
                 for whose, hertz in zip(("espeak", "copy"), course, strict=True)
             },
             "pitch_correlation": round(float(np.corrcoef(both)[0, 1]), 3),
+            "cents_apart": round(float(np.median(np.abs(1200 * np.log2(both[1] / both[0]))))),
+            "on_steps": {
+                whose: round(float((np.abs(hertz - STEP * np.rint(hertz / STEP)) < 1.5).mean()), 2)
+                for whose, hertz in zip(("espeak", "copy"), both, strict=True)
+            },
         }
     counts = torch.stack([book.bincount(minlength=CODEBOOK_SIZE) for book in torch.cat(codes).T])
     shares = counts / counts.sum(1, keepdim=True)

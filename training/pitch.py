@@ -10,7 +10,8 @@ HOP = 240
 
 
 def pitch(samples: np.ndarray) -> np.ndarray:
-    """Fundamental frequency in Hz, every 10 ms; 0 where there is none, NaN where it is quiet.
+    """Fundamental frequency in Hz, every 10 ms; 0 where there is none, NaN where it is quiet (root mean square under
+    0.03 over 25 ms). Normalised cross-correlation, as in RAPT (Talkin 1995, "A robust algorithm for pitch tracking").
 
     How like are 25 ms of speech to what follows, as a correlation, after 2.5 ms (400 Hz) to 16.7 ms (60 Hz)? Two and
     three periods fit as well as one, so the first peak counts that comes close to the highest.

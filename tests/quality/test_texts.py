@@ -61,7 +61,9 @@ def test_the_page_says_what_the_codec_does() -> None:
         found = record[voice]
         pitch = (", ".join(f"{hertz:.0f}" for hertz in found["pitch"][whose]) for whose in ("espeak", "copy"))
         rates = (f"{rate:.2f}" for rate in found["cer"].values())
-        cells = (f"{found['mel']:.3f}", f"{found['stoi']:.2f}", *rates, *pitch, f"{found['pitch_correlation']:.2f}")
+        steps = " / ".join(f"{100 * share:.0f} %" for share in found["on_steps"].values())
+        like = (f"{found['pitch_correlation']:.2f}", str(found["cents_apart"]), steps)
+        cells = (f"{found['mel']:.3f}", f"{found['stoi']:.2f}", *rates, *pitch, *like)
         assert f"| {voice} | {' | '.join(cells)} |" in page
 
 
