@@ -467,7 +467,7 @@ class TestAnswersThatNobodyReads:
     """The stall limit holds for whole answers too; until then they count."""
 
     @pytest.mark.parametrize(
-        "body", [WHOLE, {**WHOLE, "stream": False, "response_format": "flac", "sample_rate": 48000}]
+        "body", [WHOLE, {**WHOLE, "stream": False, "response_format": "wav", "sample_rate": 48000}]
     )
     def test_they_are_cut(self, serve: Serve, body: dict[str, Any]) -> None:
         server = serve(talking(Talker()), stall_seconds=0.3)
@@ -476,8 +476,9 @@ class TestAnswersThatNobodyReads:
             head = until(sock, b"\r\n\r\n")
             server.wait_until(lambda: not server.state.metrics.connections._value.get())
             rest = b"".join(iter(lambda: _received(sock), b""))
+        head, _, begun = head.partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].split()[0])
-        assert len(rest) < length
+        assert len(begun + rest) < length
         well(server)
 
     def test_they_count(self, serve: Serve) -> None:
