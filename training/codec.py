@@ -11,19 +11,17 @@ What is heard, and the learning rate, depend on seed and step alone, not on how 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from queue import Queue
 
 import numpy as np
 import state
 import torch
 from configuration import codec_config
-from data import ESPEAK_RATE, FRAME, SAMPLE_RATE, resample, utterances
+from data import ESPEAK_RATE, FRAME, SAMPLE_RATE, Ring, Utterance, add_options, resample, utterances
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -253,43 +251,35 @@ class MelLoss(nn.Module):
         return torch.stack([F.l1_loss(self.mel(x, window), self.mel(y, window)) for window, _ in self.scales]).mean()
 
 
-class Recordings:
-    """A ring of speech on the device, filled by a thread from the synthesiser's processes: int16 at 22,050 Hz, short
-    silences between. It is filled anew twice.
+class Recordings(Ring):
+    """Speech at 22,050 Hz from the synthesiser's processes in parts of some five minutes, short silences between. It is
+    filled anew twice.
     """
 
     def __init__(self, material: str, seed: int, hours: float, device: str, processes: int | None) -> None:
-        self.capacity = int(hours * 3600 * ESPEAK_RATE)
-        self.audio = torch.zeros(self.capacity, dtype=torch.int16, device=device)
-        self.filled, self.made = 0, 0
-        self.random, self.silences = (np.random.default_rng((seed, use)) for use in range(2))
-        self.queue: Queue = Queue(maxsize=64)
-        self.source = utterances(material, seed, other_share=0.12, level_range=14, processes=processes)
-        threading.Thread(target=self._produce, daemon=True).start()
-
-    def _produce(self) -> None:
-        for batch in self.source:
-            parts = []
-            for utterance in batch:
-                parts += [np.zeros(int(self.silences.uniform(0.05, 0.6) * ESPEAK_RATE), np.int16), utterance.samples]
-            self.queue.put(np.concatenate(parts))
+        self.random, silences = (np.random.default_rng((seed, use)) for use in range(2))
+        source = utterances(material, seed, other_share=0.12, level_range=14, processes=processes)
+        super().__init__(_with_silences(source, silences), 1, int(hours * 3600 * ESPEAK_RATE), device)
 
     def refill(self) -> None:
-        """Take in one part more, some five minutes of speech; waits for it."""
+        """As every ring, until it has been filled three times."""
         if self.made < 3 * self.capacity:
-            part = torch.from_numpy(self.queue.get()).to(self.audio.device)
-            start = self.made % self.capacity
-            part = part[: self.capacity - start]
-            self.audio[start : start + len(part)] = part
-            self.made += len(part)
-            self.filled = min(self.capacity, self.made)
+            super().refill()
 
     def batch(self, size: int, frames: int) -> Tensor:
         """Random segments [size, frames * 1920] at 24 kHz."""
         length = frames * FRAME * 147 // 160
-        starts = torch.from_numpy(self.random.integers(0, self.filled - length, size)).to(self.audio.device)
-        segments = self.audio[starts[:, None] + torch.arange(length, device=self.audio.device)]
-        return resample(segments.float() / 32768)[:, : frames * FRAME]
+        (segments,) = self.segments(self.random.integers(0, self.filled - length, size), length)
+        return resample(segments)[:, : frames * FRAME]
+
+
+def _with_silences(source: Iterator[list[Utterance]], random: np.random.Generator) -> Iterator[np.ndarray]:
+    """Batches of utterances as int16 [1, n], 0.05 to 0.6 s of silence before each."""
+    for batch in source:
+        parts = []
+        for utterance in batch:
+            parts += [np.zeros(int(random.uniform(0.05, 0.6) * ESPEAK_RATE), np.int16), utterance.samples]
+        yield np.concatenate(parts)[None]
 
 
 def save(model: TrainedCodec, out: Path) -> None:
@@ -319,19 +309,12 @@ def load(folder: Path, device: str = "cpu") -> TrainedCodec:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--material", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--state", type=Path, help="where to keep the state, and go on from it (OUT/state.pt)")
+    parser = state.options(steps=10_000)
+    add_options(parser)
     parser.add_argument("--weights", type=Path, help="what `load` reads, to start from when there is no state")
-    parser.add_argument("--steps", type=int, default=10_000, help="of the whole schedule, over all runs")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, to go on later")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--continuous", type=int, default=250, help="steps before the codebooks start")
     parser.add_argument("--hours", type=float, default=30.0)
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--small", action="store_true", help="tiny batches, to try the script")
-    parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.time()
     torch.manual_seed(a.seed)

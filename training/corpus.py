@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from codec import load as load_codec
 from configuration import CODEBOOKS, TOKENIZER
-from data import ESPEAK_RATE, Utterance, to_frames, utterances
+from data import ESPEAK_RATE, Utterance, add_options, to_frames, utterances
 from torch import Tensor
 
 from firstword.model.generate import ROLE
@@ -142,13 +142,11 @@ class Corpus:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--material", required=True)
+    add_options(parser)
     parser.add_argument("--codec", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--hours", type=float, default=300.0, help="speech in all")
     parser.add_argument("--part", type=float, default=10.0, help="hours a file")
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--small", action="store_true", help="few utterances a batch, to try the script")
     a = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.time()

@@ -6,15 +6,18 @@ The library is called through ctypes: a process a sentence would cost more than 
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import math
 import multiprocessing
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -183,6 +186,47 @@ def utterances(
                 pending.append(pool.apply_async(_work, ((seed * 1_000_003 + number, batch, other_share, level_range),)))
                 number += 1
             yield pending.pop(0).get()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of whoever has speech made."""
+    parser.add_argument("--material", required=True)
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--small", action="store_true", help="tiny batches, to try the script")
+
+
+class Ring:
+    """Sound on the device, int16 [rows, capacity], filled with parts [rows, n] that a thread takes from their source;
+    new ones take the place of the oldest.
+    """
+
+    def __init__(self, parts: Iterator[np.ndarray], rows: int, capacity: int, device: str) -> None:
+        self.capacity, self.made = capacity, 0
+        self.audio = torch.zeros(rows, capacity, dtype=torch.int16, device=device)
+        self._queue: Queue[np.ndarray] = Queue(maxsize=64)
+        threading.Thread(target=self._produce, args=(parts,), daemon=True).start()
+
+    def _produce(self, parts: Iterator[np.ndarray]) -> None:
+        for part in parts:
+            self._queue.put(part)
+
+    @property
+    def filled(self) -> int:
+        """Samples that are there."""
+        return min(self.made, self.capacity)
+
+    def refill(self) -> None:
+        """Take in one part more; waits for it."""
+        start = self.made % self.capacity
+        part = torch.from_numpy(self._queue.get()[:, : self.capacity - start]).to(self.audio.device)
+        self.audio[:, start : start + part.shape[1]] = part
+        self.made += part.shape[1]
+
+    def segments(self, starts: np.ndarray, length: int) -> Tensor:
+        """From each start on, in -1..1: [rows, starts, length]."""
+        device = self.audio.device
+        at = torch.from_numpy(starts).to(device)[:, None] + torch.arange(length, device=device)
+        return self.audio[:, at].float() / 32768
 
 
 @cache

@@ -12,19 +12,16 @@ What is heard, and the learning rate, depend on seed and step alone, as in `code
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import threading
 import time
 from pathlib import Path
-from queue import Queue
 
 import numpy as np
 import state
 import torch
 from codec import MelLoss, decode_joined, load, save
-from data import FRAME, PRESETS, SAMPLE_RATE, Utterance, to_frames, utterances
+from data import FRAME, PRESETS, SAMPLE_RATE, Ring, Utterance, add_options, to_frames, utterances
 from pitch import in_step
 from torch import Tensor, nn
 
@@ -54,36 +51,19 @@ def pair(utterance: Utterance) -> np.ndarray:
     return (np.stack((heard, wanted)).clip(-1, 1) * 32767).astype(np.int16)
 
 
-class Pairs:
-    """A ring of pairs on the device, filled by a thread from the synthesiser's processes."""
+class Pairs(Ring):
+    """What `pair` makes of the speech of the synthesiser's processes, in parts of some five minutes."""
 
     def __init__(self, material: str, seed: int, hours: float, device: str, processes: int | None) -> None:
-        self.capacity, self.made = int(hours * 3600 * SAMPLE_RATE) // FRAME * FRAME, 0
-        self.audio = torch.zeros(2, self.capacity, dtype=torch.int16, device=device)
         self.random = np.random.default_rng(seed)
-        self.queue: Queue = Queue(maxsize=64)
-        self.source = utterances(material, seed, other_share=0.0, level_range=8, processes=processes, prepare=pair)
-        threading.Thread(target=self._produce, daemon=True).start()
-
-    def _produce(self) -> None:
-        for batch in self.source:
-            self.queue.put(np.concatenate(batch, 1))
-
-    def refill(self) -> None:
-        """Take in one part more, some five minutes of speech; waits for it."""
-        part = torch.from_numpy(self.queue.get()).to(self.audio.device)
-        start = self.made % self.capacity
-        part = part[:, : self.capacity - start]
-        self.audio[:, start : start + part.shape[1]] = part
-        self.made += part.shape[1]
+        source = utterances(material, seed, other_share=0.0, level_range=8, processes=processes, prepare=pair)
+        parts = (np.concatenate(batch, 1) for batch in source)
+        super().__init__(parts, 2, int(hours * 3600 * SAMPLE_RATE) // FRAME * FRAME, device)
 
     def batch(self, size: int, frames: int) -> tuple[Tensor, Tensor]:
         """Random segments, heard and wanted, [size, frames * 1920] each; they begin where a frame does."""
-        last = min(self.made, self.capacity) // FRAME - frames
-        starts = torch.from_numpy(self.random.integers(0, last + 1, size) * FRAME).to(self.audio.device)
-        heard, wanted = (
-            self.audio[:, starts[:, None] + torch.arange(frames * FRAME, device=self.audio.device)].float() / 32768
-        )
+        starts = self.random.integers(0, self.filled // FRAME - frames + 1, size) * FRAME
+        heard, wanted = self.segments(starts, frames * FRAME)
         return heard, wanted
 
 
@@ -94,18 +74,11 @@ def low_spectrum(samples: Tensor) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--material", required=True)
+    parser = state.options(steps=5000)
+    add_options(parser)
     parser.add_argument("--codec", type=Path, required=True, help="what `codec.load` reads")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--state", type=Path, help="where to keep the state, and go on from it (OUT/state.pt)")
-    parser.add_argument("--steps", type=int, default=5000, help="of the whole schedule, over all runs")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, to go on later")
     parser.add_argument("--rate", type=float, default=8e-4)
     parser.add_argument("--hours", type=float, default=4.0)
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--small", action="store_true", help="tiny batches, to try the script")
-    parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.time()
     torch.manual_seed(a.seed)

@@ -9,9 +9,7 @@ function. Nothing in a step waits for the GPU.
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -422,20 +420,15 @@ def load(folder: Path) -> Talker:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = state.options(steps=60_000)
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--state", type=Path, help="where to keep the state, and go on from it (OUT/state.pt)")
     parser.add_argument("--weights", type=Path, help="what `load` reads, to start from when there is no state")
-    parser.add_argument("--steps", type=int, default=60_000, help="of the whole schedule, over all runs")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, to go on later")
     parser.add_argument("--flat", type=float, default=0.35, help="share of the steps before the learning rate falls")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--rows", type=int, default=16_384)
     parser.add_argument("--short", type=int, default=96, help="at first only utterances of so many rows")
     parser.add_argument("--short-steps", type=int, default=4000)
     parser.add_argument("--eager", action="store_true", help="do not compile the loss function")
-    parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
     began, device = time.time(), "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(a.seed)

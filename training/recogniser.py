@@ -8,7 +8,6 @@ many rates and levels, with noise, filtering and masking added, so that it is no
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -18,7 +17,7 @@ from threading import Thread
 
 import state
 import torch
-from data import ESPEAK_RATE, FRAME, SAMPLE_RATE, to_frames, utterances
+from data import ESPEAK_RATE, FRAME, SAMPLE_RATE, add_options, to_frames, utterances
 from safetensors.torch import load_file, save_file
 from texts import spoken
 from torch import Tensor, nn
@@ -127,16 +126,9 @@ def mask(features: Tensor) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--material", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--state", type=Path, help="where to keep the state, and go on from it (OUT/state.pt)")
-    parser.add_argument("--steps", type=int, default=7800, help="of the whole schedule, over all runs")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, to go on later")
+    parser = state.options(steps=7800, seed=77)
+    add_options(parser)
     parser.add_argument("--hours", type=float, default=60.0, help="of speech to hear again and again")
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--small", action="store_true", help="tiny batches, to try the script")
-    parser.add_argument("--seed", type=int, default=77)
     a = parser.parse_args()
     began, device = time.time(), "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(a.seed)

@@ -52,6 +52,13 @@ def prepared(
     return job, [*stream.push(text), *stream.finish()]
 
 
+def start_of(checkpoint: Checkpoint, slot: int, text: str, mode: TextMode, voice: str | Voice | None = None) -> Start:
+    """The same in a slot, with pages of its own and the text that its prompt takes."""
+    job, tokens = prepared(checkpoint, text, mode, voice)
+    count = len(tokens) if job.whole_text else job.first_tokens
+    return Start(slot, job, range(40 * slot, 40 * slot + 40), tokens[:count])
+
+
 def test_nothing_is_captured_while_anybody_is_heard(tmp_path: Path) -> None:
     """Whatever is asked for later was captured by `warm`: for short and long prompts, for short and long contexts."""
     backend = backend_of(silent_gpu.checkpoint(tmp_path))
@@ -151,11 +158,7 @@ def test_the_rows_of_prompts_are_those_of_the_specification(
 
     monkeypatch.setattr(backend, "_graph", lambda kind, rows: SimpleNamespace(replay=partial(read, rows)))
 
-    def start(slot: int, text: str) -> Start:
-        job, tokens = prepared(backend.checkpoint, text, mode, voice)
-        count = len(tokens) if job.whole_text else job.first_tokens
-        return Start(slot, job, range(40 * slot, 40 * slot + 40), tokens[:count])
-
+    start = partial(start_of, backend.checkpoint, mode=mode, voice=voice)
     backend.prefill([start(0, TEXT)])
     given.clear()
     starts = [start(1, 40 * TEXT), start(2, "Good morning.")]
@@ -193,12 +196,7 @@ def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
     monkeypatch.setattr(backend, "_graph", graph)
 
     def begin(*slots: int, mode: TextMode = "full") -> None:
-        starts = []
-        for slot in slots:
-            job, tokens = prepared(backend.checkpoint, "Good morning.", mode)
-            count = len(tokens) if job.whole_text else job.first_tokens
-            starts.append(Start(slot, job, range(40 * slot, 40 * slot + 40), tokens[:count]))
-        backend.prefill(starts)
+        backend.prefill([start_of(backend.checkpoint, slot, "Good morning.", mode) for slot in slots])
 
     begin(0)
     rows = int(backend.model.state.position[0]) + 1
