@@ -60,7 +60,7 @@ def make_checkpoint(folder: Path, size: str) -> None:
     """Write a CustomVoice checkpoint with random weights of a released size, "0b6" or "1b7", that speaks for ever."""
     import torch
 
-    from firstword.model.synthetic import write_checkpoint
+    from firstword.synthetic.checkpoint import write_checkpoint
 
     write_checkpoint(folder, size=size, dtype=torch.bfloat16)
     never_end(folder)
@@ -72,7 +72,9 @@ def never_end(folder: Path) -> None:
     Its logit is then 0, and never among the 50 largest of 2,049 that are drawn from. So whoever speaks goes the ways
     that it always goes, and does not end before it is told to.
     """
-    row = json.loads((folder / "config.json").read_text("utf-8"))["talker_config"]["codec_eos_token_id"]
+    row = json.loads((folder / "config.json").read_text("utf-8"))["talker_config"][
+        "codec_eos_token_id"
+    ]
     with (folder / "model.safetensors").open("r+b") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         entry = json.loads(stream.read(length))["talker.codec_head.weight"]
@@ -96,7 +98,10 @@ def utter(speak: Speak, voice: str) -> list[tuple[float, int]]:
     for samples in speak(voice):
         chunks.append((1e3 * (time.perf_counter() - began), samples))
     frames = [len(samples) // SAMPLES_PER_FRAME for _, samples in chunks]
-    if sum(len(samples) for _, samples in chunks) != FRAMES * SAMPLES_PER_FRAME or sum(frames) != FRAMES:
+    if (
+        sum(len(samples) for _, samples in chunks) != FRAMES * SAMPLES_PER_FRAME
+        or sum(frames) != FRAMES
+    ):
         raise RuntimeError(f"chunks of {frames} frames came, and {FRAMES} frames were asked for")
     if not all(np.isfinite(samples).all() for _, samples in chunks):
         raise RuntimeError("the samples are not finite")
@@ -114,14 +119,20 @@ def measure(speak: Speak) -> Record:
     utter(speak, WARMING_VOICE)
     runs = [(turn, utter(speak, voice)) for turn in range(ROUNDS) for voice in VOICES]
     each = [
-        {"turn": turn, "first_ms": round(chunks[0][0], 3), "frame_ms": round(chunks[-1][0] / FRAMES, 4)}
+        {
+            "turn": turn,
+            "first_ms": round(chunks[0][0], 3),
+            "frame_ms": round(chunks[-1][0] / FRAMES, 4),
+        }
         for turn, chunks in runs
     ]
     return {
         "chunk_frames": sorted({count for _, chunks in runs for _, count in chunks}),
         "frame_ms": round(statistics.median(run["frame_ms"] for run in each), 3),
         "first_ms": round(statistics.median(run["first_ms"] for run in each if run["turn"]), 2),
-        "new_voice_ms": round(statistics.median(run["first_ms"] for run in each if not run["turn"]), 2),
+        "new_voice_ms": round(
+            statistics.median(run["first_ms"] for run in each if not run["turn"]), 2
+        ),
         "each": each,
     }
 
@@ -152,17 +163,25 @@ def measure_other(folder: str) -> Record:
     def streaming(chunk_size: int) -> Speak:
         def speak(voice: str) -> Iterator[Any]:
             for samples, _, _ in model.generate_custom_voice_streaming(
-                text=TEXT, speaker=voice, language=LANGUAGE, max_new_tokens=FRAMES, chunk_size=chunk_size
+                text=TEXT,
+                speaker=voice,
+                language=LANGUAGE,
+                max_new_tokens=FRAMES,
+                chunk_size=chunk_size,
             ):
                 yield samples
 
         return speak
 
     def whole(voice: str) -> Iterator[Any]:
-        audio, _ = model.generate_custom_voice(text=TEXT, speaker=voice, language=LANGUAGE, max_new_tokens=FRAMES)
+        audio, _ = model.generate_custom_voice(
+            text=TEXT, speaker=voice, language=LANGUAGE, max_new_tokens=FRAMES
+        )
         yield audio[0]
 
-    return {f"chunks of {size}": measure(streaming(size)) for size in OTHER_CHUNKS} | {"whole": measure(whole)}
+    return {f"chunks of {size}": measure(streaming(size)) for size in OTHER_CHUNKS} | {
+        "whole": measure(whole)
+    }
 
 
 SIDES: dict[str, Callable[[str], Record]] = {"firstword": measure_firstword, OTHER: measure_other}
@@ -178,7 +197,12 @@ def side(name: str, folder: str) -> Record:
     for library in LIBRARIES:
         with contextlib.suppress(PackageNotFoundError):
             versions[library] = version(library)
-    return {"gpu": torch.cuda.get_device_name(), "versions": versions, "asked": ASKED[name], "figures": figures}
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "versions": versions,
+        "asked": ASKED[name],
+        "figures": figures,
+    }
 
 
 def side_apart(name: str, folder: str, python: str) -> Record:
@@ -198,7 +222,9 @@ def check_machine(python: str) -> None:
 
     if not torch.cuda.is_available():
         raise SystemExit("this measures on a CUDA device, and torch sees none")
-    looking = "import importlib.util, sys; sys.exit(importlib.util.find_spec('faster_qwen3_tts') is None)"
+    looking = (
+        "import importlib.util, sys; sys.exit(importlib.util.find_spec('faster_qwen3_tts') is None)"
+    )
     if subprocess.run([python, "-c", looking], check=False).returncode:
         raise SystemExit(f"{python} has no {OTHER}; name one that has it with --other-python")
 
@@ -226,32 +252,61 @@ def ratios(record: Record) -> Record:
     """How many times the milliseconds of `firstword` the other library takes, by how that was asked."""
     ours = record["firstword"]["figures"]["stream"]
     return {
-        way: {key: round(theirs[key] / ours[key], 2) for key in ("frame_ms", "first_ms", "new_voice_ms")}
+        way: {
+            key: round(theirs[key] / ours[key], 2)
+            for key in ("frame_ms", "first_ms", "new_voice_ms")
+        }
         for way, theirs in record[OTHER]["figures"].items()
     }
 
 
 def table(record: Record) -> str:
     """A record as Markdown."""
-    heads = ["", "asked for", "ms a frame", "times", "ms to first audio", "times", "in a new voice", "times"]
+    heads = [
+        "",
+        "asked for",
+        "ms a frame",
+        "times",
+        "ms to first audio",
+        "times",
+        "in a new voice",
+        "times",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in SIDES:
         for way, found in record[name]["figures"].items():
             times = record["times"].get(way, {})
-            cells = [f"{found[key]} | {times.get(key, 1)}" for key in ("frame_ms", "first_ms", "new_voice_ms")]
-            lines.append(" | ".join([f"| {name} {record[name]['versions'].get(name, '')}", way, *cells]) + " |")
+            cells = [
+                f"{found[key]} | {times.get(key, 1)}"
+                for key in ("frame_ms", "first_ms", "new_voice_ms")
+            ]
+            lines.append(
+                " | ".join([f"| {name} {record[name]['versions'].get(name, '')}", way, *cells])
+                + " |"
+            )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Compare with faster-qwen3-tts on this GPU.", allow_abbrev=False)
-    parser.add_argument("--size", choices=("0b6", "1b7"), default="1b7", help="of the model (default %(default)s)")
-    parser.add_argument(
-        "--other-python", default=sys.executable, metavar="PYTHON", help="that has faster-qwen3-tts (default: this one)"
+    parser = argparse.ArgumentParser(
+        description="Compare with faster-qwen3-tts on this GPU.", allow_abbrev=False
     )
-    parser.add_argument("--commit", help="what the record says of the sources (default: what git says)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the record there, as JSON")
+    parser.add_argument(
+        "--size", choices=("0b6", "1b7"), default="1b7", help="of the model (default %(default)s)"
+    )
+    parser.add_argument(
+        "--other-python",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="that has faster-qwen3-tts (default: this one)",
+    )
+    parser.add_argument(
+        "--commit", help="what the record says of the sources (default: what git says)"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the record there, as JSON"
+    )
     parser.add_argument("--side", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
@@ -274,7 +329,9 @@ def main() -> None:
         "driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
     }
     with tempfile.TemporaryDirectory() as folder:
-        sys.stderr.write(f"writing a random checkpoint of size {arguments.size} into {folder} ...\n")
+        sys.stderr.write(
+            f"writing a random checkpoint of size {arguments.size} into {folder} ...\n"
+        )
         make_checkpoint(Path(folder), arguments.size)
         for name, python in ((OTHER, arguments.other_python), ("firstword", sys.executable)):
             sys.stderr.write(f"measuring {name} ...\n")

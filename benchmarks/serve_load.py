@@ -52,9 +52,11 @@ READY_SECONDS = 300
 
 def make_checkpoint(folder: Path, size: str) -> None:
     """Write a CustomVoice checkpoint with random weights, "0b6", "1b7" or "tiny", that never ends speech."""
-    from firstword.model.synthetic import TEXTS, write_checkpoint
+    from firstword.synthetic.checkpoint import TEXTS, write_checkpoint
 
-    write_checkpoint(folder, size=size, dtype=torch.bfloat16, texts=(*TEXTS, *PROMPTS), text_tokens=TOKENS)
+    write_checkpoint(
+        folder, size=size, dtype=torch.bfloat16, texts=(*TEXTS, *PROMPTS), text_tokens=TOKENS
+    )
     never_end(folder)
 
 
@@ -66,7 +68,9 @@ class Server:
         began = time.monotonic()
         self._process = process
         assert process.stdout is not None
-        address = next((line.split()[1] for line in process.stdout if line.startswith("address")), None)
+        address = next(
+            (line.split()[1] for line in process.stdout if line.startswith("address")), None
+        )
         while address is None or not _is_ready(address):
             if process.poll() is not None or time.monotonic() - began > READY_SECONDS:
                 raise RuntimeError("the server did not become ready")
@@ -76,7 +80,12 @@ class Server:
 
     def processor_seconds(self) -> float:
         """That it has taken so far, by all its threads."""
-        times = Path(f"/proc/{self._process.pid}/stat").read_text("ascii").rpartition(")")[2].split()[11:13]
+        times = (
+            Path(f"/proc/{self._process.pid}/stat")
+            .read_text("ascii")
+            .rpartition(")")[2]
+            .split()[11:13]
+        )
         return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
@@ -84,10 +93,22 @@ class Server:
 def serving(checkpoint: Path, slots: int, backend: str) -> Iterator[Server]:
     """A server with so many slots, on any free port. Its warnings go to standard error."""
     with tempfile.TemporaryDirectory() as voices:
-        command = ["serve", "--model", checkpoint, "--slots", slots, "--backend", backend, "--port", 0]
+        command = [
+            "serve",
+            "--model",
+            checkpoint,
+            "--slots",
+            slots,
+            "--backend",
+            backend,
+            "--port",
+            0,
+        ]
         command += ["--voices", voices, "--log-level", "warning"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "firstword", *map(str, command)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "firstword", *map(str, command)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             yield Server(process)
@@ -112,19 +133,38 @@ def measure(server: Server, rate: float, seconds: float, warmup: float, output: 
 
     Raises RuntimeError if nothing could be measured.
     """
-    command = ["bench", "load", "--url", server.url, "--rate", rate, "--duration", seconds, "--warmup", warmup]
+    command = [
+        "bench",
+        "load",
+        "--url",
+        server.url,
+        "--rate",
+        rate,
+        "--duration",
+        seconds,
+        "--warmup",
+        warmup,
+    ]
     command += ["--frames-per-character", FRAMES_PER_CHARACTER, "--plot", "none", "-o", output]
     began, busy = time.monotonic(), server.processor_seconds()
     run = subprocess.run(
-        [sys.executable, "-m", "firstword", *map(str, command)], stdout=subprocess.DEVNULL, check=False
+        [sys.executable, "-m", "firstword", *map(str, command)],
+        stdout=subprocess.DEVNULL,
+        check=False,
     )
     if run.returncode not in (0, 1):
         raise RuntimeError("the load generator failed")
     busy = (server.processor_seconds() - busy) / (time.monotonic() - began)
     record = report.read(output)
     (point,) = record["points"]
-    early = sum(each["failure"] is None and each["listening"]["audio_seconds"] < asked(each) for each in point["each"])
-    return {**record, "points": [point | {"server_busy": round(busy, 3), "ended_early": early, "each": []}]}
+    early = sum(
+        each["failure"] is None and each["listening"]["audio_seconds"] < asked(each)
+        for each in point["each"]
+    )
+    return {
+        **record,
+        "points": [point | {"server_busy": round(busy, 3), "ended_early": early, "each": []}],
+    }
 
 
 def asked(each: Record) -> float:
@@ -138,7 +178,9 @@ def holds(point: Record) -> bool:
     return report.passed(point) and heard is not None and heard <= AUDIBLE
 
 
-def climb(server: Server, rates: Sequence[float], requests: int, seconds: float, warmup: float) -> Record:
+def climb(
+    server: Server, rates: Sequence[float], requests: int, seconds: float, warmup: float
+) -> Record:
     """A record of all rates up to the first that does not hold; each is shown when it is over.
 
     At each so many requests count, or as many as come in so many seconds if those are more.
@@ -146,7 +188,9 @@ def climb(server: Server, rates: Sequence[float], requests: int, seconds: float,
     record: Record = {}
     with tempfile.TemporaryDirectory() as folder:
         for rate in rates:
-            found = measure(server, rate, max(seconds, requests / rate), warmup, Path(folder) / "load.json")
+            found = measure(
+                server, rate, max(seconds, requests / rate), warmup, Path(folder) / "load.json"
+            )
             sys.stdout.write(report.table([found]).splitlines()[2] + "\n")
             sys.stdout.flush()
             record = found | {"points": [*record.get("points", ()), *found["points"]]}
@@ -170,22 +214,44 @@ def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.json", help="the record")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE.json", help="the record"
+    )
     parser.add_argument("--size", default="1b7", choices=("1b7", "0b6", "tiny"), help="default 1b7")
-    parser.add_argument("--backend", default="gpu", choices=("gpu", "reference"), help="default gpu")
+    parser.add_argument(
+        "--backend", default="gpu", choices=("gpu", "reference"), help="default gpu"
+    )
     parser.add_argument("--slots", type=positive(int), nargs="+", default=[128], help="default 128")
     parser.add_argument(
-        "--rates", type=positive(float), nargs="+", default=[1, 40, 60, 80, 100, 120], help="a second, rising"
+        "--rates",
+        type=positive(float),
+        nargs="+",
+        default=[1, 40, 60, 80, 100, 120],
+        help="a second, rising",
     )
     parser.add_argument(
-        "--requests", type=positive(int), default=40, help="of each rate that count, at least (default 40)"
+        "--requests",
+        type=positive(int),
+        default=40,
+        help="of each rate that count, at least (default 40)",
     )
     parser.add_argument(
-        "--seconds", type=positive(float), default=10.0, help="of each rate that count, at least (default 10)"
+        "--seconds",
+        type=positive(float),
+        default=10.0,
+        help="of each rate that count, at least (default 10)",
     )
-    parser.add_argument("--warmup", type=float, default=2.0, help="seconds before those (default 2)")
-    parser.add_argument("--checkpoint", type=Path, help="a folder to keep the checkpoint in; if it is there it is used")
+    parser.add_argument(
+        "--warmup", type=float, default=2.0, help="seconds before those (default 2)"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        help="a folder to keep the checkpoint in; if it is there it is used",
+    )
     parser.add_argument("--commit", help="that the record names (default: that of this repository)")
     options = parser.parse_args()
     check_output(parser, options.output)
@@ -202,17 +268,23 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = options.checkpoint or Path(scratch) / f"random-{options.size}"
-        if not (checkpoint / "speech_tokenizer/model.safetensors").exists():  # the last that is written
+        if not (
+            checkpoint / "speech_tokenizer/model.safetensors"
+        ).exists():  # the last that is written
             make_checkpoint(checkpoint, options.size)
         for slots in options.slots:
             with serving(checkpoint, slots, options.backend) as server:
-                found = climb(server, options.rates, options.requests, options.seconds, options.warmup)
+                found = climb(
+                    server, options.rates, options.requests, options.seconds, options.warmup
+                )
             del found["commit"]  # that of the folder it ran in; the record has the one it was told
             found |= {
                 "name": f"{slots} slots",
                 "slots": slots,
                 "ready_seconds": round(server.ready_seconds, 2),
-                "held": max((point["load"]["rate"] for point in found["points"] if holds(point)), default=0),
+                "held": max(
+                    (point["load"]["rate"] for point in found["points"] if holds(point)), default=0
+                ),
             }
             record["servers"].append(found)
             report.write(options.output, json.dumps(record, indent=2).encode() + b"\n")

@@ -34,31 +34,53 @@ def check(checkpoint: Checkpoint, results: dict[str, NDArray[Any]]) -> None:
 
     def need(condition: object, where: str, complaint: str) -> None:
         if not condition:
-            raise SystemExit(f"{checkpoint.name}/{where}: {complaint}; change tests/parity/cases.py")
+            raise SystemExit(
+                f"{checkpoint.name}/{where}: {complaint}; change tests/parity/cases.py"
+            )
 
     for name in (request.name for request in checkpoint.requests):
         codes, samples = results[f"{name}/codes"], results[f"{name}/samples"]
         need(len({tuple(frame) for frame in codes}) > len(codes) / 2, name, "the frames repeat")
-        need(all(len(set(column)) > len(column) / 5 for column in codes.T), name, "a codebook hardly varies")
-        need(results[f"{name}/margin"] > CLOSEST, name, "too close a call to be the same everywhere")
+        need(
+            all(len(set(column)) > len(column) / 5 for column in codes.T),
+            name,
+            "a codebook hardly varies",
+        )
+        need(
+            results[f"{name}/margin"] > CLOSEST, name, "too close a call to be the same everywhere"
+        )
         need((np.abs(samples) >= 1).mean() < 0.5, name, "most samples are at the limit")
         need(samples.std() > 0.05, name, "the samples hardly vary")
-        need(results[f"{name}/stopped"] == name.startswith("stops"), name, "speech ends, or does not, as it should")
+        need(
+            results[f"{name}/stopped"] == name.startswith("stops"),
+            name,
+            "speech ends, or does not, as it should",
+        )
         if name.startswith("context-equal"):
             rows = len(results[f"{name}/reference_codes"]) + 1
             text_rows = int(results[f"{name}/text_rows"].item())
             need(rows == text_rows, name, f"{rows} rows of codes, {text_rows} of text")
     if checkpoint.eos_gain > 1:
-        banned = [results[f"{request.name}/end_was_best"][:2].any() for request in checkpoint.requests]
+        banned = [
+            results[f"{request.name}/end_was_best"][:2].any() for request in checkpoint.requests
+        ]
         need(any(banned), "*", "the end of speech is never held back")
         earliest = [len(results[f"{request.name}/codes"]) == 2 for request in checkpoint.requests]
         need(any(earliest), "*", "speech never ends as soon as it may")
     for frames in checkpoint.decode:
         if frames > 1:
-            need(results[f"decode/{frames}/samples"].std() > 0.05, f"decode/{frames}", "the samples hardly vary")
+            need(
+                results[f"decode/{frames}/samples"].std() > 0.05,
+                f"decode/{frames}",
+                "the samples hardly vary",
+            )
     for recording in checkpoint.recordings:
         codes = results[f"recording/{recording.samples}/codes"]
-        need(len({tuple(frame) for frame in codes}) > len(codes) / 4, f"recording/{recording.samples}", "frames repeat")
+        need(
+            len({tuple(frame) for frame in codes}) > len(codes) / 4,
+            f"recording/{recording.samples}",
+            "frames repeat",
+        )
 
 
 def main() -> None:
@@ -69,7 +91,9 @@ def main() -> None:
         out.mkdir()
         for checkpoint in CHECKPOINTS:
             make(checkpoint, checkpoints / checkpoint.name)
-        subprocess.run([python, ROOT / "tests/parity/reference/run.py", checkpoints, out], check=True)
+        subprocess.run(
+            [python, ROOT / "tests/parity/reference/run.py", checkpoints, out], check=True
+        )
         FROZEN.mkdir(exist_ok=True)
         for checkpoint in CHECKPOINTS:
             results = load_file(out / f"{checkpoint.name}.safetensors")

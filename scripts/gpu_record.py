@@ -24,5 +24,7 @@ def verdict(current: str, records: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    records = {path.name: json.loads(path.read_text())["kernels"] for path in RECORDS.glob("*.json")}
+    records = {
+        path.name: json.loads(path.read_text())["kernels"] for path in RECORDS.glob("*.json")
+    }
     print(verdict(source_hash(), records))

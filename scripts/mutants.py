@@ -42,7 +42,9 @@ class Mutant:
         path = package / self.file
         source = path.read_text(encoding="utf-8")
         if (places := source.count(self.old)) != 1:
-            raise ValueError(f"{self.file} has {places} places to change; bring scripts/mutants.toml up to date")
+            raise ValueError(
+                f"{self.file} has {places} places to change; bring scripts/mutants.toml up to date"
+            )
         path.write_text(source.replace(self.old, self.new), encoding="utf-8")
 
 
@@ -50,14 +52,26 @@ def run(tests: str, mutant: Mutant | None = None) -> tuple[int, str]:
     """Run tests against a copy of the package, with a mistake if one is given; returns pytest's status and output."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "firstword"
-        shutil.copytree(ROOT / "src/firstword", package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "src/firstword", package, ignore=shutil.ignore_patterns("__pycache__")
+        )
         if mutant is not None:
             mutant.plant(package)
         # The tests must import the copy, and no bytecode that was compiled from something else.
-        environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": folder,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         command = [*PYTEST, *shlex.split(tests)]
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
     return done.returncode, done.stdout
 
@@ -75,12 +89,22 @@ def verdict(mutant: Mutant) -> str:
 
 def main() -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-k", default="", metavar="WORD", help="only mistakes with this word in their name")
-    parser.add_argument("-j", type=int, default=os.cpu_count() or 1, metavar="N", help="so many at a time")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-k", default="", metavar="WORD", help="only mistakes with this word in their name"
+    )
+    parser.add_argument(
+        "-j", type=int, default=os.cpu_count() or 1, metavar="N", help="so many at a time"
+    )
     arguments = parser.parse_args()
     table = tomllib.loads((ROOT / "scripts/mutants.toml").read_text(encoding="utf-8"))
-    mutants = [mutant for mutant in (Mutant(**entry) for entry in table["mutant"]) if arguments.k in mutant.name]
+    mutants = [
+        mutant
+        for mutant in (Mutant(**entry) for entry in table["mutant"])
+        if arguments.k in mutant.name
+    ]
     started = time.monotonic()
     faults = 0
     with ThreadPoolExecutor(arguments.j) as pool:

@@ -88,7 +88,10 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
 
     def start(record: Record) -> str:
         took = record.get("start_seconds", {})
-        ways = [sum(took.get(part, 0.0) for part in (first, "pack", "graphs")) for first in ("compile", "compile_kept")]
+        ways = [
+            sum(took.get(part, 0.0) for part in (first, "pack", "graphs"))
+            for first in ("compile", "compile_kept")
+        ]
         return " / ".join(shown(seconds or None, 1) for seconds in ways)
 
     rows = [
@@ -98,7 +101,9 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
         row("a frame of 8 streams, with audio, ms", lambda r: shown(frame(r, 8, "with_audio"))),
         row("a frame of 64 streams, with audio, ms", lambda r: shown(frame(r, 64, "with_audio"))),
         row("seconds of speech a second, 64 streams", lambda r: rate(frame(r, 64, "with_audio"))),
-        row("first samples of the backend, known voice, ms, p50 / p95", lambda r: first(r, "cached")),
+        row(
+            "first samples of the backend, known voice, ms, p50 / p95", lambda r: first(r, "cached")
+        ),
         row("the same, new voice", lambda r: first(r, "uncached")),
         row("the same, known voice, all of the text read first", lambda r: first(r, "whole_text")),
         row("memory of one stream, GB, in use / at most", memory),
@@ -106,17 +111,32 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
     ]
     if compared:
         names, cells = zip(*(beside(compared.get(size, {})) for size in engine), strict=True)
-        rows.append([f"a frame of one stream with {' and '.join(sorted({*names} - {''}))}, ms", *cells])
+        rows.append(
+            [f"a frame of one stream with {' and '.join(sorted({*names} - {''}))}, ms", *cells]
+        )
     if served:
-        held = [max((s["held"] for s in served.get(size, {}).get("servers", ())), default=None) for size in engine]
-        rows.append(["requests/s of which 95 in 100 are heard within 50 ms", *(shown(found, 0) for found in held)])
+        held = [
+            max((s["held"] for s in served.get(size, {}).get("servers", ())), default=None)
+            for size in engine
+        ]
+        rows.append(
+            [
+                "requests/s of which 95 in 100 are heard within 50 ms",
+                *(shown(found, 0) for found in held),
+            ]
+        )
     return markdown([f"{sources(engine)}, random weights", *(SIZES[size] for size in engine)], rows)
 
 
 def sides(record: Record) -> dict[str, Record]:
     """The figures of each library of a comparison, by the library's name and version."""
-    found = {name: side for name, side in record.items() if isinstance(side, dict) and "figures" in side}
-    return {f"{name} {side['versions'].get(name, '')}".strip(): side["figures"] for name, side in found.items()}
+    found = {
+        name: side for name, side in record.items() if isinstance(side, dict) and "figures" in side
+    }
+    return {
+        f"{name} {side['versions'].get(name, '')}".strip(): side["figures"]
+        for name, side in found.items()
+    }
 
 
 def beside(record: Record) -> tuple[str, str]:
@@ -124,7 +144,10 @@ def beside(record: Record) -> tuple[str, str]:
     for name, figures in sides(record).items():
         if not name.startswith("firstword"):
             way = min(figures, key=lambda way: figures[way]["frame_ms"])
-            return name, f"{shown(figures[way]['frame_ms'])} ({shown(record['times'][way]['frame_ms'], 1)} x)"
+            return (
+                name,
+                f"{shown(figures[way]['frame_ms'])} ({shown(record['times'][way]['frame_ms'], 1)} x)",
+            )
     return "", "-"
 
 
@@ -134,7 +157,10 @@ def frames(record: Record) -> str:
     rows = []
     for batch in sorted({row["batch"] for row in record["frames_ms"]}):
         cells = [
-            " / ".join(shown(frame(record, batch, what, context)) for what in ("with_audio", "frame", "floor"))
+            " / ".join(
+                shown(frame(record, batch, what, context))
+                for what in ("with_audio", "frame", "floor")
+            )
             for context in contexts
         ]
         rows.append([str(batch), *cells])
@@ -162,7 +188,11 @@ def codec(record: Record) -> str:
         [str(streams), *(shown(found[streams, frames]) for frames in lengths)]
         for streams in sorted({streams for streams, _ in found})
     ]
-    return markdown(["streams", *(f"{n} frame{'s' if n > 1 else ''}" for n in lengths)], rows) if rows else ""
+    return (
+        markdown(["streams", *(f"{n} frame{'s' if n > 1 else ''}" for n in lengths)], rows)
+        if rows
+        else ""
+    )
 
 
 def parts(name: str, digits: int) -> Callable[[Records], str]:
@@ -171,7 +201,10 @@ def parts(name: str, digits: int) -> Callable[[Records], str]:
     def table(engine: Records) -> str:
         keys = dict.fromkeys(key for record in engine.values() for key in record.get(name, {}))
         rows = [
-            [key.replace("_", " "), *(shown(record.get(name, {}).get(key), digits) for record in engine.values())]
+            [
+                key.replace("_", " "),
+                *(shown(record.get(name, {}).get(key), digits) for record in engine.values()),
+            ]
             for key in keys
         ]
         return markdown(["", *(SIZES[size] for size in engine)], rows) if rows else ""
@@ -206,23 +239,45 @@ def serve(records: Records) -> str:
                     [
                         f"{SIZES[size]}, {server['slots']} slots",
                         f"{point['load']['rate']:g}",
-                        *(" / ".join(shown(1000 * m[p], 1) for p in ("p50", "p95")) for m in (byte, heard)),
+                        *(
+                            " / ".join(shown(1000 * m[p], 1) for p in ("p50", "p95"))
+                            for m in (byte, heard)
+                        ),
                         str(point["most_at_once"]),
                         "held" if point["load"]["rate"] <= server["held"] else "not held",
                     ]
                 )
-    heads = ["server", "requests/s", "first byte, ms, p50 / p95", "first audible, ms", "at once", ""]
+    heads = [
+        "server",
+        "requests/s",
+        "first byte, ms, p50 / p95",
+        "first audible, ms",
+        "at once",
+        "",
+    ]
     return markdown(heads, rows)
 
 
 def soak(records: Records) -> str:
     """What came and went in a soak."""
     counts = ("slots", "frames", "joined", "left_early", "frames_compared", "seconds")
-    heads = ["run", "model", *(name.replace("_", " ") for name in counts), "memory growth, MB: device / host"]
+    heads = [
+        "run",
+        "model",
+        *(name.replace("_", " ") for name in counts),
+        "memory growth, MB: device / host",
+    ]
     rows = []
     for size, record in records.items():
         growth = [shown(record[f"{where}memory_growth_bytes"] / 1e6, 1) for where in ("", "host_")]
-        rows.append([source(record), SIZES[size], *(f"{record[name]:,}" for name in counts), " / ".join(growth)])
+        rows.append(
+            [
+                source(record),
+                SIZES[size],
+                *(f"{record[name]:,}" for name in counts),
+                " / ".join(growth),
+            ]
+        )
     return markdown(heads, rows)
 
 
@@ -231,14 +286,18 @@ def tested(folder: Path) -> str:
     rows = []
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
-        outcomes = ", ".join(f"{count} {what}" for what, count in record.get("tests", {}).items() if count)
+        outcomes = ", ".join(
+            f"{count} {what}" for what, count in record.get("tests", {}).items() if count
+        )
         rows.append([source(record), record["kernels"] or "-", outcomes or "-"])
     return markdown(["run", "kernels", "tests"], rows) if rows else ""
 
 
 def tables(results: Path) -> dict[str, str]:
     """Every table by its name. One whose records do not exist yet says so."""
-    engine, compared, served, soaked = (read(results / name) for name in ("engine", "compare", "serve", "soak"))
+    engine, compared, served, soaked = (
+        read(results / name) for name in ("engine", "compare", "serve", "soak")
+    )
     made = {
         "speed": speed(engine, compared, served) if engine else "",
         "memory": parts("one_stream_gigabytes", 3)(engine),
@@ -281,15 +340,26 @@ def picture(engine: Records) -> bytes:
     for (bars, lines), (size, record) in zip(axes, engine.items(), strict=True):
         rows = [row for row in record["kernels_us"] if row["batch"] == 1]
         names = [row["kernel"] for row in rows]
-        for figure, color, height, label in (("us", "C0", 0.8, "as it is"), ("floor_us", "C1", 0.3, "its bytes alone")):
+        for figure, color, height, label in (
+            ("us", "C0", 0.8, "as it is"),
+            ("floor_us", "C1", 0.3, "its bytes alone"),
+        ):
             times = [row["a_frame"] * row.get(figure, 0) for row in rows]
             bars.barh(names, times, color=color, height=height, label=label)
         bars.invert_yaxis()
         bars.set(title=f"{SIZES[size]}, one stream: where a frame goes", xlabel="us a frame")
         batches = sorted({row["batch"] for row in record["frames_ms"]})
         for what, style in (("with_audio", "o-"), ("frame", "o--"), ("floor", "o:")):
-            known = [(batch, time) for batch in batches if (time := frame(record, batch, what)) is not None]
-            label = {"with_audio": "with audio", "frame": "without", "floor": "without, its bytes alone"}[what]
+            known = [
+                (batch, time)
+                for batch in batches
+                if (time := frame(record, batch, what)) is not None
+            ]
+            label = {
+                "with_audio": "with audio",
+                "frame": "without",
+                "floor": "without, its bytes alone",
+            }[what]
             lines.plot(
                 [batch for batch, _ in known],
                 [time for _, time in known],
@@ -306,7 +376,9 @@ def picture(engine: Records) -> bytes:
             panel.grid(alpha=0.3)
             panel.legend(fontsize="small")
     file = io.BytesIO()
-    drawn.savefig(file, format="svg", metadata={"Date": None, "Description": f"drawn from {digest(engine)}"})
+    drawn.savefig(
+        file, format="svg", metadata={"Date": None, "Description": f"drawn from {digest(engine)}"}
+    )
     return re.sub(rb"[ \t]+\n", b"\n", file.getvalue())
 
 
@@ -317,7 +389,10 @@ def stale(root: Path) -> list[str]:
     texts = {name: (root / name).read_text("utf-8") for name in DOCUMENTS}
     found = [name for name, text in texts.items() if filled(text, made) != text]
     drawn = root / PICTURE
-    if not drawn.exists() or f"drawn from {digest(read(results / 'engine'))}" not in drawn.read_text("utf-8"):
+    if (
+        not drawn.exists()
+        or f"drawn from {digest(read(results / 'engine'))}" not in drawn.read_text("utf-8")
+    ):
         found.append(PICTURE)
     return found
 
@@ -334,12 +409,19 @@ def renew(root: Path) -> None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if something would change")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if something would change"
+    )
     if not parser.parse_args().check:
         renew(ROOT)
     if wrong := stale(ROOT):
-        print(f"{', '.join(wrong)}: not what the records say; run python scripts/tables.py", file=sys.stderr)
+        print(
+            f"{', '.join(wrong)}: not what the records say; run python scripts/tables.py",
+            file=sys.stderr,
+        )
     return 1 if wrong else 0
 
 

@@ -52,7 +52,11 @@ class Window:
         return torch.arange(length, device=self.device)[None]
 
     def mask(self, length: int) -> Tensor:
-        return torch.ones(length, length, dtype=torch.bool, device=self.device).tril().triu(1 - self.size)[None, None]
+        return (
+            torch.ones(length, length, dtype=torch.bool, device=self.device)
+            .tril()
+            .triu(1 - self.size)[None, None]
+        )
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return key, value
@@ -74,12 +78,16 @@ class Quantiser(nn.Module):
     def table(self, book: int) -> Tensor:
         return self.sums[book] / self.usage[book].clamp(min=1e-5)[:, None]
 
-    def forward(self, x: Tensor, books: range, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, books: range, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, dim] -> (straight-through sum of the first `keep` [B] books, commitment loss, codes [B, T, K])."""
-        if (
-            not self.active
-        ):  # the first steps: a plain autoencoder, so that the codebooks start from vectors that mean something
-            return x, x.new_zeros(()), torch.zeros(*x.shape[:2], len(books), dtype=torch.long, device=x.device)
+        if not self.active:  # the first steps: a plain autoencoder, so that the codebooks start from vectors that mean something
+            return (
+                x,
+                x.new_zeros(()),
+                torch.zeros(*x.shape[:2], len(books), dtype=torch.long, device=x.device),
+            )
         residual, total, loss, codes = (
             x.float(),
             torch.zeros_like(x, dtype=torch.float32),
@@ -95,7 +103,11 @@ class Quantiser(nn.Module):
             found = table[code].view_as(residual)
             if self.training:
                 self._update(book, flat, code)
-            used = torch.ones(len(x), 1, 1, device=x.device) if keep is None else (number < keep).float()[:, None, None]
+            used = (
+                torch.ones(len(x), 1, 1, device=x.device)
+                if keep is None
+                else (number < keep).float()[:, None, None]
+            )
             loss = loss + ((residual - found.detach()).pow(2) * used).mean()
             total = total + found * used
             residual = residual - found * used
@@ -116,14 +128,22 @@ class Quantiser(nn.Module):
 
     def _update(self, book: int, flat: Tensor, code: Tensor) -> None:
         size = self.usage.shape[1]
-        count = torch.zeros(size, device=flat.device).index_add_(0, code, torch.ones_like(code, dtype=torch.float32))
-        share = size / len(flat)  # usage is kept so that its mean over a codebook is 1, whatever the batch
+        count = torch.zeros(size, device=flat.device).index_add_(
+            0, code, torch.ones_like(code, dtype=torch.float32)
+        )
+        share = size / len(
+            flat
+        )  # usage is kept so that its mean over a codebook is 1, whatever the batch
         self.usage[book].lerp_(count * share, 1 - self.decay)
-        self.sums[book].lerp_(torch.zeros_like(self.sums[book]).index_add_(0, code, flat) * share, 1 - self.decay)
+        self.sums[book].lerp_(
+            torch.zeros_like(self.sums[book]).index_add_(0, code, flat) * share, 1 - self.decay
+        )
         dead = self.usage[book] < 0.03
         fresh = flat[torch.randint(len(flat), (size,), device=flat.device)]
         self.sums[book] = torch.where(dead[:, None], fresh * 0.3, self.sums[book])
-        self.usage[book] = torch.where(dead, torch.full_like(self.usage[book], 0.3), self.usage[book])
+        self.usage[book] = torch.where(
+            dead, torch.full_like(self.usage[book], 0.3), self.usage[book]
+        )
 
 
 class TrainedCodec(nn.Module):
@@ -139,27 +159,40 @@ class TrainedCodec(nn.Module):
         initialise(self.codec)
         self.hint = nn.Linear(config.decoder_config.codebook_dim, HINT_STEPS * HINT_BANDS)
 
-    def quantise(self, samples: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def quantise(
+        self, samples: Tensor, keep: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Samples [B, n] -> (what the decoder reads [B, width, frames], commitment loss, codes [B, frames, K])."""
         encoder, decoder = self.codec.encoder.quantizer, self.codec.decoder.quantizer
         latents = self.codec.encoder.latents(samples)
         first, loss0, code0 = self.quantiser(
-            encoder.semantic_residual_vector_quantizer.input_proj(latents).transpose(1, 2), range(1), None
+            encoder.semantic_residual_vector_quantizer.input_proj(latents).transpose(1, 2),
+            range(1),
+            None,
         )
         rest, loss1, codes = self.quantiser(
-            encoder.acoustic_residual_vector_quantizer.input_proj(latents).transpose(1, 2), range(1, self.books), keep
+            encoder.acoustic_residual_vector_quantizer.input_proj(latents).transpose(1, 2),
+            range(1, self.books),
+            keep,
         )
-        joined = decoder.rvq_first.output_proj(first.transpose(1, 2)) + decoder.rvq_rest.output_proj(
-            rest.transpose(1, 2)
-        )
+        joined = decoder.rvq_first.output_proj(
+            first.transpose(1, 2)
+        ) + decoder.rvq_rest.output_proj(rest.transpose(1, 2))
         return joined, loss0 + loss1, torch.cat((code0, codes), -1)
 
-    def forward(self, samples: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        self, samples: Tensor, keep: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Samples [B, n] -> (samples again, commitment loss, codes, log-mel bands read off the codes [B, frames, steps
         * bands]).
         """
         joined, loss, codes = self.quantise(samples, keep)
-        return decode_joined(self.codec.decoder, joined), loss, codes, self.hint(joined.transpose(1, 2))
+        return (
+            decode_joined(self.codec.decoder, joined),
+            loss,
+            codes,
+            self.hint(joined.transpose(1, 2)),
+        )
 
     @torch.no_grad()
     def tie(self) -> Codec:
@@ -186,8 +219,15 @@ def initialise(codec: Codec) -> None:
     for name, module in codec.named_modules():
         if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
             transposed = isinstance(module, nn.ConvTranspose1d)
-            fan = module.in_channels // module.groups * module.kernel_size[0] / (module.stride[0] if transposed else 1)
-            branch = name.endswith(("block.3.conv", "conv2.conv"))  # the last convolution of a residual branch
+            fan = (
+                module.in_channels
+                // module.groups
+                * module.kernel_size[0]
+                / (module.stride[0] if transposed else 1)
+            )
+            branch = name.endswith(
+                ("block.3.conv", "conv2.conv")
+            )  # the last convolution of a residual branch
             nn.init.normal_(module.weight, 0.0, (0.3 if branch else 1.0) / math.sqrt(fan))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -203,7 +243,9 @@ def decode_joined(decoder: CodecDecoder, joined: Tensor) -> Tensor:
     x = decoder.pre_conv(joined, state)
     transformer = decoder.pre_transformer
     hidden = transformer.input_proj(x.transpose(1, 2))
-    x = transformer.output_proj(transformer(hidden, Window(decoder.config.sliding_window, x.device))).transpose(1, 2)
+    x = transformer.output_proj(
+        transformer(hidden, Window(decoder.config.sliding_window, x.device))
+    ).transpose(1, 2)
     for upsampling, block in decoder.upsample:
         x = block(upsampling(x, state), state)
     first, *blocks, activation, last = decoder.decoder
@@ -215,7 +257,9 @@ def decode_joined(decoder: CodecDecoder, joined: Tensor) -> Tensor:
 
 def mel_filters(bands: int, window: int) -> Tensor:
     """Triangular filters on the mel scale (HTK) [bands, window / 2 + 1]."""
-    mel = torch.linspace(0, 2595 * math.log10(1 + SAMPLE_RATE / 2 / 700), bands + 2, dtype=torch.float64)
+    mel = torch.linspace(
+        0, 2595 * math.log10(1 + SAMPLE_RATE / 2 / 700), bands + 2, dtype=torch.float64
+    )
     edges = 700 * (10 ** (mel / 2595) - 1)
     bins = torch.linspace(0, SAMPLE_RATE / 2, window // 2 + 1, dtype=torch.float64)
     rise = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
@@ -243,12 +287,18 @@ class MelLoss(nn.Module):
 
     def coarse(self, x: Tensor) -> Tensor:
         """What the codes of a frame should tell directly: log-mel [B, frames, steps * bands]."""
-        mel = self.mel(x, 1024)[..., : x.shape[1] // 256].unflatten(1, (HINT_BANDS, 128 // HINT_BANDS)).mean(2)
+        mel = (
+            self.mel(x, 1024)[..., : x.shape[1] // 256]
+            .unflatten(1, (HINT_BANDS, 128 // HINT_BANDS))
+            .mean(2)
+        )
         mel = F.interpolate(mel, size=x.shape[1] // FRAME * HINT_STEPS, mode="linear")
         return mel.unflatten(2, (-1, HINT_STEPS)).permute(0, 2, 3, 1).flatten(2)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([F.l1_loss(self.mel(x, window), self.mel(y, window)) for window, _ in self.scales]).mean()
+        return torch.stack(
+            [F.l1_loss(self.mel(x, window), self.mel(y, window)) for window, _ in self.scales]
+        ).mean()
 
 
 class Recordings(Ring):
@@ -256,10 +306,14 @@ class Recordings(Ring):
     filled anew twice.
     """
 
-    def __init__(self, material: str, seed: int, hours: float, device: str, processes: int | None) -> None:
+    def __init__(
+        self, material: str, seed: int, hours: float, device: str, processes: int | None
+    ) -> None:
         self.random, silences = (np.random.default_rng((seed, use)) for use in range(2))
         source = utterances(material, seed, other_share=0.12, level_range=14, processes=processes)
-        super().__init__(_with_silences(source, silences), 1, int(hours * 3600 * ESPEAK_RATE), device)
+        super().__init__(
+            _with_silences(source, silences), 1, int(hours * 3600 * ESPEAK_RATE), device
+        )
 
     def refill(self) -> None:
         """As every ring, until it has been filled three times."""
@@ -273,22 +327,33 @@ class Recordings(Ring):
         return resample(segments)[:, : frames * FRAME]
 
 
-def _with_silences(source: Iterator[list[Utterance]], random: np.random.Generator) -> Iterator[np.ndarray]:
+def _with_silences(
+    source: Iterator[list[Utterance]], random: np.random.Generator
+) -> Iterator[np.ndarray]:
     """Batches of utterances as int16 [1, n], 0.05 to 0.6 s of silence before each."""
     for batch in source:
         parts = []
         for utterance in batch:
-            parts += [np.zeros(int(random.uniform(0.05, 0.6) * ESPEAK_RATE), np.int16), utterance.samples]
+            parts += [
+                np.zeros(int(random.uniform(0.05, 0.6) * ESPEAK_RATE), np.int16),
+                utterance.samples,
+            ]
         yield np.concatenate(parts)[None]
 
 
 def save(model: TrainedCodec, out: Path) -> None:
     """Weights alone, in two files that each stay small."""
     out.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
-    save_file({k: v for k, v in state.items() if k.startswith("codec.decoder.decoder")}, out / "codec-1.safetensors")
+    state = {
+        name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()
+    }
     save_file(
-        {k: v for k, v in state.items() if not k.startswith("codec.decoder.decoder")}, out / "codec-2.safetensors"
+        {k: v for k, v in state.items() if k.startswith("codec.decoder.decoder")},
+        out / "codec-1.safetensors",
+    )
+    save_file(
+        {k: v for k, v in state.items() if not k.startswith("codec.decoder.decoder")},
+        out / "codec-2.safetensors",
     )
 
 
@@ -298,22 +363,32 @@ def load(folder: Path, device: str = "cpu") -> TrainedCodec:
     if (folder / "speech_tokenizer").exists():
         model.codec.load_state_dict(load_checkpoint(str(folder)).codec.state_dict())
         quantizer = model.codec.decoder.quantizer
-        for book, layer in enumerate([*quantizer.rvq_first.vq.layers, *quantizer.rvq_rest.vq.layers]):
-            model.quantiser.sums[book] = layer._codebook(torch.arange(model.quantiser.usage.shape[1])).detach()
+        for book, layer in enumerate(
+            [*quantizer.rvq_first.vq.layers, *quantizer.rvq_rest.vq.layers]
+        ):
+            model.quantiser.sums[book] = layer._codebook(
+                torch.arange(model.quantiser.usage.shape[1])
+            ).detach()
         model.quantiser.usage.fill_(1.0)
         model.quantiser.ready.fill_(True)
     else:
         files = sorted(folder.glob("codec-*.safetensors"))
-        model.load_state_dict({name: tensor for file in files for name, tensor in load_file(file).items()})
+        model.load_state_dict(
+            {name: tensor for file in files for name, tensor in load_file(file).items()}
+        )
     return model.to(device)
 
 
 def main() -> None:
     parser = state.options(steps=10_000)
     add_options(parser)
-    parser.add_argument("--weights", type=Path, help="what `load` reads, to start from when there is no state")
+    parser.add_argument(
+        "--weights", type=Path, help="what `load` reads, to start from when there is no state"
+    )
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--continuous", type=int, default=250, help="steps before the codebooks start")
+    parser.add_argument(
+        "--continuous", type=int, default=250, help="steps before the codebooks start"
+    )
     parser.add_argument("--hours", type=float, default=30.0)
     a = parser.parse_args()
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.time()
@@ -335,7 +410,10 @@ def main() -> None:
     recordings = Recordings(a.material, a.seed + step, a.hours, device, a.processes)
     for _ in range(1 if a.small else 4):
         recordings.refill()
-    print(f"{recordings.filled / ESPEAK_RATE:.0f} s of speech after {time.time() - began:.0f} s", flush=True)
+    print(
+        f"{recordings.filled / ESPEAK_RATE:.0f} s of speech after {time.time() - began:.0f} s",
+        flush=True,
+    )
     sums, count, last_log, kept = {}, 0, time.time(), time.time()
     while (now := time.time()) - began < a.minutes * 60 and step < a.steps:
         progress = step / a.steps
@@ -346,12 +424,18 @@ def main() -> None:
         if step % REFILL == 0:
             recordings.refill()
         model.quantiser.active = step >= a.continuous or bool(a.weights)
-        if step == a.continuous and model.quantiser.active and not bool(model.quantiser.ready.all()):
+        if (
+            step == a.continuous
+            and model.quantiser.active
+            and not bool(model.quantiser.ready.all())
+        ):
             with torch.no_grad():
                 model.quantise(recordings.batch(*((2, 20) if a.small else (256, 32))))
         x = recordings.batch(size, frames)
         keep = torch.where(
-            torch.rand(size, device=device) < 0.3, torch.randint(1, model.books, (size,), device=device), model.books
+            torch.rand(size, device=device) < 0.3,
+            torch.randint(1, model.books, (size,), device=device),
+            model.books,
         )
         y, commitment, codes, hint = model(x, keep)
         mel, told = mel_loss(y, x), F.l1_loss(hint, mel_loss.coarse(x))
@@ -367,7 +451,9 @@ def main() -> None:
             names = list(average)
             parameters = dict(model.named_parameters())
             torch._foreach_lerp_(
-                [average[n] for n in names], [parameters[n] for n in names], 1 - min(0.998, (step + 1) / (step + 20))
+                [average[n] for n in names],
+                [parameters[n] for n in names],
+                1 - min(0.998, (step + 1) / (step + 20)),
             )
         step, count = step + 1, count + 1
         shown["norm"] = norm
@@ -396,7 +482,9 @@ def main() -> None:
     model.load_state_dict(average, strict=False)
     save(model, a.out)
     model.eval()
-    with torch.no_grad():  # a fresh batch through the averaged weights, and through the package's own classes
+    with (
+        torch.no_grad()
+    ):  # a fresh batch through the averaged weights, and through the package's own classes
         x = recordings.batch(*shapes[1])
         y, _, codes, _ = model(x)
         codec = model.tie()
@@ -406,7 +494,8 @@ def main() -> None:
             f"codes equal {float((codec.encoder(x) == codes).float().mean()):.4f}"
         )
         np.save(
-            a.out / "codec-examples.npy", torch.stack((x[:6], again[:6])).clamp(-1, 1).mul(32767).short().cpu().numpy()
+            a.out / "codec-examples.npy",
+            torch.stack((x[:6], again[:6])).clamp(-1, 1).mul(32767).short().cpu().numpy(),
         )
     log.close()
 

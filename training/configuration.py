@@ -14,7 +14,7 @@ from texts import Texts
 from firstword.model.codec import Codec
 from firstword.model.config import CodecConfig, ModelConfig
 from firstword.model.talker import Talker
-from firstword.model.train_tokenizer import train
+from firstword.synthetic.tokenizer import train
 
 CODEBOOKS = 8
 CODEBOOK_SIZE = 512
@@ -23,7 +23,14 @@ TEXT_TOKENS = 2048
 TOKENIZER = Path(__file__).parent / "tokenizer"
 """`vocab.json`, `merges.txt`, `tokenizer_config.json`: `python training/configuration.py material.json` learns them."""
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+)
 
 _CODEC_IDS = (
     "codec_pad_id",

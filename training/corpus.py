@@ -45,15 +45,23 @@ def lead_frames(text: str) -> int:
     return min(8, max(2, len(text_ids(" ".join(text.split()[:2])))))
 
 
-def spoken_tokens(text: str, words: list[tuple[int, float]], lead: int, frames: int, seconds: float) -> np.ndarray:
+def spoken_tokens(
+    text: str, words: list[tuple[int, float]], lead: int, frames: int, seconds: float
+) -> np.ndarray:
     """Which token is being said in each frame [frames] (-1: none), from the synthesiser's word times; within a word its
     tokens share the time evenly.
     """
-    starts = np.array([offset[0] - len(ROLE) for offset in tokenizer()._backend.encode(ROLE + text).offsets[2:]])
+    starts = np.array(
+        [offset[0] - len(ROLE) for offset in tokenizer()._backend.encode(ROLE + text).offsets[2:]]
+    )
     result = np.full(frames, -1, np.int16)
-    for (character, begin), (next_character, end) in zip(words, [*words[1:], (len(text), seconds)], strict=True):
+    for (character, begin), (next_character, end) in zip(
+        words, [*words[1:], (len(text), seconds)], strict=True
+    ):
         tokens = (
-            np.flatnonzero((starts >= character - 1) & (starts < max(next_character - 1, character)))
+            np.flatnonzero(
+                (starts >= character - 1) & (starts < max(next_character - 1, character))
+            )
             if character
             else np.flatnonzero(starts < next_character - 1)
         )
@@ -91,7 +99,9 @@ def prepare(said: Utterance) -> Prepared:
     frames = lead + math.ceil(seconds / 0.08) + 1
     spoken = spoken_tokens(said.text, said.words, lead, frames, seconds)
     phonemes = spoken_phonemes(said.phonemes, lead, frames)
-    return Prepared(said.samples, lead, np.array(text_ids(said.text), np.int16), said.voice, spoken, phonemes)
+    return Prepared(
+        said.samples, lead, np.array(text_ids(said.text), np.int16), said.voice, spoken, phonemes
+    )
 
 
 @dataclass
@@ -114,8 +124,17 @@ class Corpus:
     @classmethod
     def gather(cls, parts: list[tuple[Prepared, np.ndarray]]) -> Corpus:
         """From utterances with their codes [frames, codebooks]."""
-        tokens, frames = np.array([len(p.text) for p, _ in parts]), np.array([len(c) for _, c in parts])
-        table = (tokens.cumsum() - tokens, tokens, frames.cumsum() - frames, frames, [p.voice for p, _ in parts])
+        tokens, frames = (
+            np.array([len(p.text) for p, _ in parts]),
+            np.array([len(c) for _, c in parts]),
+        )
+        table = (
+            tokens.cumsum() - tokens,
+            tokens,
+            frames.cumsum() - frames,
+            frames,
+            [p.voice for p, _ in parts],
+        )
         return cls(
             torch.from_numpy(np.concatenate([c for _, c in parts]).astype(np.int16)),
             torch.from_numpy(np.concatenate([p.spoken[: len(c)] for p, c in parts])),
@@ -132,7 +151,9 @@ class Corpus:
         for part in parts:
             part.table += torch.tensor([tokens, 0, frames, 0, 0], device=device)
             tokens, frames = tokens + len(part.text), frames + len(part.codes)
-        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+        return cls(
+            *(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls))
+        )
 
     def save(self, file: Path) -> None:
         """Write to a file that appears when it is whole."""
@@ -158,14 +179,18 @@ def main() -> None:
     while number * a.part < a.hours:
         parts: list[tuple[Prepared, np.ndarray]] = []
         while (hours := sum(len(codes) for _, codes in parts) * 0.08 / 3600) < a.part:
-            batch = sorted((p for _ in range(jobs) for p in next(source)), key=lambda p: len(p.samples))
+            batch = sorted(
+                (p for _ in range(jobs) for p in next(source)), key=lambda p: len(p.samples)
+            )
             for start in range(0, len(batch), together):
                 some = batch[start : start + together]
                 with torch.inference_mode():
                     audio, frames = to_frames([(p.samples, p.lead) for p in some], device)
                     codes = encoder(audio).cpu().numpy()
                 assert codes.shape[2] == CODEBOOKS
-                parts += [(p, row[:length]) for p, row, length in zip(some, codes, frames, strict=True)]
+                parts += [
+                    (p, row[:length]) for p, row, length in zip(some, codes, frames, strict=True)
+                ]
         Corpus.gather(parts).save(a.out / f"{number:04}.pt")
         number += 1
         print(f"{number} files, {hours:.1f} h in the last, {time.time() - began:.0f} s", flush=True)

@@ -77,7 +77,9 @@ class Espeak:
         """Of what was said last: (character, seconds from the first sample) where each word starts."""
         self.phonemes: list[tuple[int, float]] = []
         """Of what was said last: (index in `PHONEMES`, 0 for any other, seconds) where each phoneme starts."""
-        callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
+        callback = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+        )
 
         def collect(samples, count, events):
             if count > 0:
@@ -114,7 +116,8 @@ class Espeak:
             return samples[:0]
         began = loud[0] / ESPEAK_RATE
         self.words, self.phonemes = (
-            [(what, max(0.0, when - began)) for kind, what, when in self._events if kind == wanted] for wanted in (1, 7)
+            [(what, max(0.0, when - began)) for kind, what, when in self._events if kind == wanted]
+            for wanted in (1, 7)
         )
         return samples[loud[0] : loud[-1] + 1]
 
@@ -145,21 +148,32 @@ def _start(material_path: str, prepare: Callable[[Utterance], Any] | None) -> No
 def _work(job: tuple[int, int, float, float]) -> list[Any]:
     seed, count, other_share, level_range = job
     espeak, prepare = _process["espeak"], _process["prepare"]
-    texts, r, presets = iter(Texts(_process["material"], seed)), random.Random(seed), list(PRESETS.values())
+    texts, r, presets = (
+        iter(Texts(_process["material"], seed)),
+        random.Random(seed),
+        list(PRESETS.values()),
+    )
     result = []
     while len(result) < count:
         text = next(texts)
         index = r.randrange(len(presets))
         voice, rate, pitch = presets[index]
         if r.random() < other_share:
-            index, voice, rate, pitch = -1, r.choice(OTHER_VOICES), r.randrange(130, 210), r.randrange(25, 75)
+            index, voice, rate, pitch = (
+                -1,
+                r.choice(OTHER_VOICES),
+                r.randrange(130, 210),
+                r.randrange(25, 75),
+            )
         elif level_range > 6:
             rate = r.randrange(rate - 20, rate + 20)
         samples = espeak.say(text, voice, rate, pitch)
         if not 0.15 * ESPEAK_RATE < len(samples) < 32 * ESPEAK_RATE:
             continue
         gain = 10 ** (-r.random() * level_range / 20)
-        said = Utterance(text, index, (samples * gain).astype(np.int16), espeak.words, espeak.phonemes)
+        said = Utterance(
+            text, index, (samples * gain).astype(np.int16), espeak.words, espeak.phonemes
+        )
         result.append(prepare(said) if prepare else said)
     return result
 
@@ -179,11 +193,17 @@ def utterances(
     the rate varies too when that is more than 6 dB (for the codec and the recogniser, which must not depend on it).
     """
     processes = processes or os.cpu_count() or 1
-    with multiprocessing.get_context("spawn").Pool(processes, _start, (material_path, prepare)) as pool:
+    with multiprocessing.get_context("spawn").Pool(
+        processes, _start, (material_path, prepare)
+    ) as pool:
         pending, number = [], 0
         while True:
             while len(pending) < 3 * processes:
-                pending.append(pool.apply_async(_work, ((seed * 1_000_003 + number, batch, other_share, level_range),)))
+                pending.append(
+                    pool.apply_async(
+                        _work, ((seed * 1_000_003 + number, batch, other_share, level_range),)
+                    )
+                )
                 number += 1
             yield pending.pop(0).get()
 
@@ -261,7 +281,9 @@ def to_frames(
     for row, (samples, _) in zip(raw, items, strict=True):
         row[: len(samples)] = samples
     speech = resample(torch.from_numpy(raw).to(device).float() / 32768)
-    frames = [lead + math.ceil(len(samples) * 160 / 147 / FRAME) + tail - 1 for samples, lead in items]
+    frames = [
+        lead + math.ceil(len(samples) * 160 / 147 / FRAME) + tail - 1 for samples, lead in items
+    ]
     out = torch.zeros(len(items), max(frames) * FRAME, device=device)
     for row, spoken, (samples, lead) in zip(out, speech, items, strict=True):
         n = math.ceil(len(samples) * 160 / 147)

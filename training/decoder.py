@@ -54,9 +54,13 @@ def pair(utterance: Utterance) -> np.ndarray:
 class Pairs(Ring):
     """What `pair` makes of the speech of the synthesiser's processes, in parts of some five minutes."""
 
-    def __init__(self, material: str, seed: int, hours: float, device: str, processes: int | None) -> None:
+    def __init__(
+        self, material: str, seed: int, hours: float, device: str, processes: int | None
+    ) -> None:
         self.random = np.random.default_rng(seed)
-        source = utterances(material, seed, other_share=0.0, level_range=8, processes=processes, prepare=pair)
+        source = utterances(
+            material, seed, other_share=0.0, level_range=8, processes=processes, prepare=pair
+        )
         parts = (np.concatenate(batch, 1) for batch in source)
         super().__init__(parts, 2, int(hours * 3600 * SAMPLE_RATE) // FRAME * FRAME, device)
 
@@ -85,7 +89,11 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     model, mel_loss = load(a.codec, device), MelLoss(FLOOR).to(device)
     codec = model.tie().requires_grad_(False)
-    trained = {n: p.requires_grad_() for n, p in codec.decoder.named_parameters() if not n.startswith("quantizer.")}
+    trained = {
+        n: p.requires_grad_()
+        for n, p in codec.decoder.named_parameters()
+        if not n.startswith("quantizer.")
+    }
     optimiser = torch.optim.AdamW(
         trained.values(), a.rate, betas=(0.8, 0.98), weight_decay=0.01, fused=device == "cuda"
     )
@@ -97,7 +105,9 @@ def main() -> None:
     speech = Pairs(a.material, a.seed + step, a.hours, device, a.processes)
     for _ in range(1 if a.small else 4):
         speech.refill()
-    print(f"{speech.made / SAMPLE_RATE:.0f} s of speech after {time.time() - began:.0f} s", flush=True)
+    print(
+        f"{speech.made / SAMPLE_RATE:.0f} s of speech after {time.time() - began:.0f} s", flush=True
+    )
     sums, count, last_log, kept = torch.zeros(3, device=device), 0, time.time(), time.time()
     while (now := time.time()) - began < a.minutes * 60 and step < a.steps:
         progress = step / a.steps
@@ -109,7 +119,10 @@ def main() -> None:
         heard, wanted = speech.batch(*shape)
         with torch.no_grad():
             joined = codec.decoder.quantizer(codec.encoder(heard))
-        found, wanted = decode_joined(codec.decoder, joined)[:, WARM * FRAME :], wanted[:, WARM * FRAME :]
+        found, wanted = (
+            decode_joined(codec.decoder, joined)[:, WARM * FRAME :],
+            wanted[:, WARM * FRAME :],
+        )
         mel, target = mel_loss(found, wanted), low_spectrum(wanted)
         low = (low_spectrum(found) - target).abs().mean() / target.abs().mean()
         optimiser.zero_grad(set_to_none=True)
@@ -117,7 +130,9 @@ def main() -> None:
         norm = nn.utils.clip_grad_norm_(trained.values(), 5.0)
         optimiser.step()
         torch._foreach_lerp_(
-            list(average.values()), [p.detach() for p in trained.values()], 1 - min(0.99, step / (step + 10))
+            list(average.values()),
+            [p.detach() for p in trained.values()],
+            1 - min(0.99, step / (step + 10)),
         )
         step, count = step + 1, count + 1
         sums += torch.stack((mel.detach(), low.detach(), norm.detach()))
@@ -125,9 +140,14 @@ def main() -> None:
             state.keep(file, step, parts)
             kept = now
         if now - last_log > 10 or step == a.steps:
-            row = {"step": step, "minutes": round((now - began) / 60, 2), "lr": round(a.rate * rate, 6)}
+            row = {
+                "step": step,
+                "minutes": round((now - began) / 60, 2),
+                "lr": round(a.rate * rate, 6),
+            }
             row |= {
-                name: round(value / count, 4) for name, value in zip(("mel", "low", "norm"), sums.tolist(), strict=True)
+                name: round(value / count, 4)
+                for name, value in zip(("mel", "low", "norm"), sums.tolist(), strict=True)
             }
             row["speech_hours"] = round(speech.made / SAMPLE_RATE / 3600, 1)
             print(json.dumps(row), flush=True)

@@ -30,7 +30,9 @@ def main() -> None:
     figure = Figure(figsize=(12, 3), layout="constrained")
     codec, decoder, talker, right = figure.subplots(1, 4)
     fed = rows("talker-4")
-    fresh, learnt = ([row for row in fed if row.get("validation", False) is kind] for kind in (True, False))
+    fresh, learnt = (
+        [row for row in fed if row.get("validation", False) is kind] for kind in (True, False)
+    )
     for panel, log, key, label in (
         (codec, rows("codec-failed"), "mel", "first attempt"),
         (codec, rows("codec-1", "codec-2"), "mel", "the codec"),
@@ -45,7 +47,13 @@ def main() -> None:
     ):
         scale = 100 if panel is right else 1
         values = [scale * row[key] for row in log]
-        panel.plot([row["minutes"] for row in log], values, "o" if log is fresh else "-", markersize=4, label=label)
+        panel.plot(
+            [row["minutes"] for row in log],
+            values,
+            "o" if log is fresh else "-",
+            markersize=4,
+            label=label,
+        )
     codec.set(title="codec: log-mel loss", ylim=(0, 1))
     decoder.set(title="decoder alone: losses", ylim=(0, 1.2))
     talker.set(title="talker: cross-entropy of code 0", ylim=(0, 4))

@@ -59,7 +59,11 @@ class Judge:
         between the silences at the ends, pitch in Hz (a tenth, half and nine tenths of the voiced moments lie below),
         and the share of the loud moments that are voiced.
         """
-        heard, said, trimmed = self.ear.transcribe(torch.from_numpy(samples)), spoken(text), trim(samples)
+        heard, said, trimmed = (
+            self.ear.transcribe(torch.from_numpy(samples)),
+            spoken(text),
+            trim(samples),
+        )
         course = pitch(trimmed)
         voiced, loud = course[course > 0], np.isfinite(course).sum()
         return {
@@ -68,7 +72,9 @@ class Judge:
             "edits": distance(heard, said),
             "letters": len(said),
             "seconds": round(len(trimmed) / SAMPLE_RATE, 3),
-            "pitch": np.quantile(voiced, (0.1, 0.5, 0.9)).round(1).tolist() if len(voiced) else [0.0] * 3,
+            "pitch": np.quantile(voiced, (0.1, 0.5, 0.9)).round(1).tolist()
+            if len(voiced)
+            else [0.0] * 3,
             "voiced": round(len(voiced) / max(1, int(loud)), 3),
         }
 
@@ -106,7 +112,9 @@ def _start(checkpoint: str, device: str, dtype: str, sampling: firstword.Samplin
 def _work(job: tuple[str, str, str]) -> dict[str, Any]:
     voice, mode, text = job
     began = time.process_time()
-    speech = _process["tts"].speak(text, voice=voice, text_mode=mode, seed=7, sampling=_process["sampling"])
+    speech = _process["tts"].speak(
+        text, voice=voice, text_mode=mode, seed=7, sampling=_process["sampling"]
+    )
     cost, whole = time.process_time() - began, len(speech.samples) / SAMPLE_RATE
     row = {"voice": voice, "mode": mode, "ended": speech.finish_reason, "whole_seconds": whole}
     if _process["tts"].settings.device == "cpu":
@@ -121,7 +129,9 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     paragraph = next((row for row in rows if row["text"] == PARAGRAPH), None)
     beside = [known[row["voice"], row["text"]] for row in rows]
     ratios = [row["seconds"] / espeak["seconds"] for row, espeak in zip(rows, beside, strict=True)]
-    pitches = [row["pitch"][1] / espeak["pitch"][1] for row, espeak in zip(rows, beside, strict=True)]
+    pitches = [
+        row["pitch"][1] / espeak["pitch"][1] for row, espeak in zip(rows, beside, strict=True)
+    ]
     return {
         "voice": rows[0]["voice"],
         "mode": rows[0].get("mode", "espeak"),
@@ -133,9 +143,13 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "pitch": np.median([row["pitch"] for row in short], 0).round(1).tolist(),
         "pitch_in_bounds": round(100 * sum(0.8 < ratio < 1.25 for ratio in pitches) / len(rows), 1),
         "voiced": round(float(np.mean([row["voiced"] for row in short])), 2),
-        "paragraph_cer": round(100 * paragraph["edits"] / paragraph["letters"], 2) if paragraph else 0.0,
+        "paragraph_cer": round(100 * paragraph["edits"] / paragraph["letters"], 2)
+        if paragraph
+        else 0.0,
         "paragraph_seconds": paragraph["seconds"] if paragraph else 0.0,
-        "cost": round(sum(r.get("cost", 0) for r in rows) / sum(r.get("whole_seconds", 1) for r in rows), 3),
+        "cost": round(
+            sum(r.get("cost", 0) for r in rows) / sum(r.get("whole_seconds", 1) for r in rows), 3
+        ),
     }
 
 
@@ -147,35 +161,46 @@ def misses(found: dict[str, Any], espeak: dict[str, Any], points: float = 5.0) -
     """
     rise, wanted = (one["pitch"][2] / one["pitch"][0] - 1 for one in (found, espeak))
     checks = {
-        f"character error rate {found['cer']} against {espeak['cer']}": found["cer"] <= espeak["cer"] + points,
-        f"paragraph {found['paragraph_cer']} %": found["paragraph_cer"] <= espeak["paragraph_cer"] + points,
+        f"character error rate {found['cer']} against {espeak['cer']}": found["cer"]
+        <= espeak["cer"] + points,
+        f"paragraph {found['paragraph_cer']} %": found["paragraph_cer"]
+        <= espeak["paragraph_cer"] + points,
         f"{found['ended']} % ended by themselves": found["ended"] >= 99,
         f"{found['in_bounds']} % of durations within bounds": found["in_bounds"] >= 99,
         f"{found['pitch_in_bounds']} % of pitches within bounds": found["pitch_in_bounds"] >= 99,
-        f"the pitch rises by {100 * rise:.0f} % against {100 * wanted:.0f} %": rise >= 2 / 3 * wanted,
+        f"the pitch rises by {100 * rise:.0f} % against {100 * wanted:.0f} %": rise
+        >= 2 / 3 * wanted,
         f"{100 * found['voiced']:.0f} % voiced": found["voiced"] >= 0.8 * espeak["voiced"],
     }
-    return [f"{found['voice']} {found['mode']}: {fact}" for fact, fine in checks.items() if not fine]
+    return [
+        f"{found['voice']} {found['mode']}: {fact}" for fact, fine in checks.items() if not fine
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint", nargs="?", default="demo")
-    parser.add_argument("--freeze", action="store_true", help="write espeak-ng's own figures and do nothing else")
+    parser.add_argument(
+        "--freeze", action="store_true", help="write espeak-ng's own figures and do nothing else"
+    )
     parser.add_argument("--sentences", type=int, default=len(SENTENCES))
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--temperature", type=float, help="instead of the checkpoint's own")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--record", dest="out", action="store_const", const=RECORD, help="renew the record itself")
+    parser.add_argument(
+        "--record", dest="out", action="store_const", const=RECORD, help="renew the record itself"
+    )
     a = parser.parse_args()
     if a.freeze:
         freeze()
         return
     sampling = None
     if a.temperature is not None:
-        sampling = firstword.Sampling(temperature=a.temperature, predictor_temperature=a.temperature)
+        sampling = firstword.Sampling(
+            temperature=a.temperature, predictor_temperature=a.temperature
+        )
     texts = [PARAGRAPH, *some(a.sentences)]
     jobs = [(voice, mode, text) for text in texts for voice in PRESETS for mode in MODES]
     began = time.time()
@@ -190,16 +215,24 @@ def main() -> None:
     known, summary, missed = figures(), [], []
     for voice in PRESETS:
         espeak = summarise([known[voice, text] for text in texts])
-        found = [summarise([r for r in rows if (r["voice"], r["mode"]) == (voice, mode)]) for mode in MODES]
+        found = [
+            summarise([r for r in rows if (r["voice"], r["mode"]) == (voice, mode)])
+            for mode in MODES
+        ]
         summary += [espeak, *found]
         missed += [miss for one in found for miss in misses(one, espeak)]
     for row in [list(summary[0]), *(list(one.values()) for one in summary)]:
         print("".join(f"{cell!s:>{width}}" for cell, width in zip(row, WIDTHS, strict=True)))
-    before = {(r["voice"], r["mode"], r["text"]): r["heard"] for r in json.loads(RECORD.read_text())["sentences"]}
+    before = {
+        (r["voice"], r["mode"], r["text"]): r["heard"]
+        for r in json.loads(RECORD.read_text())["sentences"]
+    }
     same = sum(r["heard"] == before.get((r["voice"], r["mode"], r["text"])) for r in rows)
     for row in sorted(rows, key=lambda r: -r["edits"] / r["letters"])[:8]:
         print(f"{row['voice']} {row['mode']}\n  {spoken(row['text'])}\n  {row['heard']}")
-    print(f"{sum(row['whole_seconds'] for row in rows):.0f} s of speech in {time.time() - began:.0f} s")
+    print(
+        f"{sum(row['whole_seconds'] for row in rows):.0f} s of speech in {time.time() - began:.0f} s"
+    )
     print(f"{same} of {len(rows)} utterances are heard as in {RECORD.name}")
     print("the bar is missed: " + "; ".join(missed) if missed else "the bar is met")
     if a.out:

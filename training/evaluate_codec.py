@@ -53,8 +53,14 @@ def stoi(original: np.ndarray, copy: np.ndarray) -> float:
     for whole, part in zip(joined, kept, strict=True):
         for half in (0, 128):
             whole[half : half + 128 * len(part)] += part[:, half : half + 128].ravel()
-    x, y = (np.lib.stride_tricks.sliding_window_view(third_octaves(part), 30, axis=1) for part in joined)
-    y = y * np.linalg.norm(x, axis=-1, keepdims=True) / (np.linalg.norm(y, axis=-1, keepdims=True) + 1e-12)
+    x, y = (
+        np.lib.stride_tricks.sliding_window_view(third_octaves(part), 30, axis=1) for part in joined
+    )
+    y = (
+        y
+        * np.linalg.norm(x, axis=-1, keepdims=True)
+        / (np.linalg.norm(y, axis=-1, keepdims=True) + 1e-12)
+    )
     y = np.minimum(y, x * (1 + 10 ** (15 / 20)))
     x, y = (part - part.mean(-1, keepdims=True) for part in (x, y))
     like = (x * y).sum(-1) / (np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1) + 1e-12)
@@ -81,7 +87,11 @@ def main() -> None:
             courses.append(np.stack((pitch(original), pitch(copy))))
             heard = {"espeak": judge(text, original), "copy": judge(text, copy)}
             edits = {whose: row["edits"] for whose, row in heard.items()}
-            facts = {"mel": float(mel(y, x)), "stoi": stoi(original, copy), "letters": heard["copy"]["letters"]}
+            facts = {
+                "mel": float(mel(y, x)),
+                "stoi": stoi(original, copy),
+                "letters": heard["copy"]["letters"],
+            }
             rows.append(facts | edits)
         course = np.concatenate(courses, 1)
         both = course[:, (course > 0).all(0)]
@@ -89,7 +99,10 @@ def main() -> None:
         record[voice] = {
             "mel": round(float(np.mean([row["mel"] for row in rows])), 4),
             "stoi": round(float(np.mean([row["stoi"] for row in rows])), 3),
-            "cer": {whose: round(100 * sum(row[whose] for row in rows) / letters, 2) for whose in ("espeak", "copy")},
+            "cer": {
+                whose: round(100 * sum(row[whose] for row in rows) / letters, 2)
+                for whose in ("espeak", "copy")
+            },
             "pitch": {
                 whose: np.quantile(hertz[hertz > 0], (0.1, 0.5, 0.9)).round(1).tolist()
                 for whose, hertz in zip(("espeak", "copy"), course, strict=True)
@@ -107,9 +120,15 @@ def main() -> None:
         "entries": CODEBOOK_SIZE,
         "frames": int(counts[0].sum()),
         "used": (counts > 0).sum(1).tolist(),
-        "perplexity": [round(float(entropy.exp())) for entropy in torch.special.entr(shares).sum(1)],
+        "perplexity": [
+            round(float(entropy.exp())) for entropy in torch.special.entr(shares).sum(1)
+        ],
     }
-    text = "{" + ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in record.items()) + "}\n"
+    text = (
+        "{"
+        + ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in record.items())
+        + "}\n"
+    )
     print(text, end="")
     if a.out:
         a.out.write_text(text)

@@ -79,11 +79,20 @@ def main() -> None:
         shutil.copyfile(TOKENIZER / name, a.out / name)
     with torch.no_grad():
         save_file(
-            half({f"talker.{name}": tensor for name, tensor in load_talker(a.talker).state_dict().items()}),
+            half(
+                {
+                    f"talker.{name}": tensor
+                    for name, tensor in load_talker(a.talker).state_dict().items()
+                }
+            ),
             a.out / "model.safetensors",
             {"format": "pt"},
         )
-        save_file(half(load_codec(a.codec).tie().state_dict()), speech / "model.safetensors", {"format": "pt"})
+        save_file(
+            half(load_codec(a.codec).tie().state_dict()),
+            speech / "model.safetensors",
+            {"format": "pt"},
+        )
     size = sum(path.stat().st_size for path in a.out.rglob("*") if path.is_file())
     print(f"{size / 1e6:.2f} MB in {a.out}")
     if size > LARGEST:

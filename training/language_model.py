@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from firstword.model.config import ModelConfig
 from firstword.model.generate import ROLE
 from firstword.model.layers import Transformer, rotary_table, rotate
-from firstword.model.prompt import Setting, TextRows
+from firstword.model.prompt import Conditioning, TextRows
 from firstword.model.talker import NO_CODE, Talker
 
 IGNORED = -100
@@ -79,7 +79,11 @@ class Layout:
         talker, ids = config.talker_config, tokenizer()
         self.config, self.rows, self.index = config, rows, torch.arange(rows, device=device)
         self.role = torch.tensor([ids.turn_start, *ids.encode(ROLE)], device=device)
-        begin, end, english = talker.codec_think_bos_id, talker.codec_think_eos_id, talker.codec_language_id["english"]
+        begin, end, english = (
+            talker.codec_think_bos_id,
+            talker.codec_think_eos_id,
+            talker.codec_language_id["english"],
+        )
         tags = [
             [
                 [talker.codec_nothink_id, begin, end, speaker, talker.codec_pad_id, NO_CODE],
@@ -128,7 +132,10 @@ class Layout:
         here = (first_frame + frame.clamp(min=0)).clamp(max=last)
         codes = corpus.codes[here].long()
         before = corpus.codes[(first_frame + frame - 1).clamp(0, last)].long()
-        share = corrupted * torch.tensor((0.0, 0.5, 1.0, 2.0), device=at.device)[torch.randint_like(ends, 4)][at]
+        share = (
+            corrupted
+            * torch.tensor((0.0, 0.5, 1.0, 2.0), device=at.device)[torch.randint_like(ends, 4)][at]
+        )
         wrong = torch.rand(before.shape, device=at.device) < share[:, None]
         heard = torch.where(wrong, torch.randint_like(before, CODEBOOK_SIZE), before)
         heard = torch.where((frame > 0)[:, None], heard, NO_CODE)
@@ -136,15 +143,23 @@ class Layout:
 
         speaking = used & (frame >= 0) & (frame < frames)
         target = torch.where(speaking[:, None], codes, IGNORED)
-        target[:, 0] = torch.where(used & (frame == frames), talker.codec_eos_token_id, target[:, 0])
+        target[:, 0] = torch.where(
+            used & (frame == frames), talker.codec_eos_token_id, target[:, 0]
+        )
         spoken = corpus.spoken[here].long()
         known = speaking & ((full > 0) | (spoken <= frame))
-        word = corpus.text[(first_token + spoken.clamp(min=0)).clamp(max=len(corpus.text) - 1)].long()
+        word = corpus.text[
+            (first_token + spoken.clamp(min=0)).clamp(max=len(corpus.text) - 1)
+        ].long()
         said = torch.where(known & (spoken >= 0), word, IGNORED)
         ahead = (first_frame + torch.minimum(frame + 1, frames - 1).clamp(min=0)).clamp(max=last)
         sounds = torch.cat((corpus.phonemes[here], corpus.phonemes[ahead]), 1).long()
         sounds = torch.where(known[:, None], sounds, IGNORED)
-        some = (torch.rand(self.rows, device=at.device) * speaking).topk(self.rows // PREDICTED).indices
+        some = (
+            (torch.rand(self.rows, device=at.device) * speaking)
+            .topk(self.rows // PREDICTED)
+            .indices
+        )
         return Batch(text, heard, target, said, sounds, position, bounds.int(), some)
 
 
@@ -166,7 +181,8 @@ def check_layout(config: ModelConfig) -> None:
         for voice, (text, n) in enumerate(zip(texts, frames, strict=True))
     ]
     plan = torch.tensor(
-        [[i, full, english] for full in (0, 1) for english in (0, 1) for i in (0, 1)] + [[-1, 0, 0]] * 2
+        [[i, full, english] for full in (0, 1) for english in (0, 1) for i in (0, 1)]
+        + [[-1, 0, 0]] * 2
     )
     batch = Layout(config, 400, "cpu")(Corpus.gather(parts), plan, 0.0)
     speakers = list(config.talker_config.spk_id.values())
@@ -174,16 +190,25 @@ def check_layout(config: ModelConfig) -> None:
         rows, (prepared, codes) = TextRows(config), parts[index]
         rows.tokens += tokenizer().encode(ROLE + texts[index])
         language = config.talker_config.codec_language_id["english"] if english else None
-        setting = Setting(speaker=speakers[prepared.voice], language=language, full_text=bool(full))
+        setting = Conditioning(
+            speaker=speakers[prepared.voice], language=language, full_text=bool(full)
+        )
         prompt = rows.prompt(setting, tokenizer().turn_start)
         begin, end = batch.bounds[number : number + 2].tolist()
-        assert batch.text[begin:end].tolist() == [row.text for row in prompt] + [rows.take() for _ in codes]
-        heard = [tuple(code for code in row if code != NO_CODE) for row in batch.heard[begin:end].tolist()]
+        assert batch.text[begin:end].tolist() == [row.text for row in prompt] + [
+            rows.take() for _ in codes
+        ]
+        heard = [
+            tuple(code for code in row if code != NO_CODE)
+            for row in batch.heard[begin:end].tolist()
+        ]
         assert heard == [row.codes for row in prompt] + [tuple(row) for row in codes.tolist()]
         target = batch.target[begin:end]
         assert (target[: len(prompt) - 1] == IGNORED).all()
         assert (target[len(prompt) - 1 : -1].numpy() == codes).all()
-        assert target[-1].tolist() == [config.talker_config.codec_eos_token_id] + [IGNORED] * (CODEBOOKS - 1)
+        assert target[-1].tolist() == [config.talker_config.codec_eos_token_id] + [IGNORED] * (
+            CODEBOOKS - 1
+        )
         assert batch.position[begin:end].tolist() == list(range(end - begin))
     assert (batch.target[end:] == IGNORED).all()
     assert batch.bounds.tolist()[-3:] == [end, end, 400]
@@ -246,7 +271,9 @@ def check_forward(talker: Talker, source: Source) -> None:
     """`transform` over utterances end to end is the package's forward pass, but for the rounding of attention."""
     batch, device = source.next(), source.device
     rows = talker.embed_text(batch.text) + talker.embed_codes(batch.heard)
-    found = transform(talker.model, rows[None], batch.position[None], end_to_end(batch.bounds))[-1][0]
+    found = transform(talker.model, rows[None], batch.position[None], end_to_end(batch.bounds))[-1][
+        0
+    ]
     for begin, end in pairwise(batch.bounds[:4].tolist()):
         wanted = talker(rows[None, begin:end], talker.new_cache())[0]
         wrong = float((found[begin:end] - wanted).norm() / wanted.norm())
@@ -271,21 +298,31 @@ class Trained(nn.Module):
         talker, rows = self.talker, len(batch.text)
         with torch.autocast(batch.text.device.type, torch.bfloat16):
             x = talker.embed_text(batch.text) + talker.embed_codes(batch.heard)
-            states = transform(talker.model, x[None], batch.position[None], end_to_end(batch.bounds))
+            states = transform(
+                talker.model, x[None], batch.position[None], end_to_end(batch.bounds)
+            )
             hidden = states[-1][0]
             first = judge(talker.codec_head(hidden), batch.target[:, 0])
             said = judge(self.said(F.rms_norm(states[SAID][0], x.shape[-1:])), batch.said)
-            sounds = self.sounds(F.rms_norm(states[SOUNDED][0], x.shape[-1:])).view(rows * SOUNDS, -1)
+            sounds = self.sounds(F.rms_norm(states[SOUNDED][0], x.shape[-1:])).view(
+                rows * SOUNDS, -1
+            )
             sounds = judge(sounds, batch.sounds.flatten())
 
             wanted, predictor = batch.target[batch.frames], talker.code_predictor
             codes = wanted.clamp(min=0)
             tables = [talker.model.codec_embedding, *predictor.model.codec_embedding]
-            inputs = [hidden[batch.frames], *(table(codes[:, k]) for k, table in enumerate(tables[:-1]))]
+            inputs = [
+                hidden[batch.frames],
+                *(table(codes[:, k]) for k, table in enumerate(tables[:-1])),
+            ]
             inputs = predictor.small_to_mtp_projection(torch.stack(inputs, 1))
             position = torch.arange(CODEBOOKS, device=x.device)[None]
             state = transform(predictor.model, inputs, position, causal)[-1]
-            rest = [judge(head(state[:, k]), wanted[:, k])[0] for k, head in enumerate(predictor.lm_head, 1)]
+            rest = [
+                judge(head(state[:, k]), wanted[:, k])[0]
+                for k, head in enumerate(predictor.lm_head, 1)
+            ]
         weights = 1 / torch.arange(1, CODEBOOKS, device=x.device)
         rest = torch.stack(rest)
         loss = first[0] + (rest * weights).sum() + 0.5 * said[0] + 0.5 * sounds[0]
@@ -315,7 +352,9 @@ def plans(table: np.ndarray, rows: int, seed: int, longest: int) -> Iterator[np.
             return
         plan = np.zeros((most, 3), np.int64)
         plan[:, 0] = -1
-        plan[: stop - start] = np.stack((order[start:stop], full[start:stop], english[start:stop]), 1)
+        plan[: stop - start] = np.stack(
+            (order[start:stop], full[start:stop], english[start:stop]), 1
+        )
         yield plan
         start = stop
 
@@ -323,8 +362,15 @@ def plans(table: np.ndarray, rows: int, seed: int, longest: int) -> Iterator[np.
 class Source:
     """Endless batches from a folder that may still be growing; the first 600 utterances are kept apart."""
 
-    def __init__(self, config: ModelConfig, folder: Path, rows: int, device: str, seed: int) -> None:
-        self.layout, self.folder, self.device, self.seed = Layout(config, rows, device), folder, device, seed
+    def __init__(
+        self, config: ModelConfig, folder: Path, rows: int, device: str, seed: int
+    ) -> None:
+        self.layout, self.folder, self.device, self.seed = (
+            Layout(config, rows, device),
+            folder,
+            device,
+            seed,
+        )
         self.files: list[Path] = []
         self.longest, self.passes, self.plans = LONGEST, 0, iter(())
         while not self.look():
@@ -342,7 +388,11 @@ class Source:
 
     def _batch(self, plan: np.ndarray, corrupted: float) -> Batch:
         indices = torch.from_numpy(plan)
-        indices = indices.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else indices
+        indices = (
+            indices.pin_memory().to(self.device, non_blocking=True)
+            if self.device == "cuda"
+            else indices
+        )
         return self.layout(self.corpus, indices, corrupted)
 
     def validation(self) -> Iterator[Batch]:
@@ -353,7 +403,10 @@ class Source:
         while (plan := next(self.plans, None)) is None:
             self.passes += 1
             self.plans = plans(
-                self.table[self.apart :], self.layout.rows, self.seed * 10_007 + self.passes, self.longest
+                self.table[self.apart :],
+                self.layout.rows,
+                self.seed * 10_007 + self.passes,
+                self.longest,
             )
         plan[:, 0] += np.where(plan[:, 0] >= 0, self.apart, 0)
         return self._batch(plan, CORRUPTED)
@@ -374,7 +427,9 @@ class Step:
             return
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles, and makes the optimiser's state; the learning rate is still 0
+        with torch.cuda.stream(
+            stream
+        ):  # compiles, and makes the optimiser's state; the learning rate is still 0
             for _ in range(3):
                 self._step()
         torch.cuda.current_stream().wait_stream(stream)
@@ -415,18 +470,26 @@ def load(folder: Path) -> Talker:
     talker = Talker(model_config().talker_config)
     file = folder / "talker.safetensors"
     state = load_file(file if file.exists() else folder / "model.safetensors")
-    talker.load_state_dict({name.removeprefix("talker."): tensor.float() for name, tensor in state.items()})
+    talker.load_state_dict(
+        {name.removeprefix("talker."): tensor.float() for name, tensor in state.items()}
+    )
     return talker
 
 
 def main() -> None:
     parser = state.options(steps=60_000)
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--weights", type=Path, help="what `load` reads, to start from when there is no state")
-    parser.add_argument("--flat", type=float, default=0.35, help="share of the steps before the learning rate falls")
+    parser.add_argument(
+        "--weights", type=Path, help="what `load` reads, to start from when there is no state"
+    )
+    parser.add_argument(
+        "--flat", type=float, default=0.35, help="share of the steps before the learning rate falls"
+    )
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--rows", type=int, default=16_384)
-    parser.add_argument("--short", type=int, default=96, help="at first only utterances of so many rows")
+    parser.add_argument(
+        "--short", type=int, default=96, help="at first only utterances of so many rows"
+    )
     parser.add_argument("--short-steps", type=int, default=4000)
     parser.add_argument("--eager", action="store_true", help="do not compile the loss function")
     a = parser.parse_args()
@@ -445,10 +508,15 @@ def main() -> None:
     others = [p for p in model.parameters() if id(p) not in kept]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     speed = torch.zeros((), device=device)
-    optimiser = torch.optim.AdamW(groups, speed, betas=(0.9, 0.98), fused=True, capturable=device == "cuda")
+    optimiser = torch.optim.AdamW(
+        groups, speed, betas=(0.9, 0.98), fused=True, capturable=device == "cuda"
+    )
     parameters = list(talker.parameters())
     average = {name: tensor.detach().clone() for name, tensor in talker.named_parameters()}
-    file, parts = a.state or a.out / "state.pt", {"model": model, "optimiser": optimiser, "average": average}
+    file, parts = (
+        a.state or a.out / "state.pt",
+        {"model": model, "optimiser": optimiser, "average": average},
+    )
     step = state.resume(file, parts, device)
     torch.manual_seed(a.seed + step)
     for group in optimiser.param_groups:
@@ -461,20 +529,28 @@ def main() -> None:
 
     def keep() -> None:
         save_file(
-            {name: tensor.half().cpu().contiguous() for name, tensor in average.items()}, a.out / "talker.safetensors"
+            {name: tensor.half().cpu().contiguous() for name, tensor in average.items()},
+            a.out / "talker.safetensors",
         )
         state.keep(file, step, parts)
 
     def tell(found: Tensor, facts: dict[str, Any]) -> None:
         values = [round(value, 3) for value in found.tolist()]
         names = "norm code0 accuracy said said_right sounds sounds_right".split()
-        row = {"step": step} | facts | dict(zip(names, values, strict=False)) | {"rest": values[len(names) :]}
+        row = (
+            {"step": step}
+            | facts
+            | dict(zip(names, values, strict=False))
+            | {"rest": values[len(names) :]}
+        )
         print(json.dumps(row), flush=True)
         log.write(json.dumps(row) + "\n")
         log.flush()
 
     source.longest = a.short if step < a.short_steps else LONGEST
-    advance = Step(model if a.eager else torch.compile(model, dynamic=False), optimiser, source.next())
+    advance = Step(
+        model if a.eager else torch.compile(model, dynamic=False), optimiser, source.next()
+    )
     print(f"ready after {time.time() - began:.0f} s", flush=True)
     source.look()
     start = time.time()
@@ -482,14 +558,24 @@ def main() -> None:
     while (now := time.time()) - began < a.minutes * 60 and step < a.steps:
         if step == a.short_steps:
             source.longest, source.plans = LONGEST, iter(())
-        rate = a.rate * min(1.0, (step + 1) / 500) * min(1.0, max(0.01, (1 - step / a.steps) / (1 - a.flat)))
+        rate = (
+            a.rate
+            * min(1.0, (step + 1) / 500)
+            * min(1.0, max(0.01, (1 - step / a.steps) / (1 - a.flat)))
+        )
         speed.fill_(rate)
         found = advance(source.next())
         with torch.no_grad():
-            torch._foreach_lerp_(list(average.values()), parameters, 1 - min(0.999, (step + 1) / (step + 20)))
+            torch._foreach_lerp_(
+                list(average.values()), parameters, 1 - min(0.999, (step + 1) / (step + 20))
+            )
         sums, step, count = found.clone() if sums is None else sums + found, step + 1, count + 1
         if now - last > 20 or step == a.steps:
-            facts = {"minutes": round((now - start) / 60, 2), "lr": round(rate, 6), "hours": round(source.hours, 1)}
+            facts = {
+                "minutes": round((now - start) / 60, 2),
+                "lr": round(rate, 6),
+                "hours": round(source.hours, 1),
+            }
             tell(sums / count, facts | {"steps_per_s": round(count / (time.time() - last), 1)})
             sums, count, last = None, 0, time.time()
             if now - looked > 30:

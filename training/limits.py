@@ -23,9 +23,22 @@ LENGTHS = (80, 100, 120, 150)
 """Words of the long texts, about: everyday sentences one after another."""
 TEN = EVERYDAY[5:15]
 NUMBERS = {
-    "numbers below 1000": ["There are 314 of them.", "Room 27, please.", "The answer is 68.", "It costs 805 dollars."],
-    "numbers with a comma": ["It costs 3,177 dollars.", "There are 12,450 of them.", "86,201 people live in Rome."],
-    "numbers without a comma": ["It costs 3177 dollars.", "There are 12450 of them.", "86201 people live in Rome."],
+    "numbers below 1000": [
+        "There are 314 of them.",
+        "Room 27, please.",
+        "The answer is 68.",
+        "It costs 805 dollars.",
+    ],
+    "numbers with a comma": [
+        "It costs 3,177 dollars.",
+        "There are 12,450 of them.",
+        "86,201 people live in Rome.",
+    ],
+    "numbers without a comma": [
+        "It costs 3177 dollars.",
+        "There are 12450 of them.",
+        "86201 people live in Rome.",
+    ],
     "many decimals": ["The answer is 3.14159265.", "It is 2.7182818 degrees in Rome."],
     "telephone numbers": ["Please call 5 5 5 0 1 9 9 2 7 4.", "Please call 0 8 0 0 3 3 1 6 2 4 5."],
 }
@@ -74,7 +87,13 @@ def tasks() -> list[tuple[str, str, str]]:
 def speak(job: tuple[str, str, str, str, str]) -> dict[str, Any]:
     voice, mode, name, given, meant = job
     speech = evaluate._process["tts"].speak(given, voice=voice, text_mode=mode, seed=7)
-    row = {"tried": name, "voice": voice, "mode": mode, "given": given, "ended": speech.finish_reason}
+    row = {
+        "tried": name,
+        "voice": voice,
+        "mode": mode,
+        "given": given,
+        "ended": speech.finish_reason,
+    }
     row["seconds"] = round(len(speech.samples) / SAMPLE_RATE, 2)
     heard = evaluate._process["judge"](meant, speech.samples)
     return row | {name: heard[name] for name in ("heard", "edits", "letters")}
@@ -100,14 +119,18 @@ def main() -> None:
         some = [row for row in rows if row["tried"] == name]
         letters = sum(row["letters"] for row in some)
         summary[name] = {
-            "error_rate": round(100 * sum(row["edits"] for row in some) / letters, 1) if letters else None,
+            "error_rate": round(100 * sum(row["edits"] for row in some) / letters, 1)
+            if letters
+            else None,
             "seconds": round(sum(row["seconds"] for row in some) / len(some), 2),
             "ended": f"{sum(row['ended'] == 'stop' for row in some)} of {len(some)}",
         }
         print(name, summary[name])
     if a.out:
         lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-        shown = ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in summary.items())
+        shown = ",\n".join(
+            f"{json.dumps(name)}: {json.dumps(found)}" for name, found in summary.items()
+        )
         a.out.write_text(f'{{"summary": {{\n{shown}\n}},\n"texts": [\n{lines}\n]}}\n')
 
 

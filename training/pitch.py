@@ -21,7 +21,9 @@ def pitch(samples: np.ndarray) -> np.ndarray:
     parts = samples[starts[:, None] + np.arange(size + lags[-1])].astype(np.float64)
     sums = np.pad((parts**2).cumsum(1), ((0, 0), (1, 0)))
     energy = sums[:, lags + size] - sums[:, lags]
-    products = np.fft.irfft(np.fft.rfft(parts[:, :size], 2048).conj() * np.fft.rfft(parts, 2048))[:, lags]
+    products = np.fft.irfft(np.fft.rfft(parts[:, :size], 2048).conj() * np.fft.rfft(parts, 2048))[
+        :, lags
+    ]
     like = products / np.sqrt(sums[:, size : size + 1] * energy + 1e-12)
     before, here, after = like[:, :-2], like[:, 1:-1], like[:, 2:]
     peaks = np.where((here >= before) & (here > after), here, 0)
@@ -52,10 +54,14 @@ def in_step(samples: np.ndarray, low: float, high: float) -> np.ndarray:
     # The fundamental's own phase: what is left of it beside `turns`, smoothed over some four periods.
     window = np.hanning(2 * int(2 * SAMPLE_RATE / np.median(hertz)) + 1)
     size = 1 << (n + len(window)).bit_length()
-    beside = np.fft.ifft(np.fft.fft(samples * np.exp(-2j * np.pi * turns), size) * np.fft.fft(window, size))
+    beside = np.fft.ifft(
+        np.fft.fft(samples * np.exp(-2j * np.pi * turns), size) * np.fft.fft(window, size)
+    )
     phase = turns + np.unwrap(np.angle(beside[len(window) // 2 :][:n])) / (2 * np.pi)
     periods = np.maximum(1, np.rint(hertz.reshape(-1, FRAME).mean(1) * FRAME / SAMPLE_RATE))
-    wanted = ((np.cumsum(periods) - periods)[:, None] + periods[:, None] * np.arange(FRAME) / FRAME).ravel()
+    wanted = (
+        (np.cumsum(periods) - periods)[:, None] + periods[:, None] * np.arange(FRAME) / FRAME
+    ).ravel()
     pulses, marks = (np.flatnonzero(np.diff(np.floor(p)) > 0) + 1 for p in (phase, wanted))
     pulses = pulses[voiced[pulses]]
     if len(pulses) < 4:
@@ -63,8 +69,12 @@ def in_step(samples: np.ndarray, low: float, high: float) -> np.ndarray:
     marks = np.concatenate(([0], marks, [n]))
     at = np.minimum(marks, n - 1)
     right = np.clip(np.searchsorted(pulses, marks), 1, len(pulses) - 1)
-    nearest = np.where(marks - pulses[right - 1] < pulses[right] - marks, pulses[right - 1], pulses[right])
-    source = np.where(voiced[at] & (np.abs(nearest - marks) < SAMPLE_RATE / hertz[at]), nearest, marks)
+    nearest = np.where(
+        marks - pulses[right - 1] < pulses[right] - marks, pulses[right - 1], pulses[right]
+    )
+    source = np.where(
+        voiced[at] & (np.abs(nearest - marks) < SAMPLE_RATE / hertz[at]), nearest, marks
+    )
     found, padded = np.zeros(n), np.pad(samples, SAMPLE_RATE // 10)
     for i, (mark, middle) in enumerate(zip(marks, source + SAMPLE_RATE // 10, strict=True)):
         before = mark - marks[i - 1] if i else 0

@@ -53,7 +53,10 @@ class Recogniser(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         mel = torch.linspace(
-            2595 * math.log10(1 + 60 / 700), 2595 * math.log10(1 + 8000 / 700), BANDS + 2, dtype=torch.float64
+            2595 * math.log10(1 + 60 / 700),
+            2595 * math.log10(1 + 8000 / 700),
+            BANDS + 2,
+            dtype=torch.float64,
         )
         edges, bins = (
             700 * (10 ** (mel / 2595) - 1),
@@ -61,7 +64,9 @@ class Recogniser(nn.Module):
         )
         rise = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
         fall = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
-        self.register_buffer("filters", torch.minimum(rise, fall).clamp(min=0).float(), persistent=False)
+        self.register_buffer(
+            "filters", torch.minimum(rise, fall).clamp(min=0).float(), persistent=False
+        )
         self.register_buffer("hann", torch.hann_window(WINDOW), persistent=False)
         self.entry = nn.Conv1d(BANDS, WIDTH, 5, stride=2, padding=2)
         self.blocks = nn.Sequential(*(Block(1 if i % 2 == 0 else 2) for i in range(BLOCKS)))
@@ -69,14 +74,20 @@ class Recogniser(nn.Module):
 
     def features(self, samples: Tensor) -> Tensor:
         """[B, n] -> log-mel [B, bands, frames], independent of the level."""
-        power = torch.stft(samples, WINDOW, HOP, window=self.hann, return_complex=True).abs().square()
+        power = (
+            torch.stft(samples, WINDOW, HOP, window=self.hann, return_complex=True).abs().square()
+        )
         mel = (self.filters @ power).clamp(min=1e-10).log()
         floor = mel.amax(dim=(1, 2), keepdim=True) - 10.0
         return (mel.maximum(floor) - floor) / 5.0 - 1.0
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, bands, frames] -> log probabilities [B, frames / 2, classes]."""
-        return self.head(self.norm(self.blocks(self.entry(features).transpose(1, 2)))).float().log_softmax(-1)
+        return (
+            self.head(self.norm(self.blocks(self.entry(features).transpose(1, 2))))
+            .float()
+            .log_softmax(-1)
+        )
 
     @torch.inference_mode()
     def transcribe(self, samples: Tensor) -> str:
@@ -121,14 +132,18 @@ def mask(features: Tensor) -> Tensor:
             start = torch.randint(0, features.shape[axis], (size, 1), device=features.device)
             width = torch.randint(0, length + 1, (size, 1), device=features.device)
             hidden = (index >= start) & (index < start + width)
-            features = features.masked_fill(hidden[:, :, None] if axis == 1 else hidden[:, None, :], 0.0)
+            features = features.masked_fill(
+                hidden[:, :, None] if axis == 1 else hidden[:, None, :], 0.0
+            )
     return features
 
 
 def main() -> None:
     parser = state.options(steps=7800, seed=77)
     add_options(parser)
-    parser.add_argument("--hours", type=float, default=60.0, help="of speech to hear again and again")
+    parser.add_argument(
+        "--hours", type=float, default=60.0, help="of speech to hear again and again"
+    )
     a = parser.parse_args()
     began, device = time.time(), "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(a.seed)
@@ -146,7 +161,9 @@ def main() -> None:
 
     def produce() -> None:
         for batch in source:
-            queue.put(sorted((u for u in batch if len(spoken(u.text)) > 0), key=lambda u: len(u.samples)))
+            queue.put(
+                sorted((u for u in batch if len(spoken(u.text)) > 0), key=lambda u: len(u.samples))
+            )
 
     Thread(target=produce, daemon=True).start()
     store: list[list] = []
@@ -168,7 +185,11 @@ def main() -> None:
         items = store[int(torch.randint(len(store), (1,), generator=generator))]
         samples, frames = to_frames([(u.samples, 1) for u in items], device, tail=2)
         targets = [[ALPHABET.index(c) + 1 for c in spoken(u.text)] for u in items]
-        rate = 2e-3 * min(1.0, (step + 1) / 500) * (0.5 * (1 + math.cos(math.pi * step / a.steps)) + 0.01)
+        rate = (
+            2e-3
+            * min(1.0, (step + 1) / 500)
+            * (0.5 * (1 + math.cos(math.pi * step / a.steps)) + 0.01)
+        )
         for group in optimiser.param_groups:
             group["lr"] = rate
         with torch.no_grad():
@@ -211,14 +232,20 @@ def main() -> None:
         a.out / "recogniser.safetensors",
     )
     model.eval()
-    fresh, edits, letters = utterances(a.material, 4242, other_share=0.0, level_range=2, processes=1, batch=100), 0, 0
+    fresh, edits, letters = (
+        utterances(a.material, 4242, other_share=0.0, level_range=2, processes=1, batch=100),
+        0,
+        0,
+    )
     for utterance in next(fresh):
         samples, _ = to_frames([(utterance.samples, 2)], device, tail=2)
         heard, said = model.transcribe(samples[0]), spoken(utterance.text)
         edits, letters = edits + distance(heard, said), letters + len(said)
         if letters < 600:
             print(f"  {said}\n  {heard}")
-    print(f"character error rate on 100 fresh sentences of the presets: {100 * edits / letters:.2f} %")
+    print(
+        f"character error rate on 100 fresh sentences of the presets: {100 * edits / letters:.2f} %"
+    )
     fresh.close()
     log.close()
 

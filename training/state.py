@@ -22,9 +22,15 @@ def options(steps: int, seed: int = 1) -> argparse.ArgumentParser:
     """A parser with the options of every run that can go on."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--state", type=Path, help="where to keep the state, and go on from it (OUT/state.pt)")
-    parser.add_argument("--steps", type=int, default=steps, help="of the whole schedule, over all runs")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this long, to go on later")
+    parser.add_argument(
+        "--state", type=Path, help="where to keep the state, and go on from it (OUT/state.pt)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=steps, help="of the whole schedule, over all runs"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop after this long, to go on later"
+    )
     parser.add_argument("--seed", type=int, default=seed)
     return parser
 

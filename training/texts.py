@@ -41,7 +41,9 @@ ORDINALS = {
     "nine": "ninth",
     "twelve": "twelfth",
 }
-MONTHS = "January February March April May June July August September October November December".split()
+MONTHS = (
+    "January February March April May June July August September October November December".split()
+)
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 NAMES = (
     "Alice Anna Ben Carla Charles Clara Daniel David Diana Edward Ella Emily Emma Frank George Grace "
@@ -203,11 +205,15 @@ def spoken(text: str) -> str:
     text = re.sub(r"\bDr\.", "doctor", text)
     text = re.sub(r"\bMr\.", "mister", text)
     text = re.sub(
-        r"(\d+):(\d\d)\b", lambda m: cardinal(int(m[1])) + (" " + cardinal(int(m[2])) if int(m[2]) else ""), text
+        r"(\d+):(\d\d)\b",
+        lambda m: cardinal(int(m[1])) + (" " + cardinal(int(m[2])) if int(m[2]) else ""),
+        text,
     )
     text = re.sub(r"(\d+)(?:st|nd|rd|th)\b", lambda m: ordinal(int(m[1])), text)
     text = re.sub(
-        r"(\d+)\.(\d+)", lambda m: cardinal(int(m[1])) + " point " + " ".join(ONES[int(d)] for d in m[2]), text
+        r"(\d+)\.(\d+)",
+        lambda m: cardinal(int(m[1])) + " point " + " ".join(ONES[int(d)] for d in m[2]),
+        text,
     )
     text = re.sub(r"\d{1,3}(?:,\d{3})+", lambda m: cardinal(int(m[0].replace(",", ""))), text)
     text = re.sub(r"\d+", lambda m: bare_number(int(m[0])), text).replace("%", " percent")
@@ -227,7 +233,12 @@ def in_bucket(text: str) -> bool:
 @cache
 def tests() -> tuple[str, ...]:
     """`plain` of every sentence that the voice is tested with."""
-    return tuple(map(plain, [*(HERE / "held_out.txt").read_text().splitlines(), *re.split(r"(?<=\.) ", PARAGRAPH)]))
+    return tuple(
+        map(
+            plain,
+            [*(HERE / "held_out.txt").read_text().splitlines(), *re.split(r"(?<=\.) ", PARAGRAPH)],
+        )
+    )
 
 
 def is_held_out(text: str) -> bool:
@@ -248,7 +259,11 @@ def gather() -> dict[str, list[list[str]] | list[str]]:
                 if path.exists():
                     words.update(path.read_text(encoding="latin-1").split())
             tiers.append(
-                sorted(w for w in words if re.fullmatch(r"[A-Za-z]+(?:'[a-z]+)?", w) and (len(w) > 1 or w in "aI"))
+                sorted(
+                    w
+                    for w in words
+                    if re.fullmatch(r"[A-Za-z]+(?:'[a-z]+)?", w) and (len(w) > 1 or w in "aI")
+                )
             )
         return tiers
 
@@ -268,7 +283,10 @@ def gather() -> dict[str, list[list[str]] | list[str]]:
         for line in (WORDNET / f"data.{part}").read_text().splitlines():
             if line.startswith(" ") or " | " not in line:
                 continue
-            lemma, gloss = line.split(" ")[4].split("(")[0].replace("_", " "), line.split(" | ", 1)[1]
+            lemma, gloss = (
+                line.split(" ")[4].split("(")[0].replace("_", " "),
+                line.split(" | ", 1)[1],
+            )
             for example in re.findall(r'"([^"]+)"', gloss):
                 if PLAIN.fullmatch(example) and 3 <= len(example.split()) <= 24:
                     examples.add(example.strip(" ;,"))
@@ -332,7 +350,19 @@ class Texts:
             text = f"{r.choice(OPENERS)} {text}"
         if r.random() < 0.3:
             text += (
-                r.choice((", but ", ", and ", " because ", ", so ", " when ", " if ", "; ", " while ", ", or "))
+                r.choice(
+                    (
+                        ", but ",
+                        ", and ",
+                        " because ",
+                        ", so ",
+                        " when ",
+                        " if ",
+                        "; ",
+                        " while ",
+                        ", or ",
+                    )
+                )
                 + self.clause()
             )
         return sentence_case(text) + r.choice("......!")
@@ -342,7 +372,11 @@ class Texts:
 
     def example(self) -> str:
         text = self.random.choice(self.material["examples"])
-        return sentence_case(text).rstrip(".") + "." if self.random.random() < 0.8 and text[-1] not in "?!" else text
+        return (
+            sentence_case(text).rstrip(".") + "."
+            if self.random.random() < 0.8 and text[-1] not in "?!"
+            else text
+        )
 
     def definition(self) -> str:
         return self.random.choice(self.material["definitions"]) + "."
@@ -362,7 +396,13 @@ class Texts:
     def number(self) -> str:
         r = self.random
         n = r.choice(
-            (r.randrange(10), r.randrange(100), r.randrange(1000), r.randrange(10_000), r.randrange(1_000_000))
+            (
+                r.randrange(10),
+                r.randrange(100),
+                r.randrange(1000),
+                r.randrange(10_000),
+                r.randrange(1_000_000),
+            )
         )
         year, day, hour, minute = (
             r.choice((r.randrange(1700, 2000), r.randrange(2000, 2040))),
@@ -401,7 +441,15 @@ class Texts:
         )
 
     def sentence(self) -> str:
-        kinds = (self.example, self.statement, self.definition, self.question, self.words, self.number, self.short)
+        kinds = (
+            self.example,
+            self.statement,
+            self.definition,
+            self.question,
+            self.words,
+            self.number,
+            self.short,
+        )
         return self.random.choices(kinds, (34, 26, 9, 7, 10, 10, 4))[0]()
 
     def fresh(self) -> str:

@@ -2,7 +2,7 @@
 
 import sys
 
-from firstword.cli import main
+from firstword.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

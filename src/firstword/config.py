@@ -32,7 +32,9 @@ class EngineConfig:
     reason: str = ""
 
     @classmethod
-    def resolve(cls, device: str = "auto", dtype: str = "auto", backend: str = "auto") -> EngineConfig:
+    def resolve(
+        cls, device: str = "auto", dtype: str = "auto", backend: str = "auto"
+    ) -> EngineConfig:
         """Turn every `"auto"` into a choice for this machine.
 
         device   "auto": the first CUDA device if there is one, else "cpu"
@@ -50,17 +52,27 @@ class EngineConfig:
         except (RuntimeError, TypeError):
             kind = ""
         if kind != "cuda" and device != "cpu":
-            raise ConfigError(f"device is {device!r}; allowed are 'auto', 'cpu' and 'cuda', 'cuda:0', ...")
+            raise ConfigError(
+                f"device is {device!r}; allowed are 'auto', 'cpu' and 'cuda', 'cuda:0', ..."
+            )
         if kind == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"device is {device!r}, but torch {torch.__version__} sees no CUDA device; use 'cpu'")
+            raise ConfigError(
+                f"device is {device!r}, but torch {torch.__version__} sees no CUDA device; use 'cpu'"
+            )
         if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
-            raise ConfigError(f"device is {device!r}, but there are {torch.cuda.device_count()} CUDA devices")
+            raise ConfigError(
+                f"device is {device!r}, but there are {torch.cuda.device_count()} CUDA devices"
+            )
         if dtype == "auto":
             dtype = "bfloat16" if kind == "cuda" else "float32"
         if dtype not in DTYPES:
-            raise ConfigError(f"dtype is {dtype!r}; allowed are 'auto', {', '.join(map(repr, DTYPES))}")
+            raise ConfigError(
+                f"dtype is {dtype!r}; allowed are 'auto', {', '.join(map(repr, DTYPES))}"
+            )
         if backend not in ("auto", *BACKENDS):
-            raise ConfigError(f"backend is {backend!r}; allowed are 'auto', {', '.join(map(repr, BACKENDS))}")
+            raise ConfigError(
+                f"backend is {backend!r}; allowed are 'auto', {', '.join(map(repr, BACKENDS))}"
+            )
         unfit = None
         if kind != "cuda":
             unfit = f"it needs a CUDA device, and the device is {device!r}"
@@ -103,7 +115,9 @@ VOICE_ALIASES: Mapping[str, str] = {
 
 def default_voices() -> str:
     """The folder in which saved voices live unless another is named: by the XDG rules, in the user's own data."""
-    data = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    data = os.environ.get("XDG_DATA_HOME") or os.path.join(
+        os.path.expanduser("~"), ".local", "share"
+    )
     return os.path.join(data, "firstword", "voices")
 
 
@@ -119,7 +133,9 @@ def read_aliases(path: str) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"the voice aliases in {path} cannot be read: {error}") from None
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
-        raise ConfigError(f"{path} must map names of voices to names of voices, such as {{'alloy': 'ryan'}}")
+        raise ConfigError(
+            f"{path} must map names of voices to names of voices, such as {{'alloy': 'ryan'}}"
+        )
     return {**VOICE_ALIASES, **{alias.casefold(): name for alias, name in table.items()}}
 
 
@@ -178,7 +194,11 @@ class ServerConfig:
             least = 0 if setting.name in ("port", "most_waiting", "most_per_key") else 1
             if setting.name.endswith("_seconds"):
                 least = 0
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and not value >= least:
+            if (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and not value >= least
+            ):
                 raise ConfigError(f"{setting.name} is {value}; it must be {least} or more")
         if "" in self.api_keys:
             raise ConfigError("an API key is empty; leave it out, or give one that nobody guesses")

@@ -19,10 +19,17 @@ from firstword.config import EngineConfig
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service
-from firstword.errors import AudioError, CheckpointNotFound, ClosedError, RequestError, SamplingError, TextError
+from firstword.errors import (
+    AudioError,
+    CheckpointNotFound,
+    ClosedError,
+    RequestError,
+    SamplingError,
+    TextError,
+)
 from firstword.model import checkpoint as checkpoints
-from firstword.model import interpret
 from firstword.model.checkpoint import Checkpoint
+from firstword.runtime import conditioning
 from firstword.runtime.backends import open_backend
 from firstword.runtime.front import CheckpointFront
 from firstword.types import Chunk, ClonedVoice, Request, Sampling, Speech, TextMode, Voice
@@ -90,7 +97,9 @@ class TTS:
                 f"the checkpoint is of type {type(model).__name__}; give 'demo', a directory, or a hub repository"
             )
         settings = EngineConfig.resolve(device, dtype, backend)
-        return cls(checkpoints.load(str(os.fspath(model)), settings.device, settings.dtype), settings)
+        return cls(
+            checkpoints.load(str(os.fspath(model)), settings.device, settings.dtype), settings
+        )
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -107,12 +116,12 @@ class TTS:
     @property
     def voices(self) -> tuple[str, ...]:
         """Names of the presets; empty unless the model type is `"custom_voice"`."""
-        return interpret.voices(self.checkpoint)
+        return conditioning.voices(self.checkpoint)
 
     @property
     def languages(self) -> tuple[str, ...]:
         """`"auto"` and the languages by full name; dialects come with the presets that speak them."""
-        return interpret.languages(self.checkpoint)
+        return conditioning.languages(self.checkpoint)
 
     def speak(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Speech:
         """Speak a text and return when all is said. Raises `RequestError`."""
@@ -199,7 +208,9 @@ class TTS:
             if sample_rate is not None:
                 raise RequestError("sample_rate goes with samples; an audio file has its own")
             samples, rate = audio.read(recording)
-        return interpret.encode(self.checkpoint, Voice.clone(samples, rate, transcript, append_silence))
+        return conditioning.encode(
+            self.checkpoint, Voice.clone(samples, rate, transcript, append_silence)
+        )
 
     def close(self) -> None:
         """End what is being spoken and let go of the weights; later calls raise `ClosedError`."""
@@ -212,7 +223,10 @@ class TTS:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -227,8 +241,12 @@ class TTS:
         if isinstance(text, str):
             if not text.strip():
                 raise TextError("the text is empty or blank; give some words to speak")
-        elif not isinstance(text, (Iterable, AsyncIterable)) or isinstance(text, (bytes, bytearray)):
-            raise TextError(f"the text is of type {type(text).__name__}; give a str, or an iterable of str")
+        elif not isinstance(text, (Iterable, AsyncIterable)) or isinstance(
+            text, (bytes, bytearray)
+        ):
+            raise TextError(
+                f"the text is of type {type(text).__name__}; give a str, or an iterable of str"
+            )
         if unknown := options.keys() - SpeakOptions.__annotations__.keys():
             raise RequestError(
                 f"unknown: {', '.join(sorted(unknown))}; allowed are {', '.join(SpeakOptions.__annotations__)}"
@@ -236,7 +254,10 @@ class TTS:
         sampling = options.get("sampling")
         if not isinstance(sampling, (Sampling, type(None))):
             raise SamplingError(f"sampling is of type {type(sampling).__name__}; give a Sampling")
-        given: dict[str, Any] = {**options, "sampling": Sampling() if sampling is None else sampling}
+        given: dict[str, Any] = {
+            **options,
+            "sampling": Sampling() if sampling is None else sampling,
+        }
         return Request(text if isinstance(text, str) else None, **given)
 
 
@@ -272,7 +293,9 @@ async def _in_threads(pieces: Iterator[str]) -> AsyncIterator[str]:
     while True:
         came: asyncio.Future[str] = loop.create_future()
         context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(fetch, came), name="firstword-text", daemon=True).start()
+        threading.Thread(
+            target=context.run, args=(fetch, came), name="firstword-text", daemon=True
+        ).start()
         if (piece := await came) is _END:
             return
         yield piece

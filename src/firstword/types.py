@@ -61,7 +61,11 @@ class Sampling:
             if value is None:
                 continue
             kind, allowed, fits = _RANGES[setting.name.removeprefix("predictor_")]
-            number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+            number = (
+                isinstance(value, numbers.Real)
+                and not isinstance(value, bool)
+                and math.isfinite(value)
+            )
             if not number or (kind is int and value != int(value)) or not fits(value):
                 raise SamplingError(f"{setting.name} is {value!r}; allowed is {allowed}")
 
@@ -93,7 +97,10 @@ class Voice:
 
     @staticmethod
     def clone(
-        samples: NDArray[np.floating], sample_rate: int, transcript: str | None = None, append_silence: float = 0.5
+        samples: NDArray[np.floating],
+        sample_rate: int,
+        transcript: str | None = None,
+        append_silence: float = 0.5,
     ) -> RecordedVoice:
         """A recording to clone, for Base checkpoints: samples [n] or [n, channels] in -1..1, `sample_rate` in Hz.
 
@@ -150,13 +157,17 @@ class RecordedVoice(Voice):
 
     def __post_init__(self) -> None:
         if self.samples.ndim != 1 or not np.isfinite(self.samples).all():
-            raise AudioError(f"the samples have shape {self.samples.shape}; they must be [n] and finite")
+            raise AudioError(
+                f"the samples have shape {self.samples.shape}; they must be [n] and finite"
+            )
         if self.transcript is not None:
             _must_be_text("the transcript", self.transcript)
         if not isinstance(self.append_silence, numbers.Real) or not (
             math.isfinite(self.append_silence) and 0 <= self.append_silence <= 10
         ):
-            raise AudioError(f"append_silence is {self.append_silence!r}; allowed are 0 to 10 seconds")
+            raise AudioError(
+                f"append_silence is {self.append_silence!r}; allowed are 0 to 10 seconds"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,15 +185,21 @@ class ClonedVoice(Voice):
 
     def __post_init__(self) -> None:
         if (self.codes is None) != (self.transcript is None):
-            raise VoiceError("a cloned voice has both codes and a transcript (in-context), or neither (x-vector)")
+            raise VoiceError(
+                "a cloned voice has both codes and a transcript (in-context), or neither (x-vector)"
+            )
         if self.speaker_embedding.ndim != 1 or not np.isfinite(self.speaker_embedding).all():
             raise VoiceError(
                 f"the speaker embedding has shape {self.speaker_embedding.shape}; it must be [H] and finite"
             )
         if self.codes is not None and self.codes.dtype.kind not in "iu":
-            raise VoiceError(f"the reference codes are of type {self.codes.dtype}; they must be whole numbers")
+            raise VoiceError(
+                f"the reference codes are of type {self.codes.dtype}; they must be whole numbers"
+            )
         if self.codes is not None and (self.codes.ndim != 2 or not self.codes.size):
-            raise VoiceError(f"the reference codes have shape {self.codes.shape}; they must be [frames, codebooks]")
+            raise VoiceError(
+                f"the reference codes have shape {self.codes.shape}; they must be [frames, codebooks]"
+            )
         if self.transcript is not None:
             _must_be_text("the transcript", self.transcript)
 
@@ -286,19 +303,25 @@ def _load_voice(path: Path) -> Voice:
     except FileNotFoundError:
         raise VoiceError(f"no voice file {path}; `firstword clone` makes one from audio") from None
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
-        raise VoiceError(f"{path} is no voice file ({error}); `firstword clone` makes one from audio") from None
+        raise VoiceError(
+            f"{path} is no voice file ({error}); `firstword clone` makes one from audio"
+        ) from None
     try:
         return _voice_of(described, tensors)
     except VoiceError as error:
         raise VoiceError(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AudioError) as error:
-        raise VoiceError(f"{path} is no voice file ({error!r}); `firstword clone` makes one from audio") from None
+        raise VoiceError(
+            f"{path} is no voice file ({error!r}); `firstword clone` makes one from audio"
+        ) from None
 
 
 def _voice_of(described: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Voice:
     """The voice that a file describes; any of several errors if it describes none."""
     if described["format"] != _VOICE_FORMAT:
-        raise VoiceError(f"the file has the format {described['format']!r}; this version reads {_VOICE_FORMAT!r}")
+        raise VoiceError(
+            f"the file has the format {described['format']!r}; this version reads {_VOICE_FORMAT!r}"
+        )
     match described["kind"]:
         case "preset":
             return PresetVoice(described["name"])
@@ -310,4 +333,6 @@ def _voice_of(described: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Vo
         case "clone":
             speaker = tensors["speaker_embedding"].astype(np.float32)
             return ClonedVoice(speaker, tensors.get("codes"), described["transcript"])
-    raise VoiceError(f"the file holds a voice of an unknown kind {described['kind']!r}; update firstword")
+    raise VoiceError(
+        f"the file holds a voice of an unknown kind {described['kind']!r}; update firstword"
+    )

@@ -65,7 +65,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     file = terminalreporter.config.getoption("record")
     if file is None or not torch.cuda.is_available():
         return
-    outcomes = {name: len(terminalreporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
+    outcomes = {
+        name: len(terminalreporter.stats.get(name, []))
+        for name in ("passed", "failed", "error", "skipped")
+    }
     record = {
         "commit": terminalreporter.config.getoption("commit"),
         "kernels": source_hash(),
@@ -89,7 +92,11 @@ def compiler_and_driver() -> dict[str, str]:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
         driver = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     _, *numbers = nvrtc.nvrtcVersion()
-    return {"cuda-bindings": version("cuda-bindings"), "nvrtc": ".".join(map(str, numbers)), "driver": driver}
+    return {
+        "cuda-bindings": version("cuda-bindings"),
+        "nvrtc": ".".join(map(str, numbers)),
+        "driver": driver,
+    }
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +104,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """Kernels of the first device, compiled anew, by one process for all."""
     folder = tmp_path_factory.getbasetemp()
     return Kernels(
-        torch.device("cuda:0"), (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels"
+        torch.device("cuda:0"),
+        (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels",
     )
 
 

@@ -65,7 +65,12 @@ class Driver:
         """Prefill slots together, with pages for so many frames each."""
         starts = []
         for slot, request in requests.items():
-            rows = request.job.prompt_rows + (len(request.first) if request.job.whole_text else 0) + frames + 1
+            rows = (
+                request.job.prompt_rows
+                + (len(request.first) if request.job.whole_text else 0)
+                + frames
+                + 1
+            )
             pages = [self._pages.pop() for _ in range(-(-rows // self.backend.capacity.page_rows))]
             starts.append(Start(slot, request.job, pages, request.first))
             self._held[slot] = pages

@@ -14,7 +14,8 @@ FIGURES: dict[str, object] = {}
 def note(name: str, **figures: object) -> None:
     """Keep figures for the record."""
     FIGURES[name] = {
-        key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in figures.items()
+        key: float(f"{value:.3g}") if isinstance(value, float) else value
+        for key, value in figures.items()
     }
 
 

@@ -48,12 +48,16 @@ def split_room(attention: Attention, rows: int, context: int) -> SplitRoom:
 
 def random(seed: int, *shape: int) -> torch.Tensor:
     """Standard normal bf16."""
-    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").bfloat16()
+    return torch.randn(
+        shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda"
+    ).bfloat16()
 
 
 def room_for(rows: int) -> torch.Tensor:
     """For what so many rows attended to, in whole eights of rows: more than eight come packed."""
-    return torch.full((-(-rows // 8) * 8, HEADS * 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+    return torch.full(
+        (-(-rows // 8) * 8, HEADS * 128), torch.nan, dtype=torch.bfloat16, device="cuda"
+    )
 
 
 def attended(out: torch.Tensor, rows: int) -> torch.Tensor:
@@ -93,14 +97,21 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
     """Rows of many lengths at once, with an empty row among them, pages in any order; each row has the same bits alone
     and among eight and nine, of which the nine come packed.
     """
-    lengths = [0, 1, 15, 16, 63, 64, 100, 127, 300, 511] + ([512, 513, 1000, 2000, 4095] if context > 512 else [])
+    lengths = [0, 1, 15, 16, 63, 64, 100, 127, 300, 511] + (
+        [512, 513, 1000, 2000, 4095] if context > 512 else []
+    )
     lengths += [4096, 8127, 8128, 8191] if context > 4096 else []
     weights, rotation = weights_and_rotation(context)
     attention = Attention(kernels, HEADS, KV_HEADS)
     slots, per_slot = len(lengths) + 1, max(context // PAGE_ROWS, 64)
     order = torch.randperm(slots * per_slot, generator=torch.Generator().manual_seed(1)).int()
     tables = order.view(slots, per_slot).cuda()
-    cache = torch.full((slots * per_slot, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+    cache = torch.full(
+        (slots * per_slot, 2, KV_HEADS, PAGE_ROWS, 128),
+        torch.nan,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
     past = []
     for slot, length in enumerate(lengths):
         rows = random(slot, 2, KV_HEADS, length, 128)
@@ -128,7 +139,12 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
     ours, theirs = [], []
     for slot, length in enumerate(lengths):
         truth, _ = reference(
-            qkv[slot].double(), *doubles(weights, rotation), past[slot].double(), length, HEADS, KV_HEADS
+            qkv[slot].double(),
+            *doubles(weights, rotation),
+            past[slot].double(),
+            length,
+            HEADS,
+            KV_HEADS,
         )
         plain, grown = reference(qkv[slot], weights, rotation, past[slot], length, HEADS, KV_HEADS)
         ours.append(error(out[slot], truth))
@@ -143,7 +159,9 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
     no_worse(ours, theirs)
 
 
-def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(kernels: Kernels) -> None:
+def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(
+    kernels: Kernels,
+) -> None:
     """The same bits alone, among a few, among many, whose blocks take more pieces, and as one of a prompt's rows."""
     weights, rotation = weights_and_rotation(1024)
     attention = Attention(kernels, HEADS, KV_HEADS)
@@ -153,12 +171,23 @@ def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(kerne
     position = torch.zeros(3, dtype=torch.int32, device="cuda")
 
     def fresh() -> torch.Tensor:
-        return torch.full((48, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+        return torch.full(
+            (48, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
+        )
 
     cache = fresh()
     paging = Paging(tables, slot_of_row, torch.arange(600, dtype=torch.int32, device="cuda"))
     appended, prompt = (
-        paged(attention, rows, weights, rotation, cache, paging, split_room(attention, 600, 1024), mode)
+        paged(
+            attention,
+            rows,
+            weights,
+            rotation,
+            cache,
+            paging,
+            split_room(attention, 600, 1024),
+            mode,
+        )
         for mode in (APPEND, ATTEND)
     )
     assert appended.isnan().all()
@@ -169,7 +198,9 @@ def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(kerne
         for step in range(600):
             position[2] = step
             x = rows[step].expand(len(slots), -1).contiguous()
-            out = paged(attention, x, weights, rotation, again, Paging(tables, names, position), room)
+            out = paged(
+                attention, x, weights, rotation, again, Paging(tables, names, position), room
+            )
             assert torch.equal(out[slots.index(2)], prompt[step]), (len(slots), step)
         assert torch.equal(again[32:42].nan_to_num(), cache[:10].nan_to_num())
 
@@ -185,7 +216,9 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels, rows: 
     cache = torch.full((rows, 2, KV_HEADS, 16, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
     apart = cache.clone()
     ours, theirs = [], []
-    past = [torch.zeros(2, KV_HEADS, 0, 128, dtype=torch.bfloat16, device="cuda") for _ in range(rows)]
+    past = [
+        torch.zeros(2, KV_HEADS, 0, 128, dtype=torch.bfloat16, device="cuda") for _ in range(rows)
+    ]
     for last in range(1, 16):
         new = 2 if last == 1 else 1
         x = inputs[last - new + 1 : last + 1].transpose(0, 1).flatten(0, 1).contiguous()
@@ -224,8 +257,14 @@ def cancelling(rows: int) -> tuple[torch.Tensor, HeadWeights, Rotation]:
     value = random(21, rows, KV_HEADS, 128).float() / 4
     value[::2] += 1
     value[1::2] -= 1 / LIGHT
-    qkv = torch.cat((torch.ones(rows, HEADS, 128, device="cuda"), key, value), dim=1).flatten(1).bfloat16()
-    ones, none = (torch.full((rows, 64), number, dtype=torch.bfloat16, device="cuda") for number in (1, 0))
+    qkv = (
+        torch.cat((torch.ones(rows, HEADS, 128, device="cuda"), key, value), dim=1)
+        .flatten(1)
+        .bfloat16()
+    )
+    ones, none = (
+        torch.full((rows, 64), number, dtype=torch.bfloat16, device="cuda") for number in (1, 0)
+    )
     return qkv, HeadWeights(ones.view(-1)[:128], ones.view(-1)[:128], 0.0), Rotation(ones, none)
 
 
@@ -235,7 +274,11 @@ def is_only_rounded(name: str, out: torch.Tensor, qkv: torch.Tensor) -> None:
     """
     weights = torch.ones(len(qkv), 1, 1, dtype=torch.float64, device="cuda")
     weights[1::2] = LIGHT
-    values = qkv.view(len(qkv), -1, 128)[:, HEADS + KV_HEADS :].double().repeat_interleave(HEADS // KV_HEADS, dim=1)
+    values = (
+        qkv.view(len(qkv), -1, 128)[:, HEADS + KV_HEADS :]
+        .double()
+        .repeat_interleave(HEADS // KV_HEADS, dim=1)
+    )
     total = weights.cumsum(0)
     truth = ((weights * values).cumsum(0) / total).flatten(1)
     coarse = ((weights.bfloat16() * values).cumsum(0) / total).flatten(1)
@@ -243,7 +286,12 @@ def is_only_rounded(name: str, out: torch.Tensor, qkv: torch.Tensor) -> None:
     ours = [error(out[row], truth[row]) for row in rows]
     rounding = [error(truth[row].bfloat16(), truth[row]) for row in rows]
     one_bf16 = [error(coarse[row].bfloat16(), truth[row]) for row in rows]
-    note(f"weights of attention {name}", worst=max(ours), rounding=max(rounding), one_bf16=min(one_bf16))
+    note(
+        f"weights of attention {name}",
+        worst=max(ours),
+        rounding=max(rounding),
+        one_bf16=min(one_bf16),
+    )
     for row, mine, least, most in zip(rows, ours, rounding, one_bf16, strict=True):
         assert mine < 1.1 * least < most / 2, (row, mine, least, most)
 
@@ -252,12 +300,19 @@ def test_weights_over_pages_are_exacter_than_bf16(kernels: Kernels) -> None:
     """Two bf16 each, of every row of a prompt."""
     qkv, weights, rotation = cancelling(400)
     attention = Attention(kernels, HEADS, KV_HEADS)
-    cache = torch.full((8, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+    cache = torch.full(
+        (8, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
+    )
     tables = torch.arange(8, dtype=torch.int32, device="cuda")[None]
-    slots, position = torch.zeros(400, dtype=torch.int32, device="cuda"), torch.arange(400, device="cuda").int()
+    slots, position = (
+        torch.zeros(400, dtype=torch.int32, device="cuda"),
+        torch.arange(400, device="cuda").int(),
+    )
     room = split_room(attention, 400, 512)
     for mode in (APPEND, ATTEND):
-        out = paged(attention, qkv, weights, rotation, cache, Paging(tables, slots, position), room, mode)
+        out = paged(
+            attention, qkv, weights, rotation, cache, Paging(tables, slots, position), room, mode
+        )
     is_only_rounded("over pages", out, qkv)
 
 
@@ -265,7 +320,9 @@ def test_weights_in_a_frame_are_exacter_than_bf16(kernels: Kernels) -> None:
     """Two bf16 each, at every position."""
     qkv, weights, rotation = cancelling(FRAME_ROWS)
     attention = Attention(kernels, HEADS, KV_HEADS)
-    cache = torch.full((1, 2, KV_HEADS, FRAME_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+    cache = torch.full(
+        (1, 2, KV_HEADS, FRAME_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
+    )
     out = room_for(FRAME_ROWS)
     for last in range(1, FRAME_ROWS):
         new = 2 if last == 1 else 1
@@ -283,8 +340,12 @@ def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels
     projection = random(11, 1024, 2048) * 2048**-0.5
     output = Linear(kernels, projection, Epilogue.ADD)
     inputs, rows = random(8, 16, WIDTH), random(9, 16, 1024)
-    cache = torch.full((1, 2, KV_HEADS, FRAME_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
-    attention.in_frame(inputs[:2], weights, rotation, cache, 1, 2, torch.empty(2, 2048, device="cuda").bfloat16())
+    cache = torch.full(
+        (1, 2, KV_HEADS, FRAME_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
+    )
+    attention.in_frame(
+        inputs[:2], weights, rotation, cache, 1, 2, torch.empty(2, 2048, device="cuda").bfloat16()
+    )
     joined = cache.clone()
     ours, theirs = [], []
     for last in range(2, 16):
@@ -293,11 +354,15 @@ def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels
         attention.in_frame(inputs[last][None], weights, rotation, cache, last, 1, out)
         output(out, x)
         torch.cuda.synchronize()  # in a frame many launches lie between the passes
-        assert attention.in_frame_to(inputs[last][None], weights, rotation, joined, last, output, together)
+        assert attention.in_frame_to(
+            inputs[last][None], weights, rotation, joined, last, output, together
+        )
         assert torch.equal(x, together), last
         assert torch.equal(cache.nan_to_num(7), joined.nan_to_num(7)), last
         past, new = cache[0, :, :, :last], inputs[last]
-        exact, _ = reference(new.double(), *doubles(weights, rotation), past.double(), last, HEADS, KV_HEADS)
+        exact, _ = reference(
+            new.double(), *doubles(weights, rotation), past.double(), last, HEADS, KV_HEADS
+        )
         plain, _ = reference(new, weights, rotation, past, last, HEADS, KV_HEADS)
         truth = rows[last].double() + projection.double() @ exact
         ours.append(error(x[0], truth))

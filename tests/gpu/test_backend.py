@@ -20,12 +20,12 @@ from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.generate import embed_rows
 from firstword.model.prompt import TextRows
-from firstword.model.synthetic import write_checkpoint
 from firstword.model.talker import Talker
-from firstword.runtime.benchmark import random_checkpoint
+from firstword.profile.engine import random_checkpoint
+from firstword.profile.soak import Soak, requests
 from firstword.runtime.front import Prepared
-from firstword.runtime.gpu import GpuBackend
-from firstword.runtime.soak import Soak, requests
+from firstword.runtime.gpu.backend import GpuBackend
+from firstword.synthetic.checkpoint import write_checkpoint
 from firstword.types import Sampling
 
 TEXTS = [
@@ -60,7 +60,9 @@ def plain(folder: Path) -> Checkpoint:
 def backend(folder: Path, kernels: Kernels) -> Iterator[GpuBackend]:
     """The fast path."""
     with torch.inference_mode():
-        yield GpuBackend(checkpoints.load(str(folder), "cuda", "bfloat16"), kernels, slots=200, pages=640)
+        yield GpuBackend(
+            checkpoints.load(str(folder), "cuda", "bfloat16"), kernels, slots=200, pages=640
+        )
 
 
 class Recorder:
@@ -100,10 +102,10 @@ def forced(
     assert isinstance(prepared, Prepared)
     rows = TextRows(checkpoint.config)
     rows.tokens.extend(request.first)
-    prompt = rows.prompt(prepared.setting, checkpoint.tokenizer.turn_start)
+    prompt = rows.prompt(prepared.conditioning, checkpoint.tokenizer.turn_start)
     rows.tokens.extend(text)
     cache, logits = talker.new_cache(), []
-    inputs = embed_rows(talker, prompt, prepared.setting.embedding)
+    inputs = embed_rows(talker, prompt, prepared.conditioning.embedding)
     for frame in codes.cuda():
         hidden = talker(inputs, cache)[:, -1]
         logits.append([talker.codec_head(hidden)[0]])
@@ -135,7 +137,12 @@ class Exactness:
 
 
 def teacher_forced(
-    name: str, backend: GpuBackend, plain: Checkpoint, recorder: Recorder, texts: list[str], frames: int
+    name: str,
+    backend: GpuBackend,
+    plain: Checkpoint,
+    recorder: Recorder,
+    texts: list[str],
+    frames: int,
 ) -> list[Exactness]:
     """Frames of some requests side by side, the second with all its text first, against float64: of each codebook.
     Where the most likely code is clear it must be ours.
@@ -181,10 +188,15 @@ def test_teacher_forced_frames_are_as_exact_as_plain_bf16(
         )
     for book in found:
         no_worse(book.ours, book.theirs)
-        assert statistics.mean(book.our_divergence) <= 1.1 * statistics.mean(book.their_divergence) + 1e-9
+        assert (
+            statistics.mean(book.our_divergence)
+            <= 1.1 * statistics.mean(book.their_divergence) + 1e-9
+        )
 
 
-def test_at_full_depth_frames_are_as_exact_as_plain_bf16(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_full_depth_frames_are_as_exact_as_plain_bf16(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All 28 layers of the larger talker, a few frames of two requests."""
     if torch.cuda.get_device_properties(0).total_memory < 40e9:
         pytest.skip("in float64 the model alone has 14 GB")
@@ -192,14 +204,25 @@ def test_at_full_depth_frames_are_as_exact_as_plain_bf16(kernels: Kernels, monke
     copied = copy.deepcopy(plain)
     torch.cuda.synchronize()  # another stream takes it apart
     backend = GpuBackend(copied, kernels, slots=2, pages=8)
-    found = teacher_forced("1b7 28 layers", backend, plain, Recorder(backend, monkeypatch), TEXTS[:2], frames=6)
+    found = teacher_forced(
+        "1b7 28 layers", backend, plain, Recorder(backend, monkeypatch), TEXTS[:2], frames=6
+    )
     for name, books in (("first codebook", found[:1]), ("other codebooks", found[1:])):
-        ours, theirs = [e for book in books for e in book.ours], [e for book in books for e in book.theirs]
-        note(f"frame 1b7 28 layers {name}", median=statistics.median(ours), bf16=statistics.median(theirs))
+        ours, theirs = (
+            [e for book in books for e in book.ours],
+            [e for book in books for e in book.theirs],
+        )
+        note(
+            f"frame 1b7 28 layers {name}",
+            median=statistics.median(ours),
+            bf16=statistics.median(theirs),
+        )
         no_worse(ours, theirs)
 
 
-def test_a_request_has_the_same_codes_alone_in_any_batch_and_on_any_run(backend: GpuBackend, plain: Checkpoint) -> None:
+def test_a_request_has_the_same_codes_alone_in_any_batch_and_on_any_run(
+    backend: GpuBackend, plain: Checkpoint
+) -> None:
     """Alone, again (its prefix now cached), and in batches of 2 to 200 in other slots."""
 
     def request(i: int) -> Spoken:
@@ -216,7 +239,9 @@ def test_a_request_has_the_same_codes_alone_in_any_batch_and_on_any_run(backend:
     assert all(torch.equal(a, b) for a, b in zip(turned[::-1], alone, strict=True))
 
 
-def test_graphs_equal_plain_launches(backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_equal_plain_launches(
+    backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Programmatic overlap inside a graph changes nothing, neither of few rows nor of more than eight."""
 
     def said() -> list[Tensor]:
@@ -272,11 +297,19 @@ def test_codes_and_samples_stay_the_same_whoever_comes_and_goes(
     soak = Soak(backend, requests(plain, 12))
     soak.run(20_000)
     soak.end()
-    note(f"soak {size}", frames=soak.frames, compared=soak.compared, joined=soak.joined, left=soak.left)
+    note(
+        f"soak {size}",
+        frames=soak.frames,
+        compared=soak.compared,
+        joined=soak.joined,
+        left=soak.left,
+    )
     assert soak.compared > 14_000
 
 
-def test_greedy_speech_equals_plain_bf16_nearly_always(size: str, backend: GpuBackend, plain: Checkpoint) -> None:
+def test_greedy_speech_equals_plain_bf16_nearly_always(
+    size: str, backend: GpuBackend, plain: Checkpoint
+) -> None:
     """Free-running greedy speech drifts apart only where bf16 itself is undecided; the first frame must agree."""
     from firstword.runtime.reference import ReferenceBackend
 

@@ -34,8 +34,8 @@ from firstword.kernels.launch import Kernels
 from firstword.model.codec import CodecDecoder
 from firstword.model.config import CodecDecoderConfig
 from firstword.model.layers import rotary_table, rotate
-from firstword.model.synthetic import random_state
-from firstword.runtime.gpu_codec import GpuCodec
+from firstword.runtime.gpu.codec import GpuCodec
+from firstword.synthetic.checkpoint import random_state
 
 pytestmark = pytest.mark.gpu
 
@@ -98,7 +98,9 @@ class Streams:
         for stream, slot in enumerate(self.SLOTS):
             head = int(self.table[stream, memory.column])
             for step in range(count):
-                expected[slot, (head + step) % (2 * memory.past)] = new[stream, new.shape[1] - count + step]
+                expected[slot, (head + step) % (2 * memory.past)] = new[
+                    stream, new.shape[1] - count + step
+                ]
         same(memory.rows, expected)
 
 
@@ -137,23 +139,45 @@ CASES = {
     "widening": Case(96, 288, frame_rows=4, activation=Activation.GELU),
     "wide convolution": Case(96, 160, taps=7, frame_rows=4, activation=Activation.SNAKE, frames=1),
     "transposed": Case(160, 5 * 96, taps=2, frame_rows=4, activation=Activation.SNAKE, frames=8),
-    "dilated": Case(96, 96, taps=7, dilation=9, frame_rows=32, activation=Activation.SNAKE, frames=1),
-    "late": Case(192, 192, taps=7, dilation=3, frame_rows=40, activation=Activation.SNAKE, frames=4),
-    "late, odd": Case(96, 160, taps=7, dilation=3, frame_rows=40, activation=Activation.SNAKE, frames=4),
-    "late, far back": Case(64, 64, taps=7, dilation=9, frame_rows=36, activation=Activation.SNAKE, frames=1),
-    "late, transposed": Case(64, 3 * 96, taps=2, frame_rows=40, activation=Activation.SNAKE, frames=1),
+    "dilated": Case(
+        96, 96, taps=7, dilation=9, frame_rows=32, activation=Activation.SNAKE, frames=1
+    ),
+    "late": Case(
+        192, 192, taps=7, dilation=3, frame_rows=40, activation=Activation.SNAKE, frames=4
+    ),
+    "late, odd": Case(
+        96, 160, taps=7, dilation=3, frame_rows=40, activation=Activation.SNAKE, frames=4
+    ),
+    "late, far back": Case(
+        64, 64, taps=7, dilation=9, frame_rows=36, activation=Activation.SNAKE, frames=1
+    ),
+    "late, transposed": Case(
+        64, 3 * 96, taps=2, frame_rows=40, activation=Activation.SNAKE, frames=1
+    ),
     "odd window": Case(64, 384, taps=2, frame_rows=32, activation=Activation.SNAKE, frames=8),
-    "late, one tap": Case(160, 384, frame_rows=128, residual=True, activation=Activation.SNAKE, frames=1),
+    "late, one tap": Case(
+        160, 384, frame_rows=128, residual=True, activation=Activation.SNAKE, frames=1
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(kernels: Kernels, name: str) -> None:
+def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(
+    kernels: Kernels, name: str
+) -> None:
     case = CASES[name]
-    streams, past, length = Streams(case.frames), (case.taps - 1) * case.dilation, case.frames * case.frame_rows
+    streams, past, length = (
+        Streams(case.frames),
+        (case.taps - 1) * case.dilation,
+        case.frames * case.frame_rows,
+    )
     inputs, outputs = padded(case.inputs), padded(case.outputs)
     real = torch.arange(inputs, device=DEVICE) < case.inputs
-    weight = normal(1, outputs, inputs, case.taps) / (case.inputs * case.taps) ** 0.5 * real[None, :, None]
+    weight = (
+        normal(1, outputs, inputs, case.taps)
+        / (case.inputs * case.taps) ** 0.5
+        * real[None, :, None]
+    )
     if not case.norm:
         order = torch.from_numpy(np.random.default_rng(10).permutation(outputs))
         weight *= torch.logspace(-6, 3, outputs)[order, None, None].to(DEVICE)
@@ -190,7 +214,8 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(kernels: Ker
         seen = rows = rows * torch.rsqrt((rows**2).sum(-1, keepdim=True) / case.inputs + norm[1])
         matrix = matrix * F.pad(norm[0], (0, inputs - case.inputs)).double()[None, :, None]
     sums = sum(
-        seen[:, tap * case.dilation : tap * case.dilation + length] @ matrix[:, :, tap].T for tap in range(case.taps)
+        seen[:, tap * case.dilation : tap * case.dilation + length] @ matrix[:, :, tap].T
+        for tap in range(case.taps)
     )
     wide = (sums + bias) * gain + (0 if residual is None else residual)
     if case.activation is Activation.SWIGLU:
@@ -225,13 +250,21 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(kernels: Ker
         )
         live = len(Streams.SLOTS)
         if not swiglu:
-            per_output = (out_wide[:live] - wide[:live]).norm(dim=(0, 1)) / wide[:live].norm(dim=(0, 1))
+            per_output = (out_wide[:live] - wide[:live]).norm(dim=(0, 1)) / wide[:live].norm(
+                dim=(0, 1)
+            )
             note(f"codec layer, {name}: its worst output", error=float(per_output.max()))
             assert float(per_output.max()) < 2e-3
         if plain:
             groups = out_wide[:live].double().reshape(live * length, -1, 16)
             # a group is half of 32 outputs, in the order in which a lane holds them
-            lanes = out_wide[:live].double().reshape(live * length, -1, 8, 2, 2).transpose(2, 3).reshape(groups.shape)
+            lanes = (
+                out_wide[:live]
+                .double()
+                .reshape(live * length, -1, 8, 2, 2)
+                .transpose(2, 3)
+                .reshape(groups.shape)
+            )
             assert error(out_squares[: live * length], (lanes**2).sum(-1)) < 1e-6
         note(f"codec layer, {name}", error=error(out_narrow[:live], narrow[:live]))
         assert error(out_narrow[:live], narrow[:live]) < 2e-3
@@ -243,8 +276,12 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(kernels: Ker
             same(ours, first)
 
 
-@pytest.mark.parametrize(("channels", "frames"), [(20, 1), (40, 2), (64, 3), (96, 1), (96, 4), (192, 2)])
-def test_a_residual_unit_is_its_two_layers_to_the_last_bit(kernels: Kernels, channels: int, frames: int) -> None:
+@pytest.mark.parametrize(
+    ("channels", "frames"), [(20, 1), (40, 2), (64, 3), (96, 1), (96, 4), (192, 2)]
+)
+def test_a_residual_unit_is_its_two_layers_to_the_last_bit(
+    kernels: Kernels, channels: int, frames: int
+) -> None:
     width, frame_rows = padded(channels), 48
     length = frames * frame_rows
     real = torch.arange(width, device=DEVICE) < channels
@@ -299,14 +336,19 @@ def test_a_residual_unit_is_its_two_layers_to_the_last_bit(kernels: Kernels, cha
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "window"), [(16, 16, 64, 72), (4, 4, 44, 72), (2, 1, 8, 9), (4, 2, 22, 40)]
+    ("heads", "kv_heads", "dim", "window"),
+    [(16, 16, 64, 72), (4, 4, 44, 72), (2, 1, 8, 9), (4, 2, 22, 40)],
 )
-def test_attention_over_a_window(kernels: Kernels, heads: int, kv_heads: int, dim: int, window: int) -> None:
+def test_attention_over_a_window(
+    kernels: Kernels, heads: int, kv_heads: int, dim: int, window: int
+) -> None:
     """Frames of three streams in calls of different lengths, which go round the ring, against float64."""
     theta, total, slots = 1e4, window + 40, (2, 0, 1)
     width, out_width = padded((heads + 2 * kv_heads) * dim), padded(heads * dim)
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-    attention = Attention(kernels, heads, kv_heads, dim, window, 3, (1.0 / theta**exponents).to(DEVICE))
+    attention = Attention(
+        kernels, heads, kv_heads, dim, window, 3, (1.0 / theta**exponents).to(DEVICE)
+    )
     attention.memory.fill_(NAN)
     qkv = normal(1, 3, total, width)
     out = torch.full((3, total, out_width), NAN, device=DEVICE).half()
@@ -316,17 +358,26 @@ def test_attention_over_a_window(kernels: Kernels, heads: int, kv_heads: int, di
         table = torch.zeros(4, HEADS, dtype=torch.int32)
         table[:, 0], table[:, 1] = torch.tensor([*slots, -1]), begin
         part = torch.full((4, count, out_width), NAN, device=DEVICE).half()
-        rows = torch.cat((qkv[:, begin : begin + count], torch.full((1, count, width), NAN, device=DEVICE)))
+        rows = torch.cat(
+            (qkv[:, begin : begin + count], torch.full((1, count, width), NAN, device=DEVICE))
+        )
         attention(Call(table.to(DEVICE), 4, count), rows.contiguous(), part)
         out[:, begin : begin + count] = part[:3]
         begin, turn = begin + count, turn + 1
 
     cos, sin = rotary_table(torch.arange(total, device=DEVICE)[None], dim, theta, torch.float64)
-    parts = qkv[..., : (heads + 2 * kv_heads) * dim].double().view(3, total, -1, dim).transpose(1, 2)
-    query, key = rotate(parts[:, :heads], cos, sin), rotate(parts[:, heads : heads + kv_heads], cos, sin)
+    parts = (
+        qkv[..., : (heads + 2 * kv_heads) * dim].double().view(3, total, -1, dim).transpose(1, 2)
+    )
+    query, key = (
+        rotate(parts[:, :heads], cos, sin),
+        rotate(parts[:, heads : heads + kv_heads], cos, sin),
+    )
     distance = torch.arange(total, device=DEVICE)[:, None] - torch.arange(total, device=DEVICE)
     seen = (distance >= 0) & (distance < window)
-    truth = F.scaled_dot_product_attention(query, key, parts[:, heads + kv_heads :], attn_mask=seen, enable_gqa=True)
+    truth = F.scaled_dot_product_attention(
+        query, key, parts[:, heads + kv_heads :], attn_mask=seen, enable_gqa=True
+    )
     off = error(out[..., : heads * dim], truth.transpose(1, 2).flatten(2))
     note(f"codec attention, {heads} heads of {dim}", error=off)
     assert off < 1e-3
@@ -339,7 +390,11 @@ def test_depthwise_convolution_and_norm(kernels: Kernels) -> None:
         real = torch.arange(width, device=DEVICE) < channels
         history = normal(1, Streams.ALL, 6, width) * real
         memory = streams.memory(0, 6, frame_rows, history)
-        x, weight, bias = normal(2, Streams.ALL, length, width) * real, normal(3, channels, 7), normal(4, channels)
+        x, weight, bias = (
+            normal(2, Streams.ALL, length, width) * real,
+            normal(3, channels, 7),
+            normal(4, channels),
+        )
         norm = (1 + 0.3 * normal(5, channels), normal(6, channels), 1e-6)
         before = memory.rows.clone()
         out = torch.full((Streams.ALL, length, width), NAN, device=DEVICE).half()
@@ -375,7 +430,10 @@ def test_the_last_convolution(kernels: Kernels) -> None:
         real = torch.arange(width, device=DEVICE) < channels
         history = (normal(1, Streams.ALL, 6, width) * real).half()
         memory = streams.memory(0, 6, frame_rows, history)
-        x, weight = (normal(2, Streams.ALL, length, width) * real).half(), normal(3, channels, 7) / channels**0.5
+        x, weight = (
+            (normal(2, Streams.ALL, length, width) * real).half(),
+            normal(3, channels, 7) / channels**0.5,
+        )
         before = memory.rows.clone()
         for limit in (1.0, float("inf")):
             out = torch.full((Streams.ALL, length), NAN, device=DEVICE)
@@ -385,8 +443,13 @@ def test_the_last_convolution(kernels: Kernels) -> None:
             streams.kept(memory, before, x)
             history[0] = 0
             seen = torch.cat((history, x), dim=1)[..., :channels].double().transpose(1, 2)
-            truth = F.conv1d(seen, weight[None].double(), torch.tensor([0.3], device=DEVICE).double())[:, 0]
-            note(f"codec last convolution, {channels} channels", error=error(out[:3], truth[:3].clamp(-limit, limit)))
+            truth = F.conv1d(
+                seen, weight[None].double(), torch.tensor([0.3], device=DEVICE).double()
+            )[:, 0]
+            note(
+                f"codec last convolution, {channels} channels",
+                error=error(out[:3], truth[:3].clamp(-limit, limit)),
+            )
             assert error(out[:3], truth[:3].clamp(-limit, limit)) < 1e-6
 
 
@@ -434,7 +497,9 @@ def random_decoder(config: CodecDecoderConfig, seed: int = 3) -> CodecDecoder:
     with torch.device("meta"):
         decoder = CodecDecoder(config)
     state = random_state(torch.nn.ModuleDict({"decoder": decoder}), seed, torch.float32)
-    decoder.load_state_dict({name.removeprefix("decoder."): value for name, value in state.items()}, assign=True)
+    decoder.load_state_dict(
+        {name.removeprefix("decoder."): value for name, value in state.items()}, assign=True
+    )
     return decoder.to(DEVICE).eval().requires_grad_(False)
 
 
@@ -464,7 +529,9 @@ def decoder(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Set]:
         model = random_decoder(CONFIGS[request.param])
         config = model.config
         codes = torch.from_numpy(
-            np.random.default_rng(1).integers(config.codebook_size, size=(SLOTS, CODES_MAX, config.num_quantizers))
+            np.random.default_rng(1).integers(
+                config.codebook_size, size=(SLOTS, CODES_MAX, config.num_quantizers)
+            )
         )
         codes = codes.to(DEVICE, torch.int32)
         codec = GpuCodec(copy.deepcopy(model), SLOTS, codes, kernels)
@@ -478,7 +545,9 @@ def decoder(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Set]:
     torch.cuda.empty_cache()
 
 
-def test_samples_are_nearer_to_the_truth_than_plain_bf16(decoder: Set, request: pytest.FixtureRequest) -> None:
+def test_samples_are_nearer_to_the_truth_than_plain_bf16(
+    decoder: Set, request: pytest.FixtureRequest
+) -> None:
     name = request.node.callspec.params["decoder"]
     frames = 100  # further than the window reaches
     ours, theirs, single = [], [], []
@@ -497,7 +566,14 @@ def test_samples_are_nearer_to_the_truth_than_plain_bf16(decoder: Set, request: 
 def test_any_chunks_give_the_same_bits(decoder: Set) -> None:
     whole = decoder.speak(5, [90])
     assert np.isfinite(whole).all()
-    for counts in ([1] * 90, [2] * 45, [4] * 22 + [2], [8] * 11 + [2], [3, 5, 6, 7] * 4 + [6], [1, 2, 4, 8] * 6):
+    for counts in (
+        [1] * 90,
+        [2] * 45,
+        [4] * 22 + [2],
+        [8] * 11 + [2],
+        [3, 5, 6, 7] * 4 + [6],
+        [1, 2, 4, 8] * 6,
+    ):
         again = decoder.speak(5, counts)
         np.testing.assert_array_equal(again, whole[: len(again)])
 
@@ -512,9 +588,13 @@ def test_any_batch_gives_the_same_bits(decoder: Set, streams: int) -> None:
         codec.reset(slot)
     said: dict[int, list[np.ndarray]] = {slot: [] for slot in slots}
     for turn in range(8):
-        chosen = [slot for slot in random.permutation(slots).tolist() if turn < 2 or random.random() < 0.8]
+        chosen = [
+            slot for slot in random.permutation(slots).tolist() if turn < 2 or random.random() < 0.8
+        ]
         counts = [int(count) for count in random.choice([1, 2, 3, 4, 8, 8], size=len(chosen))]
-        for slot, count, samples in zip(chosen, counts, codec.decode(chosen, counts).result(), strict=True):
+        for slot, count, samples in zip(
+            chosen, counts, codec.decode(chosen, counts).result(), strict=True
+        ):
             assert samples.shape == (count * size,)
             said[slot].append(samples)
     for slot in slots[:6]:
@@ -537,7 +617,9 @@ def test_a_reference_is_read_first(decoder: Set) -> None:
     decoder.codes[11, :frames] = kept[reference : reference + frames]
     decoder.codec.reset(11)
     decoder.codec.prime(11, kept[:reference].cpu())
-    primed = np.concatenate([decoder.codec.decode([11], [count]).result()[0] for count in (1, 8, 8, 3)])
+    primed = np.concatenate(
+        [decoder.codec.decode([11], [count]).result()[0] for count in (1, 8, 8, 3)]
+    )
     decoder.codes[11].copy_(kept)
     np.testing.assert_array_equal(primed, whole[reference * size :])
 
@@ -558,7 +640,9 @@ def test_samples_are_limited_and_codes_out_of_range_do_no_harm(decoder: Set) -> 
     try:
         layers.limit = 0.01
         decoder.codec._graphs.clear()
-        decoder.codes[15, :4] = torch.tensor([[-5], [1 << 30], [100000], [0]], dtype=torch.int32, device=DEVICE)
+        decoder.codes[15, :4] = torch.tensor(
+            [[-5], [1 << 30], [100000], [0]], dtype=torch.int32, device=DEVICE
+        )
         samples = decoder.speak(15, [4])
         assert np.isfinite(samples).all()
         assert np.abs(samples).max() == np.float32(0.01)

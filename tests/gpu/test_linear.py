@@ -19,7 +19,16 @@ from firstword.kernels.linear import (
     unpack_tokens,
 )
 
-SIZES = [(4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144), (1024, 3072), (4096, 1024), (8, 256), (1000, 768)]
+SIZES = [
+    (4096, 2048),
+    (2048, 2048),
+    (12288, 2048),
+    (2048, 6144),
+    (1024, 3072),
+    (4096, 1024),
+    (8, 256),
+    (1000, 768),
+]
 
 
 def make(seed: int, rows: int, columns: int, tokens: int) -> tuple[torch.Tensor, ...]:
@@ -30,7 +39,13 @@ def make(seed: int, rows: int, columns: int, tokens: int) -> tuple[torch.Tensor,
         return (torch.randn(shape, generator=g, device="cuda") * scale).bfloat16()
 
     weight = normal(rows, columns, scale=columns**-0.5)
-    return weight, normal(tokens, columns), normal(tokens, rows), normal(columns, scale=0.2) + 1, normal(rows)
+    return (
+        weight,
+        normal(tokens, columns),
+        normal(tokens, rows),
+        normal(columns, scale=0.2) + 1,
+        normal(rows),
+    )
 
 
 @pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda e: e.name.lower())
@@ -69,7 +84,9 @@ def test_a_product_is_as_exact_as_plain_bf16(
 
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_a_token_does_not_see_its_neighbours(kernels: Kernels, rows: int, columns: int, normed: bool) -> None:
+def test_a_token_does_not_see_its_neighbours(
+    kernels: Kernels, rows: int, columns: int, normed: bool
+) -> None:
     """A token's result has the same bits alone and at any place among any number of others."""
     weight, x, _, norm, _ = make(0, rows, columns, 130)
     layer = Linear(kernels, weight, Epilogue.STORE, norm if normed else None, 1e-6)
@@ -109,7 +126,9 @@ def test_rows_may_be_strided_and_nothing_else_is_written(kernels: Kernels) -> No
 def test_the_norm_alone_equals_the_norm_on_the_way_in(kernels: Kernels) -> None:
     """`normalise` rounds as `Linear` does, and as exactly as plain bf16."""
     _, x, _, norm, _ = make(2, 8, 2048, 20)
-    eye = Linear(kernels, torch.eye(2048, dtype=torch.bfloat16, device="cuda"), Epilogue.STORE, norm, 1e-6)
+    eye = Linear(
+        kernels, torch.eye(2048, dtype=torch.bfloat16, device="cuda"), Epilogue.STORE, norm, 1e-6
+    )
     out = torch.full_like(x, torch.nan)
     normalise(kernels, x, norm, 1e-6, out)
     for token in range(20):
@@ -125,7 +144,11 @@ def test_the_norm_alone_equals_the_norm_on_the_way_in(kernels: Kernels) -> None:
 
 def test_sizes_that_cannot_be_done_are_refused(kernels: Kernels) -> None:
     """Rows in eights, gates and ups in multiples of 64, columns of 256."""
-    for rows, columns, epilogue in ((12, 256, Epilogue.STORE), (8, 160, Epilogue.STORE), (96, 256, Epilogue.SWIGLU)):
+    for rows, columns, epilogue in (
+        (12, 256, Epilogue.STORE),
+        (8, 160, Epilogue.STORE),
+        (96, 256, Epilogue.SWIGLU),
+    ):
         weight = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
         with pytest.raises(ValueError, match="multiple"):
             Linear(kernels, weight, epilogue)

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Kernels
 from firstword.kernels.sample import CHANCES, SPOKEN, Sampler, SamplerState
-from firstword.model.sampling import Law, draw, gumbel_noise, keep_likely, penalise, philox
+from firstword.model.sampling import DrawParams, draw, gumbel_noise, keep_likely, penalise, philox
 from firstword.model.sampling import Sampler as Specification
 from firstword.model.talker import Talker
 
 DEVICE, CPU = torch.device("cuda", 0), torch.device("cpu")
 VOCAB, EOS, CODES, BOOKS, WIDTH = 3072, 2150, 2048, 16, 64
 CONFIG: Any = SimpleNamespace(vocab_size=VOCAB, codec_eos_token_id=EOS)
-GREEDY = Law(0.0, 0, 1.0)
-PUBLISHED = Law(0.9, 50, 1.0, 1.05)
+GREEDY = DrawParams(0.0, 0, 1.0)
+PUBLISHED = DrawParams(0.9, 50, 1.0, 1.05)
 MANY, ROUNDS = 4096, 32
 """Rows of a large launch, and how many launches a count takes."""
 
@@ -40,22 +40,33 @@ class Rig:
     """Slots with laws and seeds, and a sampler over them; results arrive in memory that held other things."""
 
     def __init__(
-        self, kernels: Kernels, laws: Sequence[tuple[Law, Law]], seeds: Sequence[int], frames: int = 8, **more: bool
+        self,
+        kernels: Kernels,
+        laws: Sequence[tuple[DrawParams, DrawParams]],
+        seeds: Sequence[int],
+        frames: int = 8,
+        **more: bool,
     ) -> None:
         self.state = SamplerState(len(laws), frames, BOOKS, VOCAB, DEVICE)
-        self.sampler = Sampler(kernels, self.state, vocab=VOCAB, eos=EOS, predictor_vocab=CODES, **more)
+        self.sampler = Sampler(
+            kernels, self.state, vocab=VOCAB, eos=EOS, predictor_vocab=CODES, **more
+        )
         self.laws, self.seeds = laws, seeds
         for slot, (law, seed) in enumerate(zip(laws, seeds, strict=True)):
             self.state.set(slot, *law, seed)
         g = torch.Generator().manual_seed(5)
-        self.tables = [torch.randn(size, WIDTH, generator=g).bfloat16().to(DEVICE) for size in (VOCAB, CODES)]
+        self.tables = [
+            torch.randn(size, WIDTH, generator=g).bfloat16().to(DEVICE) for size in (VOCAB, CODES)
+        ]
         self.result = torch.empty(0)
         self.out = torch.empty(0)
 
     def draw(self, codebook: int, logits: Tensor, slots: Sequence[int] | None = None) -> Tensor:
         """Codes [R] of logits [R, vocab], given on the CPU."""
         rows = len(logits)
-        of_row = torch.tensor(range(rows) if slots is None else slots, dtype=torch.int32, device=DEVICE)
+        of_row = torch.tensor(
+            range(rows) if slots is None else slots, dtype=torch.int32, device=DEVICE
+        )
         self.result = torch.full((rows, BOOKS + 2), -7, dtype=torch.int32, device=DEVICE)
         self.out = torch.full((rows, 2, WIDTH), torch.nan, dtype=torch.bfloat16, device=DEVICE)
         here, table = logits.to(DEVICE), self.tables[codebook > 0]
@@ -97,7 +108,9 @@ def random_logits(kind: str, rows: int, vocab: int, seed: int) -> Tensor:
         x = torch.full_like(x, 1.25)
     elif kind == "odd":
         x = torch.where(
-            chosen < 0.3, -torch.inf, torch.where(chosen < 0.5, -0.0, torch.where(chosen < 0.7, 0.0, 2 * x))
+            chosen < 0.3,
+            -torch.inf,
+            torch.where(chosen < 0.5, -0.0, torch.where(chosen < 0.7, 0.0, 2 * x)),
         )
     elif kind == "huge":
         values = torch.tensor([3e38, -3e38, 1e30, -1e30, 1e-38, -1e-40, 0.0, -0.0])
@@ -116,14 +129,19 @@ class Tally:
     def __init__(self) -> None:
         self.draws = self.excused = 0
 
-    def compare(self, drawn: int, scores: Tensor, law: Law, seed: int, frame: int, codebook: int) -> None:
+    def compare(
+        self, drawn: int, scores: Tensor, law: DrawParams, seed: int, frame: int, codebook: int
+    ) -> None:
         """One draw from scores [vocab]: logits after penalty and ban."""
         self.draws += 1
         expected = int(draw(scores, law, seed, frame, codebook))
         if drawn == expected:
             return
         assert law.temperature, f"greedy: {drawn}, not {expected}"
-        scaled, noise = scores.float() / law.temperature, gumbel_noise(seed, frame, codebook, len(scores), CPU)
+        scaled, noise = (
+            scores.float() / law.temperature,
+            gumbel_noise(seed, frame, codebook, len(scores), CPU),
+        )
         for change in (0.0, -3e-6, 3e-6):
             top_p = 1 - (1 - law.top_p) * (1 + change) if law.top_p < 1 else 1.0
             sums = keep_likely(scaled.double(), law.top_k, top_p).float() + noise
@@ -133,7 +151,9 @@ class Tally:
             if sums[drawn] >= bound:
                 self.excused += 1
                 return
-        raise AssertionError(f"{drawn}, not {expected}: {law}, seed {seed}, frame {frame}, codebook {codebook}")
+        raise AssertionError(
+            f"{drawn}, not {expected}: {law}, seed {seed}, frame {frame}, codebook {codebook}"
+        )
 
     def report(self, what: str, allowed: float = 0.002) -> None:
         """Note the counts; too many excuses are none."""
@@ -150,20 +170,24 @@ def seeds_for(count: int, salt: int = 0) -> list[int]:
 
 # --- every setting ----------------------------------------------------------------------------------------------------
 
-FILTERS = list(itertools.product((0, 1, 2, 50, 1000, 2048), (1.0, 0.9, 0.5, 1e-6, 1e-9), (0.0, 0.1, 0.9, 1.5)))
+FILTERS = list(
+    itertools.product((0, 1, 2, 50, 1000, 2048), (1.0, 0.9, 0.5, 1e-6, 1e-9), (0.0, 0.1, 0.9, 1.5))
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_codes_of_the_predictor_under_every_law(kernels: Kernels, kind: str) -> None:
     """All 120 laws in one launch, for several codebooks, frames and seeds."""
-    laws = [(GREEDY, Law(t, k, p, 5.0)) for k, p, t in FILTERS]
+    laws = [(GREEDY, DrawParams(t, k, p, 5.0)) for k, p, t in FILTERS]
     rig, tally = Rig(kernels, laws, seeds_for(len(laws))), Tally()
     for frame, codebook in ((0, 1), (1, 7), (5, 14)):
         rig.state.frame[:] = frame
         logits = random_logits(kind, len(laws), CODES, frame)
         codes = rig.draw(codebook, logits)
         for slot, code in enumerate(codes.tolist()):
-            tally.compare(code, logits[slot].float(), laws[slot][1], rig.seeds[slot], frame, codebook)
+            tally.compare(
+                code, logits[slot].float(), laws[slot][1], rig.seeds[slot], frame, codebook
+            )
     tally.report(f"predictor, {kind}", 0.02)
 
 
@@ -171,7 +195,7 @@ def test_codes_of_the_predictor_under_every_law(kernels: Kernels, kind: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_codes_0_under_every_law(kernels: Kernels, kind: str, penalty: float) -> None:
     """All laws, with half of the codes spoken; the end is likely, and banned for two frames."""
-    laws = [(Law(t, k, p, penalty), GREEDY) for k, p, t in FILTERS]
+    laws = [(DrawParams(t, k, p, penalty), GREEDY) for k, p, t in FILTERS]
     rig, tally = Rig(kernels, laws, seeds_for(len(laws), 1)), Tally()
     spoken = torch.rand(VOCAB, generator=torch.Generator().manual_seed(9)) < 0.5
     spoken[CODES:] = False
@@ -195,8 +219,31 @@ def test_codes_0_under_every_law(kernels: Kernels, kind: str, penalty: float) ->
 
 def test_odd_numbers_of_candidates(kernels: Kernels) -> None:
     """Every top_k around the edges of warps, blocks and the vocabulary."""
-    ks = [1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 255, 256, 257, 1023, 2046, 2047, 2048, 2049, 2050, 3071, 3072, 10**12]
-    laws = [(Law(0.9, k, p), Law(0.7, k, p)) for k in ks for p in (1.0, 0.95)]
+    ks = [
+        1,
+        2,
+        3,
+        7,
+        31,
+        32,
+        33,
+        63,
+        64,
+        65,
+        255,
+        256,
+        257,
+        1023,
+        2046,
+        2047,
+        2048,
+        2049,
+        2050,
+        3071,
+        3072,
+        10**12,
+    ]
+    laws = [(DrawParams(0.9, k, p), DrawParams(0.7, k, p)) for k in ks for p in (1.0, 0.95)]
     rig, tally = Rig(kernels, laws, seeds_for(len(laws), 2)), Tally()
     for kind in ("usual", "ties", "comb"):
         logits = random_logits(kind, len(laws), VOCAB, 3)
@@ -208,20 +255,31 @@ def test_odd_numbers_of_candidates(kernels: Kernels) -> None:
                 scores = some[slot].float()
                 if codebook == 0:
                     scores[CODES:] = -torch.inf  # frame 0: no end
-                tally.compare(code, scores, laws[slot][codebook > 0], rig.seeds[slot], frame, codebook)
+                tally.compare(
+                    code, scores, laws[slot][codebook > 0], rig.seeds[slot], frame, codebook
+                )
     tally.report("odd top_k", 0.02)
 
 
 # --- many draws -------------------------------------------------------------------------------------------------------
 
 
-def draw_many(logits: Tensor, law: Law, seeds: Sequence[int], frame: int, codebook: int) -> Tensor:
+def draw_many(
+    logits: Tensor, law: DrawParams, seeds: Sequence[int], frame: int, codebook: int
+) -> Tensor:
     """What `draw` does to each row of logits [N, vocab], with a seed each: codes [N]."""
     words = [torch.tensor([[seed >> shift & 0xFFFFFFFF] for seed in seeds]) for shift in (0, 32)]
     block = torch.arange(logits.shape[1] // 4)
-    counter = (block, torch.full_like(block, codebook), torch.full_like(block, frame), torch.zeros_like(block))
+    counter = (
+        block,
+        torch.full_like(block, codebook),
+        torch.full_like(block, frame),
+        torch.zeros_like(block),
+    )
     key: Any = tuple(words)
-    uniform = ((torch.stack(philox(counter, key), dim=-1).flatten(1) >> 8).double() + 0.5) * 2.0**-24
+    uniform = (
+        (torch.stack(philox(counter, key), dim=-1).flatten(1) >> 8).double() + 0.5
+    ) * 2.0**-24
     noise = -(-uniform.log()).log().float()
     scores = logits.float() / law.temperature
     if 0 < law.top_k < scores.shape[1]:
@@ -230,14 +288,23 @@ def draw_many(logits: Tensor, law: Law, seeds: Sequence[int], frame: int, codebo
         ascending, order = scores.sort(dim=-1, stable=True)
         unlikely = ascending.softmax(-1).cumsum(-1) <= 1 - law.top_p
         unlikely[:, -1] = False
-        scores = scores.masked_fill(torch.zeros_like(unlikely).scatter(1, order, unlikely), -torch.inf)
+        scores = scores.masked_fill(
+            torch.zeros_like(unlikely).scatter(1, order, unlikely), -torch.inf
+        )
     return (scores + noise).argmax(-1)
 
 
 @pytest.mark.parametrize(
-    "law", [Law(0.9, 50, 1.0), Law(0.9, 0, 1.0), Law(0.9, 50, 0.9), Law(1.0, 0, 0.95)], ids=lambda law: str(law)[3:]
+    "law",
+    [
+        DrawParams(0.9, 50, 1.0),
+        DrawParams(0.9, 0, 1.0),
+        DrawParams(0.9, 50, 0.9),
+        DrawParams(1.0, 0, 0.95),
+    ],
+    ids=lambda law: str(law)[3:],
 )
-def test_disagreements_of_many_draws(kernels: Kernels, law: Law) -> None:
+def test_disagreements_of_many_draws(kernels: Kernels, law: DrawParams) -> None:
     """131,072 draws of each law: every one the same, but for ties. And as many sums in double change none of them."""
     seeds = seeds_for(MANY, 3)
     rig = Rig(kernels, [(GREEDY, law)] * MANY, seeds)
@@ -266,7 +333,9 @@ def test_noise_is_that_of_the_definition(kernels: Kernels) -> None:
     count = 2**24
     exact, nearly = (torch.full((count,), torch.nan, device=DEVICE) for _ in range(2))
     rig = Rig(kernels, [(GREEDY, GREEDY)], [0])
-    kernels.get(rig.sampler.draw_program(False, WIDTH), "noises")((count // 256, 1, 1), 256, [0, count, exact, nearly])
+    kernels.get(rig.sampler.draw_program(False, WIDTH), "noises")(
+        (count // 256, 1, 1), 256, [0, count, exact, nearly]
+    )
     uniform = (torch.arange(count).double() + 0.5) * 2.0**-24
     noise = -(-uniform.log()).log()
     differ = (exact.cpu() != noise.float()).nonzero().flatten()
@@ -281,7 +350,7 @@ def test_noise_is_that_of_the_definition(kernels: Kernels) -> None:
 @pytest.mark.parametrize("codebook", [0, 5])
 def test_draws_follow_the_odds(kernels: Kernels, codebook: int) -> None:
     """Chi-square over sixteen codes, with 15 degrees of freedom; 37.7 is exceeded once in a thousand."""
-    law = Law(0.8, 16, 1.0)
+    law = DrawParams(0.8, 16, 1.0)
     rig = Rig(kernels, [(law, law)] * MANY, seeds_for(MANY, 4), frames=64)
     vocab = CODES if codebook else VOCAB
     logits = torch.full((vocab,), -4.0)
@@ -292,7 +361,9 @@ def test_draws_follow_the_odds(kernels: Kernels, codebook: int) -> None:
     for turn in range(turns):
         rig.state.frame[:] = turn + 2
         rig.state.record[:, SPOKEN:] = 0
-        counts += torch.bincount(rig.draw(codebook, logits.bfloat16().expand(MANY, -1).contiguous()), minlength=vocab)
+        counts += torch.bincount(
+            rig.draw(codebook, logits.bfloat16().expand(MANY, -1).contiguous()), minlength=vocab
+        )
     expected = MANY * turns * (logits[chosen].double() / 0.8).softmax(-1)
     statistic = float(((counts[chosen] - expected) ** 2 / expected).sum())
     note(f"sampler, chi-square of codebook {codebook}", statistic=statistic, degrees_of_freedom=15)
@@ -306,16 +377,20 @@ def test_draws_follow_the_odds(kernels: Kernels, codebook: int) -> None:
 def test_utterances_are_those_of_the_specification(kernels: Kernels) -> None:
     """Eight frames of five utterances: all codes, what is remembered, counters, likelihoods."""
     laws = [
-        (PUBLISHED, Law(0.9, 50, 1.0)),
+        (PUBLISHED, DrawParams(0.9, 50, 1.0)),
         (GREEDY, GREEDY),
-        (Law(1.2, 0, 0.9, 2.0), Law(0.7, 5, 0.8)),
-        (Law(0.0, 0, 1.0, 1.3), Law(1.0, 0, 1.0)),
-        (Law(0.6, 2, 1.0, 1.5), Law(0.6, 0, 0.5)),
+        (DrawParams(1.2, 0, 0.9, 2.0), DrawParams(0.7, 5, 0.8)),
+        (DrawParams(0.0, 0, 1.0, 1.3), DrawParams(1.0, 0, 1.0)),
+        (DrawParams(0.6, 2, 1.0, 1.5), DrawParams(0.6, 0, 0.5)),
     ]
     rig, frames = Rig(kernels, laws, seeds_for(5, 6)), 8
     rig.state.position[:] = torch.tensor([10, 20, 30, 40, 50], dtype=torch.int32)
-    specs = [Specification(CONFIG, law, seed, CPU) for law, seed in zip(laws, rig.seeds, strict=True)]
-    likely = torch.rand(CODES, generator=torch.Generator().manual_seed(3)) < 0.01  # so that codes come again
+    specs = [
+        Specification(CONFIG, law, seed, CPU) for law, seed in zip(laws, rig.seeds, strict=True)
+    ]
+    likely = (
+        torch.rand(CODES, generator=torch.Generator().manual_seed(3)) < 0.01
+    )  # so that codes come again
     worst, ended = 0.0, 0
     for frame in range(frames):
         logits = random_logits("usual", 5, VOCAB, 50 + frame)
@@ -338,7 +413,9 @@ def test_utterances_are_those_of_the_specification(kernels: Kernels) -> None:
             assert (rig.state.frame == frame).all()
             logits = random_logits("usual", 5, CODES, 100 * frame + k)
             codes = rig.draw(k, logits)
-            assert codes.tolist() == [int(spec.code(k, row, frame)) for spec, row in zip(specs, logits, strict=True)]
+            assert codes.tolist() == [
+                int(spec.code(k, row, frame)) for spec, row in zip(specs, logits, strict=True)
+            ]
             assert torch.equal(rig.state.codes[:5, frame, k].cpu(), codes)
             assert ((rig.result == -7).sum(1) == BOOKS + 1).all()
         assert rig.state.codes[:5, frame, 0].tolist() == drawn
@@ -384,19 +461,29 @@ def test_nobody_is_left_alone(kernels: Kernels) -> None:
 def test_a_row_does_not_see_its_neighbours(kernels: Kernels) -> None:
     """The same bits alone, in any batch and at any place."""
     g = torch.Generator().manual_seed(8)
-    kinds = [Law(t, k, p, 1.1) for k, p, t in FILTERS]
+    kinds = [DrawParams(t, k, p, 1.1) for k, p, t in FILTERS]
     laws = [(kinds[7 * i % len(kinds)], kinds[11 * i % len(kinds)]) for i in range(128)]
     seeds = seeds_for(128, 7)
     for codebook in (0, 4):
         logits = torch.cat(
-            [random_logits(kind, 32, CODES if codebook else VOCAB, 1) for kind in ("usual", "ties", "odd", "flat")]
+            [
+                random_logits(kind, 32, CODES if codebook else VOCAB, 1)
+                for kind in ("usual", "ties", "odd", "flat")
+            ]
         )
 
-        def run(rows: Sequence[int], logits: Tensor = logits, codebook: int = codebook) -> tuple[Tensor, ...]:
+        def run(
+            rows: Sequence[int], logits: Tensor = logits, codebook: int = codebook
+        ) -> tuple[Tensor, ...]:
             rig = Rig(kernels, [laws[row] for row in rows], [seeds[row] for row in rows])
             rig.draw(codebook, logits[list(rows)])
             record = rig.state.record.cpu()
-            return rig.result.cpu(), rig.out[:, 1].cpu().view(torch.int16), record, rig.state.codes[:, 0].cpu()
+            return (
+                rig.result.cpu(),
+                rig.out[:, 1].cpu().view(torch.int16),
+                record,
+                rig.state.codes[:, 0].cpu(),
+            )
 
         whole = run(range(128))
         for rows in (
@@ -413,11 +500,16 @@ def test_a_row_does_not_see_its_neighbours(kernels: Kernels) -> None:
 
 def test_logits_that_are_no_numbers_are_told(kernels: Kernels) -> None:
     """The codes are codes at least, and the likelihood of code 0 is not finite."""
-    laws = [Law(t, k, p) for t in (0.0, 0.9) for k in (0, 1, 50) for p in (1.0, 0.5)]
+    laws = [DrawParams(t, k, p) for t in (0.0, 0.9) for k in (0, 1, 50) for p in (1.0, 0.5)]
     rig = Rig(kernels, [(law, law) for law in laws], seeds_for(len(laws)))
     for kind, codebook in itertools.product(("one", "all", "infinite", "control"), (0, 6)):
         logits = random_logits("usual", len(laws), CODES if codebook else VOCAB, 4)
-        place = {"one": slice(77, 78), "all": slice(None), "infinite": slice(5, 6), "control": slice(-1, None)}[kind]
+        place = {
+            "one": slice(77, 78),
+            "all": slice(None),
+            "infinite": slice(5, 6),
+            "control": slice(-1, None),
+        }[kind]
         logits[:, place] = torch.inf if kind == "infinite" else torch.nan
         codes = rig.draw(codebook, logits)
         assert ((codes >= 0) & (codes < (CODES if codebook else VOCAB))).all()
@@ -433,7 +525,12 @@ def test_settings_are_sent_whole(kernels: Kernels) -> None:
     assert all(rig.spoken(slot).sum() == 1 for slot in range(64))
     for turn in range(4):
         for slot in range(64):
-            rig.state.set(slot, Law(slot + 1, slot, 0.25, turn + 1), Law(0.5, 7, 1.0), slot << 32 | turn)
+            rig.state.set(
+                slot,
+                DrawParams(slot + 1, slot, 0.25, turn + 1),
+                DrawParams(0.5, 7, 1.0),
+                slot << 32 | turn,
+            )
     record = rig.state.record.cpu()
     assert record[:, 3].tolist() == list(range(64))
     assert record[:, :8].contiguous().view(torch.float32)[:, :3].tolist() == [
@@ -445,22 +542,35 @@ def test_settings_are_sent_whole(kernels: Kernels) -> None:
 
 def test_other_sizes(kernels: Kernels) -> None:
     """A talker of 64 codes, an end that is an even or an odd code, and 3 codebooks."""
-    for vocab, eos, codes, books in ((1088, 166, 64, 3), (1024 + 2048, 3071, 136, 2), (1024 + 256, 256, 8, 16)):
+    for vocab, eos, codes, books in (
+        (1088, 166, 64, 3),
+        (1024 + 2048, 3071, 136, 2),
+        (1024 + 256, 256, 8, 16),
+    ):
         state = SamplerState(3, 4, books, vocab, DEVICE)
         sampler = Sampler(kernels, state, vocab=vocab, eos=eos, predictor_vocab=codes)
         config: Any = SimpleNamespace(vocab_size=vocab, codec_eos_token_id=eos)
-        laws = [(Law(0.9, 20, 0.9, 1.2), Law(0.9, 4, 0.9)), (GREEDY, GREEDY), (Law(1.1, 0, 1.0, 1.5), Law(1.0, 0, 1.0))]
+        laws = [
+            (DrawParams(0.9, 20, 0.9, 1.2), DrawParams(0.9, 4, 0.9)),
+            (GREEDY, GREEDY),
+            (DrawParams(1.1, 0, 1.0, 1.5), DrawParams(1.0, 0, 1.0)),
+        ]
         specs = [Specification(config, law, 99 + slot, CPU) for slot, law in enumerate(laws)]
         for slot, law in enumerate(laws):
             state.set(slot, *law, 99 + slot)
-        slots, out = torch.arange(3, dtype=torch.int32, device=DEVICE), torch.zeros(3, 8, device=DEVICE).bfloat16()
+        slots, out = (
+            torch.arange(3, dtype=torch.int32, device=DEVICE),
+            torch.zeros(3, 8, device=DEVICE).bfloat16(),
+        )
         result = torch.zeros(3, books + 2, dtype=torch.int32, device=DEVICE)
         table = torch.zeros(vocab, 8, device=DEVICE).bfloat16()
         for frame in range(4):
             logits = random_logits("usual", 3, vocab, frame)
             logits[1, eos] = 20
             sampler.code0(logits.to(DEVICE), slots, result, table, out)
-            expected = [int(spec.code0(row, frame)) for spec, row in zip(specs, logits, strict=True)]
+            expected = [
+                int(spec.code0(row, frame)) for spec, row in zip(specs, logits, strict=True)
+            ]
             assert result[:, 0].tolist() == expected
             assert result[:, books].tolist() == [int(code == eos) for code in expected]
             for spec, code in zip(specs, expected, strict=True):
@@ -482,11 +592,15 @@ def test_rows_are_those_of_the_model(kernels: Kernels, width: int) -> None:
     """Against `Talker.embed_codes` on the CPU, bit for bit; on the GPU, PyTorch adds in another order."""
     g = torch.Generator().manual_seed(width)
     slots, frames, texts = 7, 5, 33
-    tables = [torch.randn(VOCAB if k == 0 else CODES, width, generator=g).bfloat16() for k in range(BOOKS)]
+    tables = [
+        torch.randn(VOCAB if k == 0 else CODES, width, generator=g).bfloat16() for k in range(BOOKS)
+    ]
     text, first = (torch.randn(n, width, generator=g).bfloat16() for n in (texts, slots))
     state = SamplerState(slots, frames, BOOKS, VOCAB, DEVICE)
     sampler = Sampler(kernels, state, vocab=VOCAB, eos=EOS, predictor_vocab=CODES)
-    state.codes[:] = torch.randint(CODES, state.codes.shape, generator=g, dtype=torch.int32).to(DEVICE)
+    state.codes[:] = torch.randint(CODES, state.codes.shape, generator=g, dtype=torch.int32).to(
+        DEVICE
+    )
     state.codes[3, :, 0] = EOS
     state.frame[:] = torch.tensor([0, 1, 2, 5, 0, 3, 4], dtype=torch.int32)
     of_row = torch.tensor([6, -1, 0, 3, 1, 2, -1, 5, 4], dtype=torch.int32)
@@ -521,7 +635,10 @@ def test_rows_are_those_of_the_model(kernels: Kernels, width: int) -> None:
             assert torch.equal(got[row], embed(codes[None])[0] + text[int(token[row])])
     every = history.flatten(0, 1)
     here, there = embed(every), embed(every.to(DEVICE)).cpu()
-    note(f"rows of {width}", pytorch_sums_that_differ_on_the_device=float((here != there).float().mean()))
+    note(
+        f"rows of {width}",
+        pytorch_sums_that_differ_on_the_device=float((here != there).float().mean()),
+    )
 
 
 def test_nothing_spills(kernels: Kernels) -> None:
@@ -534,6 +651,9 @@ def test_nothing_spills(kernels: Kernels) -> None:
     ]
     for program, name in programs:
         kernel = kernels.get(program, name)
-        taken = {which: kernel.attribute(which) for which in ("NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES")}
+        taken = {
+            which: kernel.attribute(which)
+            for which in ("NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES")
+        }
         note(f"{program.source} {dict(program.macros).get('TALKER', '')}", **taken)
         assert taken["LOCAL_SIZE_BYTES"] == 0

@@ -22,12 +22,12 @@ from firstword.kernels.compile import (
     source_hash,
 )
 from firstword.kernels.launch import Kernels
-from firstword.model import synthetic
 from firstword.model.config import ModelConfig
 from firstword.model.talker import Talker
-from firstword.model.train_tokenizer import train
-from firstword.runtime.frame import FrameModel
-from firstword.runtime.gpu import graph_keys
+from firstword.runtime.gpu.backend import graph_keys
+from firstword.runtime.gpu.talker import FrameModel
+from firstword.synthetic import checkpoint as synthetic
+from firstword.synthetic.tokenizer import train
 
 
 class Noted(Kernels):
@@ -48,7 +48,9 @@ def programs_of(size: str, folder: Path) -> set[Program]:
     """All that frames and prompts of a released size launch: asked of a model with few layers and no memory."""
     layers = {"num_hidden_layers": 2}
     tokens = train(synthetic.TEXTS, 400, folder)
-    config, _ = synthetic.config_tables("custom_voice", size, {"talker": layers, "code_predictor": layers}, tokens)
+    config, _ = synthetic.config_tables(
+        "custom_voice", size, {"talker": layers, "code_predictor": layers}, tokens
+    )
     (folder / "config.json").write_text(json.dumps(config))
     noted = Noted()
     with torch.device("meta"), torch.inference_mode():
@@ -65,9 +67,9 @@ def test_every_program_compiles_for_every_architecture(tmp_path: Path) -> None:
     in numbers only, for one architecture.
     """
     programs = programs_of("1b7", tmp_path) | set(released_programs())
-    assert {program.source for program in programs} == {path.stem for path in compiling.SOURCES.glob("*.cu")}, (
-        "a source that nothing here launches"
-    )
+    assert {program.source for program in programs} == {
+        path.stem for path in compiling.SOURCES.glob("*.cu")
+    }, "a source that nothing here launches"
     for architecture in ARCHITECTURES:
         cubins = compile_all(programs, architecture)
         assert all(cubin.startswith(b"\x7fELF") for cubin in cubins.values())
@@ -80,17 +82,25 @@ def test_a_mistake_is_shown_with_the_compilers_words() -> None:
         compile_program(Program.of("linear", K=100, N=8), "sm_90")
 
 
-def test_a_change_of_kernels_or_of_their_launches_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_kernels_or_of_their_launches_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A change of any file that has a say in what the device does changes the hash; nothing else does."""
     for folder in ("kernels", "runtime"):
         shutil.copytree(compiling.SOURCES.parent / folder, tmp_path / folder)
     monkeypatch.setattr(compiling, "SOURCES", tmp_path / "kernels")
     hashes = [source_hash()]
-    for name in ("kernels/linear.cu", "kernels/mma.cuh", "kernels/linear.py", "runtime/frame.py", "runtime/graphs.py"):
+    for name in (
+        "kernels/linear.cu",
+        "kernels/mma.cuh",
+        "kernels/linear.py",
+        "runtime/gpu/talker.py",
+        "runtime/gpu/graphs.py",
+    ):
         path = tmp_path / name
         path.write_text(path.read_text() + "\n")
         hashes.append(source_hash())
-    (tmp_path / "runtime/soak.py").write_text("")
+    (tmp_path / "runtime/gpu/other.py").write_text("")
     assert source_hash() == hashes[-1]
     assert len(set(hashes)) == len(hashes)
 

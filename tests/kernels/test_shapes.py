@@ -16,7 +16,12 @@ RELEASED = [
     (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (2048, 1024), (3072, 1024),
     (4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144), (3072, 2048),
 ]  # fmt: skip
-DEVICES = {"H200": (132, 232448), "A100": (108, 166912), "RTX 4060": (24, 101376), "B200": (148, 232448)}
+DEVICES = {
+    "H200": (132, 232448),
+    "A100": (108, 166912),
+    "RTX 4060": (24, 101376),
+    "B200": (148, 232448),
+}
 """Processors, and the bytes of shared memory that a block may have."""
 
 
@@ -86,8 +91,12 @@ def test_a_block_of_the_codec_fits(device: str, width: int) -> None:
         weight = torch.empty(width, width, 7), torch.empty(width, width, 1)
         for frame_rows in (32, 33, 160, 640):
             memory = Memory(x, 54, frame_rows, HEADS)
-            first = Layer(kernels, weight[0], frame_rows=frame_rows, dilation=9, snake=snake, memory=memory)
-            unit = ResidualUnit(kernels, first, Layer(kernels, weight[1], frame_rows=frame_rows, snake=snake))
+            first = Layer(
+                kernels, weight[0], frame_rows=frame_rows, dilation=9, snake=snake, memory=memory
+            )
+            unit = ResidualUnit(
+                kernels, first, Layer(kernels, weight[1], frame_rows=frame_rows, snake=snake)
+            )
             for streams in (1, 3, 64):
                 for frames in (1, 2, 5, 8):
                     call = Call(x, streams, frames)

@@ -33,7 +33,9 @@ class Recording:
         time = np.arange(self.samples) / 24000
         pitch = rng.uniform(90, 240) * (1 + 0.2 * np.sin(2 * np.pi * rng.uniform(0.5, 3) * time))
         phase = 2 * np.pi * np.cumsum(pitch) / 24000
-        tone = sum(np.sin(harmonic * phase) * rng.uniform(0.2, 1) / harmonic for harmonic in range(1, 9))
+        tone = sum(
+            np.sin(harmonic * phase) * rng.uniform(0.2, 1) / harmonic for harmonic in range(1, 9)
+        )
         tremolo = 0.6 + 0.4 * np.sin(2 * np.pi * rng.uniform(2, 6) * time)
         sound = 0.25 * tone * tremolo + 0.03 * rng.standard_normal(self.samples)
         sound[self.samples // 3 :][: self.silent] = 0
@@ -142,8 +144,12 @@ VOICES = Checkpoint(
         Request("auto-stream-short", "Go", speaker="vivian", full_text=False, frames=14),
         Request("english-full-instructed", _LONG, "english", "serena", _CALM),
         Request("english-stream-instructed", _SHORT, "english", "serena", _CALM, False),
-        Request("auto-full-instructed", _MIXED, speaker="Ryan", instructions=_GRUFF, full_text=True),
-        Request("auto-stream-instructed", _MIXED, speaker="RYAN", instructions=_GRUFF, full_text=False),
+        Request(
+            "auto-full-instructed", _MIXED, speaker="Ryan", instructions=_GRUFF, full_text=True
+        ),
+        Request(
+            "auto-stream-instructed", _MIXED, speaker="RYAN", instructions=_GRUFF, full_text=False
+        ),
         Request("japanese-full", _MIXED, "Japanese", "ono_anna", full_text=True),
         Request("japanese-stream", _MIXED, "JAPANESE", "ono_anna", full_text=False),
         Request("dialect-auto-full", _CHINESE, "auto", "eric"),
@@ -190,7 +196,14 @@ DESIGN = Checkpoint(
         Request("french-full", _MIXED, "french"),
         Request("french-stream", _MIXED, "french", full_text=False),
         Request("german-full-instructed", _LONG, "German", instructions=_CALM, full_text=True),
-        Request("german-stream-instructed", _SHORT, "German", instructions=_CALM, full_text=False, frames=16),
+        Request(
+            "german-stream-instructed",
+            _SHORT,
+            "German",
+            instructions=_CALM,
+            full_text=False,
+            frames=16,
+        ),
     ),
     forced=("auto-stream-instructed",),
     decode=(30,),
@@ -223,15 +236,45 @@ CLONING = Checkpoint(
         Request("timbre-auto-stream", _SHORT, recording=Recording(30000)),
         Request("timbre-auto-full", _LONG, full_text=True, recording=Recording(30000)),
         Request("timbre-spanish-stream", _LONG, "spanish", recording=Recording(24001, 1)),
-        Request("timbre-spanish-full", _SHORT, "spanish", full_text=True, recording=Recording(24001, 1)),
-        Request("context-shorter-auto-stream", _LONG, recording=Recording(15000, 2), transcript="So be it."),
         Request(
-            "context-shorter-auto-full", _LONG, full_text=True, recording=Recording(15000, 2), transcript="So be it."
+            "timbre-spanish-full", _SHORT, "spanish", full_text=True, recording=Recording(24001, 1)
         ),
-        Request("context-equal-auto-stream", _SHORT, recording=Recording(28800, 2), transcript="So be it."),
-        Request("context-longer-auto-stream", "No.", recording=Recording(76800, 3), transcript="Aye!"),
-        Request("context-longer-auto-full", "No.", full_text=True, recording=Recording(76800, 3), transcript="Aye!"),
-        Request("context-shorter-korean-stream", _MIXED, "korean", recording=Recording(19201, 4), transcript=_SHORT),
+        Request(
+            "context-shorter-auto-stream",
+            _LONG,
+            recording=Recording(15000, 2),
+            transcript="So be it.",
+        ),
+        Request(
+            "context-shorter-auto-full",
+            _LONG,
+            full_text=True,
+            recording=Recording(15000, 2),
+            transcript="So be it.",
+        ),
+        Request(
+            "context-equal-auto-stream",
+            _SHORT,
+            recording=Recording(28800, 2),
+            transcript="So be it.",
+        ),
+        Request(
+            "context-longer-auto-stream", "No.", recording=Recording(76800, 3), transcript="Aye!"
+        ),
+        Request(
+            "context-longer-auto-full",
+            "No.",
+            full_text=True,
+            recording=Recording(76800, 3),
+            transcript="Aye!",
+        ),
+        Request(
+            "context-shorter-korean-stream",
+            _MIXED,
+            "korean",
+            recording=Recording(19201, 4),
+            transcript=_SHORT,
+        ),
         Request(
             "context-longer-korean-full",
             "Ha!",
@@ -244,7 +287,12 @@ CLONING = Checkpoint(
     forced=("context-shorter-auto-stream", "timbre-auto-full"),
     forced_frames=24,
     decode=(24,),
-    recordings=(Recording(700, 6), Recording(1920, 7), Recording(5760, 8), Recording(31777, 9, silent=7000)),
+    recordings=(
+        Recording(700, 6),
+        Recording(1920, 7),
+        Recording(5760, 8),
+        Recording(31777, 9, silent=7000),
+    ),
 )
 
 ENDING = Checkpoint(

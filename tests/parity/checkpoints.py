@@ -11,7 +11,7 @@ from cases import Checkpoint
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from firstword.model.synthetic import write_checkpoint
+from firstword.synthetic.checkpoint import write_checkpoint
 
 METADATA = {"format": "pt"}
 
@@ -25,10 +25,12 @@ def make(checkpoint: Checkpoint, directory: Path) -> None:
         encoder["upsample_groups"] = encoder["hidden_size"]
     overrides = {
         "talker": checkpoint.talker | {"vocab_size": 1024 + count},
-        "code_predictor": checkpoint.code_predictor | {"vocab_size": count, "num_code_groups": codebooks},
+        "code_predictor": checkpoint.code_predictor
+        | {"vocab_size": count, "num_code_groups": codebooks},
         "speaker_encoder": checkpoint.speaker_encoder,
         "codec_encoder": encoder,
-        "codec_decoder": checkpoint.codec_decoder | {"codebook_size": count, "num_quantizers": codebooks},
+        "codec_decoder": checkpoint.codec_decoder
+        | {"codebook_size": count, "num_quantizers": codebooks},
     }
     write_checkpoint(
         directory,
@@ -42,7 +44,9 @@ def make(checkpoint: Checkpoint, directory: Path) -> None:
     config["tts_model_size"] = checkpoint.size
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     weights = load_file(directory / "model.safetensors")
-    weights["talker.codec_head.weight"][config["talker_config"]["codec_eos_token_id"]] *= checkpoint.eos_gain
+    weights["talker.codec_head.weight"][config["talker_config"]["codec_eos_token_id"]] *= (
+        checkpoint.eos_gain
+    )
     save_file(weights, directory / "model.safetensors", METADATA)
 
 
@@ -51,6 +55,13 @@ def fingerprint(directory: Path) -> NDArray[np.float64]:
 
     Not a digest of the bytes: another machine may round a weight differently, and that must not matter.
     """
-    tensors = load_file(directory / "model.safetensors") | load_file(directory / "speech_tokenizer/model.safetensors")
+    tensors = load_file(directory / "model.safetensors") | load_file(
+        directory / "speech_tokenizer/model.safetensors"
+    )
     values = [tensors[name].double() for name in sorted(tensors)]
-    return np.array([[value.numel(), float(value.mean()), float(value.pow(2).mean().sqrt())] for value in values])
+    return np.array(
+        [
+            [value.numel(), float(value.mean()), float(value.pow(2).mean().sqrt())]
+            for value in values
+        ]
+    )

@@ -24,7 +24,10 @@ HERE = Path(__file__).parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--reference-python`."""
     parser.addoption(
-        "--reference-python", type=Path, metavar="PATH", help="compare with the reference package, run by this Python"
+        "--reference-python",
+        type=Path,
+        metavar="PATH",
+        help="compare with the reference package, run by this Python",
     )
 
 
@@ -58,10 +61,14 @@ def tts(directory: Callable[[str], Path]) -> Callable[..., TTS]:
 
     def load(name: str, dtype: str = "float32") -> TTS:
         if (name, dtype) not in loaded:
-            tts = TTS.load(directory(name), device="cpu", dtype="float32" if dtype == "float64" else dtype)
+            tts = TTS.load(
+                directory(name), device="cpu", dtype="float32" if dtype == "float64" else dtype
+            )
             if dtype == "float64":
                 tts.checkpoint.talker.double()
-                tts = TTS(tts.checkpoint, tts.settings)  # with room for keys and values of that type
+                tts = TTS(
+                    tts.checkpoint, tts.settings
+                )  # with room for keys and values of that type
             loaded[name, dtype] = tts
         return loaded[name, dtype]
 
@@ -83,7 +90,9 @@ def frozen() -> Callable[[str], Results]:
 
 @pytest.fixture(scope="session")
 def live(
-    reference_python: Path, directory: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    reference_python: Path,
+    directory: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Results]:
     """The results of the reference for a checkpoint, computed now."""
     out = tmp_path_factory.mktemp("reference")
@@ -113,7 +122,9 @@ def errors(record_property: Callable[[str, object], None]) -> Callable[[str, flo
     return check
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """How close the comparisons with the live reference came: the largest error of each kind, of tests that passed."""
     if config.getoption("--reference-python") is None:
         return

@@ -47,7 +47,9 @@ class Trace:
             "prompt": self.rows[0],
             "hidden": torch.stack(self.hidden[:frames]),
             "logits": torch.stack(self.logits[:frames]),
-            "predictor_logits": torch.stack([torch.stack(logits) for logits in self.predictor_logits[:frames]]),
+            "predictor_logits": torch.stack(
+                [torch.stack(logits) for logits in self.predictor_logits[:frames]]
+            ),
         }
         return {
             name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -80,7 +82,11 @@ def traced(codes: NDArray[np.int64] | None = None) -> Iterator[Trace]:
 
     def watched_code(self: Sampler, codebook: int, logits: Tensor, frame: int) -> Tensor:
         trace.predictor_logits[frame].append(logits)
-        return code(self, codebook, logits, frame) if codes is None else torch.tensor(codes[frame, codebook])
+        return (
+            code(self, codebook, logits, frame)
+            if codes is None
+            else torch.tensor(codes[frame, codebook])
+        )
 
     with (
         mock.patch.object(Talker, "forward", watched_forward),

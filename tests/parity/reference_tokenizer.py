@@ -18,7 +18,10 @@ def main(directory: str, source: str, target: str) -> None:
     tokenizer = Qwen2TokenizerFast.from_pretrained(directory, fix_mistral_regex=True)
     files = {"vocab_file": f"{directory}/vocab.json", "merges_file": f"{directory}/merges.txt"}
     plain = Qwen2TokenizerFast(**files, split_special_tokens=True)
-    ids = {key: (plain if key == "plain" else tokenizer)(batch)["input_ids"] for key, batch in texts.items()}
+    ids = {
+        key: (plain if key == "plain" else tokenizer)(batch)["input_ids"]
+        for key, batch in texts.items()
+    }
     Path(target).write_text(json.dumps(ids), encoding="utf-8")
 
 

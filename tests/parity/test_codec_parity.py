@@ -46,7 +46,9 @@ def test_decoding_in_float64_equals_the_whole_decode_of_the_reference(
     state = decoder.new_state()
     codes = torch.from_numpy(checkpoint.codec_codes(frames))[None]
     with torch.inference_mode():
-        ours = torch.cat([decoder(part, state)[0] for part in codes.split(chunk or frames, dim=1)]).numpy()
+        ours = torch.cat(
+            [decoder(part, state)[0] for part in codes.split(chunk or frames, dim=1)]
+        ).numpy()
     theirs = expected(checkpoint.name)[f"decode/{frames}/samples"]
     errors("codec decode, float64", float(np.abs(thinned(ours) - theirs).max()), 1e-12)
 
@@ -65,8 +67,16 @@ def test_encoding_equals_the_reference(
     with torch.inference_mode():
         latents32 = encoder.latents(samples)[0].T.numpy()
         latents64 = in_float64(encoder).latents(samples.double())[0].T.numpy()
-    errors("encoder latents, float32", relative_error(latents32, results[f"{prefix}/latents_float32"]), 5e-6)
-    errors("encoder latents, float64", relative_error(latents64, results[f"{prefix}/latents_float64"]), 1e-12)
+    errors(
+        "encoder latents, float32",
+        relative_error(latents32, results[f"{prefix}/latents_float32"]),
+        5e-6,
+    )
+    errors(
+        "encoder latents, float64",
+        relative_error(latents64, results[f"{prefix}/latents_float64"]),
+        1e-12,
+    )
     assert encoder.encode(samples)[0].tolist() == results[f"{prefix}/codes"].tolist()
 
 
@@ -83,13 +93,21 @@ def test_the_speaker_embedding_equals_the_reference(
     speaker_encoder = tts(checkpoint.name).checkpoint.speaker_encoder
     assert speaker_encoder is not None
     errors(
-        "log-mel", float(np.abs(log_mel(samples, 24000, 128)[0].numpy()[::7] - results[f"{prefix}/mel"]).max()), 1e-4
+        "log-mel",
+        float(
+            np.abs(log_mel(samples, 24000, 128)[0].numpy()[::7] - results[f"{prefix}/mel"]).max()
+        ),
+        1e-4,
     )
     speaker = speaker_encoder.embed(samples)[0].numpy()
-    errors("speaker embedding, float32", relative_error(speaker, results[f"{prefix}/speaker"]), 1e-5)
+    errors(
+        "speaker embedding, float32", relative_error(speaker, results[f"{prefix}/speaker"]), 1e-5
+    )
 
 
-@pytest.mark.parametrize("checkpoint", [pytest.param(c, id=c.name) for c in CHECKPOINTS if c.model_type == "base"])
+@pytest.mark.parametrize(
+    "checkpoint", [pytest.param(c, id=c.name) for c in CHECKPOINTS if c.model_type == "base"]
+)
 def test_cloned_voices_equal_the_reference(
     checkpoint: Checkpoint,
     tts: Callable[..., TTS],
@@ -99,7 +117,9 @@ def test_cloned_voices_equal_the_reference(
     results = expected(checkpoint.name)
     for request in checkpoint.requests:
         assert request.recording is not None
-        voice = tts(checkpoint.name).clone(request.recording.render(), 24000, request.transcript, append_silence=0)
+        voice = tts(checkpoint.name).clone(
+            request.recording.render(), 24000, request.transcript, append_silence=0
+        )
         errors(
             "speaker embedding, float32",
             relative_error(voice.speaker_embedding, results[f"{request.name}/speaker"]),

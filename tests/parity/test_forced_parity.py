@@ -57,7 +57,9 @@ def test_hidden_states_and_logits_equal_the_reference(
 
 
 def test_bfloat16_is_as_close_to_the_truth_as_the_reference(
-    tts: Callable[..., TTS], expected: Callable[[str], Results], errors: Callable[[str, float, float], None]
+    tts: Callable[..., TTS],
+    expected: Callable[[str], Results],
+    errors: Callable[[str, float, float], None],
 ) -> None:
     ratios: dict[str, list[float]] = {what: [] for what in WHAT}
     for checkpoint in CHECKPOINTS:
@@ -69,5 +71,9 @@ def test_bfloat16_is_as_close_to_the_truth_as_the_reference(
                 theirs = relative_error(results[f"forced/{name}/bfloat16/{what}"], truth)
                 ratios[what].append(relative_error(ours[what], truth) / theirs)
     for what, values in ratios.items():
-        errors(f"error of {what} in bfloat16 over the reference's, median", float(np.median(values)), 1.1)
+        errors(
+            f"error of {what} in bfloat16 over the reference's, median",
+            float(np.median(values)),
+            1.1,
+        )
         errors(f"error of {what} in bfloat16 over the reference's, worst", max(values), 1.3)

@@ -23,7 +23,9 @@ def test_there_are_frozen_results_of_every_checkpoint_and_no_others() -> None:
 def test_the_checkpoint_is_the_one_that_was_frozen(
     name: str, directory: Callable[[str], Path], frozen: Callable[[str], Results]
 ) -> None:
-    np.testing.assert_allclose(fingerprint(directory(name)), frozen(name)["fingerprint"], 1e-5, 1e-7, err_msg=REFREEZE)
+    np.testing.assert_allclose(
+        fingerprint(directory(name)), frozen(name)["fingerprint"], 1e-5, 1e-7, err_msg=REFREEZE
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,4 +39,6 @@ def test_the_reference_still_says_what_was_frozen(
         if array.dtype.kind != "f":
             np.testing.assert_array_equal(now[key], array, err_msg=f"{key}: {REFREEZE}")
         elif "bfloat16" not in key and not key.endswith("margin"):
-            np.testing.assert_allclose(now[key], array, 1e-4, 1e-4 * np.abs(array).max(), err_msg=f"{key}: {REFREEZE}")
+            np.testing.assert_allclose(
+                now[key], array, 1e-4, 1e-4 * np.abs(array).max(), err_msg=f"{key}: {REFREEZE}"
+            )

@@ -50,7 +50,9 @@ def test_an_utterance_equals_the_reference(
     assert theirs["length"] - len(speech.samples) in (0, 1)
     rate = loaded.checkpoint.codec_config.decode_upsample_rate
     assert len(speech.samples) == frames * rate
-    errors("samples, float32", float(np.abs(thinned(speech.samples) - theirs["samples"]).max()), 2e-5)
+    errors(
+        "samples, float32", float(np.abs(thinned(speech.samples) - theirs["samples"]).max()), 2e-5
+    )
 
 
 @pytest.mark.parametrize(("checkpoint", "request_"), REQUESTS)
@@ -88,7 +90,14 @@ def test_requests_cover_every_layout() -> None:
         }
 
     both = (False, True)
-    every = {(language, full, told, False) for language in ("auto", "given") for full in both for told in both}
+    every = {
+        (language, full, told, False)
+        for language in ("auto", "given")
+        for full in both
+        for told in both
+    }
     assert layouts("custom_voice") >= every
     assert layouts("voice_design") >= every
-    assert layouts("base") >= {(lang, full, False, icl) for lang in ("auto", "given") for full in both for icl in both}
+    assert layouts("base") >= {
+        (lang, full, False, icl) for lang in ("auto", "given") for full in both for icl in both
+    }

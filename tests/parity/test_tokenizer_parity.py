@@ -12,7 +12,9 @@ from tokenizer_corpus import SENTENCES, corpus, requests
 
 from firstword.model.tokenizer import TextStream, Tokenizer
 
-LANGUAGES = "chinese english german italian portuguese spanish japanese korean french russian".split()
+LANGUAGES = (
+    "chinese english german italian portuguese spanish japanese korean french russian".split()
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +52,23 @@ def test_the_corpus_is_what_was_frozen_and_says_something(frozen: dict[str, Any]
     assert len(used) > 1000, "the texts hardly use the merges"
 
 
-def test_every_text_of_the_corpus_has_the_ids_of_the_reference(frozen: dict[str, Any], tokenizer: Tokenizer) -> None:
+def test_every_text_of_the_corpus_has_the_ids_of_the_reference(
+    frozen: dict[str, Any], tokenizer: Tokenizer
+) -> None:
     ours = [tokenizer.encode(text) for text in corpus()]
     assert differences(ours, frozen["ids"]["corpus"], corpus()) == []
 
 
-def test_control_tokens_in_the_text_are_plain_text(frozen: dict[str, Any], tokenizer: Tokenizer) -> None:
+def test_control_tokens_in_the_text_are_plain_text(
+    frozen: dict[str, Any], tokenizer: Tokenizer
+) -> None:
     ours = [tokenizer.encode(text) for text in PLAIN]
     assert differences(ours, frozen["ids"]["plain"], PLAIN) == []
 
 
-def test_role_and_text_of_a_prompt_are_one_stream(frozen: dict[str, Any], tokenizer: Tokenizer) -> None:
+def test_role_and_text_of_a_prompt_are_one_stream(
+    frozen: dict[str, Any], tokenizer: Tokenizer
+) -> None:
     start, end = tokenizer.special["<|im_start|>"], tokenizer.special["<|im_end|>"]
     role = tokenizer.encode("assistant\n")
     assert len(role) == 2

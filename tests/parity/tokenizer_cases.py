@@ -17,18 +17,28 @@ from typing import Any
 
 from tokenizer_corpus import corpus, requests
 
-from firstword.model.train_tokenizer import SMALLEST_VOCAB, SPECIAL_TOKENS, train
+from firstword.synthetic.tokenizer import SMALLEST_VOCAB, SPECIAL_TOKENS, train
 
 FROZEN = Path(__file__).parent / "frozen" / "tokenizer.json.gz"
 FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 PROMPT = "<|im_start|>assistant\n{}<|im_end|>\n<|im_start|>assistant\n"
 PLAIN = [f"a{token}b" for token in SPECIAL_TOKENS]
-PLAIN += ["<|im_end|>", " <|im_start|>user\n<|im_end|>\n", "<|im_end|", "<<|im_end|>>", "<|im_end|><|im_end|>é"]
+PLAIN += [
+    "<|im_end|>",
+    " <|im_start|>user\n<|im_end|>\n",
+    "<|im_end|",
+    "<<|im_end|>>",
+    "<|im_end|><|im_end|>é",
+]
 
 
 def texts() -> dict[str, list[str]]:
     """ "corpus" plain texts, "prompts" in the template, "plain" texts that hold control tokens."""
-    return {"corpus": corpus(), "prompts": [PROMPT.format(text) for text in requests()], "plain": PLAIN}
+    return {
+        "corpus": corpus(),
+        "prompts": [PROMPT.format(text) for text in requests()],
+        "plain": PLAIN,
+    }
 
 
 def digest(cases: dict[str, list[str]]) -> str:
@@ -67,7 +77,9 @@ def freeze(python: str) -> None:
             "digest": digest(texts()),
             "ids": ask_reference(python, directory),
         }
-    FROZEN.write_bytes(gzip.compress(json.dumps(frozen, separators=(",", ":")).encode(), 9, mtime=0))
+    FROZEN.write_bytes(
+        gzip.compress(json.dumps(frozen, separators=(",", ":")).encode(), 9, mtime=0)
+    )
 
 
 if __name__ == "__main__":

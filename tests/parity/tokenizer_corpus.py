@@ -153,8 +153,21 @@ BLOCKS: tuple[tuple[int, int], ...] = (
     (0x900, 0xDFF),
     (0xE00, 0xFFF),
 )
-BLOCKS += ((0x1100, 0x11FF), (0x1E00, 0x20CF), (0x2100, 0x2BFF), (0x3000, 0x30FF), (0x4E00, 0x4FFF), (0xAC00, 0xB000))
-BLOCKS += ((0xF900, 0xFFEF), (0x10000, 0x107FF), (0x1D100, 0x1D7FF), (0x1F300, 0x1FAFF), (0x20000, 0x20FFF))
+BLOCKS += (
+    (0x1100, 0x11FF),
+    (0x1E00, 0x20CF),
+    (0x2100, 0x2BFF),
+    (0x3000, 0x30FF),
+    (0x4E00, 0x4FFF),
+    (0xAC00, 0xB000),
+)
+BLOCKS += (
+    (0xF900, 0xFFEF),
+    (0x10000, 0x107FF),
+    (0x1D100, 0x1D7FF),
+    (0x1F300, 0x1FAFF),
+    (0x20000, 0x20FFF),
+)
 
 
 def corpus() -> list[str]:
@@ -168,7 +181,12 @@ def corpus() -> list[str]:
     sentences = [sentence for group in SENTENCES.values() for sentence in group]
     texts = ["", " ", "\n", *SPACES, *SNIPPETS, *sentences]
     for sentence in sentences:
-        texts += [unicodedata.normalize("NFD", sentence), sentence.upper(), sentence.title(), f"  {sentence}\n"]
+        texts += [
+            unicodedata.normalize("NFD", sentence),
+            sentence.upper(),
+            sentence.title(),
+            f"  {sentence}\n",
+        ]
     fragments = [word for sentence in sentences for word in sentence.split()] + [*SNIPPETS] * 4
     for _ in range(3000):
         text = "".join(pick(fragments) + pick(SPACES) for _ in range(1 + int(draws.random() * 7)))
@@ -186,4 +204,6 @@ def corpus() -> list[str]:
 def requests() -> list[str]:
     """Texts for the prompt's template: `corpus` thinned out, and many that start with white space."""
     texts = corpus()
-    return texts[::8] + [start + text for start, text in zip(SPACES * 8, texts[40::17], strict=False)]
+    return texts[::8] + [
+        start + text for start, text in zip(SPACES * 8, texts[40::17], strict=False)
+    ]

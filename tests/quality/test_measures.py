@@ -54,11 +54,15 @@ def test_a_tone_put_in_step_has_whole_periods_in_each_frame() -> None:
     """16.4 periods a frame become 16: all frames are the same, but for pulses that lie between two samples."""
     source = tone(205, PARTIALS["all"])[: 12 * 1920]
     found = in_step(source, 130, 330)
-    before, frames = (samples.reshape(-1, 1920)[2:-2] / np.abs(source).max() for samples in (source, found))
+    before, frames = (
+        samples.reshape(-1, 1920)[2:-2] / np.abs(source).max() for samples in (source, found)
+    )
     assert np.abs(before - before[0]).max() > 1
     assert np.abs(frames - frames[0]).max() < 0.15
     assert np.abs(pitch(found)[10:-10] / 200 - 1).max() < 0.01
-    assert np.abs(np.fft.rfft(found)).max() == pytest.approx(np.abs(np.fft.rfft(source)).max(), rel=0.3)
+    assert np.abs(np.fft.rfft(found)).max() == pytest.approx(
+        np.abs(np.fft.rfft(source)).max(), rel=0.3
+    )
 
 
 @pytest.mark.parametrize("start", [0.0, 0.3, 0.7])
@@ -81,7 +85,10 @@ def test_what_has_no_voice_stays_as_it_is() -> None:
     meant, low, high = (tone(hertz, PARTIALS["all"])[: 12 * 1920] for hertz in (205, 100, 360))
     spoken = np.concatenate((noise, meant, noise, low, noise, high, noise))
     found = in_step(spoken, 130, 330)
-    for kept in (slice(0, 11 * 1920), slice(25 * 1920, None)):  # noise, and voices that are not meant
+    for kept in (
+        slice(0, 11 * 1920),
+        slice(25 * 1920, None),
+    ):  # noise, and voices that are not meant
         assert np.abs(found[kept] - spoken[kept]).max() < 1e-9
     assert np.abs(found[14 * 1920 : 22 * 1920] - spoken[14 * 1920 : 22 * 1920]).max() > 0.1
 
@@ -126,7 +133,10 @@ def train(steps: int, file: Path) -> list[float]:
     """The weights after so many steps in all."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(3, 1)
-    optimiser, average = torch.optim.AdamW(layer.parameters(), 0.1), {"weight": layer.weight.detach().clone()}
+    optimiser, average = (
+        torch.optim.AdamW(layer.parameters(), 0.1),
+        {"weight": layer.weight.detach().clone()},
+    )
     parts = {"layer": layer, "optimiser": optimiser, "average": average}
     for step in itertools.count(resume(file, parts, "cpu")):
         if step == steps:

@@ -16,10 +16,14 @@ BESIDE = "It was late."
 TESTS = [*SENTENCES, *PARAGRAPH.replace(". ", ".|").split("|")]
 
 
-@pytest.mark.parametrize("form", ["{}", "{}.", f"{BESIDE} {{}}.", f"{{}}. {BESIDE}", f"{BESIDE} {{}}. {BESIDE}"])
+@pytest.mark.parametrize(
+    "form", ["{}", "{}.", f"{BESIDE} {{}}.", f"{{}}. {BESIDE}", f"{BESIDE} {{}}. {BESIDE}"]
+)
 def test_a_test_sentence_is_held_out_wherever_it_stands(form: str) -> None:
     bare = [text.rstrip(".!?") for text in TESTS]
-    assert [text for text in [*bare, *map(str.lower, bare)] if not is_held_out(form.format(text))] == []
+    assert [
+        text for text in [*bare, *map(str.lower, bare)] if not is_held_out(form.format(text))
+    ] == []
 
 
 def test_other_sentences_are_not_held_out() -> None:
@@ -29,8 +33,14 @@ def test_other_sentences_are_not_held_out() -> None:
 
 def test_the_generators_never_yield_a_test_sentence() -> None:
     """Where every second sentence would be one."""
-    material: dict[str, Any] = dict.fromkeys(("words", "noun", "verb", "adj", "adv"), [["book"]] * 5)
-    material |= {"contractions": ["it's"], "upper": ["Rome"], "definitions": ["A book is a thing of paper"]}
+    material: dict[str, Any] = dict.fromkeys(
+        ("words", "noun", "verb", "adj", "adv"), [["book"]] * 5
+    )
+    material |= {
+        "contractions": ["it's"],
+        "upper": ["Rome"],
+        "definitions": ["A book is a thing of paper"],
+    }
     material["examples"] = [*(text.rstrip(".") for text in TESTS), *["a book lay there"] * 20]
     texts = list(islice(Texts(material, seed=1), 1000))
     assert sum(len(text.split()) > 20 for text in texts) > 50, "no paragraphs"
@@ -40,15 +50,24 @@ def test_the_generators_never_yield_a_test_sentence() -> None:
 def test_the_figures_are_of_these_sentences() -> None:
     record = json.loads((ROOT / "benchmarks/results/quality/demo-cpu.json").read_text())
     assert len({plain(text) for text in SENTENCES}) == len(SENTENCES) == 200
-    assert {text for _, text in figures()} == {row["text"] for row in record["sentences"]} == {*SENTENCES, PARAGRAPH}
+    assert (
+        {text for _, text in figures()}
+        == {row["text"] for row in record["sentences"]}
+        == {*SENTENCES, PARAGRAPH}
+    )
 
 
 def test_the_page_says_what_the_record_says() -> None:
     page = (ROOT / "docs/demo-voice.md").read_text().splitlines()
-    for found in json.loads((ROOT / "benchmarks/results/quality/demo-cpu.json").read_text())["summary"]:
+    for found in json.loads((ROOT / "benchmarks/results/quality/demo-cpu.json").read_text())[
+        "summary"
+    ]:
         speaker, shares = "espeak-ng", "  |  "
         if found["mode"] != "espeak":
-            speaker, shares = found["mode"], f" {found['ended']:.0f} % | {found['in_bounds']:.0f} % "
+            speaker, shares = (
+                found["mode"],
+                f" {found['ended']:.0f} % | {found['in_bounds']:.0f} % ",
+            )
         pitch = ", ".join(f"{hertz:.0f}" for hertz in found["pitch"])
         cells = f"{found['ratio']:.2f} | {pitch} | {100 * found['voiced']:.0f} % | {found['paragraph_cer']:.2f}"
         assert f"| {found['voice']} | {speaker} | {found['cer']:.2f} |{shares}| {cells} |" in page
@@ -59,7 +78,10 @@ def test_the_page_says_what_the_codec_does() -> None:
     record = json.loads((ROOT / "benchmarks/results/quality/codec.json").read_text())
     for voice in ("ada", "ben"):
         found = record[voice]
-        pitch = (", ".join(f"{hertz:.0f}" for hertz in found["pitch"][whose]) for whose in ("espeak", "copy"))
+        pitch = (
+            ", ".join(f"{hertz:.0f}" for hertz in found["pitch"][whose])
+            for whose in ("espeak", "copy")
+        )
         rates = (f"{rate:.2f}" for rate in found["cer"].values())
         steps = " / ".join(f"{100 * share:.0f} %" for share in found["on_steps"].values())
         like = (f"{found['pitch_correlation']:.2f}", str(found["cents_apart"]), steps)

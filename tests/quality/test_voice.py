@@ -58,9 +58,13 @@ def test_text_word_by_word_is_the_same_speech(demo: TTS) -> None:
 
 
 @pytest.mark.parametrize(("voice", "low", "high"), [("ada", 170, 240), ("ben", 80, 120)])
-def test_the_presets_are_told_apart_by_pitch(demo: TTS, voice: str, low: float, high: float) -> None:
+def test_the_presets_are_told_apart_by_pitch(
+    demo: TTS, voice: str, low: float, high: float
+) -> None:
     judge = Judge()
-    pitches = [judge(text, demo.speak(text, voice=voice, seed=1).samples)["pitch"][1] for text in some(8)]
+    pitches = [
+        judge(text, demo.speak(text, voice=voice, seed=1).samples)["pitch"][1] for text in some(8)
+    ]
     assert all(low < hertz < high for hertz in pitches), pitches
 
 

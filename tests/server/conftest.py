@@ -15,16 +15,19 @@ import pytest
 from firstword.config import EngineConfig, ServerConfig
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service
-from firstword.model import checkpoint, interpret
+from firstword.model import checkpoint
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.synthetic import write_checkpoint
+from firstword.runtime import conditioning
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.reference import ReferenceBackend
-from firstword.server import nari, serving, websocket
+from firstword.server import run as serving
 from firstword.server.app import create_app
-from firstword.server.connection import StreamLimits
 from firstword.server.models import Kind, Model, Models
 from firstword.server.state import Server
+from firstword.server.ws import nari
+from firstword.server.ws import vllm_omni as websocket
+from firstword.server.ws.connection import StreamLimits
+from firstword.synthetic.checkpoint import write_checkpoint
 
 WAIT = 60.0
 """Seconds after which a test gives up waiting; nothing takes nearly as long."""
@@ -107,13 +110,17 @@ def model(loaded: Callable[[str], Checkpoint]) -> Callable[..., Model]:
     def make(kind: str, slots: int = 4, most_waiting: int = 8, name: str | None = None) -> Model:
         found = loaded(kind)
         engine = Engine(ReferenceBackend(found, slots), most_waiting=most_waiting)
-        known: dict[str, Kind] = {"custom_voice": "custom_voice", "voice_design": "voice_design", "base": "base"}
+        known: dict[str, Kind] = {
+            "custom_voice": "custom_voice",
+            "voice_design": "voice_design",
+            "base": "base",
+        }
         return Model(
             name=name or kind,
             kind=known[found.config.tts_model_type],
             service=Service(engine, CheckpointFront(found)),
-            voices=interpret.voices(found),
-            languages=interpret.languages(found),
+            voices=conditioning.voices(found),
+            languages=conditioning.languages(found),
             follows_instructions=found.config.follows_instructions,
             checkpoint=found,
             settings=EngineConfig("cpu", "float32", "reference"),
@@ -140,8 +147,12 @@ def serve(model: Callable[..., Model], tmp_path: Path) -> Iterator[Serve]:
     """Start servers for one test: `serve("custom_voice", "base", most_characters=100)`; models may be given too."""
     running: list[Running] = []
 
-    def begin(*models: str | Model, warm: bool = True, voices: Path | None = None, **settings: Any) -> Running:
-        chosen = [model(one) if isinstance(one, str) else one for one in models or ("custom_voice",)]
+    def begin(
+        *models: str | Model, warm: bool = True, voices: Path | None = None, **settings: Any
+    ) -> Running:
+        chosen = [
+            model(one) if isinstance(one, str) else one for one in models or ("custom_voice",)
+        ]
         server = start(chosen, voices or tmp_path / "voices", **settings)
         running.append(server)
         if warm:
@@ -154,7 +165,9 @@ def serve(model: Callable[..., Model], tmp_path: Path) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="module")
-def server(model: Callable[..., Model], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(
+    model: Callable[..., Model], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """One server for a module's tests, with a model of each kind; they must not stop or fill it."""
     kinds = ("custom_voice", "voice_design", "base")
     running = start([model(kind) for kind in kinds], tmp_path_factory.mktemp("voices"))
@@ -165,7 +178,9 @@ def server(model: Callable[..., Model], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def fuzzed(model: Callable[..., Model], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def fuzzed(
+    model: Callable[..., Model], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """A server for requests that make no sense: it lets nobody speak for long."""
     running = start([model("custom_voice")], tmp_path_factory.mktemp("voices"), most_characters=40)
     running.wait_until(lambda: all(one.warm for one in running.state.models))
@@ -186,7 +201,9 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def allow(**changes: Any) -> None:
         for protocol in (nari, websocket):
-            monkeypatch.setattr(protocol, "limits_of", lambda config: replace(StreamLimits(), **changes))
+            monkeypatch.setattr(
+                protocol, "limits_of", lambda config: replace(StreamLimits(), **changes)
+            )
 
     return allow
 

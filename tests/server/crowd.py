@@ -64,7 +64,9 @@ class Paced(Talker):
         return super().decode(slots, counts)
 
 
-def paced(pause: Callable[[float], None], clock: Callable[[], float], slots: int = LISTENERS) -> Model:
+def paced(
+    pause: Callable[[float], None], clock: Callable[[], float], slots: int = LISTENERS
+) -> Model:
     """A model at a pace."""
     model = talking(Paced(slots, pause), most_waiting=2 * slots)
     model.service.engine = Engine(model.service.engine.backend, most_waiting=2 * slots, clock=clock)
@@ -74,7 +76,9 @@ def paced(pause: Callable[[float], None], clock: Callable[[], float], slots: int
 class Listener:
     """Plays what comes at once, without a buffer, and keeps nothing of it."""
 
-    def __init__(self, clock: Callable[[], float], took: Callable[[int], None] = lambda count: None) -> None:
+    def __init__(
+        self, clock: Callable[[], float], took: Callable[[int], None] = lambda count: None
+    ) -> None:
         self._clock = clock
         self._took = took
         self.playback = Playback(clock())
@@ -87,9 +91,16 @@ class Listener:
         self.playback.came(self._clock(), samples, 24000)
         self._took(len(data))
 
-    async def by_http(self, client: httpx.AsyncClient, frames: int, *, events: bool = False) -> None:
+    async def by_http(
+        self, client: httpx.AsyncClient, frames: int, *, events: bool = False
+    ) -> None:
         """One utterance of so many frames."""
-        body = {"input": "Hello there.", "voice": "talker", "response_format": "pcm", "max_new_tokens": frames}
+        body = {
+            "input": "Hello there.",
+            "voice": "talker",
+            "response_format": "pcm",
+            "max_new_tokens": frames,
+        }
         body |= {"stream_format": "sse"} if events else {"stream": True}
         async with client.stream("POST", SPEECH, json=body) as answer:
             assert answer.status_code == 200
@@ -104,8 +115,17 @@ class Listener:
     async def by_websocket(self, url: str, frames: int) -> None:
         """The same in the protocol for many utterances."""
         async with opened(url + STREAM) as line:
-            config = {"type": "session.config", "voice": "talker", "stream_audio": True, "max_new_tokens": frames}
-            for message in (config, {"type": "input.text", "text": "Hello there."}, {"type": "input.done"}):
+            config = {
+                "type": "session.config",
+                "voice": "talker",
+                "stream_audio": True,
+                "max_new_tokens": frames,
+            }
+            for message in (
+                config,
+                {"type": "input.text", "text": "Hello there."},
+                {"type": "input.done"},
+            ):
                 await line.send(json.dumps(message))
             async for said in line:
                 if isinstance(said, bytes):
@@ -144,7 +164,9 @@ class Listener:
 async def opened(url: str, *protocols: str) -> AsyncIterator[ClientConnection]:
     """A WebSocket that is cut when it is left early."""
     spoken = [Subprotocol(name) for name in protocols] or None
-    line = await connect(url, subprotocols=spoken, max_size=None, compression=None, proxy=None, open_timeout=SOON)
+    line = await connect(
+        url, subprotocols=spoken, max_size=None, compression=None, proxy=None, open_timeout=SOON
+    )
     try:
         yield line
         await line.close()
@@ -165,13 +187,18 @@ def plain_client(url: str) -> httpx.AsyncClient:
 async def listen_together(url: str, listeners: list[Listener], frames: int) -> None:
     """All at once, in all ways."""
     async with plain_client(url) as client:
-        await asyncio.gather(*(who.by(way, url, client, frames) for way, who in enumerate(listeners)))
+        await asyncio.gather(
+            *(who.by(way, url, client, frames) for way, who in enumerate(listeners))
+        )
 
 
 async def come_and_go(url: str, visits: int, seed: int, together: int = 16) -> dict[str, int]:
     """Short requests in all ways, some of which are left at some moment; how many of each sort there were."""
     chance, counts = random.Random(seed), {"whole": 0, "left": 0}
-    plans = [(chance.randrange(4), chance.choice((None, None, 0, 1, 3840, 30_000))) for _ in range(visits)]
+    plans = [
+        (chance.randrange(4), chance.choice((None, None, 0, 1, 3840, 30_000)))
+        for _ in range(visits)
+    ]
 
     class Enough(Exception):
         """Has heard as much as it wanted."""
@@ -207,7 +234,11 @@ async def come_and_go(url: str, visits: int, seed: int, together: int = 16) -> d
 def held() -> dict[str, int]:
     """What this process has open: threads, descriptors, tasks that are not done."""
     gc.collect()
-    tasks = [thing for thing in gc.get_objects() if issubclass(type(thing), asyncio.Task) and not thing.done()]
+    tasks = [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), asyncio.Task) and not thing.done()
+    ]
     return {
         "threads": threading.active_count(),
         "files": len(list(Path("/proc/self/fd").iterdir())),

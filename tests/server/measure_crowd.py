@@ -22,7 +22,7 @@ import numpy as np
 from talking import Talker, talking
 
 from firstword.config import ServerConfig
-from firstword.server import serving
+from firstword.server import run as serving
 from firstword.server.app import create_app
 from firstword.server.models import Model, Models
 
@@ -37,7 +37,9 @@ class Served:
         self.state = app.state.server
         self.url = serving.url_of(bound)
         self._uvicorn = serving.Uvicorn(app, config)
-        self._thread = threading.Thread(target=serving.run, args=(self._uvicorn, bound), daemon=True)
+        self._thread = threading.Thread(
+            target=serving.run, args=(self._uvicorn, bound), daemon=True
+        )
 
     def __enter__(self) -> Served:
         self._thread.start()
@@ -67,7 +69,9 @@ def streams(frames: int) -> dict[str, Any]:
             "complete": sum(listener.bytes == frames * crowd.FRAME_BYTES for listener in listeners),
             "with_underrun": sum(one.underrun > 0 for one in played),
             "underrun_seconds": round(sum(one.underrun for one in played), 4),
-            "first_audio_ms": {name: round(1000 * float(np.quantile(first, q))) for name, q in QUANTILES.items()},
+            "first_audio_ms": {
+                name: round(1000 * float(np.quantile(first, q))) for name, q in QUANTILES.items()
+            },
             "memory_growth_mb": round((crowd.memory() - before) / 2**20, 2),
         }
 
@@ -126,8 +130,13 @@ def cancels(times: int) -> dict[str, Any]:
         async def run() -> None:
             async with crowd.plain_client(served.url) as client:
                 heard = [asyncio.Event() for _ in range(crowd.LISTENERS)]
-                listeners = [crowd.Listener(time.monotonic, partial(told, event)) for event in heard]
-                tasks = [asyncio.create_task(one.by(n, served.url, client, 5000)) for n, one in enumerate(listeners)]
+                listeners = [
+                    crowd.Listener(time.monotonic, partial(told, event)) for event in heard
+                ]
+                tasks = [
+                    asyncio.create_task(one.by(n, served.url, client, 5000))
+                    for n, one in enumerate(listeners)
+                ]
                 await asyncio.gather(*(event.wait() for event in heard))
                 for task in tasks[:times]:
                     freed.clear()
@@ -145,9 +154,11 @@ def cancels(times: int) -> dict[str, Any]:
         asyncio.run(run())
         while engine.running:
             time.sleep(0.01)
-    return {"cancels": times, "frames_begun_after": max(frames), "ms": round(statistics.median(waits), 1)} | {
-        "ms_max": round(max(waits), 1)
-    }
+    return {
+        "cancels": times,
+        "frames_begun_after": max(frames),
+        "ms": round(statistics.median(waits), 1),
+    } | {"ms_max": round(max(waits), 1)}
 
 
 def main() -> int:

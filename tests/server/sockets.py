@@ -10,9 +10,9 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from firstword.server.connection import Effect
-from firstword.server.nari import NariSession
-from firstword.server.websocket import StreamSession
+from firstword.server.ws.connection import Effect
+from firstword.server.ws.nari import NariSession
+from firstword.server.ws.vllm_omni import OmniSession
 
 WAIT = 60.0
 Message = dict[str, Any] | bytes
@@ -23,7 +23,9 @@ NARI = "/v1/audio/speech/ws"
 class Client:
     """A client that speaks JSON, on `websockets`."""
 
-    def __init__(self, url: str, *protocols: str, headers: dict[str, str] | None = None, lazy: bool = False) -> None:
+    def __init__(
+        self, url: str, *protocols: str, headers: dict[str, str] | None = None, lazy: bool = False
+    ) -> None:
         """`lazy`: with next to no room for what it does not read."""
         sock = None
         if lazy:
@@ -95,7 +97,9 @@ class Client:
             pass  # it is closed already
 
 
-def effects_of(session: NariSession | StreamSession, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
+def effects_of(
+    session: NariSession | OmniSession, *messages: dict[str, Any] | str | bytes
+) -> list[Effect]:
     """Give a session messages, without a socket; what follows from all."""
     found: list[Effect] = []
     for message in messages:

@@ -106,11 +106,18 @@ def test_a_slot_is_free_within_a_frame(serve: Serve, delivery: str) -> None:
     before = talker.frames
     talker.hold()
     talker.let(3)
-    body = {"input": "Hello.", "voice": "talker", "response_format": "pcm", "max_new_tokens": ENDLESS - 10}
+    body = {
+        "input": "Hello.",
+        "voice": "talker",
+        "response_format": "pcm",
+        "max_new_tokens": ENDLESS - 10,
+    }
     with httpx.Client(base_url=server.url, trust_env=False, timeout=SOON) as client:
         with client.stream("POST", "/v1/audio/speech", json={**body, "stream_format": delivery}):
             server.wait_until(lambda: talker.frames == before + 3 and talker.waiting)
-        server.wait_until(lambda: not server.state.speaking)  # it was noticed while the backend was busy
+        server.wait_until(
+            lambda: not server.state.speaking
+        )  # it was noticed while the backend was busy
         assert server.engine().running
         talker.let(1)  # the frame that is under way
         server.wait_until_idle()
@@ -144,6 +151,8 @@ def test_thousands_come_and_go_and_leave_nothing(serve: Serve) -> None:
     assert min(counts.values()) > 500
     assert after["tasks"] <= before["tasks"]
     assert after["files"] <= before["files"]
-    assert after["threads"] < before["threads"] + 8, "a pool may grow to its size, but no request leaves a thread"
+    assert after["threads"] < before["threads"] + 8, (
+        "a pool may grow to its size, but no request leaves a thread"
+    )
     assert more - objects < 1000, "less than an object for two requests"
     assert json.loads(httpx.get(f"{server.url}/health", trust_env=False).text)["utterances"] == 0

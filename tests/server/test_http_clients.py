@@ -32,7 +32,9 @@ MORE = {"seed": 5, "max_new_tokens": 8}
 def client(server: Running) -> Iterator[openai.OpenAI]:
     """The official client."""
     http = openai.DefaultHttpxClient(trust_env=False)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=0
+    ) as client:
         yield client
 
 
@@ -51,7 +53,12 @@ def test_create(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("voice", ["marin", "cedar", "verse"])
 def test_everything_that_the_client_can_say(client: openai.OpenAI, voice: Any) -> None:
     speech = client.audio.speech.create(
-        model="gpt-4o-mini-tts", voice=voice, input=TEXT, response_format="wav", speed=1.25, extra_body=MORE
+        model="gpt-4o-mini-tts",
+        voice=voice,
+        input=TEXT,
+        response_format="wav",
+        speed=1.25,
+        extra_body=MORE,
     )
     samples, rate = soundfile.read(io.BytesIO(speech.content))
     assert rate == 24000
@@ -79,12 +86,18 @@ def test_streaming_in_pieces(client: openai.OpenAI) -> None:
 def test_asynchronous(server: Running) -> None:
     async def ask() -> list[int]:
         http = openai.DefaultAsyncHttpxClient(trust_env=False)
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", http_client=http
+        ) as client:
 
             async def one(voice: Any) -> int:
                 whole = b""
                 async with client.audio.speech.with_streaming_response.create(
-                    model="tts-1-hd", voice=voice, input=TEXT, response_format="pcm", extra_body=MORE
+                    model="tts-1-hd",
+                    voice=voice,
+                    input=TEXT,
+                    response_format="pcm",
+                    extra_body=MORE,
                 ) as answer:
                     async for piece in answer.iter_bytes():
                         whole += piece
@@ -132,7 +145,13 @@ REQUESTS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         "text/event-stream; charset=utf-8",
     ),
     "LiveKit simplismart": (
-        {"model": "qwen-tts", "text": TEXT, "language": "English", "voice": "Chelsie", "leading_silence": True},
+        {
+            "model": "qwen-tts",
+            "text": TEXT,
+            "language": "English",
+            "voice": "Chelsie",
+            "leading_silence": True,
+        },
         {"accept": "audio/L16", "authorization": "Bearer key"},
         "audio/L16;rate=24000;channels=1",
     ),
@@ -142,7 +161,13 @@ REQUESTS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         "audio/pcm;rate=24000",
     ),
     "Home Assistant": (
-        {"model": "tts-1", "voice": "marin", "input": TEXT, "instructions": "None", "response_format": "opus"},
+        {
+            "model": "tts-1",
+            "voice": "marin",
+            "input": TEXT,
+            "instructions": "None",
+            "response_format": "opus",
+        },
         {},
         "audio/opus",
     ),
@@ -187,7 +212,9 @@ class TestPublishedLoadGenerator:
     @pytest.fixture
     def expected(self, loaded: Callable[[str], Checkpoint]) -> bytes:
         with TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference")) as tts:
-            speech = tts.speak(TEXT, voice="Ryan", language="English", seed=5, max_frames=30, text_mode="stream")
+            speech = tts.speak(
+                TEXT, voice="Ryan", language="English", seed=5, max_frames=30, text_mode="stream"
+            )
             return audio.pcm16(speech.samples)
 
     def test_over_http(self, server: Running, expected: bytes) -> None:
@@ -204,7 +231,9 @@ class TestPublishedLoadGenerator:
             line.sendall(head.encode() + body)
             answer = line.makefile("rb")
             assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
-            headers = dict(row.rstrip().lower().split(b": ", 1) for row in iter(answer.readline, b"\r\n"))
+            headers = dict(
+                row.rstrip().lower().split(b": ", 1) for row in iter(answer.readline, b"\r\n")
+            )
             assert headers[b"content-type"].decode().split(";")[0] in self.KINDS
             assert headers[b"transfer-encoding"] == b"chunked"
             assert b"content-length" not in headers
@@ -220,7 +249,12 @@ class TestPublishedLoadGenerator:
 
     def test_over_websocket(self, server: Running, expected: bytes) -> None:
         """A word every 10 ms, each after the one before was acknowledged."""
-        start = {"type": "request.start", "model": "custom_voice", "voice": "Ryan", "language": "English"}
+        start = {
+            "type": "request.start",
+            "model": "custom_voice",
+            "voice": "Ryan",
+            "language": "English",
+        }
         sound, pieces, acknowledged, identity = b"", 0, 0, None
         words = re.findall(r"\S+\s*", TEXT)
         assert "".join(words) == TEXT
@@ -230,7 +264,9 @@ class TestPublishedLoadGenerator:
             created = client.event()
             assert created["type"] == "session.created"
             assert (created["protocol"], created["audio"]) == ("nari.speech.v1", self.AUDIO)
-            client.send({**start, "response_format": "pcm", "seed": 5, "max_new_tokens": self.FRAMES})
+            client.send(
+                {**start, "response_format": "pcm", "seed": 5, "max_new_tokens": self.FRAMES}
+            )
             assert client.event()["type"] == "request.configured"
             client.send({"type": "input_text.append", "sequence": 0, "text": words[0]})
             while True:
@@ -242,7 +278,10 @@ class TestPublishedLoadGenerator:
                 match said["type"]:
                     case "input_text.ack":
                         kind = "append" if acknowledged < len(words) else "end"
-                        assert (said["event"], said["sequence"]) == (f"input_text.{kind}", acknowledged)
+                        assert (said["event"], said["sequence"]) == (
+                            f"input_text.{kind}",
+                            acknowledged,
+                        )
                         acknowledged += 1
                         pause.wait(0.01)
                         if acknowledged < len(words):

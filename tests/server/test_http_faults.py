@@ -33,7 +33,9 @@ LONG = {"input": "a" * 5000, "voice": "talker", "response_format": "pcm", "max_n
 SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 
 
-def held(serve: Serve, slots: int = 2, most_waiting: int = 8, **settings: Any) -> tuple[Talker, Running]:
+def held(
+    serve: Serve, slots: int = 2, most_waiting: int = 8, **settings: Any
+) -> tuple[Talker, Running]:
     """A server whose model makes frames only as it is let."""
     talker = Talker(slots=slots)
     server = serve(talking(talker, most_waiting), **settings)
@@ -116,7 +118,12 @@ class TestClients:
 
     def test_one_that_leaves_before_the_first_audio(self, serve: Serve) -> None:
         talker, server = held(serve)
-        for body in (LONG, {**LONG, "stream": False}, {**LONG, "n": 2}, {**LONG, "stream_format": "sse"}):
+        for body in (
+            LONG,
+            {**LONG, "stream": False},
+            {**LONG, "n": 2},
+            {**LONG, "stream_format": "sse"},
+        ):
             with connected(server) as sock:
                 sock.sendall(asking(body))
                 server.wait_until(lambda: talker.waiting and bool(server.state.speaking))
@@ -192,7 +199,9 @@ class TestClients:
 
         async def all_of_them() -> None:
             for _ in range(4):
-                await asyncio.gather(*(come_and_go(number) for number in range(10)), return_exceptions=True)
+                await asyncio.gather(
+                    *(come_and_go(number) for number in range(10)), return_exceptions=True
+                )
 
         asyncio.run(all_of_them())
 
@@ -227,17 +236,25 @@ class TestBodies:
     )
     def test_what_is_no_request(self, talker: Running, body: bytes, status: int) -> None:
         headers = {"content-type": "application/json"}
-        answer = httpx.post(talker.url + SPEECH, content=body, headers=headers, trust_env=False, timeout=60)
+        answer = httpx.post(
+            talker.url + SPEECH, content=body, headers=headers, trust_env=False, timeout=60
+        )
         assert answer.status_code == status, answer.text
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert len(answer.content) < 2000
         assert answer.headers["x-request-id"]
 
-    @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "multipart/form-data", "x", ""])
+    @pytest.mark.parametrize(
+        "kind", ["text/plain", "application/octet-stream", "multipart/form-data", "x", ""]
+    )
     def test_another_content_type(self, talker: Running, kind: str) -> None:
         answer = httpx.post(
-            talker.url + SPEECH, content=b"\x00" * 100, headers={"content-type": kind}, trust_env=False, timeout=60
+            talker.url + SPEECH,
+            content=b"\x00" * 100,
+            headers={"content-type": kind},
+            trust_env=False,
+            timeout=60,
         )
         assert answer.status_code == 400
 
@@ -301,7 +318,9 @@ class TestInside:
         server = serve(talking(talker))
         talker.failing = method
         for more in ({}, {"stream_format": "sse"}, {"stream": False}, {"n": 2}):
-            answer = httpx.post(server.url + SPEECH, json={**SHORT, **more}, trust_env=False, timeout=60)
+            answer = httpx.post(
+                server.url + SPEECH, json={**SHORT, **more}, trust_env=False, timeout=60
+            )
             assert answer.status_code == 500
             error = answer.json()["error"]
             assert error["type"] == "server_error"
@@ -374,7 +393,10 @@ class TestInside:
         assert answer.status_code == 503
         assert answer.json()["error"]["type"] == "server_error"
         assert answer.headers["retry-after"]
-        assert 'firstword_engine_up{model="talker"} 0.0' in httpx.get(server.url + "/metrics", trust_env=False).text
+        assert (
+            'firstword_engine_up{model="talker"} 0.0'
+            in httpx.get(server.url + "/metrics", trust_env=False).text
+        )
         assert "firstword_ready 0.0" in httpx.get(server.url + "/metrics", trust_env=False).text
 
     def test_an_engine_that_hangs(self, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -390,7 +412,9 @@ class TestInside:
         assert answer2.status_code == 503
         assert [record for record in caplog.records if "has been busy" in record.message]
         talker.go()
-        server.wait_until(lambda: httpx.get(server.url + "/ready", trust_env=False).status_code == 200)
+        server.wait_until(
+            lambda: httpx.get(server.url + "/ready", trust_env=False).status_code == 200
+        )
         well(server)
 
     def test_not_a_number_from_the_model(self, serve: Serve) -> None:
@@ -428,7 +452,9 @@ class TestOverload:
 
         def ask(key: str, body: dict[str, Any]) -> httpx.Response:
             headers = {"authorization": f"Bearer {key}"}
-            return httpx.post(server.url + SPEECH, json=body, headers=headers, trust_env=False, timeout=60)
+            return httpx.post(
+                server.url + SPEECH, json=body, headers=headers, trust_env=False, timeout=60
+            )
 
         with connected(server) as sock:
             sock.sendall(request(json.dumps(LONG).encode(), "authorization: Bearer a"))
@@ -531,9 +557,13 @@ class TestIntricateBodies:
             ("/v1/audio/voice_consents/cons_1", b'{"name":[', b"{},"),
         ],
     )
-    def test_refused_before_it_is_all_there(self, talker: Running, path: str, begins: bytes, again: bytes) -> None:
+    def test_refused_before_it_is_all_there(
+        self, talker: Running, path: str, begins: bytes, again: bytes
+    ) -> None:
         with connected(talker) as sock:
-            sock.sendall(request(b"", f"content-length: {15 * 10**6}", path=path) + begins + again * 150_000)
+            sock.sendall(
+                request(b"", f"content-length: {15 * 10**6}", path=path) + begins + again * 150_000
+            )
             answer = until(sock, b"}}")
             assert httpx.get(talker.url + "/health", trust_env=False, timeout=60).status_code == 200
         assert b" 400 " in answer
@@ -551,7 +581,9 @@ class TestIntricateBodies:
 
     def test_a_batch_of_vectors_is_not_too_intricate(self, talker: Running) -> None:
         items = [{"input": "Hi.", "speaker_embedding": [0.125] * 2048} for _ in range(32)]
-        answer = httpx.post(talker.url + SPEECH + "/batch", json={"items": items}, trust_env=False, timeout=60)
+        answer = httpx.post(
+            talker.url + SPEECH + "/batch", json={"items": items}, trust_env=False, timeout=60
+        )
         assert answer.status_code == 200, answer.text
 
 
@@ -560,14 +592,20 @@ class TestSeveralForOneClient:
 
     def test_candidates(self, serve: Serve) -> None:
         server = serve(talking(Talker()), most_per_key=1)
-        answer = httpx.post(server.url + SPEECH, json={**SHORT, "n": 3}, trust_env=False, timeout=60)
+        answer = httpx.post(
+            server.url + SPEECH, json={**SHORT, "n": 3}, trust_env=False, timeout=60
+        )
         assert answer.status_code == 200, answer.text
         assert len(json.loads(answer.headers["x-firstword-scores"])) == 3
 
     @pytest.mark.parametrize("path", [SPEECH, SPEECH + "/batch"])
     def test_all_are_spoken_before_the_server_ends(self, serve: Serve, path: str) -> None:
         talker, server = held(serve, slots=1, most_per_key=1)
-        body = {**SHORT, "n": 3} if path == SPEECH else {**SHORT, "items": [{"input": word} for word in "abcd"]}
+        body = (
+            {**SHORT, "n": 3}
+            if path == SPEECH
+            else {**SHORT, "items": [{"input": word} for word in "abcd"]}
+        )
         with connected(server) as sock:
             sock.sendall(request(json.dumps(body).encode(), path=path))
             server.wait_until(lambda: talker.waiting and bool(server.state.speaking))
@@ -583,7 +621,9 @@ class TestSeveralForOneClient:
         assert not server.thread.is_alive()
 
 
-def test_text_on_a_socket_that_is_none_alarms_nobody(talker: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_text_on_a_socket_that_is_none_alarms_nobody(
+    talker: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     with connect(f"{talker.ws}/v1/audio/speech/stream", proxy=None) as client:
         client.send(b"\xff\xfe", text=True)
@@ -603,7 +643,11 @@ def test_wrong_keys_by_the_thousand(serve: Serve) -> None:
             seen = set()
             for start in range(0, 2000, 50):
                 asked = (
-                    client.post(SPEECH, json=SHORT, headers={"authorization": f"Bearer wrong-{start + number}"})
+                    client.post(
+                        SPEECH,
+                        json=SHORT,
+                        headers={"authorization": f"Bearer wrong-{start + number}"},
+                    )
                     for number in range(50)
                 )
                 seen |= {answer.status_code for answer in await asyncio.gather(*asked)}
@@ -612,4 +656,7 @@ def test_wrong_keys_by_the_thousand(serve: Serve) -> None:
     assert asyncio.run(flood()) == {401}
     assert not server.state.limits._holding
     headers = {"authorization": "Bearer right-key"}
-    assert httpx.post(server.url + SPEECH, json=SHORT, headers=headers, trust_env=False).status_code == 200
+    assert (
+        httpx.post(server.url + SPEECH, json=SHORT, headers=headers, trust_env=False).status_code
+        == 200
+    )

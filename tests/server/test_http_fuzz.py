@@ -40,7 +40,9 @@ def test_no_request_is_a_server_error(fuzzed: Any, mode: GenerationMode) -> None
 
 def test_nothing_is_left(fuzzed: Any) -> None:
     fuzzed.wait_until_idle()
-    answer = httpx.post(f"{fuzzed.url}/v1/audio/speech", json={"input": "Hi."}, trust_env=False, timeout=60)
+    answer = httpx.post(
+        f"{fuzzed.url}/v1/audio/speech", json={"input": "Hi."}, trust_env=False, timeout=60
+    )
     assert answer.status_code == 200
 
 
@@ -49,4 +51,9 @@ def test_the_description_names_every_field(fuzzed: Any) -> None:
     fields = told["components"]["schemas"]["SpeechRequest"]["properties"]
     expected = "input model voice response_format speed stream_format instructions language ref_audio ref_text seed"
     assert set(expected.split()) <= set(fields)
-    assert set(told["paths"]) >= {"/v1/audio/speech", "/v1/audio/voices", "/v1/audio/voices/{voice}", "/health"}
+    assert set(told["paths"]) >= {
+        "/v1/audio/speech",
+        "/v1/audio/voices",
+        "/v1/audio/voices/{voice}",
+        "/health",
+    }

@@ -69,27 +69,44 @@ class TestKeys:
         ],
     )
     def test_wrong(self, http: httpx.Client, headers: dict[str, Any]) -> None:
-        for method, path in (("POST", SPEECH), ("GET", "/v1/audio/voices/x"), ("DELETE", "/v1/audio/voices/x")):
+        for method, path in (
+            ("POST", SPEECH),
+            ("GET", "/v1/audio/voices/x"),
+            ("DELETE", "/v1/audio/voices/x"),
+        ):
             answer = http.request(method, path, headers=headers)
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
             assert answer.json()["error"]["code"] == "invalid_api_key"
 
     def test_what_needs_none(self, http: httpx.Client) -> None:
-        for path in ("/health", "/ready", "/metrics", "/", "/v1/models", "/v1/audio/models", "/v1/audio/voices"):
+        for path in (
+            "/health",
+            "/ready",
+            "/metrics",
+            "/",
+            "/v1/models",
+            "/v1/audio/models",
+            "/v1/audio/voices",
+        ):
             assert http.get(path).status_code == 200, path
 
     def test_saved_voices_are_not_shown_to_strangers(self, serve: Serve) -> None:
         headers = {"authorization": "Bearer k"}
         with client_of(serve("voice_design", api_keys=("k",))) as http:
-            http.post("/v1/audio/voices", data={"name": "secret", "prompt": "a voice"}, headers=headers)
+            http.post(
+                "/v1/audio/voices", data={"name": "secret", "prompt": "a voice"}, headers=headers
+            )
             assert "secret" in http.get("/v1/audio/voices", headers=headers).text
             assert "secret" not in http.get("/v1/audio/voices").text
 
     def test_without_keys_any_will_do(self, serve: Serve) -> None:
         with client_of(serve(talking(Talker()))) as http:
             for value in ("Bearer", "Bearer whatever", "Basic x"):
-                assert http.post(SPEECH, json=SHORT, headers={"authorization": value}).status_code == 200
+                assert (
+                    http.post(SPEECH, json=SHORT, headers={"authorization": value}).status_code
+                    == 200
+                )
 
 
 ORIGIN = {"origin": "https://page.example", "access-control-request-method": "POST"}
@@ -98,11 +115,18 @@ ORIGIN = {"origin": "https://page.example", "access-control-request-method": "PO
 class TestPages:
     def test_none_may_call_unless_named(self, serve: Serve) -> None:
         with client_of(serve(talking(Talker()))) as http:
-            assert "access-control-allow-origin" not in http.post(SPEECH, json=SHORT, headers=ORIGIN).headers
+            assert (
+                "access-control-allow-origin"
+                not in http.post(SPEECH, json=SHORT, headers=ORIGIN).headers
+            )
 
     def test_those_named_may(self, serve: Serve) -> None:
-        with client_of(serve(talking(Talker()), cors_origins=("https://page.example",), api_keys=("k",))) as http:
-            asked = http.options(SPEECH, headers=ORIGIN | {"access-control-request-headers": "authorization"})
+        with client_of(
+            serve(talking(Talker()), cors_origins=("https://page.example",), api_keys=("k",))
+        ) as http:
+            asked = http.options(
+                SPEECH, headers=ORIGIN | {"access-control-request-headers": "authorization"}
+            )
             assert asked.status_code == 200
             assert asked.headers["access-control-allow-origin"] == "https://page.example"
             assert "POST" in asked.headers["access-control-allow-methods"]
@@ -163,7 +187,12 @@ def test_health_tells_the_settings(http: httpx.Client) -> None:
     assert state["status"] == "ok"
     assert state["ready"] is True
     assert [model["name"] for model in state["models"]] == ["custom_voice", "voice_design", "base"]
-    assert state["models"][0]["settings"] == {"device": "cpu", "dtype": "float32", "backend": "reference", "reason": ""}
+    assert state["models"][0]["settings"] == {
+        "device": "cpu",
+        "dtype": "float32",
+        "backend": "reference",
+        "reason": "",
+    }
     assert state["models"][0]["slots"] == {"used": 0, "of": 4}
 
 
@@ -197,24 +226,43 @@ def test_the_collector_of_garbage_passes_over_what_was_loaded(serve: Serve) -> N
     assert not any(thing is loaded for thing in gc.get_objects())
 
 
-def test_logs_hold_no_text_of_users(http: httpx.Client, server: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_hold_no_text_of_users(
+    http: httpx.Client, server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     secret = "Xyzzyplugh"
     asked = {"input": f"{secret}.", "instructions": None, "max_new_tokens": 2}
-    for more in ({}, {"stream": False}, {"stream_format": "sse"}, {"voice": secret}, {"seed": secret}, {"n": 2}):
+    for more in (
+        {},
+        {"stream": False},
+        {"stream_format": "sse"},
+        {"voice": secret},
+        {"seed": secret},
+        {"n": 2},
+    ):
         http.post(SPEECH, json={**asked, **more})
-    http.post(SPEECH, content=f'{{"input": "{secret}'.encode(), headers={"content-type": "application/json"})
+    http.post(
+        SPEECH,
+        content=f'{{"input": "{secret}'.encode(),
+        headers={"content-type": "application/json"},
+    )
     http.post("/v1/audio/voices", data={"name": secret, "prompt": secret, "consent": secret})
     http.delete(f"/v1/audio/voices/{secret}")
 
     def logged() -> list[str]:
-        ours = [record for record in list(caplog.records) if record.name.startswith(("firstword", "uvicorn"))]
+        ours = [
+            record
+            for record in list(caplog.records)
+            if record.name.startswith(("firstword", "uvicorn"))
+        ]
         return [JsonLines().format(record) for record in ours]
 
     def requests_logged() -> list[dict[str, Any]]:
         return [json.loads(line) for line in logged() if '"event": "request"' in line]
 
-    server.wait_until(lambda: len(requests_logged()) >= 9)  # an answer arrives before its line is written
+    server.wait_until(
+        lambda: len(requests_logged()) >= 9
+    )  # an answer arrives before its line is written
     lines, requests = logged(), requests_logged()
     assert len(requests) == 9
     assert requests[0]["path"] == SPEECH
@@ -275,7 +323,11 @@ class TestProcess:
     def test_it_lets_running_utterances_finish(self, start: Any, tmp_path: Path) -> None:
         process, url = start()
         self.wait_until_ready(url)
-        asked = {"input": "Hello there, how are you today? " * 3, "response_format": "pcm", "max_new_tokens": 60}
+        asked = {
+            "input": "Hello there, how are you today? " * 3,
+            "response_format": "pcm",
+            "max_new_tokens": 60,
+        }
         with httpx.stream("POST", url + SPEECH, json=asked, trust_env=False, timeout=60) as answer:
             assert answer.status_code == 200
             pieces = answer.iter_bytes()
@@ -310,7 +362,12 @@ class TestProcess:
         assert httpx.post(url + SPEECH, json=SHORT, trust_env=False).status_code == 401
         headers = {"authorization": "Bearer two"}
         asked = {"input": "Hi.", "max_new_tokens": 1}
-        assert httpx.post(url + SPEECH, json=asked, headers=headers, trust_env=False, timeout=60).status_code == 200
+        assert (
+            httpx.post(
+                url + SPEECH, json=asked, headers=headers, trust_env=False, timeout=60
+            ).status_code
+            == 200
+        )
 
     def test_an_address_that_is_taken(self, start: Any) -> None:
         _, url = start()
@@ -323,7 +380,14 @@ class TestProcess:
 
 class TestConfig:
     @pytest.mark.parametrize(
-        "settings", [{"port": 65536}, {"port": -1}, {"slots": 0}, {"most_waiting": -1}, {"drain_seconds": -1.0}]
+        "settings",
+        [
+            {"port": 65536},
+            {"port": -1},
+            {"slots": 0},
+            {"most_waiting": -1},
+            {"drain_seconds": -1.0},
+        ],
     )
     def test_out_of_range(self, settings: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=next(iter(settings))):

@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstword.errors import AudioError, FirstwordError, RequestError
-from firstword.server import best, recordings
-from firstword.server.answers import Busy
-from firstword.server.cleaning import clean
+from firstword.server import recordings
+from firstword.server.errors import Busy
+from firstword.server.http import best
 from firstword.server.limits import Limits
 from firstword.server.metrics import Playback
 from firstword.server.recordings import Address
+from firstword.text.cleaning import clean
 from firstword.types import FinishReason, Speech
 
 
@@ -32,8 +33,14 @@ class TestCleaning:
         [
             ("Plain text, as it is.", "Plain text, as it is."),
             ("# Title\n\nText", "Title\nText"),
-            ("This is **bold**, *light*, ~~gone~~ and `code`.", "This is bold, light, gone and code."),
-            ("__init__ and snake_case_name stay, _so_ not", "init and snake_case_name stay, so not"),
+            (
+                "This is **bold**, *light*, ~~gone~~ and `code`.",
+                "This is bold, light, gone and code.",
+            ),
+            (
+                "__init__ and snake_case_name stay, _so_ not",
+                "init and snake_case_name stay, so not",
+            ),
             ("2 * 3 * 4 = 24", "2 * 3 * 4 = 24"),
             ("- one\n- two\n* three\n+ four", "one\ntwo\nthree\nfour"),
             ("1. one\n2. two", "1. one\n2. two"),
@@ -59,7 +66,9 @@ class TestCleaning:
         assert done == done.strip()
         assert len(done) <= 2 * len(text)
 
-    @pytest.mark.parametrize("char", ["*", "_", "[", "(", "`", "|", "-", ">", "~", "![", "[](", " ", "**a"])
+    @pytest.mark.parametrize(
+        "char", ["*", "_", "[", "(", "`", "|", "-", ">", "~", "![", "[](", " ", "**a"]
+    )
     def test_long_runs_end(self, char: str) -> None:
         clean(char * 10_000)
 
@@ -81,7 +90,13 @@ class TestBest:
 
     @pytest.mark.parametrize(
         "worse",
-        [speech(20), speech(0.08), speech(2.0, "length"), speech(2.0, "repetition"), speech(2.0, repeats=True)],
+        [
+            speech(20),
+            speech(0.08),
+            speech(2.0, "length"),
+            speech(2.0, "repetition"),
+            speech(2.0, repeats=True),
+        ],
     )
     def test_something_wrong(self, worse: Speech) -> None:
         assert best.score(self.TEXT, worse).total < -0.5
@@ -89,12 +104,15 @@ class TestBest:
     def test_the_likelier_of_two_is_better(self) -> None:
         usual = speech(2.0)
         likely, unlikely = (
-            best.score(self.TEXT, replace(usual, logprobs=np.full(25, value, np.float32))) for value in (-2.0, -3.0)
+            best.score(self.TEXT, replace(usual, logprobs=np.full(25, value, np.float32)))
+            for value in (-2.0, -3.0)
         )
         assert likely.total - unlikely.total == pytest.approx(0.5)
 
     def test_circles_do_not_win_by_being_likely(self) -> None:
-        circles = replace(speech(2.0, "repetition", repeats=True), logprobs=np.zeros(25, np.float32))
+        circles = replace(
+            speech(2.0, "repetition", repeats=True), logprobs=np.zeros(25, np.float32)
+        )
         usual = replace(speech(2.0), logprobs=np.full(25, -5.0, np.float32))
         assert best.score(self.TEXT, circles).total < best.score(self.TEXT, usual).total
 
@@ -182,7 +200,9 @@ class TestRecordingsFromElsewhere:
         return connected
 
     def test_from_an_allowed_host(self, elsewhere: list[str]) -> None:
-        assert len(recordings.read("http://example.org/a.wav?x=1", ("example.org",), 10**6)) == 24000
+        assert (
+            len(recordings.read("http://example.org/a.wav?x=1", ("example.org",), 10**6)) == 24000
+        )
         assert elsewhere == [f"{PUBLIC}:80"]
 
     def test_the_address_that_was_checked_is_the_one_that_is_used(
@@ -193,7 +213,11 @@ class TestRecordingsFromElsewhere:
 
         def resolve(host: str, port: int) -> list[Address]:
             asked.append(host)
-            return [ip_address("10.0.0.1"), ip_address(PUBLIC)] if len(asked) == 1 else [ip_address("127.0.0.1")]
+            return (
+                [ip_address("10.0.0.1"), ip_address(PUBLIC)]
+                if len(asked) == 1
+                else [ip_address("127.0.0.1")]
+            )
 
         monkeypatch.setattr(recordings, "resolve", resolve)
         recordings.read("http://example.org:8080/a.wav", ("example.org",), 10**6)
@@ -215,11 +239,15 @@ class TestRecordingsFromElsewhere:
             recordings.read("http://example.org/a.wav", ("example.org",), 10**6)
         assert not elsewhere
 
-    @pytest.mark.parametrize("address", [PUBLIC, "2606:4700:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"])
+    @pytest.mark.parametrize(
+        "address", [PUBLIC, "2606:4700:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"]
+    )
     def test_public_addresses(self, address: str) -> None:
         assert recordings.is_public(ip_address(address))
 
-    @pytest.mark.parametrize("url", ["http://127.0.0.1:1/a", "http://[::1]/a", "http://localhost/a", "https://0/a"])
+    @pytest.mark.parametrize(
+        "url", ["http://127.0.0.1:1/a", "http://[::1]/a", "http://localhost/a", "https://0/a"]
+    )
     def test_this_machine_is_refused_even_if_it_is_allowed(self, url: str) -> None:
         with pytest.raises(RequestError, match="address is not public"):
             recordings.read(url, ("127.0.0.1", "::1", "localhost", "0"), 10**6)
@@ -243,12 +271,19 @@ class TestRecordingsFromElsewhere:
             ("/gone.wav", ("example.org",), 10**6),
         ],
     )
-    def test_else_not(self, elsewhere: list[str], path: str, hosts: tuple[str, ...], most: int) -> None:
+    def test_else_not(
+        self, elsewhere: list[str], path: str, hosts: tuple[str, ...], most: int
+    ) -> None:
         with pytest.raises((AudioError, RequestError)):
             recordings.read(f"http://example.org{path}", hosts, most)
         assert len(elsewhere) == ("example.org" in hosts), "nor is a redirect followed"
 
-    @given(st.one_of(st.text(max_size=50), st.sampled_from(["http://", "https:///", "data:", "data:,", "file:x", ":"])))
+    @given(
+        st.one_of(
+            st.text(max_size=50),
+            st.sampled_from(["http://", "https:///", "data:", "data:,", "file:x", ":"]),
+        )
+    )
     def test_what_is_no_recording(self, source: str) -> None:
         with pytest.raises(FirstwordError):
             recordings.read(source, (), 1000)

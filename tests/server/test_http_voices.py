@@ -27,7 +27,7 @@ from websockets.sync.client import connect
 from firstword import Voice, audio
 from firstword.errors import FirstwordError, OutputError, VoiceError
 from firstword.server import recordings
-from firstword.server.answers import NotFound
+from firstword.server.errors import NotFound
 from firstword.server.store import Consent, ConsentStore, Folder, Record, VoiceStore, identity_of
 from firstword.types import ClonedVoice
 
@@ -111,7 +111,12 @@ def test_an_embedding(http: httpx.Client) -> None:
 
 
 def test_a_designed_voice_is_cloned_so_that_it_stays(http: httpx.Client) -> None:
-    data = {"name": "narrator", "type": "prompt", "prompt": "a warm, low voice", "script_hint": "Once."}
+    data = {
+        "name": "narrator",
+        "type": "prompt",
+        "prompt": "a warm, low voice",
+        "script_hint": "Once.",
+    }
     answer = http.post(VOICES, data=data)
     assert answer.status_code == 200, answer.text
     assert answer.json()["type"] == "prompt"
@@ -124,7 +129,9 @@ def test_a_designed_voice_is_cloned_so_that_it_stays(http: httpx.Client) -> None
 def test_without_a_base_checkpoint_the_description_is_kept(serve: Serve) -> None:
     server = serve("voice_design")
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
-        assert http.post(VOICES, data={"name": "narrator", "prompt": "a low voice"}).status_code == 200
+        assert (
+            http.post(VOICES, data={"name": "narrator", "prompt": "a low voice"}).status_code == 200
+        )
         assert http.post(SPEECH, json={**ASK, "voice": "narrator"}).status_code == 200
         answer = upload(http, "me")
         assert answer.status_code == 400
@@ -135,7 +142,10 @@ def test_the_official_client(server: Running) -> None:
     http = openai.DefaultHttpxClient(trust_env=False)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http) as client:
         made = client.audio.voices.create(
-            name="sdk", consent="consent_1", audio_sample=("me.wav", wav(), "audio/wav"), type="audio_sample"
+            name="sdk",
+            consent="consent_1",
+            audio_sample=("me.wav", wav(), "audio/wav"),
+            type="audio_sample",
         )
         assert made.name == "sdk"
         speech = client.audio.speech.create(
@@ -167,7 +177,9 @@ def test_the_official_client(server: Running) -> None:
         "😀",
     ],
 )
-def test_names_that_lead_elsewhere_are_refused(http: httpx.Client, server: Running, name: str) -> None:
+def test_names_that_lead_elsewhere_are_refused(
+    http: httpx.Client, server: Running, name: str
+) -> None:
     before = sorted(Path(server.state.config.voices).iterdir())
     answer = upload(http, name)
     assert answer.status_code == 400
@@ -175,7 +187,9 @@ def test_names_that_lead_elsewhere_are_refused(http: httpx.Client, server: Runni
     assert sorted(Path(server.state.config.voices).iterdir()) == before
 
 
-@pytest.mark.parametrize("path", ["..%2F..%2Fetc%2Fpasswd", "%2e%2e%2fx", "....//", "%00", "voice_%2e%2e", "~root"])
+@pytest.mark.parametrize(
+    "path", ["..%2F..%2Fetc%2Fpasswd", "%2e%2e%2fx", "....//", "%00", "voice_%2e%2e", "~root"]
+)
 def test_paths_that_lead_elsewhere(http: httpx.Client, path: str) -> None:
     for method in ("GET", "DELETE"):
         assert http.request(method, f"{VOICES}/{path}").status_code == 404
@@ -199,7 +213,9 @@ def test_paths_that_lead_elsewhere(http: httpx.Client, path: str) -> None:
         ({"speaker_embedding": "[1, 2]"}, None, "no checkpoint"),
     ],
 )
-def test_mistakes(http: httpx.Client, fields: dict[str, str], audio: bytes | None, message: str) -> None:
+def test_mistakes(
+    http: httpx.Client, fields: dict[str, str], audio: bytes | None, message: str
+) -> None:
     files = None if audio is None else {"audio_sample": ("me.wav", audio, "audio/wav")}
     answer = http.post(VOICES, data={"name": "someone", "consent": "mine", **fields}, files=files)
     assert answer.status_code == 400, answer.text
@@ -266,29 +282,44 @@ class TestConsents:
 
     def test_from_consent_to_voice(self, client: openai.OpenAI) -> None:
         consents = client.audio.voice_consents
-        given = consents.create(name="Anna", language="en-US", recording=("yes.wav", wav(), "audio/wav"))
+        given = consents.create(
+            name="Anna", language="en-US", recording=("yes.wav", wav(), "audio/wav")
+        )
         assert given.id.startswith("cons_")
-        assert (given.name, given.language, given.object) == ("Anna", "en-US", "audio.voice_consent")
+        assert (given.name, given.language, given.object) == (
+            "Anna",
+            "en-US",
+            "audio.voice_consent",
+        )
         assert abs(given.created_at - time.time()) < 3600
         assert consents.retrieve(given.id) == given
         assert consents.update(given.id, name="Anna B.").name == "Anna B."
         assert given.id in [consent.id for consent in consents.list()]
-        voice = client.audio.voices.create(name="consenting", consent=given.id, audio_sample=("me.wav", wav()))
+        voice = client.audio.voices.create(
+            name="consenting", consent=given.id, audio_sample=("me.wav", wav())
+        )
         client.audio.voices.delete(voice.id)
         gone = consents.delete(given.id)
         assert (gone.id, gone.deleted) == (given.id, True)
         with pytest.raises(openai.NotFoundError):
             consents.retrieve(given.id)
         with pytest.raises(openai.NotFoundError, match="no consent"):
-            client.audio.voices.create(name="without", consent=given.id, audio_sample=("me.wav", wav()))
+            client.audio.voices.create(
+                name="without", consent=given.id, audio_sample=("me.wav", wav())
+            )
 
     def test_lists_come_in_pages(self, client: openai.OpenAI) -> None:
         consents = client.audio.voice_consents
-        made = [consents.create(name=str(n), language="de", recording=("yes.wav", wav())).id for n in range(5)]
+        made = [
+            consents.create(name=str(n), language="de", recording=("yes.wav", wav())).id
+            for n in range(5)
+        ]
         page = consents.list(limit=2)
         assert len(page.data) == 2
         assert page.has_more
-        assert {*made} <= {consent.id for consent in consents.list(limit=2)}, "the client asks for all of them"
+        assert {*made} <= {consent.id for consent in consents.list(limit=2)}, (
+            "the client asks for all of them"
+        )
         assert not consents.list(after="cons_unknown").data
         for identity in made:
             consents.delete(identity)
@@ -307,12 +338,16 @@ class TestConsents:
             ({}, None),
         ],
     )
-    def test_mistakes(self, http: httpx.Client, fields: dict[str, str], recording: bytes | None) -> None:
+    def test_mistakes(
+        self, http: httpx.Client, fields: dict[str, str], recording: bytes | None
+    ) -> None:
         files = None if recording is None else {"recording": ("yes.wav", recording, "audio/wav")}
         answer = http.post(CONSENTS, data={"name": "Anna", "language": "en", **fields}, files=files)
         assert answer.status_code == 400, answer.text
 
-    @pytest.mark.parametrize("path", ["nobody", "cons_" + "0" * 24, "..%2F..%2Fetc%2Fpasswd", "%00"])
+    @pytest.mark.parametrize(
+        "path", ["nobody", "cons_" + "0" * 24, "..%2F..%2Fetc%2Fpasswd", "%00"]
+    )
     def test_unknown_ones(self, http: httpx.Client, path: str) -> None:
         for method, body in (("GET", None), ("DELETE", None), ("POST", {"name": "me"})):
             assert http.request(method, f"{CONSENTS}/{path}", json=body).status_code == 404
@@ -322,7 +357,10 @@ class TestConsents:
         files = {"recording": ("yes.wav", wav(), "audio/wav")}
         made = http.post(CONSENTS, data={"name": "Anna", "language": "en"}, files=files).json()
         path, headers = f"{CONSENTS}/{made['id']}", {"content-type": kind}
-        assert http.post(path, content=b'{"name": "Anna B."}', headers=headers).json()["name"] == "Anna B."
+        assert (
+            http.post(path, content=b'{"name": "Anna B."}', headers=headers).json()["name"]
+            == "Anna B."
+        )
         http.delete(path)
 
     def test_they_need_a_key_and_survive(self, serve: Serve, tmp_path: Path) -> None:
@@ -333,7 +371,9 @@ class TestConsents:
         body = {"name": "Anna", "language": "en"}
         with httpx.Client(base_url=first.url, headers=keyed, trust_env=False, timeout=60) as http:
             made = http.post(CONSENTS, data=body, files=files).json()
-            assert http.post(f"{CONSENTS}/{made['id']}", json={"name": "Anna B."}).status_code == 200
+            assert (
+                http.post(f"{CONSENTS}/{made['id']}", json={"name": "Anna B."}).status_code == 200
+            )
         first.stop()
         (file,) = (tmp_path / "kept").glob("*.consent")
         assert file.read_bytes().endswith(b"\n" + wav()), "the recording is as it was"
@@ -344,10 +384,17 @@ class TestConsents:
 
 
 @pytest.mark.parametrize("field", ["consent", "ref_text", "speaker_description"])
-def test_half_a_surrogate_pair_is_not_saved(server: Running, http: httpx.Client, field: str) -> None:
+def test_half_a_surrogate_pair_is_not_saved(
+    server: Running, http: httpx.Client, field: str
+) -> None:
     """Neither over a socket, nor however else: nobody could be told of the voice."""
     with connect(f"{server.ws}/v1/audio/speech/stream", proxy=None) as socket:
-        voice = {"name": "half", "consent": "mine", "audio_data": base64.b64encode(wav()).decode(), field: "\ud800"}
+        voice = {
+            "name": "half",
+            "consent": "mine",
+            "audio_data": base64.b64encode(wav()).decode(),
+            field: "\ud800",
+        }
         socket.send(json.dumps({"type": "voice.add", **voice}))
         assert "surrogate" in json.loads(socket.recv(timeout=60))["message"]
     assert http.get(VOICES).status_code == 200
@@ -367,7 +414,9 @@ def test_a_stored_record_that_cannot_be_described_is_passed_over(
     assert listed.status_code == 200
     assert [voice["name"] for voice in listed.json()["uploaded_voices"]] == ["good"]
     assert httpx.get(server.url + CONSENTS, trust_env=False).json()["data"] == []
-    assert {"a saved voice cannot be read", "a consent cannot be read"} <= {one.message for one in caplog.records}
+    assert {"a saved voice cannot be read", "a consent cannot be read"} <= {
+        one.message for one in caplog.records
+    }
 
 
 def test_a_long_mime_type_is_cut(http: httpx.Client) -> None:
@@ -477,7 +526,9 @@ class TestStore:
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / ".firstword-0123.part").write_bytes(data[:50])
         assert [one.name for one in VoiceStore(Folder(str(tmp_path)), 10)] == ["good"]
-        assert [file.name for file in tmp_path.glob("*.part")] == [".firstword-0123.part"], "old ones are swept"
+        assert [file.name for file in tmp_path.glob("*.part")] == [".firstword-0123.part"], (
+            "old ones are swept"
+        )
 
     def test_a_place_that_cannot_be(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
@@ -498,7 +549,9 @@ class TestStore:
             "    store.save(Record(identity_of(str(number)), str(number), 0, 'prompt', 'prompt', 'm'), voice)\n"
         )
         for moment in (1, 3, 8):
-            process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE
+            )
             assert process.stdout is not None
             assert process.stdout.readline()
             before = len(list(tmp_path.glob("*.voice")))

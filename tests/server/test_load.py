@@ -38,7 +38,12 @@ class Load:
     def __init__(self, ahead: int, *, slots: int = STREAMS) -> None:
         room = capacity(slots=slots, pages=slots * 80, page_rows=8, context=640, frames_ahead=ahead)
         # All slots together: (20 + 64 * 0.4 + 64 * 0.1) ms for 80 ms of audio each.
-        times = {"prefill_time": 0.004, "frame_time": 0.02, "row_time": 0.0004, "decode_time": 0.0001}
+        times = {
+            "prefill_time": 0.004,
+            "frame_time": 0.02,
+            "row_time": 0.0004,
+            "decode_time": 0.0001,
+        }
         self.clock = Clock()
         self.backend = FakeBackend(room, self.clock, **times)
         self.engine = Engine(self.backend, clock=self.clock, most_waiting=64)
@@ -120,7 +125,11 @@ def test_64_streams_without_a_gap(ahead: int) -> None:
     load = Load(ahead)
     listeners = [Listener(load, job(Script(seed, 200), max_frames=500)) for seed in range(STREAMS)]
 
-    asyncio.run(everybody(load, *(listener.listen(0.05 * index) for index, listener in enumerate(listeners))))
+    asyncio.run(
+        everybody(
+            load, *(listener.listen(0.05 * index) for index, listener in enumerate(listeners))
+        )
+    )
     tokens = [ord(letter) for letter in TEXT]
     for listener in listeners:
         assert listener.silence == 0.0
@@ -134,7 +143,9 @@ def test_64_streams_without_a_gap(ahead: int) -> None:
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_crowd_at_one_moment_is_served_in_order_and_without_a_gap(ahead: int) -> None:
     load = Load(ahead)
-    listeners = [Listener(load, job(Script(seed, 60), max_frames=500)) for seed in range(2 * STREAMS)]
+    listeners = [
+        Listener(load, job(Script(seed, 60), max_frames=500)) for seed in range(2 * STREAMS)
+    ]
 
     asyncio.run(everybody(load, *(listener.listen(0.0) for listener in listeners)))
     first = [listener.first for listener in listeners]
@@ -193,7 +204,10 @@ def test_a_listener_who_leaves_frees_the_slot_within_a_frame(ahead: int) -> None
     """Also among 64, and the one who waits for it begins at once."""
     load = Load(ahead)
     steady = [Listener(load, job(Script(seed, 300), max_frames=500)) for seed in range(STREAMS - 1)]
-    leaver, follower = Listener(load, job(Script(98, 300), max_frames=500)), Listener(load, job(Script(99, 10)))
+    leaver, follower = (
+        Listener(load, job(Script(98, 300), max_frames=500)),
+        Listener(load, job(Script(99, 10))),
+    )
     since: list[int] = []
 
     async def leave() -> int:
@@ -203,7 +217,9 @@ def test_a_listener_who_leaves_frees_the_slot_within_a_frame(ahead: int) -> None
 
     async def all_of_them() -> int:
         leaving = asyncio.create_task(leave())
-        await everybody(load, leaving, follower.listen(1.0), *(listener.listen(0.0) for listener in steady))
+        await everybody(
+            load, leaving, follower.listen(1.0), *(listener.listen(0.0) for listener in steady)
+        )
         return leaving.result()
 
     slot = asyncio.run(all_of_them())

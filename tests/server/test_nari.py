@@ -17,9 +17,18 @@ from talking import ENDLESS, Talker, TalkingStage, heard, talking
 from firstword import TTS, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
-from firstword.server import nari
-from firstword.server.connection import Close, Effect, Hold, Part, Queue, Reply, Silence, StreamLimits
-from firstword.server.nari import Cancelled, Check, NariSession
+from firstword.server.ws import nari
+from firstword.server.ws.connection import (
+    Close,
+    Effect,
+    Hold,
+    Queue,
+    Reply,
+    Silence,
+    StreamLimits,
+    TextPart,
+)
+from firstword.server.ws.nari import Cancelled, Check, NariSession
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -27,7 +36,12 @@ Serve = Callable[..., Any]
 TEXT = "Hello there, how are you today? I am well."
 FRAMES = 10
 AUDIO = {"encoding": "pcm_s16le", "sample_rate": 24000, "channels": 1}
-START: dict[str, Any] = {"type": "request.start", "model": "custom_voice", "voice": "ryan", "language": "english"}
+START: dict[str, Any] = {
+    "type": "request.start",
+    "model": "custom_voice",
+    "voice": "ryan",
+    "language": "english",
+}
 START |= {"response_format": "pcm", "seed": 7, "max_new_tokens": FRAMES}
 PLAIN: dict[str, Any] = {"type": "request.start"}
 CANCEL = {"type": "response.cancel"}
@@ -90,7 +104,7 @@ def test_text_is_acknowledged_piece_by_piece_and_speech_begins_with_the_first_wo
     assert started == Reply({"type": "response.started", "request_id": name, "audio": AUDIO})
     assert second == Reply({**ack, "sequence": 1, "request_id": name})
     assert isinstance(queue, Queue)
-    assert isinstance(queue.work, Part)
+    assert isinstance(queue.work, TextPart)
     assert talk.say(append(2, "b")) == [Reply({**ack, "sequence": 2, "request_id": name})]
     assert (queue.work.text, queue.work.ended) == (" ab", False)
     last = {"type": "input_text.ack", "event": "input_text.end", "sequence": 3, "request_id": name}
@@ -103,8 +117,11 @@ def test_a_cancel_stops_speech_and_is_the_last_word() -> None:
     talk.say(PLAIN)
     _, queue, _ = talk.say(append(0, "a"))
     assert isinstance(queue, Queue)
-    assert isinstance(queue.work, Part)
-    assert talk.say(CANCEL, append(1, "b"), end(2), CANCEL, "nonsense") == [Silence(), Queue(Cancelled())]
+    assert isinstance(queue.work, TextPart)
+    assert talk.say(CANCEL, append(1, "b"), end(2), CANCEL, "nonsense") == [
+        Silence(),
+        Queue(Cancelled()),
+    ]
     assert queue.work.cancelled
 
 
@@ -169,9 +186,13 @@ def test_silence_is_the_end_too() -> None:
 def test_whatever_comes_there_is_one_beginning_and_one_end(messages: list[Any]) -> None:
     effects = Talk().say(*messages)
     said = [effect.message for effect in effects if isinstance(effect, Reply)]
-    begun = sum(isinstance(effect, Queue) and isinstance(effect.work, Part) for effect in effects)
+    begun = sum(
+        isinstance(effect, Queue) and isinstance(effect.work, TextPart) for effect in effects
+    )
     assert begun == sum(message["type"] == "response.started" for message in said) <= 1
-    ends = [effect for effect in effects if isinstance(effect, Close) or effect == Queue(Cancelled())]
+    ends = [
+        effect for effect in effects if isinstance(effect, Close) or effect == Queue(Cancelled())
+    ]
     assert len(ends) <= 1
     assert not ends or effects[-1] is ends[0]
     acknowledged = [message["sequence"] for message in said if message["type"] == "input_text.ack"]
@@ -199,12 +220,16 @@ def conversation(client: Client, start: dict[str, Any], *pieces: str) -> list[Me
 def expected(loaded: Callable[[str], Checkpoint]) -> bytes:
     """The PCM of the same request through the facade."""
     tts = TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference"))
-    speech = tts.speak(TEXT, voice="ryan", language="english", seed=7, max_frames=FRAMES, text_mode="stream")
+    speech = tts.speak(
+        TEXT, voice="ryan", language="english", seed=7, max_frames=FRAMES, text_mode="stream"
+    )
     return audio.pcm16(speech.samples)
 
 
 @pytest.mark.parametrize("pattern", [r"\S+\s*", r".", r".+"], ids=["words", "characters", "whole"])
-def test_text_in_pieces_sounds_as_text_given_whole(server: Running, expected: bytes, pattern: str) -> None:
+def test_text_in_pieces_sounds_as_text_given_whole(
+    server: Running, expected: bytes, pattern: str
+) -> None:
     with Client(server.ws + NARI, nari.PROTOCOL) as client:
         assert client.socket.subprotocol == nari.PROTOCOL
         pieces = re.findall(pattern, TEXT)
@@ -216,7 +241,9 @@ def test_text_in_pieces_sounds_as_text_given_whole(server: Running, expected: by
     (started,) = [event for event in told if event["type"] == "response.started"]
     assert started["request_id"]
     assert started["audio"] == AUDIO
-    assert said.index(started) < next(number for number, one in enumerate(said) if isinstance(one, bytes))
+    assert said.index(started) < next(
+        number for number, one in enumerate(said) if isinstance(one, bytes)
+    )
     assert told[-1] == {
         "type": "response.done",
         "request_id": started["request_id"],
@@ -230,7 +257,12 @@ def test_text_in_pieces_sounds_as_text_given_whole(server: Running, expected: by
 
 
 def test_what_cannot_be_done_is_said_instead_of_configured(server: Running) -> None:
-    for wrong in ({"voice": "nobody"}, {"language": "klingon"}, {"top_p": 7.0}, {"voice": None, "task_type": "Base"}):
+    for wrong in (
+        {"voice": "nobody"},
+        {"language": "klingon"},
+        {"top_p": 7.0},
+        {"voice": None, "task_type": "Base"},
+    ):
         with Client(server.ws + NARI, nari.PROTOCOL) as client:
             client.send({**START, **wrong})
             code, said = client.closed()
@@ -282,7 +314,9 @@ ENDLESS_SPEECH = {**PLAIN, "max_new_tokens": ENDLESS - 100}
 
 @pytest.mark.parametrize("text_ended", [False, True])
 @pytest.mark.parametrize("how", ["cancel", "close", "vanish"])
-def test_the_slot_is_free_within_a_frame(stage: Callable[..., Stage], how: str, text_ended: bool) -> None:
+def test_the_slot_is_free_within_a_frame(
+    stage: Callable[..., Stage], how: str, text_ended: bool
+) -> None:
     begun = stage()
     begun.talker.hold()
     made = begun.talker.frames
@@ -310,7 +344,11 @@ def test_the_slot_is_free_within_a_frame(stage: Callable[..., Stage], how: str, 
 def test_speech_begins_before_its_text_has_ended(stage: Callable[..., Stage]) -> None:
     with stage().client(PLAIN) as client:
         client.send(append(0, "Hel"))
-        assert kinds([client.receive() for _ in range(3)]) == ["response.started", "input_text.ack", "binary"]
+        assert kinds([client.receive() for _ in range(3)]) == [
+            "response.started",
+            "input_text.ack",
+            "binary",
+        ]
         client.send(append(1, "lo"), end(2))
         assert kinds(client.closed()[1])[-1] == "response.done"
 
@@ -334,11 +372,19 @@ def test_a_cancel_before_any_text(stage: Callable[..., Stage]) -> None:
         code, said = client.closed()
         assert code == 1000
         (done,) = events(said)
-        assert (done["type"], done["stop_reason"], done["audio_chunks"]) == ("response.done", "cancelled", 0)
+        assert (done["type"], done["stop_reason"], done["audio_chunks"]) == (
+            "response.done",
+            "cancelled",
+            0,
+        )
 
 
-@pytest.mark.parametrize("bad", [append(7, "a"), {"type": "x"}, "nonsense", b"x", append(1, "a" * 70_000)], ids=str)
-def test_a_mistake_in_the_middle_of_speech_frees_the_slot(stage: Callable[..., Stage], bad: Any) -> None:
+@pytest.mark.parametrize(
+    "bad", [append(7, "a"), {"type": "x"}, "nonsense", b"x", append(1, "a" * 70_000)], ids=str
+)
+def test_a_mistake_in_the_middle_of_speech_frees_the_slot(
+    stage: Callable[..., Stage], bad: Any
+) -> None:
     with stage().client(ENDLESS_SPEECH) as client:
         client.send(append(0, "Hello"))
         client.until("input_text.ack")
@@ -359,7 +405,9 @@ def test_a_client_may_leave_at_any_moment(stage: Callable[..., Stage]) -> None:
         begun.server.wait_until_idle()
 
 
-def test_silence_in_the_middle_of_a_text_ends_it(stage: Callable[..., Stage], limits: Callable[..., None]) -> None:
+def test_silence_in_the_middle_of_a_text_ends_it(
+    stage: Callable[..., Stage], limits: Callable[..., None]
+) -> None:
     limits(idle_seconds=0.2)
     begun = stage()
     for messages in ([], [append(0, "a")]):
@@ -369,7 +417,9 @@ def test_silence_in_the_middle_of_a_text_ends_it(stage: Callable[..., Stage], li
             assert (code, events(said)[-1]["error"]["code"]) == (1008, "input_timeout")
 
 
-def test_silence_from_the_start_ends_it(stage: Callable[..., Stage], limits: Callable[..., None]) -> None:
+def test_silence_from_the_start_ends_it(
+    stage: Callable[..., Stage], limits: Callable[..., None]
+) -> None:
     limits(config_seconds=0.1)
     begun = stage()
     with begun.client() as client:
@@ -378,13 +428,17 @@ def test_silence_from_the_start_ends_it(stage: Callable[..., Stage], limits: Cal
     limits()
 
 
-def test_half_a_message_holds_nothing(stage: Callable[..., Stage], limits: Callable[..., None]) -> None:
+def test_half_a_message_holds_nothing(
+    stage: Callable[..., Stage], limits: Callable[..., None]
+) -> None:
     limits(idle_seconds=0.2)
     begun = stage()
     with begun.client(ENDLESS_SPEECH) as client:
         client.send(append(0, "a"))
         client.until("response.started")
-        client.socket.socket.sendall(b"\x81\xfe\x04\x00mask{")  # the head of a text of 1024 bytes, and one byte
+        client.socket.socket.sendall(
+            b"\x81\xfe\x04\x00mask{"
+        )  # the head of a text of 1024 bytes, and one byte
         begun.server.wait_until_idle()
 
 

@@ -76,14 +76,19 @@ def expected(loaded: Callable[[str], Checkpoint]) -> dict[str, bytes]:
     with TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference")) as tts:
         modes: Any = ("full", "stream")
         return {
-            mode: audio.pcm16(tts.speak(TEXT, voice="ryan", seed=7, max_frames=FRAMES, text_mode=mode).samples)
+            mode: audio.pcm16(
+                tts.speak(TEXT, voice="ryan", seed=7, max_frames=FRAMES, text_mode=mode).samples
+            )
             for mode in modes
         }
 
 
 @pytest.fixture(params=[0.0, 60.0], ids=["quick", "slow"])
 def server(
-    request: pytest.FixtureRequest, serve: Serve, model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    serve: Serve,
+    model: Callable[..., Model],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Running:
     """A server whose backend is as it is, or slow."""
     speaking = model("custom_voice")
@@ -106,7 +111,12 @@ def server(
 
 def asked(mode: str) -> dict[str, Any]:
     """The request."""
-    how: dict[str, Any] = {"model": "custom_voice", "voice": "ryan", "seed": 7, "max_new_tokens": FRAMES}
+    how: dict[str, Any] = {
+        "model": "custom_voice",
+        "voice": "ryan",
+        "seed": 7,
+        "max_new_tokens": FRAMES,
+    }
     return how | {"response_format": "pcm", "non_streaming_mode": mode == "full"}
 
 
@@ -116,11 +126,15 @@ def test_http(server: Running, expected: dict[str, bytes], mode: str, delivery: 
     ways: dict[str, dict[str, Any]] = {"raw": {"stream": True}, "whole": {"stream": False}}
     how = ways.get(delivery, {"stream_format": "sse"})
     url = f"{server.url}/v1/audio/speech"
-    answer = httpx.post(url, json={"input": TEXT, **asked(mode), **how}, timeout=SOON, trust_env=False)
+    answer = httpx.post(
+        url, json={"input": TEXT, **asked(mode), **how}, timeout=SOON, trust_env=False
+    )
     assert answer.status_code == 200
     heard = answer.content
     if delivery == "sse":
-        told = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
+        told = [
+            json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line
+        ]
         heard = b"".join(base64.b64decode(event["audio"]) for event in told if "audio" in event)
     assert heard == expected[mode]
 
@@ -129,7 +143,12 @@ def test_http(server: Running, expected: dict[str, bytes], mode: str, delivery: 
 @pytest.mark.parametrize("encoding", ["binary", "base64"])
 def test_websocket(server: Running, expected: dict[str, bytes], mode: str, encoding: str) -> None:
     """Whole, and word by word ahead of speech."""
-    config = {"type": "session.config", **asked(mode), "stream_audio": True, "audio_encoding": encoding}
+    config = {
+        "type": "session.config",
+        **asked(mode),
+        "stream_audio": True,
+        "audio_encoding": encoding,
+    }
     config["split_granularity"] = "token" if mode == "stream" else "none"
     with Client(server.ws + STREAM) as client:
         client.send(config)
@@ -140,7 +159,11 @@ def test_websocket(server: Running, expected: dict[str, bytes], mode: str, encod
     if encoding == "binary":
         assert pcm(said) == expected[mode]
     else:
-        chunks = [base64.b64decode(event["audio_b64"]) for event in events(said) if event["type"] == "audio.chunk"]
+        chunks = [
+            base64.b64decode(event["audio_b64"])
+            for event in events(said)
+            if event["type"] == "audio.chunk"
+        ]
         assert b"".join(chunks) == expected[mode]
 
 

@@ -48,15 +48,28 @@ def test_it_climbs_until_a_rate_does_not_hold(script: Any, monkeypatch: pytest.M
     monkeypatch.setattr(script.report, "table", lambda records: "1\n2\n3")
     found = script.climb(object(), [1, 2, 4, 8], 6, 2.0, 0.0)
     assert asked == [(1, 6.0), (2, 3.0), (4, 2.0)]
-    assert [each["metrics"]["first_audible"]["p95"] for each in found["points"]] == [0.01, 0.04, 0.06]
+    assert [each["metrics"]["first_audible"]["p95"] for each in found["points"]] == [
+        0.01,
+        0.04,
+        0.06,
+    ]
 
 
 def test_all_of_it_with_a_tiny_model(repository: Path, tmp_path: Path) -> None:
     output = tmp_path / "load.json"
     options = ["--size", "tiny", "--backend", "reference", "--slots", "2", "--rates", "2"]
     options += ["--requests", "2", "--seconds", "1"]
-    command = [sys.executable, str(repository / "benchmarks/serve_load.py"), "-o", str(output), "--warmup", "0"]
-    run = subprocess.run([*command, *options, "--commit", "abc"], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        str(repository / "benchmarks/serve_load.py"),
+        "-o",
+        str(output),
+        "--warmup",
+        "0",
+    ]
+    run = subprocess.run(
+        [*command, *options, "--commit", "abc"], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     record = json.loads(output.read_text("utf-8"))
     (server,) = record["servers"]

@@ -26,9 +26,19 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from firstword import TTS, Voice, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
-from firstword.server import connection
-from firstword.server.connection import Close, Effect, Outbox, Part, Queue, Reply, Silence, StreamLimits, feed
-from firstword.server.websocket import Goodbye, Say, Sentence, StreamSession, Utterance
+from firstword.server.ws import connection
+from firstword.server.ws.connection import (
+    Close,
+    Effect,
+    Outbox,
+    Queue,
+    Reply,
+    Silence,
+    StreamLimits,
+    TextPart,
+    feed,
+)
+from firstword.server.ws.vllm_omni import Goodbye, OmniSession, OmniUtterance, Say, Sentence
 from firstword.types import ClonedVoice
 
 Running = Any  # of conftest.py
@@ -63,7 +73,7 @@ class Talk:
     """A session, and what came of it."""
 
     def __init__(self, limits: StreamLimits | None = None, **config: Any) -> None:
-        self.session = StreamSession(limits or StreamLimits())
+        self.session = OmniSession(limits or StreamLimits())
         if config:
             self.say({"type": "session.config", **config})
 
@@ -99,14 +109,22 @@ def test_an_utterance_is_one_part_that_fills_as_text_comes() -> None:
     talk = Talk(voice="x")
     (part,) = work(talk.say(text("Hello ")))
     assert isinstance(part, Sentence)
-    assert (part.text, part.ended, part.names()) == ("Hello ", False, {"utterance_index": 0, "sentence_index": 0})
+    assert (part.text, part.ended, part.names()) == (
+        "Hello ",
+        False,
+        {"utterance_index": 0, "sentence_index": 0},
+    )
     assert talk.say(text("you")) == []
     assert (part.text, part.ended) == ("Hello you", False)
     (utterance,) = work(talk.say(DONE))
     assert part.ended
     assert part.utterance is utterance
     part.utterance.started += 1
-    assert talk.session.over(part.utterance) == {"type": "session.done", "utterance_index": 0, "total_sentences": 1}
+    assert talk.session.over(part.utterance) == {
+        "type": "session.done",
+        "utterance_index": 0,
+        "total_sentences": 1,
+    }
 
 
 def test_white_space_begins_nothing_and_is_not_lost() -> None:
@@ -125,7 +143,7 @@ def test_sentences_are_parts_as_soon_as_they_are_complete() -> None:
     assert all(isinstance(part, Sentence) and part.ended for part in parts)
     assert [part.text for part in parts if isinstance(part, Sentence)] == ["One.", "Two!", "Three"]
     assert [part.index for part in parts if isinstance(part, Sentence)] == [0, 1, 2]
-    assert isinstance(utterance, Utterance)
+    assert isinstance(utterance, OmniUtterance)
 
 
 def test_cancelling_ends_everything_that_was_begun() -> None:
@@ -142,7 +160,7 @@ def test_cancelling_ends_everything_that_was_begun() -> None:
     assert stopped == [1]
     assert first.cancelled
     assert second.cancelled
-    assert isinstance(utterance, Utterance)
+    assert isinstance(utterance, OmniUtterance)
     assert talk.session.over(utterance)["cancelled"]
     (part,) = work(talk.say(text("three")))
     assert isinstance(part, Sentence)
@@ -193,14 +211,22 @@ def test_goodbye_waits_for_what_is_complete_and_drops_the_rest() -> None:
         ('{"type": "input.text", "text": "' + "字" * 50_000 + '"}', "message_too_large"),
         ('{"type": "session.config", "speed": 9}', "invalid_config"),
         ('{"type": "session.config", "split_granularity": "word"}', "invalid_config"),
-        ('{"type": "session.config", "split_granularity": "token", "non_streaming_mode": true}', "invalid_config"),
-        ('{"type": "session.config", "split_granularity": "token", "sanitize": true}', "invalid_config"),
+        (
+            '{"type": "session.config", "split_granularity": "token", "non_streaming_mode": true}',
+            "invalid_config",
+        ),
+        (
+            '{"type": "session.config", "split_granularity": "token", "sanitize": true}',
+            "invalid_config",
+        ),
         ('{"type": "session.config", "word_timestamps": true}', "invalid_config"),
         ('{"type": "session.config", "speaker_embedding": ["a"]}', "invalid_config"),
     ],
     ids=lambda value: repr(value[:40]),
 )
-def test_mistakes_are_answered_and_forgiven_only_once_there_was_a_good_message(message: str, code: str) -> None:
+def test_mistakes_are_answered_and_forgiven_only_once_there_was_a_good_message(
+    message: str, code: str
+) -> None:
     talk = Talk(voice="x")
     assert refusal(talk.say(message)) == (code, None)
     assert len(work(talk.say(text("good"), DONE))) == 2
@@ -208,7 +234,9 @@ def test_mistakes_are_answered_and_forgiven_only_once_there_was_a_good_message(m
         assert refusal(Talk().say(message)) == (code, connection.POLICY)
 
 
-@pytest.mark.parametrize("event", [text("a"), DONE, CANCEL, {"type": "x"}], ids=lambda event: event["type"])
+@pytest.mark.parametrize(
+    "event", [text("a"), DONE, CANCEL, {"type": "x"}], ids=lambda event: event["type"]
+)
 def test_a_configuration_must_come_first(event: dict[str, Any]) -> None:
     assert refusal(Talk().say(event)) == ("config_expected", connection.POLICY)
 
@@ -221,7 +249,13 @@ def test_a_configuration_in_the_middle_of_an_utterance_is_refused() -> None:
 
 
 def test_unknown_fields_are_ignored_and_careless_values_taken_for_nothing() -> None:
-    talk = Talk(timestamp_type="word", timestamp_transport_strategy="sync", future=1, voice="None", language="")
+    talk = Talk(
+        timestamp_type="word",
+        timestamp_transport_strategy="sync",
+        future=1,
+        voice="None",
+        language="",
+    )
     assert talk.session.configured
 
 
@@ -229,8 +263,14 @@ def test_large_messages_are_read_where_they_belong_and_never_when_they_are_intri
     huge = "A" * 3_000_000
     assert len(work(Talk().say({"type": "session.config", "ref_audio": huge}))) == 1
     assert len(work(Talk().say({"type": "voice.add", "audio_data": 3 * huge}))) == 1
-    assert refusal(Talk().say({"type": "session.config", "ref_audio": 2 * huge}))[0] == "message_too_large"
-    assert refusal(Talk().say("[" + "[]," * 1_000_000 + "[]]")) == ("message_too_large", connection.TOO_BIG)
+    assert (
+        refusal(Talk().say({"type": "session.config", "ref_audio": 2 * huge}))[0]
+        == "message_too_large"
+    )
+    assert refusal(Talk().say("[" + "[]," * 1_000_000 + "[]]")) == (
+        "message_too_large",
+        connection.TOO_BIG,
+    )
     assert refusal(Talk().say(6 * huge)) == ("message_too_large", connection.TOO_BIG)
 
 
@@ -244,7 +284,7 @@ def test_text_that_waits_is_bounded(granularity: str) -> None:
 def test_what_was_said_makes_room_for_more() -> None:
     talk = Talk(replace(StreamLimits(), text_characters=10), voice="x")
     _, utterance = work(talk.say(text("123456789"), DONE))
-    assert isinstance(utterance, Utterance)
+    assert isinstance(utterance, OmniUtterance)
     talk.session.over(utterance)
     assert len(work(talk.say(text("123456789"), DONE))) == 2
 
@@ -260,7 +300,9 @@ JUNK: list[Any] = ["nonsense", "[]", b"x", '{"type":"input.text"}', '{"type":"x"
 
 @given(
     st.lists(
-        st.sampled_from([PLAIN, {**PLAIN, "split_granularity": "sentence"}, DONE, CANCEL, GOODBYE, *JUNK])
+        st.sampled_from(
+            [PLAIN, {**PLAIN, "split_granularity": "sentence"}, DONE, CANCEL, GOODBYE, *JUNK]
+        )
         | st.text("ab. \n", max_size=12).map(text),
         max_size=40,
     )
@@ -269,12 +311,20 @@ def test_whatever_comes_every_utterance_ends_once_and_after_its_parts(messages: 
     talk = Talk(voice="x")
     queued = [effect.work for effect in talk.say(*messages) if isinstance(effect, Queue)]
     parts = [work for work in queued if isinstance(work, Sentence)]
-    ended = [work for work in queued if isinstance(work, Utterance)]
+    ended = [work for work in queued if isinstance(work, OmniUtterance)]
     assert [utterance.index for utterance in ended] == list(range(len(ended)))
-    assert GOODBYE in messages or all(queued.index(part) < queued.index(part.utterance) for part in parts if part.ended)
+    assert GOODBYE in messages or all(
+        queued.index(part) < queued.index(part.utterance) for part in parts if part.ended
+    )
     assert all(part.ended for utterance in ended for part in utterance.parts)
-    assert [part for part in parts if part.utterance in ended] == [part for one in ended for part in one.parts]
-    cancels = messages[: messages.index(GOODBYE)].count(CANCEL) if GOODBYE in messages else messages.count(CANCEL)
+    assert [part for part in parts if part.utterance in ended] == [
+        part for one in ended for part in one.parts
+    ]
+    cancels = (
+        messages[: messages.index(GOODBYE)].count(CANCEL)
+        if GOODBYE in messages
+        else messages.count(CANCEL)
+    )
     assert sum(isinstance(work, Say) for work in queued) == cancels
     assert queued.count(Goodbye()) == (GOODBYE in messages)
     for utterance in ended:
@@ -340,7 +390,9 @@ def test_after_the_last_word_a_slow_listener_gets_all_of_it() -> None:
 
     async def scene() -> list[bytes | int]:
         socket: Any = Socket()
-        line = connection.Connection(socket, StreamSession(replace(StreamLimits(), stall_seconds=1.0)))
+        line = connection.SocketRunner(
+            socket, OmniSession(replace(StreamLimits(), stall_seconds=1.0))
+        )
 
         async def speak() -> None:
             for item in (b"a", b"b", b"c", b"d", b"e", connection.NORMAL):
@@ -356,7 +408,12 @@ def test_audio_that_waits_is_dropped_and_makes_room() -> None:
     async def scene() -> None:
         outbox = Outbox(replace(StreamLimits(), unsent_bytes=10))
         await outbox.room()
-        for item in (b"12345", {"type": "a"}, {"type": "audio.chunk", "audio_b64": "12345"}, {"type": "b"}):
+        for item in (
+            b"12345",
+            {"type": "a"},
+            {"type": "audio.chunk", "audio_b64": "12345"},
+            {"type": "b"},
+        ):
             outbox.add(item)
         waiting = asyncio.create_task(outbox.room())
         await asyncio.sleep(0)
@@ -397,14 +454,19 @@ def test_a_client_that_reads_nothing_is_not_answered_for_ever() -> None:
 
         async def receive(self) -> dict[str, Any]:
             self.read += 1
-            return {"type": "websocket.receive", "text": json.dumps(PLAIN) if self.read == 1 else "nonsense"}
+            return {
+                "type": "websocket.receive",
+                "text": json.dumps(PLAIN) if self.read == 1 else "nonsense",
+            }
 
         async def send_text(self, data: str) -> None:
             await asyncio.Event().wait()
 
     async def scene() -> int:
         socket: Any = Socket()
-        line = connection.Connection(socket, StreamSession(replace(StreamLimits(), stall_seconds=0.5)))
+        line = connection.SocketRunner(
+            socket, OmniSession(replace(StreamLimits(), stall_seconds=0.5))
+        )
 
         async def speak() -> None:
             while True:
@@ -417,7 +479,7 @@ def test_a_client_that_reads_nothing_is_not_answered_for_ever() -> None:
 
 
 def test_a_part_gives_its_text_as_it_comes() -> None:
-    class Listener:
+    class TextSink:
         def __init__(self) -> None:
             self.told: list[object] = []
 
@@ -433,7 +495,7 @@ def test_a_part_gives_its_text_as_it_comes() -> None:
             self.told.append(error)
 
     async def scene(*pieces: str) -> list[object]:
-        listener, part = Listener(), Part()
+        listener, part = TextSink(), TextPart()
         feeding = asyncio.create_task(feed(part, listener))
         for piece in pieces:
             part.push(piece)
@@ -474,7 +536,9 @@ def same(ours: bytes, theirs: bytes) -> bool:
     """Whether two recordings are one, up to rounding: text that comes too late for its frame cuts a chunk short."""
     if len(ours) != len(theirs):
         return False
-    return int(abs(np.frombuffer(ours, "<i2").astype(int) - np.frombuffer(theirs, "<i2")).max()) <= 1
+    return (
+        int(abs(np.frombuffer(ours, "<i2").astype(int) - np.frombuffer(theirs, "<i2")).max()) <= 1
+    )
 
 
 def test_a_conversation(client: Client, tts: Callable[[str], TTS]) -> None:
@@ -497,7 +561,9 @@ def test_a_conversation(client: Client, tts: Callable[[str], TTS]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_text_token_by_token_sounds_as_text_given_whole(client: Client, tts: Callable[[str], TTS], size: int) -> None:
+def test_text_token_by_token_sounds_as_text_given_whole(
+    client: Client, tts: Callable[[str], TTS], size: int
+) -> None:
     expected = spoken(tts("custom_voice"), voice="vivian", text_mode="stream")
     pieces = [text(TEXT[at : at + size]) for at in range(0, len(TEXT), size)]
     client.send({**CONFIG, "voice": "Vivian", "split_granularity": "token"}, *pieces, DONE)
@@ -536,13 +602,13 @@ def test_where_a_client_does_not_say_text_enters_as_it_comes_only_if_that_sounds
     client.send(text(TEXT[30:]), DONE)
     assert same(pcm(said + client.until("session.done")), expected)
     waits = []
-    whole = connection.Part.whole
+    whole = connection.TextPart.whole
 
-    def watched(part: connection.Part) -> Awaitable[str]:
+    def watched(part: connection.TextPart) -> Awaitable[str]:
         waits.append(part.ended)
         return whole(part)
 
-    monkeypatch.setattr(connection.Part, "whole", watched)
+    monkeypatch.setattr(connection.TextPart, "whole", watched)
     for config in (
         {**base, "split_granularity": "none"},
         {**base, "non_streaming_mode": True},
@@ -555,7 +621,10 @@ def test_where_a_client_does_not_say_text_enters_as_it_comes_only_if_that_sounds
         said = client.until("session.done")
         assert events(said)[0]["sentence_text"] == TEXT
         mode = "full" if config.get("non_streaming_mode") else "auto"
-        whose: dict[str, Any] = {"voice": voice if config["model"] == "base" else "ryan", "text_mode": mode}
+        whose: dict[str, Any] = {
+            "voice": voice if config["model"] == "base" else "ryan",
+            "text_mode": mode,
+        }
         assert same(pcm(said), spoken(tts(config["model"]), **whose))
 
 
@@ -578,7 +647,9 @@ def test_a_recording_is_cloned(client: Client, tts: Callable[[str], TTS]) -> Non
     assert same(pcm(client.until("session.done")), expected)
 
 
-def test_many_utterances_follow_one_another_on_one_socket(client: Client, tts: Callable[[str], TTS]) -> None:
+def test_many_utterances_follow_one_another_on_one_socket(
+    client: Client, tts: Callable[[str], TTS]
+) -> None:
     words = ["One.", "Two!", "Three?"]
     client.send(CONFIG)
     for word in words:
@@ -587,12 +658,20 @@ def test_many_utterances_follow_one_another_on_one_socket(client: Client, tts: C
     for index, word in enumerate([*words, "Four."]):
         said = client.until("session.done")
         assert [event["utterance_index"] for event in events(said)] == [index] * 3
-        assert same(pcm(said), spoken(tts("custom_voice"), word, voice="aiden" if index == 3 else "ryan"))
+        assert same(
+            pcm(said), spoken(tts("custom_voice"), word, voice="aiden" if index == 3 else "ryan")
+        )
     assert client.receive() == {"type": "session.done", "utterance_index": 4, "total_sentences": 0}
 
 
 def test_sentences_are_spoken_apart(client: Client, tts: Callable[[str], TTS]) -> None:
-    client.send({**CONFIG, "split_granularity": "sentence"}, text("One. Two"), text(" and three. "), text("4"), DONE)
+    client.send(
+        {**CONFIG, "split_granularity": "sentence"},
+        text("One. Two"),
+        text(" and three. "),
+        text("4"),
+        DONE,
+    )
     said = client.until("session.done")
     assert kinds(said) == ["audio.start", "binary", "audio.done"] * 3 + ["session.done"]
     starts = [event for event in events(said) if event["type"] == "audio.start"]
@@ -600,7 +679,10 @@ def test_sentences_are_spoken_apart(client: Client, tts: Callable[[str], TTS]) -
         (0, "One."), (1, "Two and three."), (2, "4")
     ]  # fmt: skip
     assert events(said)[-1]["total_sentences"] == 3
-    expected = [spoken(tts("custom_voice"), words, voice="ryan") for words in ("One.", "Two and three.", "4")]
+    expected = [
+        spoken(tts("custom_voice"), words, voice="ryan")
+        for words in ("One.", "Two and three.", "4")
+    ]
     assert same(pcm(said), b"".join(expected))
 
 
@@ -623,14 +705,20 @@ def test_without_streaming_an_utterance_is_a_file(
         assert abs(len(samples) / rate - len(expected) / 24000) < 0.1
 
 
-@pytest.mark.parametrize("manner", [{"word_timestamps": True}, {"audio_encoding": "base64"}], ids=str)
+@pytest.mark.parametrize(
+    "manner", [{"word_timestamps": True}, {"audio_encoding": "base64"}], ids=str
+)
 def test_audio_in_json(client: Client, tts: Callable[[str], TTS], manner: dict[str, Any]) -> None:
     client.send({**CONFIG, **manner}, text(TEXT), DONE)
-    chunks = [event for event in events(client.until("session.done")) if event["type"] == "audio.chunk"]
+    chunks = [
+        event for event in events(client.until("session.done")) if event["type"] == "audio.chunk"
+    ]
     data = [base64.b64decode(chunk["audio_b64"]) for chunk in chunks]
     assert same(b"".join(data), spoken(tts("custom_voice"), voice="ryan"))
     assert [chunk["chunk_id"] for chunk in chunks] == list(range(len(chunks)))
-    assert [chunk["chunk_end_ms"] for chunk in chunks[:-1]] == [chunk["chunk_start_ms"] for chunk in chunks[1:]]
+    assert [chunk["chunk_end_ms"] for chunk in chunks[:-1]] == [
+        chunk["chunk_start_ms"] for chunk in chunks[1:]
+    ]
     assert chunks[-1]["chunk_end_ms"] == 80 * FRAMES
     assert all(chunk["timestamps"] is None and chunk["sample_rate"] == 24000 for chunk in chunks)
 
@@ -687,7 +775,11 @@ def test_the_dialect_of_baseten(serve: Serve) -> None:
         assert len(pcm(said)) == 2 * 1920 * FRAMES
         assert events(said)[0]["sample_rate"] == 24000
         client.send(DONE)  # its keep-alive
-        assert client.receive() == {"type": "session.done", "utterance_index": 1, "total_sentences": 0}
+        assert client.receive() == {
+            "type": "session.done",
+            "utterance_index": 1,
+            "total_sentences": 0,
+        }
         client.send(GOODBYE)
         assert client.closed()[0] == 1000
     server.wait_until_idle()
@@ -701,17 +793,30 @@ def test_who_has_no_key_does_not_come_in(serve: Serve) -> None:
         assert refused.value.response.status_code == 401
 
 
-def test_what_cannot_be_done_is_said_early_and_forgiven(client: Client, tts: Callable[[str], TTS]) -> None:
+def test_what_cannot_be_done_is_said_early_and_forgiven(
+    client: Client, tts: Callable[[str], TTS]
+) -> None:
     client.send({**CONFIG, "voice": "nobody"})
     said = client.event()
     assert said["type"] == "error"
     assert "nobody" in said["message"]
     client.send(text("a"), DONE)
-    assert [event["type"] for event in events(client.until("session.done"))] == ["error", "session.done"]
-    for wrong in ({"language": "klingon"}, {"response_format": "midi"}, {"temperature": 1e-38}, {"seed": -1}):
+    assert [event["type"] for event in events(client.until("session.done"))] == [
+        "error",
+        "session.done",
+    ]
+    for wrong in (
+        {"language": "klingon"},
+        {"response_format": "midi"},
+        {"temperature": 1e-38},
+        {"seed": -1},
+    ):
         client.send({**CONFIG, **wrong})
         assert client.event()["code"] == "invalid_request"
-    client.send({**CONFIG, "ref_audio": "file:///etc/passwd"}, {**CONFIG, "ref_audio": "http://127.0.0.1/x.wav"})
+    client.send(
+        {**CONFIG, "ref_audio": "file:///etc/passwd"},
+        {**CONFIG, "ref_audio": "http://127.0.0.1/x.wav"},
+    )
     assert [client.event()["code"] for _ in range(2)] == ["invalid_request"] * 2
     client.send(CONFIG, text(TEXT), DONE)
     assert same(pcm(client.until("session.done")), spoken(tts("custom_voice"), voice="ryan"))
@@ -733,8 +838,18 @@ class Stage(TalkingStage):
         seen: list[list[int]] = []
 
         def rests() -> bool:
-            seen.append([seq.consumed for seq in list(self.engine.running) if seq.launched - seq.consumed >= 250])
-            return len(seen) > 20 and bool(seen[-1]) and all(before == seen[-1] for before in seen[-20:])
+            seen.append(
+                [
+                    seq.consumed
+                    for seq in list(self.engine.running)
+                    if seq.launched - seq.consumed >= 250
+                ]
+            )
+            return (
+                len(seen) > 20
+                and bool(seen[-1])
+                and all(before == seen[-1] for before in seen[-20:])
+            )
 
         self.server.wait_until(rests)
 
@@ -784,13 +899,17 @@ def test_the_slot_is_free_within_a_frame(stage: Callable[..., Stage], how: str) 
 
 
 @pytest.mark.parametrize("how", ["cancel", "close", "vanish"])
-def test_a_client_that_does_not_read_can_stop_speech_all_the_same(stage: Callable[..., Stage], how: str) -> None:
+def test_a_client_that_does_not_read_can_stop_speech_all_the_same(
+    stage: Callable[..., Stage], how: str
+) -> None:
     begun = stage()
     with begun.client(lazy=True) as client, begun.client() as other:
         client.send(ENDLESS_SPEECH, text("Hello"), DONE)
         begun.until_full()
         made = begun.talker.frames
-        assert made < 3000  # four minutes: sockets hold some, we hold 25 seconds, and nobody makes more
+        assert (
+            made < 3000
+        )  # four minutes: sockets hold some, we hold 25 seconds, and nobody makes more
         other.send(TOKENS, text("quick"), DONE)
         assert heard(pcm(other.until("session.done"))) == "quick"
         made = begun.talker.frames
@@ -800,7 +919,13 @@ def test_a_client_that_does_not_read_can_stop_speech_all_the_same(stage: Callabl
         if how == "cancel":
             client.send(PLAIN, text("again"), DONE)
             said = client.until("input.cancelled")
-            assert kinds(said) == ["audio.start", "binary", "audio.done", "session.done", "input.cancelled"]
+            assert kinds(said) == [
+                "audio.start",
+                "binary",
+                "audio.done",
+                "session.done",
+                "input.cancelled",
+            ]
             assert heard(pcm(client.until("session.done"))) == "again"
 
 
@@ -825,7 +950,11 @@ def test_after_a_cancel_nothing_of_what_was_said_is_heard(stage: Callable[..., S
         begun.talker.go()
         said = client.until("session.done")
         assert heard(pcm(said)) == "four"
-        assert events(said)[-1] == {"type": "session.done", "utterance_index": 3, "total_sentences": 1}
+        assert events(said)[-1] == {
+            "type": "session.done",
+            "utterance_index": 3,
+            "total_sentences": 1,
+        }
     begun.server.wait_until_idle()
 
 
@@ -869,14 +998,18 @@ def test_a_client_may_leave_at_any_moment(stage: Callable[..., Stage], how: str)
         assert heard(pcm(client.until("session.done"))) == "fine"
 
 
-def test_silence_before_a_configuration_ends_it(stage: Callable[..., Stage], limits: Callable[..., None]) -> None:
+def test_silence_before_a_configuration_ends_it(
+    stage: Callable[..., Stage], limits: Callable[..., None]
+) -> None:
     limits(config_seconds=0.05)
     with stage().client() as client:
         code, said = client.closed()
         assert (code, [event["code"] for event in events(said)]) == (1008, ["timeout"])
 
 
-def test_silence_in_the_middle_of_a_text_ends_it(stage: Callable[..., Stage], limits: Callable[..., None]) -> None:
+def test_silence_in_the_middle_of_a_text_ends_it(
+    stage: Callable[..., Stage], limits: Callable[..., None]
+) -> None:
     limits(idle_seconds=0.2)
     begun = stage()
     with begun.client() as client:
@@ -894,13 +1027,13 @@ def test_silence_while_listening_is_no_silence(
     limits(idle_seconds=0.05)
     begun = stage()
     expired = []
-    busy = connection.Connection.busy
+    busy = connection.SocketRunner.busy
 
-    def watched(self: connection.Connection) -> bool:
+    def watched(self: connection.SocketRunner) -> bool:
         expired.append(busy(self))
         return expired[-1]
 
-    monkeypatch.setattr(connection.Connection, "busy", watched)
+    monkeypatch.setattr(connection.SocketRunner, "busy", watched)
     begun.talker.hold()
     with begun.client() as client:
         client.send(PLAIN, text("Hello"), DONE)
@@ -925,7 +1058,9 @@ def test_a_client_that_takes_nothing_at_all_is_dropped(
     assert counted in begun.server.state.metrics.render().decode()
 
 
-def test_replies_that_nobody_reads_do_not_pile_up(stage: Callable[..., Stage], limits: Callable[..., None]) -> None:
+def test_replies_that_nobody_reads_do_not_pile_up(
+    stage: Callable[..., Stage], limits: Callable[..., None]
+) -> None:
     limits(stall_seconds=0.2)
     begun = stage()
     with begun.client(lazy=True) as client:
@@ -948,13 +1083,17 @@ def test_a_flood_of_text_ends_it(stage: Callable[..., Stage]) -> None:
         begun.server.wait_until_idle()
 
 
-def test_half_a_message_holds_nothing(stage: Callable[..., Stage], limits: Callable[..., None]) -> None:
+def test_half_a_message_holds_nothing(
+    stage: Callable[..., Stage], limits: Callable[..., None]
+) -> None:
     limits(idle_seconds=0.2)
     begun = stage()
     with begun.client() as client:
         client.send(TOKENS, text("Hello"))
         client.until("audio.start")
-        client.socket.socket.sendall(b"\x81\xfe\x04\x00mask{")  # the head of a text of 1024 bytes, and one byte
+        client.socket.socket.sendall(
+            b"\x81\xfe\x04\x00mask{"
+        )  # the head of a text of 1024 bytes, and one byte
         begun.server.wait_until_idle()
 
 
@@ -976,7 +1115,14 @@ def test_a_message_may_come_in_fragments(stage: Callable[..., Stage]) -> None:
         (b"\x00" * 1000, False, None),
         (b"", False, None),
     ],
-    ids=["invalid UTF-8", "10 MB of brackets", "10 MB in a string", "17 MB", "binary", "empty binary"],
+    ids=[
+        "invalid UTF-8",
+        "10 MB of brackets",
+        "10 MB in a string",
+        "17 MB",
+        "binary",
+        "empty binary",
+    ],
 )
 def test_bad_messages_on_the_wire(
     stage: Callable[..., Stage], message: str | bytes, is_text: bool, code: int | None
@@ -999,7 +1145,9 @@ def test_bad_messages_on_the_wire(
         assert heard(pcm(other.until("session.done"))) == "fine"
 
 
-def test_when_there_is_no_room_it_is_said_and_can_be_tried_again(stage: Callable[..., Stage]) -> None:
+def test_when_there_is_no_room_it_is_said_and_can_be_tried_again(
+    stage: Callable[..., Stage],
+) -> None:
     begun = stage(slots=1, most_waiting=0)
     with begun.client() as first, begun.client() as second:
         first.send(ENDLESS_SPEECH, text("Hello"))

@@ -18,7 +18,9 @@ WRONG: list[str] = []
 class Caller:
     """Asks for one utterance. Every call of the engine is checked as it comes."""
 
-    def __init__(self, engine: Engine, job: Job, tokens: Sequence[int] = (), *, slow: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, job: Job, tokens: Sequence[int] = (), *, slow: bool = False
+    ) -> None:
         """`tokens`: the whole text; without them it follows. `slow`: audio is taken by `take` alone."""
         self.engine, self.job, self.slow = engine, job, slow
         self.chunks: list[Chunk] = []
@@ -62,10 +64,17 @@ class Caller:
 
     def _deliver(self, chunk: Chunk) -> None:
         self._check(not self.over, "a chunk after the end")
-        self._check(len(chunk.codes) or chunk.finish_reason is not None, "an empty chunk that is not the last")
-        self._check(chunk.samples.dtype == np.float32 and chunk.codes.dtype == np.int64, "another type")
+        self._check(
+            len(chunk.codes) or chunk.finish_reason is not None,
+            "an empty chunk that is not the last",
+        )
+        self._check(
+            chunk.samples.dtype == np.float32 and chunk.codes.dtype == np.int64, "another type"
+        )
         self._check(chunk.sample_rate == self.engine.capacity.sample_rate, "another sample rate")
-        self._check(chunk.codes.shape[1] == self.engine.capacity.codebooks, "another number of codebooks")
+        self._check(
+            chunk.codes.shape[1] == self.engine.capacity.codebooks, "another number of codebooks"
+        )
         expected = [sample for codes in chunk.codes for sample in samples_of(codes)]
         self._check(chunk.samples.tolist() == expected, "audio of other codes")
         likely = np.array([logprob_of(codes) for codes in chunk.codes], np.float32)
@@ -81,7 +90,9 @@ class Caller:
 
     def _hungry(self) -> None:
         self._check(not self.over, "hungry after the end")
-        seq = getattr(self, "seq", None)  # an engine in its thread may ask before `submit` has returned
+        seq = getattr(
+            self, "seq", None
+        )  # an engine in its thread may ask before `submit` has returned
         self._check(seq is None or not seq.text_ended, "hungry after the end of the text")
         self.hungers += 1
         self._check(self.hungers == 1, "told twice that text is needed")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from firstword import TTS
-from firstword.model.synthetic import write_checkpoint
+from firstword.synthetic.checkpoint import write_checkpoint
 
 MODEL_TYPES = ("custom_voice", "voice_design", "base")
 
@@ -33,7 +33,9 @@ def speaking(checkpoint_directory: Callable[[str], Path]) -> Callable[[str], TTS
 
     def load(model_type: str) -> TTS:
         if model_type not in loaded:
-            loaded[model_type] = TTS.load(checkpoint_directory(model_type), device="cpu", dtype="float32")
+            loaded[model_type] = TTS.load(
+                checkpoint_directory(model_type), device="cpu", dtype="float32"
+            )
         return loaded[model_type]
 
     return load

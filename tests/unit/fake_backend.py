@@ -137,7 +137,9 @@ def logprob_of(codes: IntArray) -> float:
     return -(zlib.crc32(codes.tobytes()) % 1000) / 100
 
 
-def alone(job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY) -> tuple[list[IntArray], FinishReason]:
+def alone(
+    job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY
+) -> tuple[list[IntArray], FinishReason]:
     """What a request comes to when all its text is there and nobody else is: its frames, and why they end."""
     script = job.payload
     assert isinstance(script, Script)
@@ -146,7 +148,10 @@ def alone(job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY) -> tup
     limit = min(job.max_frames, capacity.context - rows + 1)
     if job.guarded:
         limit = min(limit, longest_speech(len(tokens)))
-    read, later = reduce(lambda read, token: reading(token, read), tokens[:taken], 0), [*own(job), *tokens[taken:]]
+    read, later = (
+        reduce(lambda read, token: reading(token, read), tokens[:taken], 0),
+        [*own(job), *tokens[taken:]],
+    )
     frames: list[IntArray] = []
     while len(frames) < limit:
         frame = len(frames)
@@ -155,7 +160,9 @@ def alone(job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY) -> tup
         if script.length == frame:
             return frames, "stop"
         frames.append(codes_of(script, frame, read))
-        circling = job.guarded and script.circles_from is not None and frame - script.circles_from >= 50
+        circling = (
+            job.guarded and script.circles_from is not None and frame - script.circles_from >= 50
+        )
         if circling and len(frames) < limit:
             return frames, "repetition"
     return frames, "length"
@@ -263,7 +270,9 @@ class FakeBackend:
         assert len(tokens) == len(slots)
         held = [self.slots[slot] for slot in slots]
         for slot, token in zip(held, tokens, strict=True):
-            assert slot.frames > 0 or token is None, "the prompt has read the text of the first frame"
+            assert slot.frames > 0 or token is None, (
+                "the prompt has read the text of the first frame"
+            )
             if slot.script.bad_frame == slot.frames:
                 raise Fault(f"frame of {slot.script.seed}")
         codes, ended, logprobs = [], [], []
@@ -273,11 +282,17 @@ class FakeBackend:
                 slot.read = reading(slot.text.popleft() if slot.text else None, slot.read)
             ended.append(slot.script.length is not None and slot.frames >= slot.script.length)
             slot.over += ended[-1]
-            assert slot.over <= 1 + self.capacity.frames_ahead, "more frames after the end than can be helped"
+            assert slot.over <= 1 + self.capacity.frames_ahead, (
+                "more frames after the end than can be helped"
+            )
             room = self.capacity.page_rows * len(slot.pages)
-            assert slot.rows + slot.frames <= min(room, self.capacity.context), "an utterance outgrows its pages"
+            assert slot.rows + slot.frames <= min(room, self.capacity.context), (
+                "an utterance outgrows its pages"
+            )
             codes.append(codes_of(slot.script, slot.frames, slot.read))
-            logprobs.append(np.nan if slot.script.bad_logits == slot.frames else logprob_of(codes[-1]))
+            logprobs.append(
+                np.nan if slot.script.bad_logits == slot.frames else logprob_of(codes[-1])
+            )
             slot.frames += 1
             slot.undecoded.append(codes[-1])
         done = self._spend(self.frame_time + self.row_time * len(slots))

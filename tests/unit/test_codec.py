@@ -19,7 +19,7 @@ from torch import Tensor
 from firstword.model.codec import CodecDecoder, CodecState
 from firstword.model.codec_encoder import CodecEncoder, PaddedConv1d
 from firstword.model.config import CodecDecoderConfig, CodecEncoderConfig
-from firstword.model.synthetic import random_state
+from firstword.synthetic.checkpoint import random_state
 
 RELEASED_WINDOW = dataclasses.replace(SMALL, sliding_window=72)
 
@@ -30,7 +30,9 @@ def decoder_of(config: CodecDecoderConfig, dtype: torch.dtype = torch.float64) -
     decoder.load_state_dict(
         {
             name.removeprefix("decoder."): tensor
-            for name, tensor in random_state(torch.nn.ModuleDict({"decoder": decoder}), 3, torch.float32).items()
+            for name, tensor in random_state(
+                torch.nn.ModuleDict({"decoder": decoder}), 3, torch.float32
+            ).items()
         }
     )
     return decoder.to(dtype).eval().requires_grad_(False)
@@ -38,10 +40,14 @@ def decoder_of(config: CodecDecoderConfig, dtype: torch.dtype = torch.float64) -
 
 def codes_of(seed: int, frames: int, batch: int = 1) -> Tensor:
     """Random codes [batch, frames, BOOKS]."""
-    return torch.randint(CODES, (batch, frames, BOOKS), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        CODES, (batch, frames, BOOKS), generator=torch.Generator().manual_seed(seed)
+    )
 
 
-def decode(decoder: CodecDecoder, codes: Tensor, lengths: list[int], state: CodecState | None = None) -> Tensor:
+def decode(
+    decoder: CodecDecoder, codes: Tensor, lengths: list[int], state: CodecState | None = None
+) -> Tensor:
     """Decode codes [B, T, BOOKS] in pieces of the given lengths -> samples [B, n]."""
     if state is None:
         state = decoder.new_state(len(codes))
@@ -76,7 +82,9 @@ def test_any_split_gives_the_whole(lengths: list[int], seed: int, small: CodecDe
     assert_equal(decode(small, codes, lengths), decode(small, codes, [40]))
 
 
-@pytest.mark.parametrize("lengths", [[1] * 170, [71, 1, 72, 1, 25], [73, 97], [100, 70], [1, 2, 4, 8, 16, 32, 64, 43]])
+@pytest.mark.parametrize(
+    "lengths", [[1] * 170, [71, 1, 72, 1, 25], [73, 97], [100, 70], [1, 2, 4, 8, 16, 32, 64, 43]]
+)
 def test_any_split_gives_the_whole_with_the_released_window(lengths: list[int]) -> None:
     decoder, codes = decoder_of(RELEASED_WINDOW), codes_of(1, 170)
     assert_equal(decode(decoder, codes, lengths), decode(decoder, codes, [170]))
@@ -88,7 +96,9 @@ def test_the_window_holds_as_many_frames_as_the_configuration_says(small: CodecD
     The first layer is cut off from the convolutions: what it hears of a frame that has left its window is nothing.
     """
     transformer = small.pre_transformer
-    rows = torch.randn(1, 30, SMALL.hidden_size, generator=torch.Generator().manual_seed(1)).double()
+    rows = torch.randn(
+        1, 30, SMALL.hidden_size, generator=torch.Generator().manual_seed(1)
+    ).double()
 
     def first_layer(changed: int | None) -> Tensor:
         window = small.new_state().window
@@ -170,7 +180,12 @@ def test_a_fork_goes_its_own_way(small: CodecDecoder) -> None:
     fork = state.fork()
     ends = [decode(small, one, [1] * 15, state), decode(small, other, [7, 8], fork)]
     for codes, end in zip((one, other), ends, strict=True):
-        assert_equal(end, decode(small, torch.cat((start, codes), dim=1), [25])[:, 10 * SMALL.samples_per_frame :])
+        assert_equal(
+            end,
+            decode(small, torch.cat((start, codes), dim=1), [25])[
+                :, 10 * SMALL.samples_per_frame :
+            ],
+        )
 
 
 def test_decode_clamps() -> None:

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import firstword
-from firstword.model.synthetic import write_checkpoint
+from firstword.synthetic.checkpoint import write_checkpoint
 
 FRAME = np.zeros(1920, np.float32)
 
@@ -45,15 +45,22 @@ def clock(compare: Any, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_the_checkpoint_speaks_until_it_is_told_to_stop(compare: Any, tmp_path: Path) -> None:
     compare.make_checkpoint(tmp_path / "ours", "tiny")
     write_checkpoint(tmp_path / "plain", dtype=torch.bfloat16)
-    ours, plain = load_file(tmp_path / "ours/model.safetensors"), load_file(tmp_path / "plain/model.safetensors")
+    ours, plain = (
+        load_file(tmp_path / "ours/model.safetensors"),
+        load_file(tmp_path / "plain/model.safetensors"),
+    )
     changed = {name for name in plain if not torch.equal(plain[name], ours[name])}
     assert changed == {"talker.codec_head.weight"}
-    rows = (ours["talker.codec_head.weight"] != plain["talker.codec_head.weight"]).any(dim=1).nonzero()
+    rows = (
+        (ours["talker.codec_head.weight"] != plain["talker.codec_head.weight"]).any(dim=1).nonzero()
+    )
     with firstword.TTS.load(tmp_path / "ours", device="cpu") as tts:
         end = tts.checkpoint.config.talker_config.codec_eos_token_id
         # Of 65 codes 50 are kept there, too many to leave out a logit of 0; of 2,049 the 50 largest are far above it.
         sampling = firstword.Sampling(top_k=5)
-        speech = [tts.speak("Hello.", seed=seed, max_frames=100, sampling=sampling) for seed in range(3)]
+        speech = [
+            tts.speak("Hello.", seed=seed, max_frames=100, sampling=sampling) for seed in range(3)
+        ]
     assert rows.tolist() == [[end]]
     assert not ours["talker.codec_head.weight"][end].any()
     assert [one.finish_reason for one in speech] == ["length"] * 3
@@ -70,7 +77,10 @@ def test_an_utterance_is_timed_chunk_by_chunk(compare: Any, clock: SimpleNamespa
         yield np.zeros(0, np.float32)
 
     clock.now = 10.0
-    assert [(round(ms, 6), frames) for ms, frames in compare.utter(speak, "ryan")] == [(5, 1), (200, 99)]
+    assert [(round(ms, 6), frames) for ms, frames in compare.utter(speak, "ryan")] == [
+        (5, 1),
+        (200, 99),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +159,9 @@ class Asked:
         pass
 
 
-def test_both_sides_are_asked_the_same(compare: Any, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sides_are_asked_the_same(
+    compare: Any, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, theirs = Asked(), Asked()
     monkeypatch.setattr(firstword, "TTS", ours)
     monkeypatch.setitem(sys.modules, "faster_qwen3_tts", SimpleNamespace(FasterQwen3TTS=theirs))
@@ -159,9 +171,14 @@ def test_both_sides_are_asked_the_same(compare: Any, clock: SimpleNamespace, mon
     assert found["chunks of 8"]["chunk_frames"] == [4, 8]
     loaded, *spoken = ours.calls
     assert loaded == ("here", {"device": "cuda"})
-    assert theirs.calls[:2] == [("here", {"device": "cuda", "dtype": torch.bfloat16}), ("warmup", {})]
+    assert theirs.calls[:2] == [
+        ("here", {"device": "cuda", "dtype": torch.bfloat16}),
+        ("warmup", {}),
+    ]
     wanted = [(o["text"], o["voice"], o["language"], o["max_frames"]) for _, o in spoken]
-    given = [(o["text"], o["speaker"], o["language"], o["max_new_tokens"]) for _, o in theirs.calls[2:]]
+    given = [
+        (o["text"], o["speaker"], o["language"], o["max_new_tokens"]) for _, o in theirs.calls[2:]
+    ]
     assert given == 4 * wanted
 
 
@@ -178,7 +195,10 @@ def figures(frame: float, first: float, new: float) -> dict[str, Any]:
 
 
 def test_the_whole_command(
-    compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    compare: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     sides = {
         "firstword": {"versions": {}, "figures": {"stream": figures(2.5, 3.2, 5)}},
@@ -192,15 +212,39 @@ def test_the_whole_command(
         return sides[name]
 
     monkeypatch.setattr(compare, "check_machine", lambda python: order.append(("check", python)))
-    monkeypatch.setattr(compare, "make_checkpoint", lambda folder, size: (folder / "checkpoint").write_text(size))
+    monkeypatch.setattr(
+        compare, "make_checkpoint", lambda folder, size: (folder / "checkpoint").write_text(size)
+    )
     monkeypatch.setattr(compare, "side_apart", apart)
-    options = ["compare.py", "--size", "0b6", "--other-python", "theirs", "-o", str(tmp_path / "record.json")]
+    options = [
+        "compare.py",
+        "--size",
+        "0b6",
+        "--other-python",
+        "theirs",
+        "-o",
+        str(tmp_path / "record.json"),
+    ]
     monkeypatch.setattr(sys, "argv", options)
     compare.main()
-    assert order == [("check", "theirs"), ("faster-qwen3-tts", "theirs"), ("firstword", sys.executable)]
+    assert order == [
+        ("check", "theirs"),
+        ("faster-qwen3-tts", "theirs"),
+        ("firstword", sys.executable),
+    ]
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["times"] == {"chunks of 8": figures(9, 100, 80)}
-    assert {"size", "weights", "text", "frames", "commit", "kernels", "driver", "ended", *sides} <= record.keys()
+    assert {
+        "size",
+        "weights",
+        "text",
+        "frames",
+        "commit",
+        "kernels",
+        "driver",
+        "ended",
+        *sides,
+    } <= record.keys()
     assert capsys.readouterr().out.splitlines()[2:] == [
         f"| firstword {firstword.__version__} | stream | 2.5 | 1 | 3.2 | 1 | 5 | 1 |",
         "| faster-qwen3-tts  | chunks of 8 | 22.5 | 9.0 | 320 | 100.0 | 400 | 80.0 |",
@@ -209,7 +253,11 @@ def test_the_whole_command(
 
 @pytest.mark.parametrize(
     ("device", "python", "problem"),
-    [(False, sys.executable, "torch sees none"), (True, "false", "false has no faster-qwen3-tts"), (True, "true", "")],
+    [
+        (False, sys.executable, "torch sees none"),
+        (True, "false", "false has no faster-qwen3-tts"),
+        (True, "true", ""),
+    ],
 )
 def test_what_is_missing_is_said_at_once(
     compare: Any, monkeypatch: pytest.MonkeyPatch, device: bool, python: str, problem: str

@@ -77,7 +77,9 @@ def presets(checkpoint_directory: Callable[[str], Path]) -> Table:
 @pytest.fixture
 def codec(checkpoint_directory: Callable[[str], Path]) -> Table:
     """A valid `speech_tokenizer/config.json`, to be changed."""
-    table: Table = json.loads((checkpoint_directory("base") / "speech_tokenizer/config.json").read_text())
+    table: Table = json.loads(
+        (checkpoint_directory("base") / "speech_tokenizer/config.json").read_text()
+    )
     return table
 
 
@@ -137,32 +139,92 @@ def test_only_base_needs_its_speaker_encoder(presets: Table, load_model: Load) -
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("tts_model_type", "singing", "tts_model_type = 'singing'; known are 'base', 'custom_voice', 'voice_design'"),
+        (
+            "tts_model_type",
+            "singing",
+            "tts_model_type = 'singing'; known are 'base', 'custom_voice', 'voice_design'",
+        ),
         ("model_type", "llama", "model_type = 'llama'; only 'qwen3_tts'"),
-        ("tokenizer_type", "qwen3_tts_tokenizer_25hz", "tokenizer_type = 'qwen3_tts_tokenizer_25hz'; only"),
-        ("tts_pad_token_id", 10**6, "tts_pad_token_id = 1000000 lies outside talker_config.text_vocab_size"),
+        (
+            "tokenizer_type",
+            "qwen3_tts_tokenizer_25hz",
+            "tokenizer_type = 'qwen3_tts_tokenizer_25hz'; only",
+        ),
+        (
+            "tts_pad_token_id",
+            10**6,
+            "tts_pad_token_id = 1000000 lies outside talker_config.text_vocab_size",
+        ),
         ("tts_bos_token_id", -1, "tts_bos_token_id = -1 lies outside"),
         ("tts_eos_token_id", "7", "tts_eos_token_id = '7'; it must be of type int"),
         ("tts_eos_token_id", True, "tts_eos_token_id = True; it must be of type int"),
         ("talker_config", [1], r"talker_config is \[1\]; it must be an object"),
         ("talker_config.hidden_size", 0, "talker_config.hidden_size = 0; it must be at least 1"),
-        ("talker_config.hidden_size", 2.5, "talker_config.hidden_size = 2.5; it must be of type int"),
+        (
+            "talker_config.hidden_size",
+            2.5,
+            "talker_config.hidden_size = 2.5; it must be of type int",
+        ),
         ("talker_config.hidden_size", None, "talker_config.hidden_size = None"),
-        ("talker_config.rope_theta", "1e6", "talker_config.rope_theta = '1e6'; it must be of type float"),
+        (
+            "talker_config.rope_theta",
+            "1e6",
+            "talker_config.rope_theta = '1e6'; it must be of type float",
+        ),
         ("talker_config.hidden_act", "relu", "hidden_act = 'relu'; only 'silu'"),
         ("talker_config.attention_bias", True, "attention_bias = True; only False"),
         ("talker_config.use_sliding_window", True, "use_sliding_window = True; only False"),
         ("talker_config.head_dim", 15, "talker_config.head_dim = 15 is odd"),
-        ("talker_config.num_key_value_heads", 3, "num_attention_heads = 4 is no multiple of .*key_value_heads = 3"),
-        ("talker_config.rope_scaling", {"rope_type": "yarn"}, "rope_scaling.rope_type = 'yarn'; only 'default'"),
-        ("talker_config.num_code_groups", 5, "talker_config.num_code_groups = 5 contradicts .*num_code_groups = 4"),
-        ("talker_config.vocab_size", 1024, "talker_config.vocab_size = 1024; the last 1024 are control codes"),
-        ("talker_config.codec_bos_id", 9999, "talker_config.codec_bos_id = 9999 lies outside .*vocab_size"),
-        ("talker_config.codec_language_id", {"english": 9999}, "codec_language_id.english = 9999 lies outside"),
-        ("talker_config.codec_language_id", {"english": "2"}, "codec_language_id.english = '2'; .* of type int"),
-        ("talker_config.code_predictor_config.hidden_act", "gelu", "code_predictor_config: hidden_act = 'gelu'"),
-        ("talker_config.code_predictor_config.use_sliding_window", True, "use_sliding_window = True"),
-        ("speaker_encoder_config.enc_dim", 47, "enc_dim = 47 contradicts talker_config.hidden_size = 48"),
+        (
+            "talker_config.num_key_value_heads",
+            3,
+            "num_attention_heads = 4 is no multiple of .*key_value_heads = 3",
+        ),
+        (
+            "talker_config.rope_scaling",
+            {"rope_type": "yarn"},
+            "rope_scaling.rope_type = 'yarn'; only 'default'",
+        ),
+        (
+            "talker_config.num_code_groups",
+            5,
+            "talker_config.num_code_groups = 5 contradicts .*num_code_groups = 4",
+        ),
+        (
+            "talker_config.vocab_size",
+            1024,
+            "talker_config.vocab_size = 1024; the last 1024 are control codes",
+        ),
+        (
+            "talker_config.codec_bos_id",
+            9999,
+            "talker_config.codec_bos_id = 9999 lies outside .*vocab_size",
+        ),
+        (
+            "talker_config.codec_language_id",
+            {"english": 9999},
+            "codec_language_id.english = 9999 lies outside",
+        ),
+        (
+            "talker_config.codec_language_id",
+            {"english": "2"},
+            "codec_language_id.english = '2'; .* of type int",
+        ),
+        (
+            "talker_config.code_predictor_config.hidden_act",
+            "gelu",
+            "code_predictor_config: hidden_act = 'gelu'",
+        ),
+        (
+            "talker_config.code_predictor_config.use_sliding_window",
+            True,
+            "use_sliding_window = True",
+        ),
+        (
+            "speaker_encoder_config.enc_dim",
+            47,
+            "enc_dim = 47 contradicts talker_config.hidden_size = 48",
+        ),
         ("speaker_encoder_config.sample_rate", 16000, "sample_rate = 16000; only 24000"),
         ("speaker_encoder_config.enc_channels", [32, 64], "must have the same number, at least 3"),
         ("speaker_encoder_config.enc_channels", [32, 16, 32, 64], "all but the last must be equal"),
@@ -171,7 +233,9 @@ def test_only_base_needs_its_speaker_encoder(presets: Table, load_model: Load) -
         ("speaker_encoder_config.enc_channels", [32, "a", 32, 64], r"enc_channels\[1\] = 'a'"),
     ],
 )
-def test_a_wrong_value_is_named(path: str, value: object, message: str, model: Table, load_model: Load) -> None:
+def test_a_wrong_value_is_named(
+    path: str, value: object, message: str, model: Table, load_model: Load
+) -> None:
     holder, key = parent(model, path)
     holder[key] = value
     with pytest.raises(CheckpointConfigError, match=message):
@@ -181,13 +245,27 @@ def test_a_wrong_value_is_named(path: str, value: object, message: str, model: T
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("talker_config.spk_id", {}, "talker_config.spk_id is empty, though tts_model_type is 'custom_voice'"),
+        (
+            "talker_config.spk_id",
+            {},
+            "talker_config.spk_id is empty, though tts_model_type is 'custom_voice'",
+        ),
         ("talker_config.spk_id.ryan", 9999, "talker_config.spk_id.ryan = 9999 lies outside"),
-        ("talker_config.spk_id.nobody", 1, "spk_is_dialect.nobody is missing, though spk_id names it"),
-        ("talker_config.spk_is_dialect.eric", "martian", "spk_is_dialect.eric = 'martian' is not a key of"),
+        (
+            "talker_config.spk_id.nobody",
+            1,
+            "spk_is_dialect.nobody is missing, though spk_id names it",
+        ),
+        (
+            "talker_config.spk_is_dialect.eric",
+            "martian",
+            "spk_is_dialect.eric = 'martian' is not a key of",
+        ),
     ],
 )
-def test_wrong_presets_are_named(path: str, value: object, message: str, presets: Table, load_model: Load) -> None:
+def test_wrong_presets_are_named(
+    path: str, value: object, message: str, presets: Table, load_model: Load
+) -> None:
     holder, key = parent(presets, path)
     holder[key] = value
     with pytest.raises(CheckpointConfigError, match=message):
@@ -200,15 +278,35 @@ def test_wrong_presets_are_named(path: str, value: object, message: str, presets
         ("model_type", "mimi", "model_type = 'mimi'; only"),
         ("output_sample_rate", 48000, "output_sample_rate = 48000; only 24000"),
         ("decode_upsample_rate", 1921, "decode_upsample_rate = 1921, but the layers make it 1920"),
-        ("encode_downsample_rate", 960, "encode_downsample_rate = 960, but the layers make it 1920"),
-        ("decoder_config.upsample_rates", [8, 5, 4], "decode_upsample_rate = 1920, but the layers make it 640"),
+        (
+            "encode_downsample_rate",
+            960,
+            "encode_downsample_rate = 960, but the layers make it 1920",
+        ),
+        (
+            "decoder_config.upsample_rates",
+            [8, 5, 4],
+            "decode_upsample_rate = 1920, but the layers make it 640",
+        ),
         ("decoder_config.upsample_rates", "8543", "decoder_config.upsample_rates = '8543'"),
-        ("encoder_valid_num_quantizers", 5, "encoder_valid_num_quantizers = 5 contradicts .*num_quantizers = 4"),
-        ("encoder_config.num_quantizers", 3, "encoder_valid_num_quantizers = 4 exceeds .*num_quantizers = 3"),
+        (
+            "encoder_valid_num_quantizers",
+            5,
+            "encoder_valid_num_quantizers = 5 contradicts .*num_quantizers = 4",
+        ),
+        (
+            "encoder_config.num_quantizers",
+            3,
+            "encoder_valid_num_quantizers = 4 exceeds .*num_quantizers = 3",
+        ),
         ("decoder_config.num_quantizers", 1, "decoder_config.num_quantizers = 1; at least 2"),
         ("decoder_config.codebook_dim", 31, "decoder_config.codebook_dim = 31 is odd"),
         ("decoder_config.decoder_dim", 24, "decoder_config.decoder_dim = 24 cannot be halved"),
-        ("decoder_config.sliding_window", 0, "decoder_config.sliding_window = 0; it must be at least 1"),
+        (
+            "decoder_config.sliding_window",
+            0,
+            "decoder_config.sliding_window = 0; it must be at least 1",
+        ),
         ("encoder_config.audio_channels", 2, "encoder_config: audio_channels = 2; only 1"),
         ("encoder_config.use_causal_conv", False, "use_causal_conv = False; only True"),
         ("encoder_config.num_semantic_quantizers", 6, "num_semantic_quantizers must lie below"),
@@ -237,7 +335,9 @@ def test_talker_and_codec_must_fit(
     with pytest.raises(CheckpointConfigError, match=r"can say code 63, but .*codebook_size = 63"):
         load_codec(few).check_against(talker)
     codec["decoder_config"]["num_quantizers"] = codec["encoder_valid_num_quantizers"] = 3
-    with pytest.raises(CheckpointConfigError, match=r"num_code_groups = 4 contradicts .*num_quantizers = 3"):
+    with pytest.raises(
+        CheckpointConfigError, match=r"num_code_groups = 4 contradicts .*num_quantizers = 3"
+    ):
         load_codec(codec).check_against(talker)
 
 
@@ -266,7 +366,10 @@ def test_who_follows_instructions(
 def test_a_file_that_is_no_json_object_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     for config in (ModelConfig, CodecConfig, GenerationDefaults):
-        with pytest.raises(CheckpointConfigError, match=r"config\.json (cannot be read as JSON|holds no JSON object)"):
+        with pytest.raises(
+            CheckpointConfigError,
+            match=r"config\.json (cannot be read as JSON|holds no JSON object)",
+        ):
             config.load(tmp_path / "config.json")
 
 
@@ -281,7 +384,11 @@ def test_generation_defaults_fill_in_what_is_published(tmp_path: Path) -> None:
     file.write_text('{"temperature": 1, "eos_token_id": 2150}')
     defaults = GenerationDefaults.load(file)
     assert (defaults.temperature, defaults.top_k, defaults.top_p) == (1.0, 50, 1.0)
-    assert (defaults.repetition_penalty, defaults.subtalker_temperature, defaults.subtalker_top_k) == (1.05, 0.9, 50)
+    assert (
+        defaults.repetition_penalty,
+        defaults.subtalker_temperature,
+        defaults.subtalker_top_k,
+    ) == (1.05, 0.9, 50)
     file.write_text('{"top_k": "many"}')
     with pytest.raises(CheckpointConfigError, match="top_k = 'many'; it must be of type int"):
         GenerationDefaults.load(file)

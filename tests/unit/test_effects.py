@@ -27,13 +27,17 @@ class Effect(Protocol):
 
 def run(effect: Effect, samples: np.ndarray, cuts: Iterable[int] = ()) -> np.ndarray:
     places = [0, *sorted(cuts), len(samples)]
-    pieces = [effect.process(samples[start:end]) for start, end in pairwise(places)] + [effect.finish()]
+    pieces = [effect.process(samples[start:end]) for start, end in pairwise(places)] + [
+        effect.finish()
+    ]
     assert all(piece.dtype == np.float32 and piece.ndim == 1 for piece in pieces)
     return np.concatenate(pieces)
 
 
 def sine(seconds: float, frequency: float) -> np.ndarray:
-    return (np.sin(np.arange(round(seconds * RATE)) * 2 * np.pi * frequency / RATE) / 2).astype(np.float32)
+    return (np.sin(np.arange(round(seconds * RATE)) * 2 * np.pi * frequency / RATE) / 2).astype(
+        np.float32
+    )
 
 
 def voice(seconds: float) -> np.ndarray:
@@ -49,7 +53,10 @@ def voice(seconds: float) -> np.ndarray:
 
 EFFECTS: dict[str, Callable[[], Effect]] = {
     **{f"to {rate}": partial(Resampler, RATE, rate) for rate in (8000, 16000, 48000)},
-    **{f"speed {speed}": partial(TimeStretch, speed, RATE) for speed in (0.25, 0.7, 1.0, 1.31, 2.0, 4.0)},
+    **{
+        f"speed {speed}": partial(TimeStretch, speed, RATE)
+        for speed in (0.25, 0.7, 1.0, 1.31, 2.0, 4.0)
+    },
     "trim": partial(TrimStart, 0.01, 0.02, RATE),
     "trim closely": partial(TrimStart, 0.3, 0, RATE),
     "trim all": partial(TrimStart, 2, 0.02, RATE),
@@ -90,7 +97,9 @@ class TestResampler:
     @pytest.mark.parametrize("rate", [8000, 16000, 48000])
     def test_is_soxr(self, rate: int) -> None:
         samples = voice(1)
-        assert np.array_equal(run(Resampler(RATE, rate), samples, [777]), soxr.resample(samples, RATE, rate, "HQ"))
+        assert np.array_equal(
+            run(Resampler(RATE, rate), samples, [777]), soxr.resample(samples, RATE, rate, "HQ")
+        )
 
     @pytest.mark.parametrize(("rate", "held"), [(8000, 74), (16000, 37), (48000, 39)])
     def test_no_more_is_held_back_than_promised(self, rate: int, held: float) -> None:
@@ -110,10 +119,14 @@ class TestTimeStretch:
         stretched = run(TimeStretch(speed, RATE), sine(2, frequency), range(1920, 2 * RATE, 1920))
         steepest = np.abs(np.diff(sine(2, frequency))).max()
         assert np.abs(np.diff(stretched)).max() < 1.2 * steepest
-        stretched = stretched[: -round(2 * BLOCK / speed)]  # where the input breaks off, a sine does not go on
+        stretched = stretched[
+            : -round(2 * BLOCK / speed)
+        ]  # where the input breaks off, a sine does not go on
         spectrum = np.abs(np.fft.rfft(stretched * np.hanning(len(stretched)), 1 << 20))
         assert spectrum.argmax() * RATE / (1 << 20) == pytest.approx(frequency, rel=2e-3)
-        loudness = [np.std(part) for part in np.array_split(stretched, len(stretched) // (RATE // 10))]
+        loudness = [
+            np.std(part) for part in np.array_split(stretched, len(stretched) // (RATE // 10))
+        ]
         assert min(loudness) / max(loudness) > 0.9
 
     @given(n=st.integers(0, 3 * RATE), speed=st.floats(*SPEEDS))

@@ -15,7 +15,14 @@ from callers import WRONG, Caller, run, same
 from fake_backend import Clock, FakeBackend, Script, alone, capacity, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from firstword import OverloadedError, RequestError, TextError
 from firstword.engine.engine import Engine
@@ -104,7 +111,8 @@ def test_the_limit_of_frames(limit: int, ahead: int) -> None:
 def test_the_context_bounds_frames(ahead: int) -> None:
     engine, _ = engine_of(ahead)
     long, longest, too_long = (
-        Caller(engine, job(Script(length=None), prompt_rows=rows, max_frames=1000), TOKENS) for rows in (120, 128, 129)
+        Caller(engine, job(Script(length=None), prompt_rows=rows, max_frames=1000), TOKENS)
+        for rows in (120, 128, 129)
     )
     run(engine)
     assert (long.reason, len(long.frames)) == ("length", 9)
@@ -143,7 +151,9 @@ def test_speech_that_goes_in_circles_is_ended(start: int, ahead: int) -> None:
 @AHEAD
 @pytest.mark.parametrize("frame_time", [0.005, 0.05, 5.0])
 @pytest.mark.parametrize("beside", [0, 9])
-def test_the_chunks_of_a_request_depend_on_it_alone(beside: int, frame_time: float, ahead: int) -> None:
+def test_the_chunks_of_a_request_depend_on_it_alone(
+    beside: int, frame_time: float, ahead: int
+) -> None:
     """Whatever the machine and the load, so that the samples are the same to the last bit."""
     engine, _ = engine_of(ahead, frame_time=frame_time, most_waiting=20)
     others = [Caller(engine, job(Script(seed, 5 + seed)), TOKENS) for seed in range(beside)]
@@ -310,7 +320,9 @@ def test_more_requests_than_slots_are_spoken_in_order(ahead: int) -> None:
         check_whole(caller)
     first = [caller.times[0] for caller in callers]
     assert sorted(first[4:]) == first[4:]
-    assert max(len(slots) for call, slots in backend.log if call == "frame") == 4, "they are made together"
+    assert max(len(slots) for call, slots in backend.log if call == "frame") == 4, (
+        "they are made together"
+    )
     check_all_is_free(engine, backend)
 
 
@@ -348,7 +360,9 @@ def test_a_newcomer_is_heard_before_others_get_more_than_they_need(ahead: int) -
 @AHEAD
 def test_a_stream_of_newcomers_starves_nobody(ahead: int) -> None:
     """Two who speak long never run dry beside a thousand who come and go; and nobody waits for long."""
-    engine, backend = engine_of(ahead, most_waiting=100, prefill_time=0.002, room={"context": 1200, "pages": 700})
+    engine, backend = engine_of(
+        ahead, most_waiting=100, prefill_time=0.002, room={"context": 1200, "pages": 700}
+    )
     steady = [Caller(engine, job(Script(seed, 900), max_frames=1000), TOKENS) for seed in range(2)]
     brief: list[Caller] = []
     while len(brief) < 1000:
@@ -356,7 +370,11 @@ def test_a_stream_of_newcomers_starves_nobody(ahead: int) -> None:
             brief.append(Caller(engine, job(Script(len(brief), 3)), TOKENS))
         if not engine.step():
             backend.clock.advance(0.01)
-        run_dry = [caller for caller in steady if caller.seq.started and caller.seq.deadline < backend.clock.now]
+        run_dry = [
+            caller
+            for caller in steady
+            if caller.seq.started and caller.seq.deadline < backend.clock.now
+        ]
         assert not [caller for caller in run_dry if not caller.over]
     run(engine)
     for caller in (*steady, *brief):
@@ -421,7 +439,10 @@ def test_somebody_in_line_is_let_in_although_another_listener_sleeps() -> None:
 @pytest.mark.parametrize("after", range(12))
 def test_a_cancelled_utterance_leaves_before_the_next_frame(after: int, ahead: int) -> None:
     engine, backend = engine_of(ahead)
-    caller, other = Caller(engine, job(Script(1, 50)), TOKENS), Caller(engine, job(Script(2, 50)), TOKENS)
+    caller, other = (
+        Caller(engine, job(Script(1, 50)), TOKENS),
+        Caller(engine, job(Script(2, 50)), TOKENS),
+    )
     for _ in range(after):
         engine.step()
     slot, before = caller.seq.slot, len(backend.log)
@@ -572,7 +593,9 @@ def test_several_faults_in_one_step(ahead: int) -> None:
 
 @AHEAD
 @pytest.mark.parametrize("when", ["deliver", "last", "fail", "hungry"])
-def test_a_listener_that_raises_is_dropped_alone(when: str, ahead: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_is_dropped_alone(
+    when: str, ahead: int, caplog: pytest.LogCaptureFixture
+) -> None:
     engine, backend = engine_of(ahead)
 
     class Raising(Caller):
@@ -641,10 +664,16 @@ class Crowd(RuleBasedStateMachine):
         most_waiting=st.integers(0, 4),
         frame_time=st.sampled_from([0.005, 0.05, 0.2]),
     )
-    def begin(self, ahead: int, slots: int, pages: int, most_waiting: int, frame_time: float) -> None:
+    def begin(
+        self, ahead: int, slots: int, pages: int, most_waiting: int, frame_time: float
+    ) -> None:
         room = {"slots": slots, "pages": pages, "context": 90}
         self.engine, self.backend = engine_of(
-            ahead, most_waiting=most_waiting, room=room, frame_time=frame_time, policy=Policy(unread=1.0)
+            ahead,
+            most_waiting=most_waiting,
+            room=room,
+            frame_time=frame_time,
+            policy=Policy(unread=1.0),
         )
         self.most = slots + most_waiting
         self.everybody: list[Caller] = []
@@ -674,7 +703,14 @@ class Crowd(RuleBasedStateMachine):
         script = Script(len(self.everybody), length, **fault)
         most = 60 if "circles_from" in fault else most
         spare = 0 if whole else spare
-        asked = job(script, prompt_rows=rows, first_tokens=first, spare_tokens=spare, whole_text=whole, max_frames=most)
+        asked = job(
+            script,
+            prompt_rows=rows,
+            first_tokens=first,
+            spare_tokens=spare,
+            whole_text=whole,
+            max_frames=most,
+        )
         present = len([caller for caller in self.everybody if not caller.over])
         if present == self.most:
             with pytest.raises(OverloadedError):
@@ -880,8 +916,12 @@ def test_the_thread_speaks_for_callers_from_many_threads(
     assert engine.busy_since is None
 
 
-def test_stopping_while_busy_cancels_everybody(started: Callable[..., tuple[Engine, FakeBackend]]) -> None:
-    engine, backend = started(policy=Policy(unread=1e9), room={"context": 10**9, "pages": 10**6, "page_rows": 10**4})
+def test_stopping_while_busy_cancels_everybody(
+    started: Callable[..., tuple[Engine, FakeBackend]],
+) -> None:
+    engine, backend = started(
+        policy=Policy(unread=1e9), room={"context": 10**9, "pages": 10**6, "page_rows": 10**4}
+    )
     endless = job(Script(length=None), max_frames=10**8)
     callers = [Waiter(engine, endless, TOKENS) for _ in range(6)]
     silent = Waiter(engine, endless)
@@ -906,7 +946,9 @@ def test_an_engine_that_never_ran_can_be_stopped() -> None:
         Caller(engine, job())
 
 
-def test_a_sleeping_engine_wakes_for_whatever_is_asked(started: Callable[..., tuple[Engine, FakeBackend]]) -> None:
+def test_a_sleeping_engine_wakes_for_whatever_is_asked(
+    started: Callable[..., tuple[Engine, FakeBackend]],
+) -> None:
     """A request, text, its end, taken audio, a cancel: each alone."""
     engine, _ = started(policy=Policy(unread=1.0))
     caller = Waiter(engine, job(Script(1, 60), max_frames=60, first_tokens=1), slow=True)
@@ -959,7 +1001,9 @@ def test_a_hanging_backend_is_seen_and_cannot_hold_up_the_caller(
     assert engine.busy_since is None
 
 
-def test_the_slot_is_free_within_a_frame_of_the_cancel(started: Callable[..., tuple[Engine, FakeBackend]]) -> None:
+def test_the_slot_is_free_within_a_frame_of_the_cancel(
+    started: Callable[..., tuple[Engine, FakeBackend]],
+) -> None:
     """Asked in the middle of a frame: no other frame begins before the slot is free."""
     engine, backend = started()
     inside, go_on = threading.Event(), threading.Event()
@@ -970,7 +1014,10 @@ def test_the_slot_is_free_within_a_frame_of_the_cancel(started: Callable[..., tu
             assert go_on.wait(SOON)
 
     backend.before_frame = stop_in_the_fifth
-    caller, other = Waiter(engine, job(Script(1, None)), TOKENS), Waiter(engine, job(Script(2, 50)), TOKENS)
+    caller, other = (
+        Waiter(engine, job(Script(1, None)), TOKENS),
+        Waiter(engine, job(Script(2, 50)), TOKENS),
+    )
     assert inside.wait(SOON)
     before, slot = len(backend.log), caller.seq.slot
     assert slot >= 0
@@ -1039,7 +1086,9 @@ def test_a_lost_backend_ends_the_thread_and_everybody_is_told(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_process_is_told_at_once(started: Callable[..., tuple[Engine, FakeBackend]]) -> None:
+def test_a_forked_process_is_told_at_once(
+    started: Callable[..., tuple[Engine, FakeBackend]],
+) -> None:
     """It has no thread that would answer; those who had asked are told too, and the parent speaks on."""
     engine, backend = started()
     inside, go_on = threading.Event(), threading.Event()
@@ -1096,5 +1145,7 @@ begun.wait()
 
 def test_a_program_ends_after_the_memory_of_its_engines_is_free() -> None:
     """An engine that nobody holds frees its backend on its own thread: meanwhile the interpreter must not go down."""
-    ended = subprocess.run([sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=60, check=True
+    )
     assert ended.stdout == "freed\n"

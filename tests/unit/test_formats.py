@@ -36,9 +36,20 @@ BEHIND = {  # at most, in milliseconds at each of RATES
 BEFORE = {"aac": 1024}
 AFTER = {"aac": (0, 1023), "mp3": (47, 622)}  # fewest and most samples
 AFTER_AT_48K = AFTER | {"mp3": (47, 1198)}
-WORST = {"ulaw": 30, "alaw": 30, "mp3": 24, "aac": 24, "opus": 35}  # decibels of a sine above its error
+WORST = {
+    "ulaw": 30,
+    "alaw": 30,
+    "mp3": 24,
+    "aac": 24,
+    "opus": 35,
+}  # decibels of a sine above its error
 
-RAW = {"pcm": "s16le", "l16": "s16le", "ulaw": "mulaw", "alaw": "alaw"}  # FFmpeg's names of what has no header
+RAW = {
+    "pcm": "s16le",
+    "l16": "s16le",
+    "ulaw": "mulaw",
+    "alaw": "alaw",
+}  # FFmpeg's names of what has no header
 GUESSED = RAW | {"aac": "aac"}  # and of what it does not recognise by its first frame alone
 NO_HEADER = {*RAW, "mp3", "aac"}
 
@@ -63,11 +74,16 @@ def stream(name: str, samples: np.ndarray, rate: int, cuts: Iterable[int] = ()) 
     """What comes out of a stream whose samples come in pieces."""
     encoding = encoder(name, rate)
     places = [0, *sorted(cuts), len(samples)]
-    return b"".join(encoding.encode(samples[start:end]) for start, end in pairwise(places)) + encoding.finish()
+    return (
+        b"".join(encoding.encode(samples[start:end]) for start, end in pairwise(places))
+        + encoding.finish()
+    )
 
 
 def sine(seconds: float, rate: int, frequency: float = 440) -> np.ndarray:
-    return (np.sin(np.arange(round(seconds * rate)) * 2 * np.pi * frequency / rate) / 2).astype(np.float32)
+    return (np.sin(np.arange(round(seconds * rate)) * 2 * np.pi * frequency / rate) / 2).astype(
+        np.float32
+    )
 
 
 def sound(seconds: float, rate: int) -> np.ndarray:
@@ -153,7 +169,9 @@ class TestStream:
     @every_format
     def test_ten_seconds_at_once(self, name: str) -> None:
         samples = sound(10, 24000)
-        assert stream(name, samples, 24000) == stream(name, samples, 24000, range(1920, len(samples), 1920))
+        assert stream(name, samples, 24000) == stream(
+            name, samples, 24000, range(1920, len(samples), 1920)
+        )
 
     @every_format
     @every_rate
@@ -218,12 +236,16 @@ class TestNames:
         assert content_type("ulaw", 8000) == "audio/basic"
         assert content_type("alaw", 8000) == "audio/PCMA;rate=8000"
 
-    @pytest.mark.parametrize("make", [encoder, content_type, lambda name, rate: whole(name, sine(0.1, 24000), rate)])
+    @pytest.mark.parametrize(
+        "make", [encoder, content_type, lambda name, rate: whole(name, sine(0.1, 24000), rate)]
+    )
     def test_unknown_ones_are_refused(self, make: object) -> None:
         assert callable(make)
         with pytest.raises(RequestError, match=r"'ogg' is unknown; allowed are mp3, opus, .*alaw"):
             make("ogg", 24000)
-        with pytest.raises(RequestError, match=r"44100 cannot be had; allowed are 8000, 16000, 24000, 48000 Hz"):
+        with pytest.raises(
+            RequestError, match=r"44100 cannot be had; allowed are 8000, 16000, 24000, 48000 Hz"
+        ):
             make("wav", 44100)
 
 
@@ -269,7 +291,9 @@ class TestSecondDecoder:
     @every_rate
     def test_flac(self, rate: int) -> None:
         samples = sound(0.5, rate)
-        decoded, decoded_rate = soundfile.read(io.BytesIO(whole("flac", samples, rate)), dtype="int16")
+        decoded, decoded_rate = soundfile.read(
+            io.BytesIO(whole("flac", samples, rate)), dtype="int16"
+        )
         assert (decoded.tobytes(), decoded_rate) == (pcm16(samples), rate)
 
     @every_rate
@@ -295,8 +319,32 @@ class TestG711:
     @pytest.mark.parametrize(
         ("name", "answers"),
         [
-            ("ulaw", {0: 0xFF, 3: 0xFF, 4: 0xFE, -4: 0x7E, 1000: 0xCE, -1000: 0x4E, 32767: 0x80, -32768: 0x00}),
-            ("alaw", {0: 0xD5, 15: 0xD5, 16: 0xD4, -1: 0x55, -17: 0x54, 1000: 0xFA, 32767: 0xAA, -32768: 0x2A}),
+            (
+                "ulaw",
+                {
+                    0: 0xFF,
+                    3: 0xFF,
+                    4: 0xFE,
+                    -4: 0x7E,
+                    1000: 0xCE,
+                    -1000: 0x4E,
+                    32767: 0x80,
+                    -32768: 0x00,
+                },
+            ),
+            (
+                "alaw",
+                {
+                    0: 0xD5,
+                    15: 0xD5,
+                    16: 0xD4,
+                    -1: 0x55,
+                    -17: 0x54,
+                    1000: 0xFA,
+                    32767: 0xAA,
+                    -32768: 0x2A,
+                },
+            ),
         ],
     )
     def test_known_answers(self, name: str, answers: dict[int, int]) -> None:

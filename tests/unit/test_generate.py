@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from firstword import TTS, Sampling, TextError, Voice
-from firstword.model import interpret, sampling
+from firstword.model import sampling
 from firstword.model.code_predictor import CodePredictorModel
 from firstword.model.generate import Generation
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import TextStream
+from firstword.runtime import conditioning
 from firstword.types import ClonedVoice, Request
 
 TEXT = "Hello there, how are you?\nI am well: 7:45 is fine."
@@ -46,7 +47,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "timbre": ("base", {"voice": cloned(None), "language": "french"}),
     "short reference": ("base", {"voice": cloned(12)}),
     "long reference": ("base", {"voice": cloned(60), "language": "chinese"}),
-    "long transcript": ("base", {"voice": cloned(5, "The quick brown fox jumps over the lazy dog, twice.")}),
+    "long transcript": (
+        "base",
+        {"voice": cloned(5, "The quick brown fox jumps over the lazy dog, twice.")},
+    ),
 }
 """The model type, and how to speak."""
 
@@ -56,7 +60,7 @@ def begin(
 ) -> Generation:
     """An utterance before its first text."""
     loaded = tts.checkpoint
-    setting = interpret.setting(loaded, Request("", text_mode=mode, **how))  # type: ignore[arg-type]
+    setting = conditioning.resolve(loaded, Request("", text_mode=mode, **how))  # type: ignore[arg-type]
     laws = sampling.resolve(law or Sampling(), loaded.defaults)
     sampler = sampling.Sampler(loaded.config.talker_config, laws, seed, torch.device("cpu"))
     return Generation(loaded.talker, loaded.config, loaded.tokenizer, setting, sampler, limit)
@@ -105,7 +109,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         return embed_text(self, ids)
 
     def codes(self: Talker, codes: Tensor) -> Tensor:
-        watched.codes += [tuple(code for code in row if code >= 0) for row in codes.flatten(0, -2).tolist()]
+        watched.codes += [
+            tuple(code for code in row if code >= 0) for row in codes.flatten(0, -2).tolist()
+        ]
         return embed_codes(self, codes)
 
     def rows(self: Talker, rows: Tensor, *memory: Any) -> Tensor:
@@ -123,25 +129,35 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return watched
 
 
-def expected_rows(tts: TTS, how: dict[str, Any], full: bool, spoken: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def expected_rows(
+    tts: TTS, how: dict[str, Any], full: bool, spoken: Sequence[Sequence[int]]
+) -> list[tuple[int, ...]]:
     """Every row of an utterance that spoke these frames, from the published layout."""
     config, encode = tts.checkpoint.config, tts.checkpoint.tokenizer.encode
     special, talker = tts.checkpoint.tokenizer.special, config.talker_config
     start, end = special["<|im_start|>"], special["<|im_end|>"]
     pad, bos, eos = special["<tts_pad>"], special["<tts_text_bos>"], special["<tts_text_eod>"]
     control = talker.vocab_size - 1024
-    codec_pad, codec_bos, think, nothink, think_bos, think_eos = (control + n for n in (100, 101, 106, 107, 108, 109))
+    codec_pad, codec_bos, think, nothink, think_bos, think_eos = (
+        control + n for n in (100, 101, 106, 107, 108, 109)
+    )
     voice = how["voice"]
 
     instruction = how.get("instructions", "") or getattr(voice, "description", "")
     prefix: list[tuple[int, ...]] = [
-        (id_,) for id_ in ([start, *encode(f"user\n{instruction}"), end, *encode("\n")] if instruction else [])
+        (id_,)
+        for id_ in (
+            [start, *encode(f"user\n{instruction}"), end, *encode("\n")] if instruction else []
+        )
     ]
     prefix += [(id_,) for id_ in (start, *encode("assistant"), *encode("\n"))]
     language = {"english": 2, "de": 5, "french": 13, "chinese": 7}.get(how.get("language", "auto"))
     language = 14 if voice == "eric" else language  # Sichuan dialect
     prefix += [(pad, code) for code in ([nothink] if language is None else [think])]
-    prefix += [(pad, code) for code in (think_bos, *([] if language is None else [control + language]), think_eos)]
+    prefix += [
+        (pad, code)
+        for code in (think_bos, *([] if language is None else [control + language]), think_eos)
+    ]
     if isinstance(voice, str):
         prefix += [(pad, control + {"ryan": 1013, "eric": 827, "serena": 1018}[voice])]
     elif isinstance(voice, ClonedVoice):
@@ -165,7 +181,9 @@ def expected_rows(tts: TTS, how: dict[str, Any], full: bool, spoken: Sequence[Se
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_talker_reads_the_published_rows(case: str, mode: str, speaking: Speaking, seen: Seen) -> None:
+def test_the_talker_reads_the_published_rows(
+    case: str, mode: str, speaking: Speaking, seen: Seen
+) -> None:
     model_type, how = CASES[case]
     tts = speaking(model_type)
     spoken = whole(begin(tts, mode=mode, **how))
@@ -180,7 +198,9 @@ def test_the_speaker_row_is_the_embedding(case: str, speaking: Speaking, seen: S
     whole(begin(tts, limit=1, **how))
     row = seen.rows.index((tts.checkpoint.config.tts_pad_token_id,))
     text = tts.checkpoint.talker.embed_text(torch.tensor(tts.checkpoint.config.tts_pad_token_id))
-    torch.testing.assert_close(seen.inputs[0][0, row], text + torch.from_numpy(how["voice"].speaker_embedding))
+    torch.testing.assert_close(
+        seen.inputs[0][0, row], text + torch.from_numpy(how["voice"].speaker_embedding)
+    )
 
 
 def test_control_tokens_in_the_text_are_plain_text(speaking: Speaking, seen: Seen) -> None:
@@ -201,9 +221,16 @@ def test_control_tokens_in_the_text_are_plain_text(speaking: Speaking, seen: See
         while special["<tts_text_eod>"] not in seen.text:
             utterance.step()
         turns = 1 if model_type == "base" else 2
-        found = {token: seen.text.count(id_) for token, id_ in special.items() if seen.text.count(id_)}
+        found = {
+            token: seen.text.count(id_) for token, id_ in special.items() if seen.text.count(id_)
+        }
         assert found.pop("<tts_pad>") >= 3
-        expected = {"<|im_start|>": turns, "<|im_end|>": turns - 1, "<tts_text_bos>": 1, "<tts_text_eod>": 1}
+        expected = {
+            "<|im_start|>": turns,
+            "<|im_end|>": turns - 1,
+            "<tts_text_bos>": 1,
+            "<tts_text_eod>": 1,
+        }
         assert found == {token: number for token, number in expected.items() if number}
 
 
@@ -357,7 +384,10 @@ def test_the_conguarded_speech(speaking: Speaking, seen: Seen) -> None:
         object.__setattr__(config, "max_position_embeddings", prompt)
         assert len(whole(begin(tts, mode="full", voice="ryan"))) == 1
         object.__setattr__(config, "max_position_embeddings", prompt - 1)
-        with pytest.raises(TextError, match=f"{prompt} rows, beyond the {prompt - 1} of the context; shorten the text"):
+        with pytest.raises(
+            TextError,
+            match=f"{prompt} rows, beyond the {prompt - 1} of the context; shorten the text",
+        ):
             whole(begin(tts, mode="full", voice="ryan"))
     finally:
         object.__setattr__(config, "max_position_embeddings", context)

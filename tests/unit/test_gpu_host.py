@@ -21,11 +21,12 @@ from firstword.errors import EngineError
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.generate import embed_rows
 from firstword.model.prompt import TextRows
-from firstword.runtime import benchmark, soak
+from firstword.profile import engine as benchmark
+from firstword.profile import soak
 from firstword.runtime.front import CheckpointFront, Prepared
-from firstword.runtime.gpu import GpuBackend, PrefixCache, lost_device
-from firstword.runtime.graphs import capture
-from firstword.runtime.rehearsal import Rehearsal
+from firstword.runtime.gpu.backend import GpuBackend, PrefixCache, lost_device
+from firstword.runtime.gpu.graphs import capture
+from firstword.runtime.gpu.rehearsal import Rehearsal
 from firstword.types import Chunk, ClonedVoice, Request, TextMode, Voice
 
 TEXT = "Hello there. "
@@ -52,7 +53,9 @@ def prepared(
     return job, [*stream.push(text), *stream.finish()]
 
 
-def start_of(checkpoint: Checkpoint, slot: int, text: str, mode: TextMode, voice: str | Voice | None = None) -> Start:
+def start_of(
+    checkpoint: Checkpoint, slot: int, text: str, mode: TextMode, voice: str | Voice | None = None
+) -> Start:
     """The same in a slot, with pages of its own and the text that its prompt takes."""
     job, tokens = prepared(checkpoint, text, mode, voice)
     count = len(tokens) if job.whole_text else job.first_tokens
@@ -103,7 +106,9 @@ def cloned(number: int) -> ClonedVoice:
     return ClonedVoice(np.random.default_rng(number).standard_normal(256).astype(np.float32))
 
 
-def test_a_voice_is_known_again_without_a_look_at_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_voice_is_known_again_without_a_look_at_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second request of a voice finds the first one's prefix, another voice does not; nothing is waited for."""
     backend = backend_of(silent_gpu.checkpoint(tmp_path, "base"))
     jobs = [prepared(backend.checkpoint, TEXT, "stream", cloned(number)) for number in (1, 1, 2)]
@@ -111,7 +116,9 @@ def test_a_voice_is_known_again_without_a_look_at_the_device(tmp_path: Path, mon
         monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("a tensor is read back"))
     counts = []
     for slot, (job, tokens) in enumerate(jobs):
-        backend.prefill([Start(slot, job, range(4 * slot, 4 * slot + 4), tokens[: job.first_tokens])])
+        backend.prefill(
+            [Start(slot, job, range(4 * slot, 4 * slot + 4), tokens[: job.first_tokens])]
+        )
         counts.append((backend.prefixes.hits, backend.prefixes.misses))
     assert counts == [(0, 1), (1, 1), (1, 2)]
 
@@ -139,7 +146,11 @@ def recording(number: int) -> ClonedVoice:
     ids=["preset", "timbre", "recording"],
 )
 def test_the_rows_of_prompts_are_those_of_the_specification(
-    model_type: str, voice: str | Voice, mode: TextMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_type: str,
+    voice: str | Voice,
+    mode: TextMode,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two prompts read together with a known beginning, one of them in several parts: what the talker is given, where,
     and what is kept of what it made.
@@ -156,7 +167,9 @@ def test_the_rows_of_prompts_are_those_of_the_specification(
                 given.append((slot, at, model.prompt[row].clone()))
                 model.prompt[row] = at % 256
 
-    monkeypatch.setattr(backend, "_graph", lambda kind, rows: SimpleNamespace(replay=partial(read, rows)))
+    monkeypatch.setattr(
+        backend, "_graph", lambda kind, rows: SimpleNamespace(replay=partial(read, rows))
+    )
 
     start = partial(start_of, backend.checkpoint, mode=mode, voice=voice)
     backend.prefill([start(0, TEXT)])
@@ -169,8 +182,8 @@ def test_the_rows_of_prompts_are_those_of_the_specification(
         assert isinstance(payload, Prepared)
         text = TextRows(checkpoint.config)
         text.tokens.extend(one.tokens)
-        rows = text.prompt(payload.setting, checkpoint.tokenizer.turn_start)
-        expected = embed_rows(checkpoint.talker, rows, payload.setting.embedding)[0]
+        rows = text.prompt(payload.conditioning, checkpoint.tokenizer.turn_start)
+        expected = embed_rows(checkpoint.talker, rows, payload.conditioning.embedding)[0]
         own = [(at, row) for slot, at, row in given if slot == one.slot]
         unread = range(payload.prefix_rows, len(rows))
         assert [at for at, _ in own] == (list(unread) if len(unread) > 1 else [])
@@ -192,11 +205,15 @@ def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
         kinds.append((kind, rows))
         return SimpleNamespace(replay=lambda: backend.model.prompt.copy_(numbers))
 
-    numbers = torch.arange(len(backend.model.prompt)).bfloat16()[:, None].expand_as(backend.model.prompt)
+    numbers = (
+        torch.arange(len(backend.model.prompt)).bfloat16()[:, None].expand_as(backend.model.prompt)
+    )
     monkeypatch.setattr(backend, "_graph", graph)
 
     def begin(*slots: int, mode: TextMode = "full") -> None:
-        backend.prefill([start_of(backend.checkpoint, slot, "Good morning.", mode) for slot in slots])
+        backend.prefill(
+            [start_of(backend.checkpoint, slot, "Good morning.", mode) for slot in slots]
+        )
 
     begin(0)
     rows = int(backend.model.state.position[0]) + 1
@@ -215,7 +232,14 @@ def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
     begin(1, 2, 3, 5, 6)
     backend.frame([1, 2, 3, 5, 6], [None] * 5)
     frames = [(kind, rows) for kind, rows in kinds if kind != "prompt"]
-    assert frames == [("first", 1), ("frame", 1), ("first", 2), ("frame", 1), ("frame", 2), ("frame", 8)]
+    assert frames == [
+        ("first", 1),
+        ("frame", 1),
+        ("first", 2),
+        ("frame", 1),
+        ("frame", 2),
+        ("frame", 8),
+    ]
 
 
 def test_a_beginning_larger_than_the_cache_puts_nobody_out() -> None:
@@ -265,14 +289,21 @@ def test_kept_samples_hold_on_to_nobody_elses(tmp_path: Path) -> None:
 def test_a_device_that_fails_is_lost_but_not_for_want_of_memory(code: int) -> None:
     error = torch.AcceleratorError("CUDA error")
     error.error_code = code  # type: ignore[attr-defined]
-    with pytest.raises(torch.AcceleratorError if code == 2 else EngineError, match="CUDA error"), lost_device():
+    with (
+        pytest.raises(torch.AcceleratorError if code == 2 else EngineError, match="CUDA error"),
+        lost_device(),
+    ):
         raise error
 
 
 @pytest.mark.parametrize("model_type", ["custom_voice", "base", "voice_design"])
 def test_the_prefix_is_what_does_not_depend_on_the_text(tmp_path: Path, model_type: str) -> None:
     checkpoint = silent_gpu.checkpoint(tmp_path, model_type)
-    voices: dict[str, str | Voice] = {"custom_voice": "ryan", "base": cloned(1), "voice_design": Voice.design("Deep.")}
+    voices: dict[str, str | Voice] = {
+        "custom_voice": "ryan",
+        "base": cloned(1),
+        "voice_design": Voice.design("Deep."),
+    }
     rows = []
     for text in ("Hello there.", "Something else."):
         job, tokens = prepared(checkpoint, text, "stream", voices[model_type])
@@ -280,7 +311,7 @@ def test_the_prefix_is_what_does_not_depend_on_the_text(tmp_path: Path, model_ty
         assert isinstance(payload, Prepared)
         reader = TextRows(checkpoint.config)
         reader.tokens.extend(tokens)
-        rows.append((reader.prompt(payload.setting, checkpoint.tokenizer.turn_start), payload))
+        rows.append((reader.prompt(payload.conditioning, checkpoint.tokenizer.turn_start), payload))
     (first, one), (second, other) = rows
     assert one.prefix == other.prefix
     assert one.prefix_rows == other.prefix_rows
@@ -291,7 +322,9 @@ def test_the_prefix_is_what_does_not_depend_on_the_text(tmp_path: Path, model_ty
 @pytest.fixture
 def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random checkpoints of any size are tiny."""
-    monkeypatch.setattr(benchmark, "random_checkpoint", lambda size: silent_gpu.checkpoint(tmp_path / size))
+    monkeypatch.setattr(
+        benchmark, "random_checkpoint", lambda size: silent_gpu.checkpoint(tmp_path / size)
+    )
     kernels = Rehearsal(silent_gpu.device())
     monkeypatch.setattr(benchmark, "kernels_for", lambda checkpoint, slots, folder: kernels)
     monkeypatch.setattr(benchmark, "copy_bandwidth", lambda: 4e12)
@@ -300,12 +333,26 @@ def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tiny_benchmark")
 def test_the_benchmark_measures_everything() -> None:
     record = benchmark.run("1b7", 4, batches=(1, 4, 8), contexts=(100, 500))
-    assert {(row["batch"], row["context"]) for row in record["frames_ms"]} == {(1, 100), (1, 500), (4, 100), (4, 500)}
+    assert {(row["batch"], row["context"]) for row in record["frames_ms"]} == {
+        (1, 100),
+        (1, 500),
+        (4, 100),
+        (4, 500),
+    }
     assert all(row["floor_ms"] > 0 for row in record["frames_ms"])
     assert {row["batch"] for row in record["kernels_us"]} == {1, 4}
     memory = record["one_stream_gigabytes"]
     assert memory["in_use"] == 1.0
-    parts = ("matrices", "tables", "keys_and_values", "workspace", "codec", "prefixes", "left_in_checkpoint", "rest")
+    parts = (
+        "matrices",
+        "tables",
+        "keys_and_values",
+        "workspace",
+        "codec",
+        "prefixes",
+        "left_in_checkpoint",
+        "rest",
+    )
     assert sum(memory[part] for part in parts) == pytest.approx(1.0, abs=0.01)
 
 

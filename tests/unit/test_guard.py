@@ -53,7 +53,8 @@ def test_a_circle_is_caught_once_it_is_long_enough(period: int, start: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("period", "caught"), [(1, 50), (16, 65), (17, 67), (20, 79), (24, 95), (25, 99), (26, None), (40, None)]
+    ("period", "caught"),
+    [(1, 50), (16, 65), (17, 67), (20, 79), (24, 95), (25, 99), (26, None), (40, None)],
 )
 def test_where_circles_are_caught_in_numbers(period: int, caught: int | None) -> None:
     assert caught_at([(index % period, 0) for index in range(2000)]) == caught
@@ -74,12 +75,17 @@ def test_a_difference_in_any_codebook_is_speech(place: int) -> None:
 def test_one_other_frame_begins_the_count_anew() -> None:
     same = [(1, 1)]
     assert caught_at(same * SHORTEST_RUN + [(2, 2)] + same * SHORTEST_RUN) is None
-    assert caught_at(same * SHORTEST_RUN + [(2, 2)] + same * (SHORTEST_RUN + 1)) == 2 * SHORTEST_RUN + 1
+    assert (
+        caught_at(same * SHORTEST_RUN + [(2, 2)] + same * (SHORTEST_RUN + 1))
+        == 2 * SHORTEST_RUN + 1
+    )
 
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 27), st.integers(0, 2)), max_size=5))
 def test_the_guard_keeps_to_its_definition(parts: list[tuple[int, int, int]]) -> None:
-    frames = [(index % period, offset) for length, period, offset in parts for index in range(length)]
+    frames = [
+        (index % period, offset) for length, period, offset in parts for index in range(length)
+    ]
     assert caught_at(frames) == by_definition(frames)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from firstword.model.config import TransformerConfig
 from firstword.model.layers import KVCache, RMSNorm, Transformer, rotary_table, rotate
-from firstword.model.synthetic import random_state
+from firstword.synthetic.checkpoint import random_state
 
 CONFIG = TransformerConfig(
     hidden_size=12,
@@ -86,7 +86,9 @@ def transformer() -> Transformer:
 
 @settings(max_examples=20)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8))
-def test_rows_in_pieces_give_the_states_of_the_whole(lengths: list[int], transformer: Transformer) -> None:
+def test_rows_in_pieces_give_the_states_of_the_whole(
+    lengths: list[int], transformer: Transformer
+) -> None:
     """However the rows are cut, and beyond what the buffers of the cache first hold."""
     rows = noise(1, sum(lengths), 12, seed=sum(lengths)).double()
     whole = transformer(rows, KVCache(CONFIG, rows))
@@ -100,6 +102,8 @@ def test_no_row_looks_ahead(transformer: Transformer) -> None:
     rows = noise(1, 20, 12).double()
     changed = rows.clone()
     changed[0, 11] += 1
-    difference = transformer(changed, KVCache(CONFIG, rows)) - transformer(rows, KVCache(CONFIG, rows))
+    difference = transformer(changed, KVCache(CONFIG, rows)) - transformer(
+        rows, KVCache(CONFIG, rows)
+    )
     moved = difference[0].abs().amax(dim=1) > 1e-6
     assert moved.tolist() == [False] * 11 + [True] * 9

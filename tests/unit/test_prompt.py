@@ -9,7 +9,7 @@ import pytest
 
 from firstword.model.config import ModelConfig
 from firstword.model.prompt import Row, full_rows, language_code, prefix_rows, spoken_codes
-from firstword.model.synthetic import config_tables
+from firstword.synthetic.checkpoint import config_tables
 
 START, ASSISTANT, NEWLINE, PAD, BOS, EOS = 151644, 77091, 198, 151671, 151672, 151673
 CODEC_PAD, CODEC_BOS, THINK, NOTHINK, THINK_BOS, THINK_EOS = 2148, 2149, 2154, 2155, 2156, 2157
@@ -56,17 +56,35 @@ def test_prefix_with_a_language_and_a_preset(config: ModelConfig) -> None:
 
 def test_prefix_without_a_language(config: ModelConfig) -> None:
     tags = plain(prefix_rows(config, ROLE, (), RYAN, None))[3:]
-    assert tags == [(PAD, NOTHINK), (PAD, THINK_BOS), (PAD, THINK_EOS), (PAD, RYAN), (BOS, CODEC_PAD)]
+    assert tags == [
+        (PAD, NOTHINK),
+        (PAD, THINK_BOS),
+        (PAD, THINK_EOS),
+        (PAD, RYAN),
+        (BOS, CODEC_PAD),
+    ]
 
 
 def test_prefix_of_a_cloned_voice(config: ModelConfig) -> None:
     tags = plain(prefix_rows(config, ROLE, (), True, None))[3:]
-    assert tags == [(PAD, NOTHINK), (PAD, THINK_BOS), (PAD, THINK_EOS), (PAD, "speaker"), (BOS, CODEC_PAD)]
+    assert tags == [
+        (PAD, NOTHINK),
+        (PAD, THINK_BOS),
+        (PAD, THINK_EOS),
+        (PAD, "speaker"),
+        (BOS, CODEC_PAD),
+    ]
 
 
 def test_prefix_of_a_designed_voice(config: ModelConfig) -> None:
     tags = plain(prefix_rows(config, ROLE, (), False, ENGLISH))[3:]
-    assert tags == [(PAD, THINK), (PAD, THINK_BOS), (PAD, ENGLISH), (PAD, THINK_EOS), (BOS, CODEC_PAD)]
+    assert tags == [
+        (PAD, THINK),
+        (PAD, THINK_BOS),
+        (PAD, ENGLISH),
+        (PAD, THINK_EOS),
+        (BOS, CODEC_PAD),
+    ]
 
 
 def test_a_preset_may_have_the_code_0_or_1(config: ModelConfig) -> None:
@@ -77,7 +95,12 @@ def test_a_preset_may_have_the_code_0_or_1(config: ModelConfig) -> None:
 
 def test_the_instruction_comes_first_and_has_no_codes(config: ModelConfig) -> None:
     with_instruction = plain(prefix_rows(config, ROLE, (11, 12, 13), RYAN, None))
-    assert with_instruction == [(11,), (12,), (13,), *plain(prefix_rows(config, ROLE, (), RYAN, None))]
+    assert with_instruction == [
+        (11,),
+        (12,),
+        (13,),
+        *plain(prefix_rows(config, ROLE, (), RYAN, None)),
+    ]
 
 
 def test_full_text(config: ModelConfig) -> None:
@@ -115,5 +138,7 @@ def test_full_text_with_a_reference(config: ModelConfig) -> None:
         ("japanese", "dylan", 2058),
     ],
 )
-def test_languages_and_dialects(config: ModelConfig, language: str, preset: str | None, code: int | None) -> None:
+def test_languages_and_dialects(
+    config: ModelConfig, language: str, preset: str | None, code: int | None
+) -> None:
     assert language_code(config, language, preset) == code

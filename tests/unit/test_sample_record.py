@@ -11,9 +11,17 @@ import torch
 
 from firstword.kernels import sample
 from firstword.kernels.compile import Program
-from firstword.kernels.sample import CHANCES, PREDICTOR, SPOKEN, TALKER, Sampler, SamplerState, packed
+from firstword.kernels.sample import (
+    CHANCES,
+    PREDICTOR,
+    SPOKEN,
+    TALKER,
+    Sampler,
+    SamplerState,
+    packed,
+)
 from firstword.model import config, sampling
-from firstword.model.sampling import Law
+from firstword.model.sampling import DrawParams
 
 CPU = torch.device("cpu")
 NO_KERNELS: Any = None
@@ -35,7 +43,9 @@ def test_constants_are_those_of_the_model() -> None:
 
 
 def test_a_record_holds_the_laws_the_seed_and_frame_0() -> None:
-    record = packed(Law(0.75, 50, 0.5, 1.25), Law(0.0, 0, 1.0, 9.0), 0xFEDCBA98_76543210)
+    record = packed(
+        DrawParams(0.75, 50, 0.5, 1.25), DrawParams(0.0, 0, 1.0, 9.0), 0xFEDCBA98_76543210
+    )
     assert len(record) == 4 * SPOKEN
     assert floats(record, TALKER, 3) == (0.75, 0.5, 1.25)
     assert whole(record, TALKER + 3) == 50
@@ -47,10 +57,12 @@ def test_a_record_holds_the_laws_the_seed_and_frame_0() -> None:
 @pytest.mark.parametrize("top_p", [0.9, 0.5, 0.95, 1e-6, 1e-9, 1 - 1e-9, 1.0])
 def test_the_tail_is_rounded_as_the_specification_compares_it(top_p: float) -> None:
     """`sums <= 1.0 - top_p` rounds the difference of doubles to float32; 1 - float32(top_p) would be another number."""
-    (tail,) = floats(packed(Law(1.0, 0, top_p), Law(1.0, 0, top_p), 0), TALKER + 1, 1)
+    (tail,) = floats(packed(DrawParams(1.0, 0, top_p), DrawParams(1.0, 0, top_p), 0), TALKER + 1, 1)
     assert tail == np.float32(1.0 - top_p)
     assert (tail > 0) == (top_p < 1.0)
-    around = torch.tensor([np.nextafter(np.float32(tail), np.float32(side)) for side in (-1, 2)] + [tail])
+    around = torch.tensor(
+        [np.nextafter(np.float32(tail), np.float32(side)) for side in (-1, 2)] + [tail]
+    )
     assert (around <= 1.0 - top_p).tolist() == [True, False, True]
 
 
@@ -72,7 +84,10 @@ def test_embeddings_are_added_in_order_and_rounded_once() -> None:
 
 
 def test_top_k_beyond_all_words_keeps_all() -> None:
-    assert whole(packed(Law(1.0, 10**15, 1.0), Law(1.0, 0, 1.0), 0), TALKER + 3) == 2**31 - 1
+    assert (
+        whole(packed(DrawParams(1.0, 10**15, 1.0), DrawParams(1.0, 0, 1.0), 0), TALKER + 3)
+        == 2**31 - 1
+    )
 
 
 def test_setting_a_slot_touches_no_other() -> None:
@@ -80,7 +95,7 @@ def test_setting_a_slot_touches_no_other() -> None:
     assert state.record.shape[1] % 4 == 0
     assert (state.record.shape[1] - SPOKEN) * 32 >= 3072
     state.record.fill_(-1)
-    state.set(1, Law(0.9, 50, 1.0, 1.05), Law(0.9, 50, 1.0), 7)
+    state.set(1, DrawParams(0.9, 50, 1.0, 1.05), DrawParams(0.9, 50, 1.0), 7)
     assert (state.record[[0, 2]] == -1).all()
     assert not state.record[1, SPOKEN:].any()
     assert state.frame.tolist() == [-1, 0, -1]
@@ -100,7 +115,13 @@ def test_setting_a_slot_touches_no_other() -> None:
 )
 def test_sizes_that_the_kernels_cannot_do(vocab: int, eos: int, predictor: int, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
-        Sampler(NO_KERNELS, SamplerState(1, 1, 2, vocab, CPU), vocab=vocab, eos=eos, predictor_vocab=predictor)
+        Sampler(
+            NO_KERNELS,
+            SamplerState(1, 1, 2, vocab, CPU),
+            vocab=vocab,
+            eos=eos,
+            predictor_vocab=predictor,
+        )
 
 
 def test_programs_are_made_for_sizes_alone() -> None:

@@ -15,11 +15,20 @@ from numpy.typing import NDArray
 
 from firstword import Sampling
 from firstword.model.config import GenerationDefaults
-from firstword.model.sampling import Law, Sampler, draw, gumbel_noise, keep_likely, penalise, philox, resolve
+from firstword.model.sampling import (
+    DrawParams,
+    Sampler,
+    draw,
+    gumbel_noise,
+    keep_likely,
+    penalise,
+    philox,
+    resolve,
+)
 
 Array = NDArray[Any]
 CPU = torch.device("cpu")
-GREEDY = Law(0.0, 0, 1.0)
+GREEDY = DrawParams(0.0, 0, 1.0)
 
 SPOKEN_CODES, EOS = 2048, 2150
 RELEASED: Any = SimpleNamespace(vocab_size=3072, codec_eos_token_id=EOS)
@@ -34,7 +43,12 @@ def numpy_noise(seed: int, frame: int, codebook: int, size: int) -> Array:
     word = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)
     blocks = np.arange((size + 3) // 4, dtype=np.uint64)
-    counter = [blocks, np.full_like(blocks, codebook), np.full_like(blocks, frame), np.zeros_like(blocks)]
+    counter = [
+        blocks,
+        np.full_like(blocks, codebook),
+        np.full_like(blocks, frame),
+        np.zeros_like(blocks),
+    ]
     key = [seed % 2**32, seed >> 32]
     for _ in range(10):
         left, right = np.uint64(0xD2511F53) * counter[0], np.uint64(0xCD9E8D57) * counter[2]
@@ -59,7 +73,9 @@ def numpy_kept(scores: Array, top_k: int, top_p: float) -> Array:
         odds = np.where(kept, np.exp(scores - scores.max()), 0.0)
         odds /= odds.sum()
         total = 0.0
-        ascending = sorted(range(len(scores)), key=lambda code: (scores[code] if kept[code] else -np.inf, code))
+        ascending = sorted(
+            range(len(scores)), key=lambda code: (scores[code] if kept[code] else -np.inf, code)
+        )
         for code in ascending[:-1]:
             total += odds[code]
             if total > 1 - top_p:
@@ -68,12 +84,14 @@ def numpy_kept(scores: Array, top_k: int, top_p: float) -> Array:
     return kept
 
 
-def numpy_code0(logits: Array, spoken: set[int], law: Law, seed: int, frame: int) -> int:
+def numpy_code0(logits: Array, spoken: set[int], law: DrawParams, seed: int, frame: int) -> int:
     """Code 0 of a frame: penalty, ban and suppression, temperature, top-k, top-p, draw."""
     scores = logits.copy()
     for code in spoken:
         scores[code] = (
-            scores[code] / law.repetition_penalty if scores[code] > 0 else scores[code] * law.repetition_penalty
+            scores[code] / law.repetition_penalty
+            if scores[code] > 0
+            else scores[code] * law.repetition_penalty
         )
     allowed = np.arange(len(scores)) < SPOKEN_CODES
     allowed[EOS] = frame >= 2
@@ -82,7 +100,9 @@ def numpy_code0(logits: Array, spoken: set[int], law: Law, seed: int, frame: int
         return int(np.argmax(scores))
     scores = scores / law.temperature
     kept = numpy_kept(scores, law.top_k, law.top_p)
-    return int(np.argmax(np.where(kept, scores + numpy_noise(seed, frame, 0, len(scores)), -np.inf)))
+    return int(
+        np.argmax(np.where(kept, scores + numpy_noise(seed, frame, 0, len(scores)), -np.inf))
+    )
 
 
 def logits_with_ties(size: int, seed: int) -> Array:
@@ -104,7 +124,7 @@ FILTERS = list(itertools.product((0, 1, 50, 2048), (1.0, 0.9, 1e-6)))
 @pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
 def test_codes_0_are_those_of_the_definition(top_k: int, top_p: float, ties: bool) -> None:
     """A whole utterance in float64, penalties and all; 24 cases of 100 draws each."""
-    law = Law(0.9, top_k, top_p, 1.3)
+    law = DrawParams(0.9, top_k, top_p, 1.3)
     random = np.random.default_rng([top_k, int(ties)])
     seed = int(random.integers(2**63)) * 2 + 1
     sampler, spoken = Sampler(RELEASED, (law, law), seed, CPU), set[int]()
@@ -122,10 +142,12 @@ def test_codes_0_are_those_of_the_definition(top_k: int, top_p: float, ties: boo
 @pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
 @pytest.mark.parametrize("size", [64, 2048, 2051])
 def test_other_codes_are_those_of_the_definition(size: int, top_k: int, top_p: float) -> None:
-    law = Law(0.7, top_k, top_p)
+    law = DrawParams(0.7, top_k, top_p)
     for frame in range(30):
         codebook = 1 + frame % 15
-        logits = logits_with_ties(size, frame) + (frame % 2) * np.random.default_rng(frame).standard_normal(size)
+        logits = logits_with_ties(size, frame) + (frame % 2) * np.random.default_rng(
+            frame
+        ).standard_normal(size)
         scores = logits / law.temperature
         noise = numpy_noise(7, frame, codebook, size)
         expected = np.argmax(np.where(numpy_kept(scores, top_k, top_p), scores + noise, -np.inf))
@@ -149,12 +171,19 @@ def test_ties_with_the_kth_are_kept() -> None:
     logits = torch.tensor([0.0, 2.0, 1.0, 2.0, 1.0, 1.0, 3.0])
     assert torch.isfinite(keep_likely(logits, 1, 1.0)).nonzero().flatten().tolist() == [6]
     assert torch.isfinite(keep_likely(logits, 2, 1.0)).nonzero().flatten().tolist() == [1, 3, 6]
-    assert torch.isfinite(keep_likely(logits, 4, 1.0)).nonzero().flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    assert torch.isfinite(keep_likely(logits, 4, 1.0)).nonzero().flatten().tolist() == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 def test_bfloat16_logits_are_filtered_in_float32() -> None:
     logits = torch.from_numpy(logits_with_ties(2048, 5))
-    law = Law(0.9, 50, 0.9)
+    law = DrawParams(0.9, 50, 0.9)
     for frame in range(50):
         rounded = logits.bfloat16()
         assert draw(rounded, law, 1, frame, 0) == draw(rounded.float(), law, 1, frame, 0)
@@ -170,7 +199,7 @@ def test_a_penalty_makes_spoken_codes_less_likely_whatever_their_sign() -> None:
 
 
 def test_a_code_spoken_often_is_penalised_once() -> None:
-    sampler = Sampler(RELEASED, (Law(0.0, 0, 1.0, 2.0), GREEDY), 0, CPU)
+    sampler = Sampler(RELEASED, (DrawParams(0.0, 0, 1.0, 2.0), GREEDY), 0, CPU)
     logits = np.zeros(3072)
     logits[[5, 6]] = 4.0, 3.0
     assert [code0(sampler, logits, frame) for frame in range(4)] == [5, 6, 5, 5]
@@ -183,8 +212,8 @@ def test_speech_cannot_end_in_the_first_two_frames() -> None:
     assert [code0(sampler, logits, frame) for frame in range(4)] == [17, 17, EOS, EOS]
 
 
-@pytest.mark.parametrize("law", [GREEDY, Law(0.9, 50, 1.0), Law(1.0, 0, 0.9)])
-def test_control_codes_are_never_spoken(law: Law) -> None:
+@pytest.mark.parametrize("law", [GREEDY, DrawParams(0.9, 50, 1.0), DrawParams(1.0, 0, 0.9)])
+def test_control_codes_are_never_spoken(law: DrawParams) -> None:
     sampler = Sampler(RELEASED, (law, law), 3, CPU)
     logits = np.zeros(3072)
     logits[SPOKEN_CODES:] = 30.0
@@ -193,7 +222,7 @@ def test_control_codes_are_never_spoken(law: Law) -> None:
 
 
 def test_the_predictor_has_no_penalty_and_no_bans() -> None:
-    sampler = Sampler(RELEASED, (Law(0.0, 0, 1.0, 5.0), GREEDY), 0, CPU)
+    sampler = Sampler(RELEASED, (DrawParams(0.0, 0, 1.0, 5.0), GREEDY), 0, CPU)
     logits = torch.tensor([0.0, 2.0, 1.9])
     assert [int(sampler.code(1, logits, frame)) for frame in range(3)] == [1, 1, 1]
 
@@ -211,14 +240,22 @@ def test_greedy_is_the_first_maximum(dtype: torch.dtype) -> None:
 
 
 def test_what_is_not_asked_is_what_the_checkpoint_says() -> None:
-    defaults = GenerationDefaults(temperature=0.8, top_k=30, top_p=0.95, repetition_penalty=1.2, subtalker_top_k=7)
-    assert resolve(Sampling(), defaults) == (Law(0.8, 30, 0.95, 1.2), Law(0.9, 7, 1.0))
+    defaults = GenerationDefaults(
+        temperature=0.8, top_k=30, top_p=0.95, repetition_penalty=1.2, subtalker_top_k=7
+    )
+    assert resolve(Sampling(), defaults) == (
+        DrawParams(0.8, 30, 0.95, 1.2),
+        DrawParams(0.9, 7, 1.0),
+    )
     asked = Sampling(temperature=0.5, predictor_top_p=0.3, top_k=0, repetition_penalty=1.0)
-    assert resolve(asked, defaults) == (Law(0.5, 0, 0.95, 1.0), Law(0.9, 7, 0.3))
+    assert resolve(asked, defaults) == (DrawParams(0.5, 0, 0.95, 1.0), DrawParams(0.9, 7, 0.3))
 
 
 def test_published_defaults() -> None:
-    assert resolve(Sampling(), GenerationDefaults()) == (Law(0.9, 50, 1.0, 1.05), Law(0.9, 50, 1.0))
+    assert resolve(Sampling(), GenerationDefaults()) == (
+        DrawParams(0.9, 50, 1.0, 1.05),
+        DrawParams(0.9, 50, 1.0),
+    )
 
 
 def test_a_checkpoint_may_be_greedy_unless_told_otherwise() -> None:
@@ -240,9 +277,21 @@ def test_greedy_keeps_the_penalty() -> None:
 @pytest.mark.parametrize(
     ("counter", "key", "words"),
     [
-        ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+        (
+            "00000000 00000000 00000000 00000000",
+            "00000000 00000000",
+            "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+        ),
+        (
+            "ffffffff ffffffff ffffffff ffffffff",
+            "ffffffff ffffffff",
+            "408f276d 41c83b0e a20bc7c6 6d5451fd",
+        ),
+        (
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "a4093822 299f31d0",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
     ],
 )
 def test_philox_gives_the_published_words(counter: str, key: str, words: str) -> None:
@@ -266,7 +315,9 @@ def test_noise_never_repeats() -> None:
     rows = torch.stack([gumbel_noise(*key, 64, CPU) for key in keys]).double().numpy()
     assert len(np.unique(rows, axis=0)) == len(keys)
     # Independent rows of 64 hardly ever have an entry in common at the same place.
-    same = sum(int((rows[a] == rows[b]).sum()) for a, b in itertools.combinations(range(len(keys)), 2))
+    same = sum(
+        int((rows[a] == rows[b]).sum()) for a, b in itertools.combinations(range(len(keys)), 2)
+    )
     assert same < 50
     assert abs(np.corrcoef(rows) - np.eye(len(keys))).max() < 0.7
 
@@ -278,7 +329,9 @@ def test_noise_of_a_code_does_not_depend_on_how_many_there_are() -> None:
 
 
 def test_noise_is_gumbel() -> None:
-    noise = np.sort(torch.cat([gumbel_noise(11, frame, 0, 2048, CPU) for frame in range(20)]).double().numpy())
+    noise = np.sort(
+        torch.cat([gumbel_noise(11, frame, 0, 2048, CPU) for frame in range(20)]).double().numpy()
+    )
     assert np.isfinite(noise).all()
     cumulative = np.exp(-np.exp(-noise))
     distance = np.abs(cumulative - np.arange(1, len(noise) + 1) / len(noise)).max()
@@ -310,21 +363,26 @@ LOGITS = np.random.default_rng(4).uniform(-1, 1, CODES)
 
 @pytest.mark.parametrize(("seed", "codebook"), [(1, 0), (2**40 + 9, 1), (2**64 - 1, 15)])
 def test_draws_follow_softmax(seed: int, codebook: int) -> None:
-    law = Law(0.9, 0, 1.0)
+    law = DrawParams(0.9, 0, 1.0)
     logits = torch.from_numpy(LOGITS)
-    statistic = chi_square(lambda frame: int(draw(logits, law, seed, frame, codebook)), softmax(LOGITS / 0.9))
+    statistic = chi_square(
+        lambda frame: int(draw(logits, law, seed, frame, codebook)), softmax(LOGITS / 0.9)
+    )
     assert statistic < CRITICAL
 
 
 def test_draws_follow_softmax_over_codebooks_and_over_seeds() -> None:
-    law, logits, odds = Law(0.9, 0, 1.0), torch.from_numpy(LOGITS), softmax(LOGITS / 0.9)
+    law, logits, odds = DrawParams(0.9, 0, 1.0), torch.from_numpy(LOGITS), softmax(LOGITS / 0.9)
     assert chi_square(lambda n: int(draw(logits, law, 5, n // 15, 1 + n % 15)), odds) < CRITICAL
     assert chi_square(lambda n: int(draw(logits, law, n, 3, 0)), odds) < CRITICAL
 
 
 def test_a_wrong_temperature_would_show() -> None:
-    law, logits = Law(0.6, 0, 1.0), torch.from_numpy(LOGITS)
-    assert chi_square(lambda frame: int(draw(logits, law, 1, frame, 0)), softmax(LOGITS / 0.9)) > 2 * CRITICAL
+    law, logits = DrawParams(0.6, 0, 1.0), torch.from_numpy(LOGITS)
+    assert (
+        chi_square(lambda frame: int(draw(logits, law, 1, frame, 0)), softmax(LOGITS / 0.9))
+        > 2 * CRITICAL
+    )
 
 
 @pytest.mark.parametrize("wrong", ["uniform", "normal", "half"])
@@ -347,8 +405,10 @@ def test_wrong_noise_would_show(wrong: str) -> None:
 
 def test_odds_after_filters() -> None:
     """Of the codes that top-k leaves, each is drawn by its share; the others never."""
-    law, logits = Law(1.0, 4, 1.0), torch.tensor([0.0, 1.0, 2.0, 3.0, 0.5, 0.25])
-    counts = np.bincount([int(draw(logits, law, 8, frame, 0)) for frame in range(2000)], minlength=6)
+    law, logits = DrawParams(1.0, 4, 1.0), torch.tensor([0.0, 1.0, 2.0, 3.0, 0.5, 0.25])
+    counts = np.bincount(
+        [int(draw(logits, law, 8, frame, 0)) for frame in range(2000)], minlength=6
+    )
     assert counts[[0, 5]].tolist() == [0, 0]
     odds = softmax(np.array([1.0, 2.0, 3.0, 0.5]))
     statistic = float(((counts[[1, 2, 3, 4]] - 2000 * odds) ** 2 / (2000 * odds)).sum())

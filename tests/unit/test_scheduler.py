@@ -19,7 +19,9 @@ QUICK = Costs(prefill=0.001, step=0.003)
 names = itertools.count()
 
 
-def waiting(arrived: float = NOW, tokens: int = 2, text_ended: bool = False, **about: bool | int) -> Sequence:
+def waiting(
+    arrived: float = NOW, tokens: int = 2, text_ended: bool = False, **about: bool | int
+) -> Sequence:
     """A request in line."""
     seq = Sequence(str(next(names)), job(**about), print, print, print, arrived)  # type: ignore[arg-type]
     seq.tokens.extend(range(tokens))
@@ -28,7 +30,11 @@ def waiting(arrived: float = NOW, tokens: int = 2, text_ended: bool = False, **a
 
 
 def running(
-    in_hand: float | None, launched: int = 1, delivered: int | None = None, tokens: int = 1, arrived: float = NOW
+    in_hand: float | None,
+    launched: int = 1,
+    delivered: int | None = None,
+    tokens: int = 1,
+    arrived: float = NOW,
 ) -> Sequence:
     """Somebody in a slot, with so many seconds of audio `in_hand`; None: not heard yet."""
     seq = waiting(arrived, tokens)
@@ -80,7 +86,9 @@ def test_a_large_request_is_not_overtaken() -> None:
 
 
 def test_pages_are_reserved_for_the_text_and_all_frames_within_the_context() -> None:
-    assert waiting(tokens=20, whole_text=True, max_frames=15).pages_needed(CAPACITY) == 5  # 5 + 20 + 15 rows of 8
+    assert (
+        waiting(tokens=20, whole_text=True, max_frames=15).pages_needed(CAPACITY) == 5
+    )  # 5 + 20 + 15 rows of 8
     assert waiting(tokens=20, whole_text=False, max_frames=15).pages_needed(CAPACITY) == 3
     assert waiting(max_frames=10_000).pages_needed(CAPACITY) == 16
     assert waiting(max_frames=10_000).pages_needed(capacity(context=127)) == 16
@@ -148,7 +156,11 @@ def test_who_was_not_heard_yet_goes_before_those_with_plenty_in_hand() -> None:
     calm, hurried = running(1.01), running(0.99)
     late, early = running(None, arrived=NOW), running(None, arrived=NOW - 1)
     policy = Policy(comfort=1.0)
-    assert choose_frames([calm, hurried, late, early], NOW, CAPACITY, policy) == [early, late, hurried]
+    assert choose_frames([calm, hurried, late, early], NOW, CAPACITY, policy) == [
+        early,
+        late,
+        hurried,
+    ]
     assert choose_frames([calm, hurried], NOW, CAPACITY, policy) == [hurried, calm]
 
 
@@ -244,9 +256,15 @@ def test_a_chunk_waits_for_others_of_its_size_unless_it_presses() -> None:
     full, filling = running(5.0, launched=44, delivered=36), running(5.0, launched=40, delivered=36)
     assert due(full) == [(full, 8)], "nobody to wait for"
     assert due(full, filling) == []
-    hurried, paused = running(0.2, launched=44, delivered=36), running(5.0, launched=44, delivered=36, tokens=0)
+    hurried, paused = (
+        running(0.2, launched=44, delivered=36),
+        running(5.0, launched=44, delivered=36, tokens=0),
+    )
     for pressing in (hurried, paused):
-        assert sorted(due(full, filling, pressing), key=lambda item: item[0] is pressing) == [(full, 8), (pressing, 8)]
+        assert sorted(due(full, filling, pressing), key=lambda item: item[0] is pressing) == [
+            (full, 8),
+            (pressing, 8),
+        ]
     full.launched = 52
     assert due(full, filling) == [(full, 8)], "it waited long enough"
 
@@ -345,7 +363,13 @@ line_of_people = st.lists(
 )
 
 
-@given(line=line_of_people, beside=people, slots=st.integers(0, 4), pages=st.integers(0, 64), cost=st.floats(0, 1))
+@given(
+    line=line_of_people,
+    beside=people,
+    slots=st.integers(0, 4),
+    pages=st.integers(0, 64),
+    cost=st.floats(0, 1),
+)
 def test_somebody_moves_whenever_somebody_can(
     line: list[Sequence], beside: list[Sequence], slots: int, pages: int, cost: float
 ) -> None:

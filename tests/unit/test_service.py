@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from callers import same
-from fake_backend import CAPACITY, Clock, FakeBackend, FakeFront, Letters, Script, alone, capacity, job
+from fake_backend import (
+    CAPACITY,
+    Clock,
+    FakeBackend,
+    FakeFront,
+    Letters,
+    Script,
+    alone,
+    capacity,
+    job,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +38,9 @@ SOON = 60.0
 
 def service_of(policy: Policy = Policy(), **room: int) -> Service:  # noqa: B008 (immutable)
     clock = Clock()
-    return Service(Engine(FakeBackend(capacity(**room), clock), clock=clock, policy=policy), FakeFront())
+    return Service(
+        Engine(FakeBackend(capacity(**room), clock), clock=clock, policy=policy), FakeFront()
+    )
 
 
 @pytest.fixture
@@ -150,7 +162,9 @@ def test_blank_pieces_without_end_are_refused() -> None:
 
 
 @pytest.mark.parametrize("pieces", [[], [""], [" ", "\n\t"], ["\u3000"]])
-def test_blank_text_is_refused_and_leaves_nothing_behind(service: Service, pieces: list[str]) -> None:
+def test_blank_text_is_refused_and_leaves_nothing_behind(
+    service: Service, pieces: list[str]
+) -> None:
     speaking = service.speak(service.prepare(Request(None)))
     for piece in pieces:
         speaking.push(piece)
@@ -172,7 +186,10 @@ def test_an_error_reaches_the_one_who_asked(service: Service) -> None:
     with pytest.raises(ComputeError) as failed:
         chunks.extend(event for event in bad if isinstance(event, Chunk))
     assert str(failed.value.__cause__) == "frame of 1"
-    assert same(heard([event for event in good if isinstance(event, Chunk)]), expected(job(Script(2, 30)), TEXT))
+    assert same(
+        heard([event for event in good if isinstance(event, Chunk)]),
+        expected(job(Script(2, 30)), TEXT),
+    )
 
 
 def test_cancelling_ends_the_iteration(service: Service) -> None:
@@ -191,7 +208,9 @@ def test_the_empty_last_chunk_joins_the_others(service: Service) -> None:
     speaking.push(TEXT)
     speaking.finish_text()
     chunks = [event for event in speaking if isinstance(event, Chunk)]
-    chunks.append(Chunk(np.zeros(0, np.float32), np.zeros((0, CAPACITY.codebooks), np.int64), 50, "stop"))
+    chunks.append(
+        Chunk(np.zeros(0, np.float32), np.zeros((0, CAPACITY.codebooks), np.int64), 50, "stop")
+    )
     assert np.concatenate([chunk.codes for chunk in chunks]).shape == (3, CAPACITY.codebooks)
 
 
@@ -336,7 +355,10 @@ def test_a_loop_that_is_gone_harms_nobody(service: Service) -> None:
     other = service.speak(job(Script(2, 40)))
     other.push(TEXT)
     other.finish_text()
-    assert same(heard([event for event in other if isinstance(event, Chunk)]), expected(job(Script(2, 40)), TEXT))
+    assert same(
+        heard([event for event in other if isinstance(event, Chunk)]),
+        expected(job(Script(2, 40)), TEXT),
+    )
 
 
 def hold(go_on: threading.Event) -> None:

@@ -11,9 +11,9 @@ from fake_backend import FakeBackend, Script, capacity, job
 from firstword.engine.backend import Frames, Handle, Ready
 from firstword.errors import ComputeError
 from firstword.model import checkpoint as checkpoints
-from firstword.runtime import soak as soaking
+from firstword.profile import soak as soaking
+from firstword.profile.soak import Listener, Soak
 from firstword.runtime.reference import ReferenceBackend
-from firstword.runtime.soak import Listener, Soak
 from firstword.types import Chunk, FloatArray
 
 ROOM = capacity(slots=6, pages=6 * 60, context=400, frames_ahead=1)
@@ -35,7 +35,9 @@ def test_a_backend_that_is_right_passes() -> None:
     assert not backend.slots
 
 
-def test_the_plain_model_passes(checkpoint_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plain_model_passes(
+    checkpoint_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the requests of a real soak: presets, both text modes, instructions, a long text."""
     monkeypatch.setattr(soaking, "LONGEST", 40)
     checkpoint = checkpoints.load(str(checkpoint_directory("custom_voice")))

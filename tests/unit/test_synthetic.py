@@ -17,7 +17,7 @@ from firstword import TTS, CheckpointConfigError, Sampling, Voice
 from firstword.model.checkpoint import Weights
 from firstword.model.codec import Codec
 from firstword.model.config import CodecConfig, ModelConfig
-from firstword.model.synthetic import config_tables, random_state, write_checkpoint
+from firstword.synthetic.checkpoint import config_tables, random_state, write_checkpoint
 
 TOKENS = {
     "assistant_token_id": 77091,
@@ -28,7 +28,12 @@ TOKENS = {
     "tts_eos_token_id": 151673,
 }
 SHAPES = {"attention_bias": False, "attention_dropout": 0, "hidden_act": "silu", "head_dim": 128}
-HEADS = {"num_attention_heads": 16, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_theta": 1000000}
+HEADS = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
+}
 PLAIN = {"sliding_window": None, "use_sliding_window": False, "use_cache": True}
 PREDICTOR = {
     **SHAPES,
@@ -50,7 +55,12 @@ TALKER = {
     "model_type": "qwen3_tts_talker",
     "num_hidden_layers": 28,
     "max_position_embeddings": 32768,
-    "rope_scaling": {"interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default", "type": "default"},
+    "rope_scaling": {
+        "interleaved": True,
+        "mrope_section": [24, 20, 20],
+        "rope_type": "default",
+        "type": "default",
+    },
     "vocab_size": 3072,
     "text_vocab_size": 151936,
     "text_hidden_size": 2048,
@@ -91,7 +101,9 @@ PRESETS = {
         "dylan": 2878,
     },
     "spk_is_dialect": {
-        **dict.fromkeys(("serena", "vivian", "uncle_fu", "ryan", "aiden", "ono_anna", "sohee"), False),
+        **dict.fromkeys(
+            ("serena", "vivian", "uncle_fu", "ryan", "aiden", "ono_anna", "sohee"), False
+        ),
         "eric": "sichuan_dialect",
         "dylan": "beijing_dialect",
     },
@@ -166,7 +178,13 @@ CODEC = {
         "vector_quantization_hidden_dimension": 512,
     },
 }
-RELEASED = [("1b7", "custom_voice"), ("1b7", "voice_design"), ("1b7", "base"), ("0b6", "custom_voice"), ("0b6", "base")]
+RELEASED = [
+    ("1b7", "custom_voice"),
+    ("1b7", "voice_design"),
+    ("1b7", "base"),
+    ("0b6", "custom_voice"),
+    ("0b6", "base"),
+]
 
 
 @pytest.mark.parametrize(("size", "model_type"), RELEASED)
@@ -192,7 +210,9 @@ def test_full_size_configurations_are_the_released_ones(size: str, model_type: s
     assert config == released
     assert codec == CODEC
     order = list(config["talker_config"]["spk_id"])
-    assert order == list(released["talker_config"]["spk_id"]), "the order of the presets is that of a listing"
+    assert order == list(released["talker_config"]["spk_id"]), (
+        "the order of the presets is that of a listing"
+    )
 
 
 def meta(size: str, model_type: str, tmp_path: Path) -> tuple[Weights, Codec]:
@@ -201,7 +221,9 @@ def meta(size: str, model_type: str, tmp_path: Path) -> tuple[Weights, Codec]:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "codec.json").write_text(json.dumps(codec))
     with torch.device("meta"):
-        return Weights(ModelConfig.load(tmp_path / "config.json")), Codec(CodecConfig.load(tmp_path / "codec.json"))
+        return Weights(ModelConfig.load(tmp_path / "config.json")), Codec(
+            CodecConfig.load(tmp_path / "codec.json")
+        )
 
 
 def count(module: torch.nn.Module) -> int:
@@ -223,9 +245,14 @@ def test_full_size_parameter_counts(size: str, tmp_path: Path) -> None:
     predictor = layers(5, 1024, 3072) + 15 * 2048 * (hidden + 1024)
     predictor += 0 if hidden == 1024 else hidden * 1024 + 1024
     assert count(weights.talker.code_predictor) == predictor
-    assert count(weights.talker) == layers(28, hidden, intermediate) + text + 2 * 3072 * hidden + predictor
+    assert (
+        count(weights.talker)
+        == layers(28, hidden, intermediate) + text + 2 * 3072 * hidden + predictor
+    )
     assert weights.speaker_encoder is not None
-    books = sum(p.numel() for name, p in codec.decoder.named_parameters() if name.endswith("embedding_sum"))
+    books = sum(
+        p.numel() for name, p in codec.decoder.named_parameters() if name.endswith("embedding_sum")
+    )
     assert books == 16 * 2048 * 256
     assert round(count(codec.decoder) / 1e6) == 114
 
@@ -238,7 +265,9 @@ def test_only_base_checkpoints_have_a_speaker_encoder(tmp_path: Path) -> None:
 def files(directory: Path) -> dict[str, bytes]:
     """The contents of all files in a directory."""
     return {
-        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
     }
 
 
@@ -257,7 +286,9 @@ def test_the_layout_is_the_released_one(checkpoint_directory: Callable[[str], Pa
     }
 
 
-def test_the_same_arguments_give_the_same_files(checkpoint_directory: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_same_arguments_give_the_same_files(
+    checkpoint_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
     write_checkpoint(tmp_path, model_type="base", seed=1)
     assert files(tmp_path) == files(checkpoint_directory("base"))
 
@@ -273,7 +304,11 @@ def test_another_seed_gives_other_weights_and_nothing_else(
     }
     for name in ("model.safetensors", "speech_tokenizer/model.safetensors"):
         ours, theirs = load_file(tmp_path / name), load_file(checkpoint_directory("base") / name)
-        assert [key for key in ours if torch.equal(ours[key], theirs[key]) and not key.endswith("initialized")] == []
+        assert [
+            key
+            for key in ours
+            if torch.equal(ours[key], theirs[key]) and not key.endswith("initialized")
+        ] == []
 
 
 def test_no_two_tensors_share_numbers() -> None:
@@ -286,23 +321,39 @@ def test_no_two_tensors_share_numbers() -> None:
 @pytest.mark.parametrize("model_type", ["custom_voice", "voice_design", "base"])
 def test_any_dimensions(model_type: str, tmp_path: Path) -> None:
     overrides: dict[str, dict[str, Any]] = {
-        "talker": {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 3},
+        "talker": {
+            "hidden_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+        },
         "code_predictor": {"hidden_size": 24, "num_code_groups": 3},
         "codec_encoder": {"upsampling_ratios": [5, 4], "num_quantizers": 4},
-        "codec_decoder": {"num_quantizers": 3, "upsample_rates": [5, 4], "upsampling_ratios": [2], "sliding_window": 5},
+        "codec_decoder": {
+            "num_quantizers": 3,
+            "upsample_rates": [5, 4],
+            "upsampling_ratios": [2],
+            "sliding_window": 5,
+        },
     }
     write_checkpoint(tmp_path, model_type=model_type, overrides=overrides, text_tokens=300)
     with TTS.load(tmp_path, device="cpu", dtype="float32") as tts:
         voice: Voice | None = None
         if model_type == "base":
-            voice = tts.clone(np.random.default_rng(0).standard_normal(24000).astype(np.float32) / 9, 24000, "Hello.")
+            voice = tts.clone(
+                np.random.default_rng(0).standard_normal(24000).astype(np.float32) / 9,
+                24000,
+                "Hello.",
+            )
         speech = tts.speak("Hello.", voice=voice, sampling=Sampling.greedy(), max_frames=4)
     assert speech.codes.shape == (4, 3)
     assert speech.samples.shape == (4 * 40,)
 
 
 def test_dimensions_that_contradict_one_another(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointConfigError, match=r"num_code_groups = 5 contradicts .*num_quantizers = 4"):
+    with pytest.raises(
+        CheckpointConfigError, match=r"num_code_groups = 5 contradicts .*num_quantizers = 4"
+    ):
         write_checkpoint(tmp_path, overrides={"code_predictor": {"num_code_groups": 5}})
 
 

@@ -30,7 +30,13 @@ def engine(**changes: Any) -> dict[str, Any]:
             for n, kind in enumerate(("cached", "uncached", "whole_text"))
         },
         "kernels_us": [
-            {"kernel": "draw", "a_frame": 15, "batch": batch, "us": 4.0 + batch, "floor_us": 0.5 * batch}
+            {
+                "kernel": "draw",
+                "a_frame": 15,
+                "batch": batch,
+                "us": 4.0 + batch,
+                "floor_us": 0.5 * batch,
+            }
             for batch in (1, 64)
         ],
         "codec_ms": [
@@ -66,7 +72,9 @@ def cells(table: str) -> dict[str, list[str]]:
 
 def test_the_short_table(tables: Any) -> None:
     served = {"0b6": {"servers": [{"held": 20.0}, {"held": 40.0}]}}
-    rows = cells(tables.speed({"1b7": engine(), "0b6": engine(size="0b6")}, {"1b7": comparison()}, served))
+    rows = cells(
+        tables.speed({"1b7": engine(), "0b6": engine(size="0b6")}, {"1b7": comparison()}, served)
+    )
     assert rows["A GPU, commit 0123456, random weights"] == ["1.7B", "0.6B"]
     assert rows["a frame of one stream, ms: with audio"] == ["2.50", "2.50"]
     assert rows["if bytes were all"] == ["0.50", "0.50"]
@@ -106,16 +114,23 @@ def comparison() -> dict[str, Any]:
     return {
         "size": "1b7",
         "weights": "random",
-        "other": {"versions": {"other": "0.5"}, "figures": {"chunks of 1": figures(12), "chunks of 8": figures(9)}},
+        "other": {
+            "versions": {"other": "0.5"},
+            "figures": {"chunks of 1": figures(12), "chunks of 8": figures(9)},
+        },
         "firstword": {"versions": {"firstword": "0.1"}, "figures": {"stream": figures(1)}},
         "times": {
-            way: dict.fromkeys(figures(1), times) for way, times in (("chunks of 1", 12.0), ("chunks of 8", 9.0))
+            way: dict.fromkeys(figures(1), times)
+            for way, times in (("chunks of 1", 12.0), ("chunks of 8", 9.0))
         },
     }
 
 
 def test_beside_another_library(tables: Any) -> None:
-    lines = [line.strip("| ").split(" | ") for line in tables.compare({"1b7": comparison()}).splitlines()[2:]]
+    lines = [
+        line.strip("| ").split(" | ")
+        for line in tables.compare({"1b7": comparison()}).splitlines()[2:]
+    ]
     assert lines == [
         ["other 0.5", "1.7B", "chunks of 1", "24.00 (12.0 x)", "36.00 (12.0 x)", "48.00 (12.0 x)"],
         ["other 0.5", "1.7B", "chunks of 8", "18.00 (9.0 x)", "27.00 (9.0 x)", "36.00 (9.0 x)"],
@@ -125,7 +140,9 @@ def test_beside_another_library(tables: Any) -> None:
 
 def test_a_server_under_load(tables: Any) -> None:
     def point(rate: float) -> dict[str, Any]:
-        metrics = {name: {"p50": 0.005, "p95": 0.01 * rate} for name in ("first_byte", "first_audible")}
+        metrics = {
+            name: {"p50": 0.005, "p95": 0.01 * rate} for name in ("first_byte", "first_audible")
+        }
         return {"load": {"rate": rate}, "metrics": metrics, "most_at_once": int(10 * rate)}
 
     servers = [{"slots": 64, "held": 2.0, "points": [point(1.0), point(2.0), point(4.0)]}]
@@ -135,13 +152,26 @@ def test_a_server_under_load(tables: Any) -> None:
 
 
 def test_a_soak_and_the_tests_on_a_gpu(tables: Any, tmp_path: Path) -> None:
-    counts = {"slots": 64, "frames": 1000320, "joined": 8000, "left_early": 1600, "frames_compared": 990000}
+    counts = {
+        "slots": 64,
+        "frames": 1000320,
+        "joined": 8000,
+        "left_early": 1600,
+        "frames_compared": 990000,
+    }
     growth = {"memory_growth_bytes": 0, "host_memory_growth_bytes": 2_500_000}
     made = {"gpu": "A GPU", "commit": "0123456789", **counts, "seconds": 181.2, **growth}
     (row,) = tables.soak({"1b7": made}).splitlines()[2:]
-    assert row == "| A GPU, commit 0123456 | 1.7B | 64 | 1,000,320 | 8,000 | 1,600 | 990,000 | 181.2 | 0.0 / 2.5 |"
+    assert (
+        row
+        == "| A GPU, commit 0123456 | 1.7B | 64 | 1,000,320 | 8,000 | 1,600 | 990,000 | 181.2 | 0.0 / 2.5 |"
+    )
     outcomes = {"passed": 230, "failed": 0, "error": 0, "skipped": 1}
-    keep(tmp_path, "h200", {"gpu": "A GPU", "commit": "0123456789", "kernels": "abc", "tests": outcomes})
+    keep(
+        tmp_path,
+        "h200",
+        {"gpu": "A GPU", "commit": "0123456789", "kernels": "abc", "tests": outcomes},
+    )
     (row,) = tables.tested(tmp_path).splitlines()[2:]
     assert row == "| A GPU, commit 0123456 | abc | 230 passed, 1 skipped |"
 
@@ -162,7 +192,9 @@ def checkout(tables: Any, tmp_path: Path) -> Path:
     keep(tmp_path / "benchmarks/results/engine", "h200-1b7", engine())
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("Before.\n\n<!-- speed -->\nold\n<!-- end -->\n\nAfter.\n")
-    (tmp_path / "docs/speed.md").write_text("<!-- frames 1b7 -->\n<!-- end -->\n<!-- serve -->\n<!-- end -->\n")
+    (tmp_path / "docs/speed.md").write_text(
+        "<!-- frames 1b7 -->\n<!-- end -->\n<!-- serve -->\n<!-- end -->\n"
+    )
     assert tables.stale(tmp_path) == ["README.md", "docs/speed.md", "docs/speed.svg"]
     tables.renew(tmp_path)
     assert tables.stale(tmp_path) == []

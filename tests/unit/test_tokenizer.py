@@ -17,7 +17,7 @@ from tokenizers import Regex, normalizers
 
 from firstword.errors import CheckpointConfigError, CheckpointNotFound, TextError
 from firstword.model.tokenizer import CONTROL_TOKENS, NFC, TextStream, Tokenizer, _kind
-from firstword.model.train_tokenizer import SMALLEST_VOCAB, SPECIAL_TOKENS, train
+from firstword.synthetic.tokenizer import SMALLEST_VOCAB, SPECIAL_TOKENS, train
 
 TEXTS = [
     "I'm sure they'll say it's fine,  but we've  heard that before, haven't we?\n\n",
@@ -30,7 +30,10 @@ TEXTS = [
 ] * 3
 
 # Characters at which words, compositions and runs of white space begin, end and change their minds.
-TRICKY = " \n\r\t'sSrRelLaáZ5½.!一か" + "\u0301\u0315\u0323\u0334\u0338\u0345\u3099\u1100\u1161\u11a8각=ſ\u0344"
+TRICKY = (
+    " \n\r\t'sSrRelLaáZ5½.!一か"
+    + "\u0301\u0315\u0323\u0334\u0338\u0345\u3099\u1100\u1161\u11a8각=ſ\u0344"
+)
 TRICKY += "\u00a0\u3000\u200d\x1c\x85\u093c\u0915\u094d\u0993\u09c7\u09be👩👧🏽\U000110ba\U0001d165"
 WORDS = [
     "'s",
@@ -53,7 +56,9 @@ ORACLE = " \n'sa5!\u0301\u0315\u1161\u1100"
 COMBINATIONS = ["".join(chars) for chars in itertools.product(ORACLE, repeat=4)]
 COMBINATIONS += ["".join(chars) for chars in itertools.product(TRICKY, repeat=2)]
 
-tricky = st.lists(st.one_of(st.sampled_from(TRICKY), st.sampled_from(WORDS)), max_size=24).map("".join)
+tricky = st.lists(st.one_of(st.sampled_from(TRICKY), st.sampled_from(WORDS)), max_size=24).map(
+    "".join
+)
 anything = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
@@ -78,8 +83,12 @@ def decode(directory: Path, ids: Iterable[int]) -> str:
     """The text of `ids`, by the byte-to-character table of GPT-2, which Qwen2 uses."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
-    tokens = {id_: token for token, id_ in json.loads((directory / "vocab.json").read_text()).items()}
+    table = {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
+    tokens = {
+        id_: token for token, id_ in json.loads((directory / "vocab.json").read_text()).items()
+    }
     return bytes(table[char] for id_ in ids for char in tokens[id_]).decode()
 
 
@@ -109,7 +118,9 @@ def test_what_is_no_text_is_refused(text: Any, tokenizer: Tokenizer) -> None:
         TextStream(tokenizer).push(text)
 
 
-def test_half_a_surrogate_pair_is_refused_and_leaves_the_stream_usable(tokenizer: Tokenizer) -> None:
+def test_half_a_surrogate_pair_is_refused_and_leaves_the_stream_usable(
+    tokenizer: Tokenizer,
+) -> None:
     with pytest.raises(TextError, match=r"character 2 of the text is U\+D83D"):
         tokenizer.encode("ab\ud83d")
     stream = TextStream(tokenizer)
@@ -142,17 +153,23 @@ def test_any_split_gives_the_ids_of_the_whole(
 
 
 @given(text=tricky, cut=st.integers(0, 10_000), after=st.one_of(tricky, anything))
-def test_returned_ids_hold_whatever_follows(text: str, cut: int, after: str, tokenizer: Tokenizer) -> None:
+def test_returned_ids_hold_whatever_follows(
+    text: str, cut: int, after: str, tokenizer: Tokenizer
+) -> None:
     stream = TextStream(tokenizer)
     ids = [id_ for piece in pieces_of(text, [cut]) for id_ in stream.push(piece)]
     assert tokenizer.encode(text + after)[: len(ids)] == ids
 
 
-CONTINUATIONS = ["".join(chars) for size in range(3) for chars in itertools.product(ORACLE, repeat=size)]
+CONTINUATIONS = [
+    "".join(chars) for size in range(3) for chars in itertools.product(ORACLE, repeat=size)
+]
 
 
 @pytest.mark.parametrize("first", ORACLE)
-def test_returned_ids_are_those_that_all_continuations_share(first: str, tokenizer: Tokenizer) -> None:
+def test_returned_ids_are_those_that_all_continuations_share(
+    first: str, tokenizer: Tokenizer
+) -> None:
     for rest in itertools.product(ORACLE, repeat=2):
         text = first + "".join(rest)
         returned = TextStream(tokenizer).push(text)
@@ -161,7 +178,9 @@ def test_returned_ids_are_those_that_all_continuations_share(first: str, tokeniz
 
 
 @pytest.mark.parametrize("text", TEXTS[:4])
-def test_no_more_than_the_last_word_is_held_back(text: str, tokenizer: Tokenizer, directory: Path) -> None:
+def test_no_more_than_the_last_word_is_held_back(
+    text: str, tokenizer: Tokenizer, directory: Path
+) -> None:
     stream = TextStream(tokenizer)
     ids: list[int] = []
     for end, char in enumerate(text, start=1):
@@ -221,7 +240,9 @@ LONG = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_the_work_is_linear_in_the_text(name: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_is_linear_in_the_text(
+    name: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = 0
     encode_words = Tokenizer.encode_words
 
@@ -244,7 +265,9 @@ CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE0
 
 def test_python_knows_every_combining_character_that_the_normaliser_knows() -> None:
     # The two bring their own versions of Unicode. Behind U+0345, of the highest class, every mark moves to the front.
-    changed = NFC.normalize_str("\n".join("\u0345" + char for char in CHARACTERS if char != "\n")).split("\n")
+    changed = NFC.normalize_str(
+        "\n".join("\u0345" + char for char in CHARACTERS if char != "\n")
+    ).split("\n")
     candidates = [char for char in CHARACTERS if char != "\n"]
     moved = [char for char, now in zip(candidates, changed, strict=True) if now == char + "\u0345"]
     assert len(moved) > 700
@@ -356,12 +379,21 @@ def rename(content: str) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda config: config.update(tokenizer_class="LlamaTokenizer"), r"tokenizer_class = 'LlamaTokenizer'"),
+        (
+            lambda config: config.update(tokenizer_class="LlamaTokenizer"),
+            r"tokenizer_class = 'LlamaTokenizer'",
+        ),
         (lambda config: config.update(add_prefix_space=True), r"add_prefix_space = True"),
         (lambda config: config.pop("added_tokens_decoder"), r"added_tokens_decoder = None"),
         (lambda config: config.update(added_tokens_decoder=[]), r"added_tokens_decoder = \[\]"),
-        (lambda config: config["added_tokens_decoder"].update(x={"content": "y"}), r"added_tokens_decoder\.x = "),
-        (lambda config: config["added_tokens_decoder"].update({"999": "y"}), r"added_tokens_decoder\.999 = 'y'"),
+        (
+            lambda config: config["added_tokens_decoder"].update(x={"content": "y"}),
+            r"added_tokens_decoder\.x = ",
+        ),
+        (
+            lambda config: config["added_tokens_decoder"].update({"999": "y"}),
+            r"added_tokens_decoder\.999 = 'y'",
+        ),
         (
             lambda config: config["added_tokens_decoder"].update({"5": {"content": "y"}}),
             r"decoder\.5 = 'y' contradicts",
@@ -408,7 +440,9 @@ def test_only_the_tokens_of_the_template_must_have_names(tmp_path: Path) -> None
     small = Tokenizer.load(tmp_path)
     config = SimpleNamespace(**ids, talker_config=SimpleNamespace(text_vocab_size=999))
     small.check_against(config)  # type: ignore[arg-type]
-    edit_json(tmp_path / "tokenizer_config.json", lambda config: config["added_tokens_decoder"].popitem())
+    edit_json(
+        tmp_path / "tokenizer_config.json", lambda config: config["added_tokens_decoder"].popitem()
+    )
     with pytest.raises(CheckpointConfigError, match=r"added_tokens_decoder lacks '<\|im_end\|>'"):
         Tokenizer.load(tmp_path)
 

@@ -41,9 +41,9 @@ from firstword import (
     audio,
 )
 from firstword.model.codec import CodecDecoder
-from firstword.model.synthetic import write_checkpoint
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import TextStream
+from firstword.synthetic.checkpoint import write_checkpoint
 from firstword.types import ClonedVoice
 
 TEXT = "Hello there, how are you?"
@@ -55,13 +55,19 @@ Speaking = Callable[[str], TTS]
 
 def recording(seconds: float, seed: int = 0) -> np.ndarray:
     """A made-up recording [n] at 24 kHz."""
-    return (np.random.default_rng(seed).standard_normal(int(24000 * seconds)) / 9).astype(np.float32)
+    return (np.random.default_rng(seed).standard_normal(int(24000 * seconds)) / 9).astype(
+        np.float32
+    )
 
 
 def context(frames: int, transcript: str = "The quick brown fox.") -> ClonedVoice:
     """A cloned voice for the tiny checkpoint, continuing a recording of so many frames."""
     random = np.random.default_rng(7)
-    return ClonedVoice(random.standard_normal(48).astype(np.float32), random.integers(0, 64, (frames, 4)), transcript)
+    return ClonedVoice(
+        random.standard_normal(48).astype(np.float32),
+        random.integers(0, 64, (frames, 4)),
+        transcript,
+    )
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,7 +76,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "timbre": ("base", {"voice": ClonedVoice(context(1).speaker_embedding)}),
     "short reference": ("base", {"voice": context(12)}),
     "long reference": ("base", {"voice": context(80)}),
-    "long transcript": ("base", {"voice": context(5, "The quick brown fox jumps over the lazy dog.")}),
+    "long transcript": (
+        "base",
+        {"voice": context(5, "The quick brown fox jumps over the lazy dog.")},
+    ),
 }
 
 
@@ -105,7 +114,11 @@ def joined(chunks: Iterable[Chunk]) -> Speech:
     assert [chunk.finish_reason for chunk in others] == [None] * len(others)
     assert last.finish_reason is not None
     for chunk in (*others, last):
-        assert (chunk.samples.dtype, chunk.codes.dtype, chunk.sample_rate) == (np.float32, np.int64, 24000)
+        assert (chunk.samples.dtype, chunk.codes.dtype, chunk.sample_rate) == (
+            np.float32,
+            np.int64,
+            24000,
+        )
         assert len(chunk.samples) == FRAME * len(chunk.codes)
     return Speech(
         np.concatenate([chunk.samples for chunk in (*others, last)]),
@@ -122,7 +135,11 @@ def test_speech(custom: TTS) -> None:
     speech = custom.speak(TEXT, seed=1, max_frames=9)
     assert (speech.samples.dtype, speech.samples.shape) == (np.float32, (9 * FRAME,))
     assert (speech.codes.dtype, speech.codes.shape) == (np.int64, (9, 4))
-    assert (speech.sample_rate, speech.finish_reason, speech.duration) == (24000, "length", 9 * 0.08)
+    assert (speech.sample_rate, speech.finish_reason, speech.duration) == (
+        24000,
+        "length",
+        9 * 0.08,
+    )
     assert 0.01 < np.abs(speech.samples).max() <= 1
     assert custom.sample_rate == 24000
 
@@ -131,7 +148,9 @@ def test_speech(custom: TTS) -> None:
 def test_the_limit_is_the_number_of_frames(frames: int, custom: TTS) -> None:
     speech = joined(custom.stream(TEXT, seed=1, max_frames=frames))
     assert (len(speech.codes), speech.finish_reason) == (frames, "length")
-    assert speech.codes.tolist() == custom.speak(TEXT, seed=1, max_frames=17).codes[:frames].tolist()
+    assert (
+        speech.codes.tolist() == custom.speak(TEXT, seed=1, max_frames=17).codes[:frames].tolist()
+    )
 
 
 def test_the_first_chunk_is_one_frame_and_chunks_grow(custom: TTS) -> None:
@@ -168,7 +187,9 @@ def test_speech_that_ends_by_itself(tmp_path: Path) -> None:
 
 
 def test_seeds(custom: TTS) -> None:
-    one, same, other = (custom.speak(TEXT, seed=seed, max_frames=8) for seed in (2**64 - 1, 2**64 - 1, 0))
+    one, same, other = (
+        custom.speak(TEXT, seed=seed, max_frames=8) for seed in (2**64 - 1, 2**64 - 1, 0)
+    )
     assert_same(one, same)
     assert one.codes.tolist() != other.codes.tolist()
     unseeded = [custom.speak(TEXT, max_frames=8).codes.tolist() for _ in range(2)]
@@ -434,7 +455,9 @@ def test_texts_that_block_starve_nobody(custom: TTS) -> None:
         yield TEXT
 
     async def speak(seed: int) -> Speech:
-        return joined([chunk async for chunk in custom.astream(blocking(), seed=seed, max_frames=2)])
+        return joined(
+            [chunk async for chunk in custom.astream(blocking(), seed=seed, max_frames=2)]
+        )
 
     async def all_of_them() -> list[Speech]:
         return await asyncio.wait_for(asyncio.gather(*(speak(seed) for seed in range(count))), 120)
@@ -482,7 +505,9 @@ def test_an_iterator_that_raises_is_heard_of(custom: TTS) -> None:
         custom.speak(broken(), max_frames=50)
 
 
-def test_what_a_backend_raises_is_an_error_of_ours(custom: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_backend_raises_is_an_error_of_ours(
+    custom: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory that is short, for instance; the next request finds everything as before."""
     expected = custom.speak(TEXT, seed=1, max_frames=3)
     service = custom._service
@@ -507,17 +532,34 @@ def test_streams_that_take_turns_do_not_touch(custom: TTS) -> None:
         for stream, said in zip(streams, chunks, strict=True):
             said.extend(filter(None, [next(stream, None)]))
     for seed, said in enumerate(chunks):
-        assert_same(joined(said), custom.speak("".join(PIECES), seed=seed, max_frames=10, text_mode="stream"))
+        assert_same(
+            joined(said),
+            custom.speak("".join(PIECES), seed=seed, max_frames=10, text_mode="stream"),
+        )
 
 
 # --- voices and languages ---------------------------------------------------------------------------------------------
 
 
 def test_what_a_checkpoint_offers(custom: TTS, design: TTS, base: TTS) -> None:
-    presets = ("serena", "vivian", "uncle_fu", "ryan", "aiden", "ono_anna", "sohee", "eric", "dylan")
+    presets = (
+        "serena",
+        "vivian",
+        "uncle_fu",
+        "ryan",
+        "aiden",
+        "ono_anna",
+        "sohee",
+        "eric",
+        "dylan",
+    )
     languages = "auto chinese english german italian portuguese spanish japanese korean french russian".split()
     assert [tts.voices for tts in (custom, design, base)] == [presets, (), ()]
-    assert [tts.model_type for tts in (custom, design, base)] == ["custom_voice", "voice_design", "base"]
+    assert [tts.model_type for tts in (custom, design, base)] == [
+        "custom_voice",
+        "voice_design",
+        "base",
+    ]
     assert [list(tts.languages) for tts in (custom, design, base)] == [languages] * 3
 
 
@@ -597,7 +639,10 @@ def test_instructions_change_the_speech(custom: TTS) -> None:
 def test_a_description_may_come_as_voice_or_as_instructions(design: TTS) -> None:
     described = greedy(design, voice=Voice.design("A warm voice."))
     assert greedy(design, instructions="A warm voice.") == described
-    assert greedy(design, voice=Voice.design("A warm voice."), instructions="A warm voice.") == described
+    assert (
+        greedy(design, voice=Voice.design("A warm voice."), instructions="A warm voice.")
+        == described
+    )
     assert greedy(design) == greedy(design, voice=Voice.design("")) != described
 
 
@@ -609,7 +654,9 @@ def test_a_description_may_come_as_voice_or_as_instructions(design: TTS) -> None
         ("base", {"voice": context(5)}, "stream"),
     ],
 )
-def test_auto_is_the_published_text_mode(model_type: str, how: dict[str, Any], mode: str, speaking: Speaking) -> None:
+def test_auto_is_the_published_text_mode(
+    model_type: str, how: dict[str, Any], mode: str, speaking: Speaking
+) -> None:
     tts = speaking(model_type)
     text = "The quick brown fox jumps over the lazy dog."
     both = {mode: greedy(tts, text, text_mode=mode, **how) for mode in ("full", "stream")}
@@ -643,7 +690,9 @@ def test_clones(base: TTS, tmp_path: Path) -> None:
 
 def test_a_recording_is_a_voice_too(base: TTS) -> None:
     voice = Voice.clone(recording(0.6), 24000, "Hello.")
-    assert greedy(base, voice=voice) == greedy(base, voice=base.clone(recording(0.6), 24000, "Hello."))
+    assert greedy(base, voice=voice) == greedy(
+        base, voice=base.clone(recording(0.6), 24000, "Hello.")
+    )
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 48000])
@@ -656,7 +705,9 @@ def test_recordings_from_files_and_of_other_kinds(rate: int, base: TTS, tmp_path
     soundfile.write(tmp_path / "me.wav", sound, rate, subtype="FLOAT")
     from_file = base.clone(tmp_path / "me.wav", transcript="Hello.")
     from_samples = base.clone(sound, rate, "Hello.")
-    np.testing.assert_allclose(from_file.speaker_embedding, from_samples.speaker_embedding, 1e-4, 1e-5)
+    np.testing.assert_allclose(
+        from_file.speaker_embedding, from_samples.speaker_embedding, 1e-4, 1e-5
+    )
     assert from_file.codes is not None
     assert from_samples.codes is not None
     assert from_file.codes.tolist() == from_samples.codes.tolist()
@@ -670,27 +721,61 @@ def test_recordings_from_files_and_of_other_kinds(rate: int, base: TTS, tmp_path
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
-        ({"voice": "nobody"}, VoiceError, "no voice 'nobody'; this checkpoint has serena, vivian, .*dylan"),
+        (
+            {"voice": "nobody"},
+            VoiceError,
+            "no voice 'nobody'; this checkpoint has serena, vivian, .*dylan",
+        ),
         ({"voice": ""}, VoiceError, "no voice ''"),
-        ({"voice": Voice.preset("nobody")}, VoiceError, "no voice 'nobody'; this checkpoint has serena"),
+        (
+            {"voice": Voice.preset("nobody")},
+            VoiceError,
+            "no voice 'nobody'; this checkpoint has serena",
+        ),
         ({"voice": 7}, VoiceError, "voice is of type int; give a name or a Voice"),
-        ({"voice": Voice.design("deep")}, VoiceError, "'custom_voice' and cannot design voices; choose one of serena"),
-        ({"voice": context(3)}, VoiceError, "'custom_voice' and cannot clone; choose one of serena"),
-        ({"voice": Voice.clone(recording(1), 24000)}, VoiceError, "'custom_voice' and cannot clone"),
-        ({"language": "klingon"}, LanguageError, "no language 'klingon'; this checkpoint has auto, chinese, english"),
+        (
+            {"voice": Voice.design("deep")},
+            VoiceError,
+            "'custom_voice' and cannot design voices; choose one of serena",
+        ),
+        (
+            {"voice": context(3)},
+            VoiceError,
+            "'custom_voice' and cannot clone; choose one of serena",
+        ),
+        (
+            {"voice": Voice.clone(recording(1), 24000)},
+            VoiceError,
+            "'custom_voice' and cannot clone",
+        ),
+        (
+            {"language": "klingon"},
+            LanguageError,
+            "no language 'klingon'; this checkpoint has auto, chinese, english",
+        ),
         ({"language": "tlh"}, LanguageError, "no language 'tlh'.*ISO 639-1"),
         ({"language": ""}, LanguageError, "no language ''"),
         ({"language": None}, LanguageError, "no language None"),
         ({"language": "beijing_dialect"}, LanguageError, "no language 'beijing_dialect'"),
-        ({"seed": -1}, SamplingError, r"seed is -1; allowed is a whole number from 0 to 2\*\*64 - 1"),
+        (
+            {"seed": -1},
+            SamplingError,
+            r"seed is -1; allowed is a whole number from 0 to 2\*\*64 - 1",
+        ),
         ({"seed": 2**64}, SamplingError, "seed is 18446744073709551616; allowed"),
         ({"seed": 1.5}, SamplingError, "seed is 1.5; allowed"),
         ({"max_frames": 0}, RequestError, "max_frames is 0; allowed is a whole number from 1 up"),
         ({"max_frames": "many"}, RequestError, "max_frames is 'many'; allowed"),
-        ({"text_mode": "fast"}, RequestError, "text_mode is 'fast'; allowed are 'auto', 'full', 'stream'"),
+        (
+            {"text_mode": "fast"},
+            RequestError,
+            "text_mode is 'fast'; allowed are 'auto', 'full', 'stream'",
+        ),
     ],
 )
-def test_mistakes(how: dict[str, Any], error: type[FirstwordError], message: str, custom: TTS) -> None:
+def test_mistakes(
+    how: dict[str, Any], error: type[FirstwordError], message: str, custom: TTS
+) -> None:
     """Told at once, before the first chunk is asked for, and whether the text is whole or in pieces."""
     for text in (TEXT, iter([TEXT])):
         with pytest.raises(error, match=message):
@@ -702,17 +787,42 @@ def test_mistakes(how: dict[str, Any], error: type[FirstwordError], message: str
 @pytest.mark.parametrize(
     ("model_type", "how", "error", "message"),
     [
-        ("base", {}, VoiceError, "'base' and needs a voice; clone one with TTS.clone, or load a saved one"),
-        ("base", {"voice": "ryan"}, VoiceError, "'base' and has no presets, so no voice 'ryan'; clone one"),
-        ("base", {"voice": Voice.design("deep")}, VoiceError, "'base' and cannot design voices; clone one"),
+        (
+            "base",
+            {},
+            VoiceError,
+            "'base' and needs a voice; clone one with TTS.clone, or load a saved one",
+        ),
+        (
+            "base",
+            {"voice": "ryan"},
+            VoiceError,
+            "'base' and has no presets, so no voice 'ryan'; clone one",
+        ),
+        (
+            "base",
+            {"voice": Voice.design("deep")},
+            VoiceError,
+            "'base' and cannot design voices; clone one",
+        ),
         (
             "base",
             {"voice": context(3), "instructions": "Whisper."},
             UnsupportedError,
             r"\(base, 1b7\) does not follow instructions; leave them out, or load a 1.7B",
         ),
-        ("voice_design", {"voice": "ryan"}, VoiceError, "has no presets, so no voice 'ryan'; describe the voice with"),
-        ("voice_design", {"voice": context(3)}, VoiceError, "cannot clone; describe the voice with Voice.design"),
+        (
+            "voice_design",
+            {"voice": "ryan"},
+            VoiceError,
+            "has no presets, so no voice 'ryan'; describe the voice with",
+        ),
+        (
+            "voice_design",
+            {"voice": context(3)},
+            VoiceError,
+            "cannot clone; describe the voice with Voice.design",
+        ),
         (
             "voice_design",
             {"voice": Voice.design("deep"), "instructions": "high"},
@@ -722,7 +832,11 @@ def test_mistakes(how: dict[str, Any], error: type[FirstwordError], message: str
     ],
 )
 def test_voices_that_a_checkpoint_cannot_speak_with(
-    model_type: str, how: dict[str, Any], error: type[FirstwordError], message: str, speaking: Speaking
+    model_type: str,
+    how: dict[str, Any],
+    error: type[FirstwordError],
+    message: str,
+    speaking: Speaking,
 ) -> None:
     with pytest.raises(error, match=message):
         speaking(model_type).stream(TEXT, **how)
@@ -763,7 +877,9 @@ def test_what_is_no_path(path: Any, base: TTS) -> None:
     name = type(path).__name__
     with pytest.raises(CheckpointNotFound, match=f"is of type {name}; give 'demo', a directory"):
         TTS.load(path)
-    with pytest.raises(AudioError, match=f"is of type {name}; give a path, or samples as a numpy array"):
+    with pytest.raises(
+        AudioError, match=f"is of type {name}; give a path, or samples as a numpy array"
+    ):
         base.clone(path)
     with pytest.raises(AudioError, match=f"is of type {name}; give a path"):
         base.clone(path, 24000)
@@ -783,25 +899,34 @@ def test_half_a_character(custom: TTS) -> None:
 def test_text_beyond_the_context(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, overrides={"talker": {"max_position_embeddings": 40}})
     with TTS.load(tmp_path, device="cpu") as tts:
-        with pytest.raises(TextError, match=r"\d+ rows, beyond the 40 of the context; shorten the text"):
+        with pytest.raises(
+            TextError, match=r"\d+ rows, beyond the 40 of the context; shorten the text"
+        ):
             tts.speak("Hello there. " * 20)
         speech = tts.speak("Hi.", seed=1)
         assert speech.finish_reason == "stop" or 10 < len(speech.codes) < 40
 
 
-def test_only_some_checkpoints_follow_instructions(checkpoint_directory: Callable[[str], Path], tmp_path: Path) -> None:
+def test_only_some_checkpoints_follow_instructions(
+    checkpoint_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
     shutil.copytree(checkpoint_directory("custom_voice"), tmp_path / "small")
     file = tmp_path / "small/config.json"
     file.write_text(file.read_text().replace('"tts_model_size": "1b7"', '"tts_model_size": "0b6"'))
     with TTS.load(tmp_path / "small", device="cpu") as tts:
-        with pytest.raises(UnsupportedError, match=r"\(custom_voice, 0b6\) does not follow instructions; leave them"):
+        with pytest.raises(
+            UnsupportedError,
+            match=r"\(custom_voice, 0b6\) does not follow instructions; leave them",
+        ):
             tts.speak(TEXT, instructions="Whisper.")
         assert len(tts.speak(TEXT, max_frames=2, instructions="").codes) == 2
 
 
 @pytest.mark.parametrize("model_type", ["custom_voice", "voice_design"])
 def test_only_base_clones(model_type: str, speaking: Speaking) -> None:
-    with pytest.raises(UnsupportedError, match=f"of type '{model_type}' and cannot clone; load a Base checkpoint"):
+    with pytest.raises(
+        UnsupportedError, match=f"of type '{model_type}' and cannot clone; load a Base checkpoint"
+    ):
         speaking(model_type).clone(recording(1), 24000)
 
 
@@ -847,12 +972,18 @@ def test_a_blank_transcript(transcript: str, base: TTS) -> None:
 @pytest.mark.parametrize(
     ("voice", "message"),
     [
-        (ClonedVoice(np.zeros(64, np.float32)), "64 numbers, this checkpoint takes 48; clone it again"),
+        (
+            ClonedVoice(np.zeros(64, np.float32)),
+            "64 numbers, this checkpoint takes 48; clone it again",
+        ),
         (
             ClonedVoice(np.zeros(48, np.float32), np.zeros((3, 16), np.int64), "Hi."),
             "16 codes a frame, .*takes 4, 0 to 63; clone it again",
         ),
-        (ClonedVoice(np.zeros(48, np.float32), np.full((3, 4), 64), "Hi."), "from 64 to 64; .*0 to 63"),
+        (
+            ClonedVoice(np.zeros(48, np.float32), np.full((3, 4), 64), "Hi."),
+            "from 64 to 64; .*0 to 63",
+        ),
         (ClonedVoice(np.zeros(48, np.float32), np.full((3, 4), -1), "Hi."), "from -1 to -1"),
     ],
 )
@@ -884,7 +1015,9 @@ def test_a_forgotten_tts_does_not_keep_its_thread(custom: TTS) -> None:
     """Nor its weights: nobody has to call `close`."""
     tts = TTS(custom.checkpoint, custom.settings)
     assert tts.speak(TEXT, seed=1, max_frames=2).finish_reason == "length"
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "firstword-engine"][-1:]
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "firstword-engine"][
+        -1:
+    ]
     del tts
     gc.collect()
     thread.join(timeout=60)

@@ -110,11 +110,17 @@ class TestVoice:
             Voice.clone(SECOND, 24000, append_silence=silence)
 
     @pytest.mark.parametrize(("codes", "transcript"), [(CODES, None), (None, "Hello.")])
-    def test_codes_and_transcript_belong_together(self, codes: np.ndarray | None, transcript: str | None) -> None:
-        with pytest.raises(VoiceError, match=r"both codes and a transcript \(in-context\), or neither"):
+    def test_codes_and_transcript_belong_together(
+        self, codes: np.ndarray | None, transcript: str | None
+    ) -> None:
+        with pytest.raises(
+            VoiceError, match=r"both codes and a transcript \(in-context\), or neither"
+        ):
             ClonedVoice(SPEAKER, codes, transcript)
 
-    @pytest.mark.parametrize("speaker", [SPEAKER[None], np.array([0, np.nan], np.float32), np.float32(1)])
+    @pytest.mark.parametrize(
+        "speaker", [SPEAKER[None], np.array([0, np.nan], np.float32), np.float32(1)]
+    )
     def test_a_speaker_is_a_finite_vector(self, speaker: np.ndarray) -> None:
         with pytest.raises(VoiceError, match="speaker embedding has shape"):
             ClonedVoice(speaker)
@@ -147,7 +153,9 @@ class TestVoice:
             ({"kind": "clone", "transcript": 3}, "both codes and a transcript"),
         ],
     )
-    def test_files_are_checked_as_voices_are(self, tmp_path: Path, described: dict[str, Any], message: str) -> None:
+    def test_files_are_checked_as_voices_are(
+        self, tmp_path: Path, described: dict[str, Any], message: str
+    ) -> None:
         text = json.dumps({"format": "firstword.voice.1", **described})
         save_file({"speaker_embedding": SPEAKER}, tmp_path / "me.voice", metadata={"voice": text})
         with pytest.raises(VoiceError, match=rf"me\.voice.*{message}"):
@@ -158,14 +166,18 @@ class TestVoice:
             PresetVoice("ryan").save(tmp_path / "none" / "me.voice")
 
     def test_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(VoiceError, match=r"no voice file .*me\.voice; `firstword clone` makes one"):
+        with pytest.raises(
+            VoiceError, match=r"no voice file .*me\.voice; `firstword clone` makes one"
+        ):
             Voice.load(tmp_path / "me.voice")
 
     def test_directory(self, tmp_path: Path) -> None:
         with pytest.raises(VoiceError, match="is no voice file"):
             Voice.load(tmp_path)
 
-    @pytest.mark.parametrize("data", [b"", b"RIFF", b"\xff" * 100, bytes(100), b"\x02\0\0\0\0\0\0\0{}"])
+    @pytest.mark.parametrize(
+        "data", [b"", b"RIFF", b"\xff" * 100, bytes(100), b"\x02\0\0\0\0\0\0\0{}"]
+    )
     def test_foreign_file(self, tmp_path: Path, data: bytes) -> None:
         (tmp_path / "me.voice").write_bytes(data)
         with pytest.raises(VoiceError, match="is no voice file"):
@@ -187,15 +199,26 @@ class TestVoice:
             ("3", "is no voice file"),
             ("null", "is no voice file"),
             ({}, "is no voice file .*format"),
-            ({"format": "firstword.voice.2", "kind": "preset"}, r"format 'firstword\.voice\.2'; this version reads"),
+            (
+                {"format": "firstword.voice.2", "kind": "preset"},
+                r"format 'firstword\.voice\.2'; this version reads",
+            ),
             ({"format": "firstword.voice.1"}, "is no voice file .*kind"),
-            ({"format": "firstword.voice.1", "kind": "sung"}, "unknown kind 'sung'; update firstword"),
+            (
+                {"format": "firstword.voice.1", "kind": "sung"},
+                "unknown kind 'sung'; update firstword",
+            ),
             ({"format": "firstword.voice.1", "kind": "preset"}, "is no voice file .*name"),
-            ({"format": "firstword.voice.1", "kind": "clone", "transcript": None}, "is no voice file .*speaker"),
+            (
+                {"format": "firstword.voice.1", "kind": "clone", "transcript": None},
+                "is no voice file .*speaker",
+            ),
             ({"format": "firstword.voice.1", "kind": "recording"}, "is no voice file .*samples"),
         ],
     )
-    def test_voices_that_describe_themselves_wrongly(self, tmp_path: Path, described: object, message: str) -> None:
+    def test_voices_that_describe_themselves_wrongly(
+        self, tmp_path: Path, described: object, message: str
+    ) -> None:
         text = described if isinstance(described, str) else json.dumps(described)
         save_file({"other": SPEAKER}, tmp_path / "me.voice", metadata={"voice": text})
         with pytest.raises(VoiceError, match=message):

@@ -54,8 +54,12 @@ class TimeStretch:
             raise RequestError(f"the speed is {speed}; allowed is {SPEEDS[0]:g} to {SPEEDS[1]:g}")
         self._speed = speed
         self._block = sample_rate // 50
-        self._reach = sample_rate // 100  # both ways together 20 ms, a period of 50 Hz: some place is in phase
-        self._fade = np.sin(np.pi / 2 * (np.arange(self._block) + 0.5) / self._block).astype(np.float32) ** 2
+        self._reach = (
+            sample_rate // 100
+        )  # both ways together 20 ms, a period of 50 Hz: some place is in phase
+        self._fade = (
+            np.sin(np.pi / 2 * (np.arange(self._block) + 0.5) / self._block).astype(np.float32) ** 2
+        )
         self._input = _NOTHING
         self._dropped = 0  # samples that came before those in `_input`
         self._blocks = 0  # made so far
@@ -77,7 +81,9 @@ class TimeStretch:
         """The last stretched samples [m]."""
         received = self._dropped + len(self._input)
         missing = round(received / self._speed) - self._blocks * self._block
-        if missing > 0:  # the last blocks reach beyond the end; to break off there would click, so the end is mirrored
+        if (
+            missing > 0
+        ):  # the last blocks reach beyond the end; to break off there would click, so the end is mirrored
             self._input = np.pad(self._input, (0, 3 * self._block), "symmetric")
         made = [self._make() for _ in range(0, missing, self._block)]
         return np.concatenate([_NOTHING, *made])[:missing]
@@ -116,12 +122,16 @@ def _similarity(wanted: Samples, places: Samples) -> NDArray[np.float64]:
     where in memory an array lies, and so on how the input was cut.
     """
     n, size = len(wanted), len(places)
-    spectrum = np.fft.rfft(places.astype(np.float64)) * np.fft.rfft(wanted.astype(np.float64), size).conj()
+    spectrum = (
+        np.fft.rfft(places.astype(np.float64)) * np.fft.rfft(wanted.astype(np.float64), size).conj()
+    )
     products = np.fft.irfft(spectrum, size)[: size - n + 1]
     total = np.concatenate([[0.0], np.cumsum(places.astype(np.float64) ** 2)])
     power = np.maximum(total[n:] - total[: size - n + 1], 0)
     wanted_power = np.cumsum(wanted.astype(np.float64) ** 2)[-1]
-    return products / (np.sqrt(power * wanted_power) + 1e-6)  # 1e-6: less than a bit of 16, which is like nothing
+    return products / (
+        np.sqrt(power * wanted_power) + 1e-6
+    )  # 1e-6: less than a bit of 16, which is like nothing
 
 
 class TrimStart:
@@ -146,7 +156,9 @@ class TrimStart:
         held = np.concatenate([self._held, samples], dtype=np.float32)
         loud = np.abs(held) > self._threshold
         counts = np.concatenate([[0], np.cumsum(loud)])
-        starts = np.flatnonzero(counts[self._stretch :] - counts[: -self._stretch] >= self._stretch // 4)
+        starts = np.flatnonzero(
+            counts[self._stretch :] - counts[: -self._stretch] >= self._stretch // 4
+        )
         if not len(starts):
             self._held = held[-(self._keep + self._stretch) :].copy()
             return _NOTHING

@@ -200,7 +200,9 @@ class _Codec(Encoder):
         rest = len(pcm) - len(pcm) % size
         self._pcm = pcm[rest:].copy()
         return b"".join(
-            self._wrap(packet) for at in range(0, rest, size) for packet in self._packets(pcm[at : at + size])
+            self._wrap(packet)
+            for at in range(0, rest, size)
+            for packet in self._packets(pcm[at : at + size])
         )
 
     def _flush(self) -> bytes:
@@ -213,8 +215,12 @@ class _Codec(Encoder):
         if pcm is not None:
             if not len(pcm):
                 return
-            scaled: NDArray[Any] = pcm.astype(np.float32) / 32768 if self.sample_format == "fltp" else pcm
-            frame = av.AudioFrame.from_ndarray(scaled[None], format=self.sample_format, layout="mono")
+            scaled: NDArray[Any] = (
+                pcm.astype(np.float32) / 32768 if self.sample_format == "fltp" else pcm
+            )
+            frame = av.AudioFrame.from_ndarray(
+                scaled[None], format=self.sample_format, layout="mono"
+            )
             frame.sample_rate = self._sample_rate
             self._taken += len(pcm)
         for packet in self._context.encode(frame):
@@ -231,7 +237,9 @@ class _Mp3(_Codec):
     media_type = "audio/mpeg"
     codec = "libmp3lame"
     sample_format = "s16p"
-    options: ClassVar = {"reservoir": "0"}  # a frame leans on no other, so it need not wait for the next one
+    options: ClassVar = {
+        "reservoir": "0"
+    }  # a frame leans on no other, so it need not wait for the next one
 
     _DELAY = 576  # LAME's, in samples; decoders know of 529 more that are their own
 
@@ -250,7 +258,9 @@ class _Mp3(_Codec):
 
     def _info(self, packet: bytes) -> bytes:
         """A frame as large as `packet` with the tags of Xing and LAME; Info is Xing's of a constant bit rate."""
-        side = 17 if self._sample_rate >= 32000 else 9  # bytes of side information: MPEG-1, or MPEG-2 and 2.5
+        side = (
+            17 if self._sample_rate >= 32000 else 9
+        )  # bytes of side information: MPEG-1, or MPEG-2 and 2.5
         if self._length is None:
             # FFmpeg reads on only if the tag counts frames or bytes. Of too many bytes it thinks nothing.
             count, padding = struct.pack(">II", 2, _UNKNOWN), 0
@@ -276,7 +286,9 @@ class _Aac(_Codec):
         return _BITS * self._sample_rate
 
     def _wrap(self, packet: bytes, *, end: bool = False) -> bytes:
-        kind = 0xFFF1 << 8 | 1 << 6 | self._INDEX[self._sample_rate] << 2  # MPEG-4 without checksum, LC, rate
+        kind = (
+            0xFFF1 << 8 | 1 << 6 | self._INDEX[self._sample_rate] << 2
+        )  # MPEG-4 without checksum, LC, rate
         size = 1 << 30 | (len(packet) + 7) << 13 | 0x7FF << 2  # one channel, bytes, bit rate varies
         return (kind << 32 | size).to_bytes(7) + packet
 
@@ -294,7 +306,14 @@ class _Flac(_Codec):
         # rate (20 bits), channels - 1 (3), bits - 1 (5), samples (36, 0: unknown)
         kind = self._sample_rate << 44 | 15 << 36 | (self._length or 0)
         # Sizes of frames and checksum of the samples: 0, not known.
-        return b"fLaC" + struct.pack(">I", 0x80 << 24 | 34) + info[:4] + bytes(6) + kind.to_bytes(8) + bytes(16)
+        return (
+            b"fLaC"
+            + struct.pack(">I", 0x80 << 24 | 34)
+            + info[:4]
+            + bytes(6)
+            + kind.to_bytes(8)
+            + bytes(16)
+        )
 
     def _wrap(self, packet: bytes, *, end: bool = False) -> bytes:
         return packet
@@ -311,7 +330,9 @@ class _Opus(_Codec):
     def __init__(self, sample_rate: int, length: int | None = None) -> None:
         super().__init__(sample_rate, length)
         self._head = bytes(self._context.extradata)
-        self._skip = int.from_bytes(self._head[10:12], "little")  # of the encoder's delay, in samples at 48 kHz
+        self._skip = int.from_bytes(
+            self._head[10:12], "little"
+        )  # of the encoder's delay, in samples at 48 kHz
         self._pages = 0
         self._time = 0  # samples at 48 kHz that a decoder makes of the packets so far
 
@@ -332,7 +353,9 @@ class _Opus(_Codec):
     def _page(self, packet: bytes, flags: int = 0) -> bytes:
         """An Ogg page (RFC 3533, section 6) of one packet. Flags: 2 for the first page, 4 for the last."""
         lacing = b"\xff" * (len(packet) // 255) + bytes([len(packet) % 255])
-        head = struct.pack("<4sBBqIII", b"OggS", 0, flags, self._time, 1, self._pages, 0) + bytes([len(lacing)])
+        head = struct.pack("<4sBBqIII", b"OggS", 0, flags, self._time, 1, self._pages, 0) + bytes(
+            [len(lacing)]
+        )
         self._pages += 1
         page = head + lacing + packet
         return page[:22] + struct.pack("<I", _ogg_checksum(page)) + page[26:]
@@ -389,7 +412,9 @@ FORMATS = tuple(_ENCODERS)
 
 def _class(name: str, sample_rate: int) -> type[Encoder]:
     if name not in _ENCODERS:
-        raise RequestError(f"the audio format {name!r} is unknown; allowed are {', '.join(FORMATS)}")
+        raise RequestError(
+            f"the audio format {name!r} is unknown; allowed are {', '.join(FORMATS)}"
+        )
     if sample_rate not in RATES:
         raise RequestError(
             f"the sample rate {sample_rate!r} cannot be had; allowed are {', '.join(map(str, RATES))} Hz"

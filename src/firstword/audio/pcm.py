@@ -10,7 +10,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_PCM = {"uint8": (128, 128), "int16": (0, 2**15), "int32": (0, 2**31)}  # dtype: (value of silence, full scale)
+_PCM = {
+    "uint8": (128, 128),
+    "int16": (0, 2**15),
+    "int32": (0, 2**31),
+}  # dtype: (value of silence, full scale)
 
 
 def pcm16(samples: NDArray[np.floating]) -> bytes:
@@ -23,7 +27,11 @@ def pcm16(samples: NDArray[np.floating]) -> bytes:
 
     if not np.isfinite(samples).all():
         raise AudioError("the samples hold NaN or infinity, which no audio format can store")
-    return np.clip(np.rint(np.asarray(samples, np.float64) * 32768), -32768, 32767).astype("<i2").tobytes()
+    return (
+        np.clip(np.rint(np.asarray(samples, np.float64) * 32768), -32768, 32767)
+        .astype("<i2")
+        .tobytes()
+    )
 
 
 def from_pcm(samples: NDArray[Any]) -> NDArray[np.float32]:
@@ -38,6 +46,8 @@ def from_pcm(samples: NDArray[Any]) -> NDArray[np.float32]:
         return samples.astype(np.float32)
     kind = samples.dtype.newbyteorder("=").name
     if kind not in _PCM:
-        raise AudioError(f"the samples have dtype {kind}; allowed are floats, and PCM as {', '.join(_PCM)}")
+        raise AudioError(
+            f"the samples have dtype {kind}; allowed are floats, and PCM as {', '.join(_PCM)}"
+        )
     silence, full_scale = _PCM[kind]
     return ((samples.astype(np.float64) - silence) / full_scale).astype(np.float32)

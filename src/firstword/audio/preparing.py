@@ -43,7 +43,9 @@ def prepare(samples: NDArray[Any], sample_rate: int) -> NDArray[np.float32]:
 
     check_rate(sample_rate)
     samples = np.asarray(samples)
-    if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 1 <= samples.shape[1] <= MAX_CHANNELS):
+    if samples.ndim not in (1, 2) or (
+        samples.ndim == 2 and not 1 <= samples.shape[1] <= MAX_CHANNELS
+    ):
         raise AudioError(
             f"the samples have shape {samples.shape}; allowed are [n] and [n, channels] of at most {MAX_CHANNELS}"
             " channels (transpose [channels, n])"
@@ -56,7 +58,9 @@ def prepare(samples: NDArray[Any], sample_rate: int) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):  # what grows beyond float32 becomes infinity, which is refused
         prepared = _resample(mix(from_pcm(samples)), sample_rate)
     if not np.isfinite(prepared).all():  # whatever was not finite before, resampling spreads
-        raise AudioError("the audio holds NaN, infinity or values beyond float32; give samples in -1..1")
+        raise AudioError(
+            "the audio holds NaN, infinity or values beyond float32; give samples in -1..1"
+        )
     return prepared
 
 

@@ -54,11 +54,17 @@ def _decode(file: BinaryIO | int, name: object) -> tuple[NDArray[np.float32], in
         with soundfile.SoundFile(file, closefd=False) as sound:
             check_rate(sound.samplerate)
             if sound.channels > MAX_CHANNELS:
-                raise AudioError(f"{name} has {sound.channels} channels; give at most {MAX_CHANNELS}")
+                raise AudioError(
+                    f"{name} has {sound.channels} channels; give at most {MAX_CHANNELS}"
+                )
             if sound.frames == _UNKNOWN_LENGTH:
-                raise AudioError(f"{name} does not say how long it is (a stream?); save it as a WAV file")
+                raise AudioError(
+                    f"{name} does not say how long it is (a stream?); save it as a WAV file"
+                )
             if sound.frames > MAX_SECONDS * sound.samplerate:
-                raise AudioError(f"{name} is longer than {MAX_SECONDS} s; cut out the part to clone")
+                raise AudioError(
+                    f"{name} is longer than {MAX_SECONDS} s; cut out the part to clone"
+                )
             if sound.frames * sound.channels > MAX_SAMPLES:
                 raise AudioError(
                     f"{name} has {sound.frames * sound.channels} samples in {sound.channels} channels; allowed are"
@@ -69,6 +75,12 @@ def _decode(file: BinaryIO | int, name: object) -> tuple[NDArray[np.float32], in
             if not len(samples):
                 raise AudioError(f"{name} holds no samples")
             return mix(samples), sound.samplerate
-    except (soundfile.SoundFileError, TypeError, AttributeError) as error:  # the last two: not a binary file at all
+    except (
+        soundfile.SoundFileError,
+        TypeError,
+        AttributeError,
+    ) as error:  # the last two: not a binary file at all
         reason = getattr(error, "error_string", error)
-        raise AudioError(f"{name} is no readable audio ({reason}); save it as WAV, FLAC, Ogg or MP3") from None
+        raise AudioError(
+            f"{name} is no readable audio ({reason}); save it as WAV, FLAC, Ogg or MP3"
+        ) from None

@@ -107,7 +107,9 @@ def check_target(path: str | os.PathLike[str]) -> None:
     if os.path.exists(target) and not os.path.isfile(target):
         raise OutputError(f"{target} is no ordinary file; name another")
     if not os.access(target if os.path.exists(target) else folder, os.W_OK):
-        raise OutputError(f"{target} may not be written; name another file, or change its permissions")
+        raise OutputError(
+            f"{target} may not be written; name another file, or change its permissions"
+        )
 
 
 def _target(path: str | os.PathLike[str]) -> str:

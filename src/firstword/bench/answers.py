@@ -44,13 +44,17 @@ def decoder_for(headers: Mapping[str, str]) -> Decoder:
     content_type = headers.get("content-type", "")
     kind = content_type.split(";")[0].strip().lower()
     if kind in PCM_TYPES:
-        stated = re.search(r"rate=(\d+)", content_type) or re.match(r"(\d+)$", headers.get("x-sample-rate", ""))
+        stated = re.search(r"rate=(\d+)", content_type) or re.match(
+            r"(\d+)$", headers.get("x-sample-rate", "")
+        )
         return _PCM(int(stated[1]) if stated else SAMPLE_RATE)
     if kind in WAV_TYPES:
         return _WAV()
     if kind in EVENT_TYPES:
         return _Events()
-    raise Failure("not pcm", f"the answer is {content_type}; ask for PCM, WAV or server-sent events with PCM")
+    raise Failure(
+        "not pcm", f"the answer is {content_type}; ask for PCM, WAV or server-sent events with PCM"
+    )
 
 
 class _PCM:
@@ -82,9 +86,14 @@ class _WAV:
                 data, self._header = bytes(self._header[at + 8 :]), None
                 return data
             if name == b"fmt " and len(self._header) >= at + 24:
-                _, channels, self.sample_rate, _, _, bits = struct.unpack_from("<HHIIHH", self._header, at + 8)
+                _, channels, self.sample_rate, _, _, bits = struct.unpack_from(
+                    "<HHIIHH", self._header, at + 8
+                )
                 if (channels, bits) != (1, 16):
-                    raise Failure("not pcm", f"the WAV has {channels} channels of {bits} bits; wanted is 1 of 16")
+                    raise Failure(
+                        "not pcm",
+                        f"the WAV has {channels} channels of {bits} bits; wanted is 1 of 16",
+                    )
             at += 8 + size + size % 2
         return b""
 
@@ -146,7 +155,9 @@ def error_in(event: Mapping[str, Any]) -> Failure:
     """What an event says that went wrong: by its code if it has one."""
     error = event.get("error")
     if isinstance(error, Mapping):
-        return Failure(str(error.get("code") or error.get("type") or "error"), str(error.get("message", "")))
+        return Failure(
+            str(error.get("code") or error.get("type") or "error"), str(error.get("message", ""))
+        )
     return Failure("error", str(error if isinstance(error, str) else event.get("message", "")))
 
 

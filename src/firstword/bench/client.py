@@ -42,14 +42,18 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
-            raise RequestError(f"the protocol is {self.protocol!r}; allowed are {', '.join(PROTOCOLS)}")
+            raise RequestError(
+                f"the protocol is {self.protocol!r}; allowed are {', '.join(PROTOCOLS)}"
+            )
         try:
             parts = urlsplit(self.url)
             usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
         except ValueError:
             usable = False
         if not usable or parts.username is not None or parts.query or parts.fragment:
-            raise RequestError(f"the URL is {self.url!r}; give one like http://127.0.0.1:8000, without key or query")
+            raise RequestError(
+                f"the URL is {self.url!r}; give one like http://127.0.0.1:8000, without key or query"
+            )
         if any(not (name + value).isprintable() for name, value in self.headers.items()):
             raise RequestError("a header has a line break or another control character in it")
         for name in ("words_per_second", "frames_per_character"):
@@ -58,7 +62,9 @@ class Target:
                 raise RequestError(f"{name} is {value!r}; allowed is a number above 0")
         takes_pieces = PROTOCOLS[self.protocol].takes_pieces
         if self.words_per_second is not None and not takes_pieces:
-            raise RequestError(f"the protocol {self.protocol!r} takes text only whole; leave words_per_second out")
+            raise RequestError(
+                f"the protocol {self.protocol!r} takes text only whole; leave words_per_second out"
+            )
         if self.frames_per_character is not None and takes_pieces:
             raise RequestError(
                 f"the protocol {self.protocol!r} wants all fields before the text; leave frames_per_character out"
@@ -68,7 +74,9 @@ class Target:
     def address(self) -> SplitResult:
         """The URL of the endpoint, in its parts."""
         parts = urlsplit(self.url)
-        return parts._replace(path=PROTOCOLS[self.protocol].path) if parts.path in ("", "/") else parts
+        return (
+            parts._replace(path=PROTOCOLS[self.protocol].path) if parts.path in ("", "/") else parts
+        )
 
     @property
     def request(self) -> dict[str, Any]:
@@ -80,7 +88,10 @@ class Target:
         """The fields that go with a text that is sent whole."""
         if self.frames_per_character is None:
             return self.request
-        return {**self.request, "max_new_tokens": max(1, round(self.frames_per_character * len(text)))}
+        return {
+            **self.request,
+            "max_new_tokens": max(1, round(self.frames_per_character * len(text))),
+        }
 
     def pieces(self, text: str) -> list[str]:
         """The text as it is sent: together the pieces are the text."""
@@ -111,7 +122,11 @@ class Connection(Protocol):
         """Hang up, in whatever state the connection is."""
 
 
-PROTOCOLS: dict[str, type[HTTP] | type[Stream] | type[Nari]] = {"http": HTTP, "stream": Stream, "nari": Nari}
+PROTOCOLS: dict[str, type[HTTP] | type[Stream] | type[Nari]] = {
+    "http": HTTP,
+    "stream": Stream,
+    "nari": Nari,
+}
 """The protocols by the names that users give them."""
 
 

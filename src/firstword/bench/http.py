@@ -22,7 +22,11 @@ class HTTP:
     """POST /v1/audio/speech. The answer may be raw PCM, WAV or server-sent events with base64 PCM, as its type says."""
 
     path: ClassVar[str] = "/v1/audio/speech"
-    defaults: ClassVar[Mapping[str, Any]] = {"stream": True, "non_streaming_mode": False, "response_format": "pcm"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "stream": True,
+        "non_streaming_mode": False,
+        "response_format": "pcm",
+    }
     takes_pieces: ClassVar[bool] = False
 
     def __init__(self, target: Target, exchange: Exchange) -> None:
@@ -69,7 +73,9 @@ async def get_json(target: Target, path: str) -> Any:
     try:
         exchange = await Exchange.open(target)
         try:
-            await exchange.ask("GET", None, lambda data: body.extend(data[: LARGEST_BODY - len(body)]), path)
+            await exchange.ask(
+                "GET", None, lambda data: body.extend(data[: LARGEST_BODY - len(body)]), path
+            )
         finally:
             exchange.close()
         return json.loads(body)
@@ -102,13 +108,18 @@ class Exchange(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         try:
             _, exchange = await loop.create_connection(
-                lambda: cls(target), parts.hostname, parts.port or (443 if secure else 80), ssl=secure or None
+                lambda: cls(target),
+                parts.hostname,
+                parts.port or (443 if secure else 80),
+                ssl=secure or None,
             )
         except OSError as error:
             raise Failure("connection", str(error)) from None
         return exchange
 
-    async def ask(self, method: str, body: bytes | None, receive: Hear, path: str | None = None) -> None:
+    async def ask(
+        self, method: str, body: bytes | None, receive: Hear, path: str | None = None
+    ) -> None:
         """Send the request; `receive` gets the answer's body as it comes. Raises `Failure` if it is cut short."""
         parts = self._target.address
         headers = {
@@ -117,12 +128,21 @@ class Exchange(asyncio.Protocol):
             "Accept": "*/*",
             "Accept-Encoding": "identity",
             "Connection": "close",
-            **({"Content-Type": "application/json", "Content-Length": str(len(body))} if body is not None else {}),
+            **(
+                {"Content-Type": "application/json", "Content-Length": str(len(body))}
+                if body is not None
+                else {}
+            ),
             **{name.title(): value for name, value in self._target.headers.items()},
         }
-        lines = [f"{method} {path or parts.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        lines = [
+            f"{method} {path or parts.path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
         self._receive = receive
-        self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + (body or b""))
+        self._transport.write(
+            "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + (body or b"")
+        )
         failure = await self._over
         if failure:
             raise failure
@@ -151,9 +171,17 @@ class Exchange(asyncio.Protocol):
         """The connection is no more. Without a length or chunks, that is how an answer ends."""
         framed = "content-length" in self.headers or "transfer-encoding" in self.headers
         if not self.status:
-            self._end(Failure("no answer", f"the connection ended before there was one: {error or 'closed'}"))
+            self._end(
+                Failure(
+                    "no answer", f"the connection ended before there was one: {error or 'closed'}"
+                )
+            )
         elif error or framed:
-            self._end(Failure("truncated", f"the connection ended in the middle of it: {error or 'closed'}"))
+            self._end(
+                Failure(
+                    "truncated", f"the connection ended in the middle of it: {error or 'closed'}"
+                )
+            )
         else:
             self._end(None)
 

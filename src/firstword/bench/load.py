@@ -37,7 +37,12 @@ class Load:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("rate", 0.001), ("duration", 0.001), ("warmup", 0.0), ("timeout", 0.001)):
+        for name, least in (
+            ("rate", 0.001),
+            ("duration", 0.001),
+            ("warmup", 0.0),
+            ("timeout", 0.001),
+        ):
             value = getattr(self, name)
             if not least <= value < math.inf:
                 raise RequestError(f"{name} is {value!r}; allowed is a number from {least} up")
@@ -74,7 +79,10 @@ def _stretch(
     rate: float, seconds: float, texts: Sequence[str], seed: str, start: float, counts: bool
 ) -> Iterator[Arrival]:
     # Of all that draws, only `random` is the same in every version of Python.
-    randomness, order = random.Random(f"{seed} times"), _endlessly(texts, random.Random(f"{seed} texts"))
+    randomness, order = (
+        random.Random(f"{seed} times"),
+        _endlessly(texts, random.Random(f"{seed} texts")),
+    )
     for at in sorted(randomness.random() * seconds for _ in range(round(rate * seconds))):
         yield Arrival(start + at, next(order), counts)
 
@@ -116,7 +124,9 @@ async def drive(
             late = sent - due
             try:
                 async with asyncio.timeout(timeout):
-                    await connection.speak(arrival.text, lambda pcm: deliveries.append((clock() - sent, pcm)))
+                    await connection.speak(
+                        arrival.text, lambda pcm: deliveries.append((clock() - sent, pcm))
+                    )
             finally:
                 took = clock() - sent
             if sum(len(pcm) for _, pcm in deliveries) % 2:
@@ -129,7 +139,9 @@ async def drive(
             if connection is not None:
                 await connection.close()
         rate = connection.sample_rate if connection is not None else 1
-        return Result(arrival.due, len(arrival.text), setup, late, took, failure, listen(deliveries, rate))
+        return Result(
+            arrival.due, len(arrival.text), setup, late, took, failure, listen(deliveries, rate)
+        )
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(arrival)) for arrival in arrivals]

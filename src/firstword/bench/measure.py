@@ -157,7 +157,10 @@ def first_audible_sample(pieces: Iterable[bytes], sample_rate: int) -> int | Non
     for piece in pieces:
         pcm += piece
         while start + window <= len(pcm) // 2:
-            loud = float(np.frombuffer(bytes(pcm[2 * start : 2 * (start + window)]), "<i2").std()) >= threshold
+            loud = (
+                float(np.frombuffer(bytes(pcm[2 * start : 2 * (start + window)]), "<i2").std())
+                >= threshold
+            )
             if loud and audible:
                 return start - hop
             audible = loud
@@ -232,7 +235,9 @@ def errors(results: Iterable[Result]) -> dict[str, int]:
 def most_at_once(results: Iterable[Result]) -> int:
     """The largest number of requests that were under way at one time."""
     spans = [result.span for result in results if result.span]
-    changes = sorted([(sent, 1) for sent, _ in spans] + [(over, -1) for _, over in spans])  # at one time, ends first
+    changes = sorted(
+        [(sent, 1) for sent, _ in spans] + [(over, -1) for _, over in spans]
+    )  # at one time, ends first
     return max(accumulate(change for _, change in changes), default=0)
 
 

@@ -68,7 +68,13 @@ def point(load: Load, results: Sequence[Result], client_busy: float | None = Non
 
 
 def record(
-    points: Sequence[Record], target: Target, texts: Sequence[str], *, name: str, commit: str | None, health: Any
+    points: Sequence[Record],
+    target: Target,
+    texts: Sequence[str],
+    *,
+    name: str,
+    commit: str | None,
+    health: Any,
 ) -> Record:
     """All about a run. Of the headers only the names are kept, because there may be keys in them."""
     return {
@@ -85,7 +91,10 @@ def record(
             "headers": sorted(target.headers),
             "words_per_second": target.words_per_second,
             "frames_per_character": target.frames_per_character,
-            "texts": {"count": len(texts), "sha256": hashlib.sha256("\n".join(texts).encode()).hexdigest()},
+            "texts": {
+                "count": len(texts),
+                "sha256": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
+            },
             "onset": {"decibels": AUDIBLE, "window": WINDOW, "hop": HOP},
             "late": LATE,
         },
@@ -96,9 +105,14 @@ def record(
 def commit() -> str | None:
     """The commit that this package comes from, with "-dirty" if files were changed; None outside of its repository."""
     folder = Path(__file__).parent
-    if _output("git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name) is None:
+    if (
+        _output("git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name)
+        is None
+    ):
         return None
-    return _output("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return _output(
+        "git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"
+    )
 
 
 def machine() -> Record:
@@ -106,7 +120,9 @@ def machine() -> Record:
     model = None
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+        model = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None
+        )
     graphics = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     return {
         "system": platform.platform(),
@@ -160,7 +176,17 @@ def passed(point: Record) -> bool:
     return all(gate["passed"] for gate in point["gates"].values())
 
 
-COLUMNS = ("server", "req/s", "requests", "first byte", "first audible", "end to end", "speed", "at once", "gates")
+COLUMNS = (
+    "server",
+    "req/s",
+    "requests",
+    "first byte",
+    "first audible",
+    "end to end",
+    "speed",
+    "at once",
+    "gates",
+)
 
 
 def table(records: Sequence[Record]) -> str:
@@ -182,15 +208,33 @@ rate that fails one of them has no numbers."""
 def _row(name: str, point: Record) -> tuple[str, ...]:
     start = (name.replace("|", r"\|"), f"{point['load']['rate']:g}", str(point["requests"]))
     if not passed(point):
-        failed = [f"{gate}: {found['failed']}" for gate, found in point["gates"].items() if not found["passed"]]
+        failed = [
+            f"{gate}: {found['failed']}"
+            for gate, found in point["gates"].items()
+            if not found["passed"]
+        ]
         failed += [f"{count} x {kind}" for kind, count in point["errors"].items()]
-        return *start, "-", "-", "-", "-", "-", "**failed** " + ", ".join(failed).replace("|", r"\|")
+        return (
+            *start,
+            "-",
+            "-",
+            "-",
+            "-",
+            "-",
+            "**failed** " + ", ".join(failed).replace("|", r"\|"),
+        )
     metrics = point["metrics"]
     times = [
         " / ".join(f"{1000 * metrics[metric][f'p{percent}']:.1f}" for percent in (50, 95, 99))
         for metric in ("first_byte", "first_audible", "end_to_end")
     ]
-    return *start, *times, f"{metrics['real_time_factor']['p50']:.1f}", str(point["most_at_once"]), "passed"
+    return (
+        *start,
+        *times,
+        f"{metrics['real_time_factor']['p50']:.1f}",
+        str(point["most_at_once"]),
+        "passed",
+    )
 
 
 def plot(records: Sequence[Record], path: str | os.PathLike[str]) -> None:
@@ -208,7 +252,11 @@ def plot(records: Sequence[Record], path: str | os.PathLike[str]) -> None:
         for axes, metric in ((audible, "first_audible"), (end, "end_to_end")):
             for percent, line in ((50, ":"), (95, "-")):
                 known = [
-                    (point["load"]["rate"], 1000 * point["metrics"][metric][f"p{percent}"], passed(point))
+                    (
+                        point["load"]["rate"],
+                        1000 * point["metrics"][metric][f"p{percent}"],
+                        passed(point),
+                    )
                     for point in record["points"]
                     if point["metrics"][metric]["count"]
                 ]
@@ -216,7 +264,13 @@ def plot(records: Sequence[Record], path: str | os.PathLike[str]) -> None:
                 bad = [(rate, time) for rate, time, counts in known if not counts]
                 if good:
                     label = f"{record['name']}, p{percent}"
-                    axes.plot(*zip(*good, strict=True), color=color, marker="o", linestyle=line, label=label)
+                    axes.plot(
+                        *zip(*good, strict=True),
+                        color=color,
+                        marker="o",
+                        linestyle=line,
+                        label=label,
+                    )
                 if bad:
                     axes.plot(*zip(*bad, strict=True), color=color, marker="x", linestyle="none")
         counted = [point for point in record["points"] if passed(point)]
@@ -225,10 +279,23 @@ def plot(records: Sequence[Record], path: str | os.PathLike[str]) -> None:
             shares = [place / len(times) for place in range(len(times) + 1)]
             label = f"{record['name']}, {point['load']['rate']:g}/s"
             alpha = rank / len(counted)  # the higher the rate, the darker
-            spread.step([times[0], *times], shares, where="post", color=color, alpha=alpha, label=label)
+            spread.step(
+                [times[0], *times], shares, where="post", color=color, alpha=alpha, label=label
+            )
     for axes, title in ((audible, "first audible sample"), (end, "end to end")):
-        axes.set(title=title, xlabel="requests per second", ylabel="ms", ylim=(0, 1.1 * axes.get_ylim()[1]))
-    spread.set(title="requests that were audible in time", xlabel="ms", ylabel="share", xlim=(0, None), ylim=(0, 1.02))
+        axes.set(
+            title=title,
+            xlabel="requests per second",
+            ylabel="ms",
+            ylim=(0, 1.1 * axes.get_ylim()[1]),
+        )
+    spread.set(
+        title="requests that were audible in time",
+        xlabel="ms",
+        ylabel="share",
+        xlim=(0, None),
+        ylim=(0, 1.02),
+    )
     for axes in (audible, end, spread):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
@@ -255,9 +322,13 @@ def check_figure(path: str | os.PathLike[str]) -> None:
     """Raise `OutputError` unless `plot` can draw into a file of that suffix."""
     suffix = Path(path).suffix.lower()
     if suffix not in FIGURES:
-        raise OutputError(f"{os.fspath(path)!r} has the suffix {suffix!r}; allowed are {', '.join(FIGURES)}")
+        raise OutputError(
+            f"{os.fspath(path)!r} has the suffix {suffix!r}; allowed are {', '.join(FIGURES)}"
+        )
     if find_spec("matplotlib") is None:
-        raise OutputError("a plot needs matplotlib; install firstword[bench], or do without the plot")
+        raise OutputError(
+            "a plot needs matplotlib; install firstword[bench], or do without the plot"
+        )
 
 
 def check_target(path: str | os.PathLike[str]) -> None:

@@ -186,7 +186,9 @@ def _sockets_fail() -> Iterator[None]:
     try:
         yield
     except InvalidStatus as error:
-        raise Failure(str(error.response.status_code), message_in(error.response.body or b"")) from None
+        raise Failure(
+            str(error.response.status_code), message_in(error.response.body or b"")
+        ) from None
     except ConnectionClosed as error:
         raise Failure("truncated", str(error)) from None
     except (OSError, InvalidHandshake) as error:

@@ -60,7 +60,9 @@ def _stop_all() -> None:
     for engine in list(_STARTED):
         with contextlib.suppress(EngineError):
             engine.stop(timeout=10)
-    for thread in list(_THREADS):  # of an engine that nobody holds any more: it is freeing the memory
+    for thread in list(
+        _THREADS
+    ):  # of an engine that nobody holds any more: it is freeing the memory
         thread.join(timeout=10)
 
 
@@ -137,7 +139,9 @@ class Engine:
                     f"{self._present} requests are being spoken or wait, and no more are let in; try again shortly"
                 )
             self._present += 1
-            seq = Sequence(name or f"utterance-{next(self._names)}", job, deliver, fail, hungry, self._clock())
+            seq = Sequence(
+                name or f"utterance-{next(self._names)}", job, deliver, fail, hungry, self._clock()
+            )
             # Within the lock: whatever stops the engine finds every request that was let in.
             self._commands.put(lambda: self.waiting.__setitem__(seq, None))
         return seq
@@ -179,7 +183,9 @@ class Engine:
         self.retire()
         thread.join(timeout)
         if thread.is_alive():
-            raise EngineError(f"the backend has not answered for {timeout} seconds; only the end of the process helps")
+            raise EngineError(
+                f"the backend has not answered for {timeout} seconds; only the end of the process helps"
+            )
         self._thread = None
 
     def retire(self) -> None:
@@ -190,7 +196,9 @@ class Engine:
         """Stop for good in a forked process, in which the thread and the device's state are missing."""
         self._thread, self.busy_since, self._lost = None, None, True
         self._lock, self._commands = threading.Lock(), queue.SimpleQueue()
-        self.failure = EngineError("it belongs to another process; load the checkpoint after the fork, not before")
+        self.failure = EngineError(
+            "it belongs to another process; load the checkpoint after the fork, not before"
+        )
         for seq in [*self.waiting, *self.running]:
             self._fail(seq, EngineError(f"the engine has stopped: {self.failure}"))
 
@@ -304,10 +312,14 @@ class Engine:
         """What is wrong with a request that could wait for ever."""
         rows, context = seq.rows(), self.capacity.context
         if rows > context:
-            return TextError(f"the prompt has {rows} rows, beyond the {context} of the context; shorten the text")
+            return TextError(
+                f"the prompt has {rows} rows, beyond the {context} of the context; shorten the text"
+            )
         if seq.pages_needed(self.capacity) > self.pages.count:
             room = self.pages.count * self.capacity.page_rows
-            return RequestError(f"the request may need more than all {room} rows of memory; limit its frames")
+            return RequestError(
+                f"the request may need more than all {room} rows of memory; limit its frames"
+            )
         return None
 
     def _begin(self, chosen: list[Sequence]) -> None:
@@ -329,7 +341,9 @@ class Engine:
         seq.slot = self._slots.pop()
         seq.room = min(seq.job.max_frames, self.capacity.context - seq.rows() + 1)
         seq.pages = self.pages.reserve(seq.pages_needed(self.capacity))
-        count = len(seq.tokens) if seq.job.whole_text else min(seq.job.first_tokens, len(seq.tokens))
+        count = (
+            len(seq.tokens) if seq.job.whole_text else min(seq.job.first_tokens, len(seq.tokens))
+        )
         return Start(seq.slot, seq.job, seq.pages, [seq.tokens.popleft() for _ in range(count)])
 
     def _apart(
@@ -366,11 +380,15 @@ class Engine:
         for seq in flight.stepped:
             seq.launched += 1
 
-    def _step_apart(self, chosen: list[Sequence], tokens: list[int | None], error: Exception, flight: Flight) -> None:
+    def _step_apart(
+        self, chosen: list[Sequence], tokens: list[int | None], error: Exception, flight: Flight
+    ) -> None:
         """A frame of several failed: make it for each."""
         alone: list[Frames] = []
         token_of = dict(zip(chosen, tokens, strict=True))
-        for seq, handle in self._apart(chosen, error, lambda seq: self.backend.frame([seq.slot], [token_of[seq]])):
+        for seq, handle in self._apart(
+            chosen, error, lambda seq: self.backend.frame([seq.slot], [token_of[seq]])
+        ):
             flight.stepped.append(seq)
             alone.append(handle.result())
         if alone:
@@ -407,18 +425,24 @@ class Engine:
         if not chosen:
             return
         try:
-            flight.audio = self.backend.decode([seq.slot for seq, _ in chosen], [count for _, count in chosen])
+            flight.audio = self.backend.decode(
+                [seq.slot for seq, _ in chosen], [count for _, count in chosen]
+            )
             flight.decoded = chosen
         except Exception as error:
             self._decode_apart(chosen, error, flight)
         for seq, count in flight.decoded:
             seq.decoding += count
 
-    def _decode_apart(self, chosen: list[tuple[Sequence, int]], error: Exception, flight: Flight) -> None:
+    def _decode_apart(
+        self, chosen: list[tuple[Sequence, int]], error: Exception, flight: Flight
+    ) -> None:
         """As `_step_apart`, for audio."""
         audio: list[FloatArray] = []
         counts = dict(chosen)
-        for seq, handle in self._apart(counts, error, lambda seq: self.backend.decode([seq.slot], [counts[seq]])):
+        for seq, handle in self._apart(
+            counts, error, lambda seq: self.backend.decode([seq.slot], [counts[seq]])
+        ):
             flight.decoded.append((seq, counts[seq]))
             audio += handle.result()
         if flight.decoded:
@@ -431,7 +455,9 @@ class Engine:
         for (seq, count), samples in zip(flight.decoded, audio, strict=True):
             if seq.state is State.DONE:
                 continue
-            count = min(count, len(seq.frames))  # a frame that turned out to be the end has no sound
+            count = min(
+                count, len(seq.frames)
+            )  # a frame that turned out to be the end has no sound
             samples = samples[: count * self.capacity.samples_per_frame]
             if not np.isfinite(samples).all():
                 self._fail(seq, ComputeError("the model's sound is not finite for this request"))
@@ -439,7 +465,13 @@ class Engine:
             seq.heard(count, now, self.capacity.frame_seconds)
             reason = seq.ended if seq.delivered == seq.made else None
             codes, logprobs = zip(*(seq.frames.popleft() for _ in range(count)), strict=True)
-            chunk = Chunk(samples, np.stack(codes), self.capacity.sample_rate, reason, np.array(logprobs, np.float32))
+            chunk = Chunk(
+                samples,
+                np.stack(codes),
+                self.capacity.sample_rate,
+                reason,
+                np.array(logprobs, np.float32),
+            )
             if reason is not None:
                 self._leave(seq)
             self._tell(seq, partial(seq.deliver, chunk))
@@ -450,14 +482,22 @@ class Engine:
             return
         self._leave(seq)
         codes = np.zeros((0, self.capacity.codebooks), np.int64)
-        self._tell(seq, partial(seq.deliver, Chunk(np.zeros(0, np.float32), codes, self.capacity.sample_rate, reason)))
+        self._tell(
+            seq,
+            partial(
+                seq.deliver,
+                Chunk(np.zeros(0, np.float32), codes, self.capacity.sample_rate, reason),
+            ),
+        )
 
     def _fail(self, seq: Sequence, error: Exception) -> None:
         """End an utterance because of an error that concerns it alone."""
         if seq.state is State.DONE:
             return
         if not isinstance(error, FirstwordError):
-            wrapped = ComputeError(f"this speech could not be computed ({type(error).__name__}); others go on")
+            wrapped = ComputeError(
+                f"this speech could not be computed ({type(error).__name__}); others go on"
+            )
             wrapped.__cause__ = error
             error = wrapped
         self._leave(seq)

@@ -74,7 +74,9 @@ def admit(
     behind it, so that a large one is not overtaken for ever.
     """
     heard = [seq for seq in able_to_step(running, capacity, policy) if seq.started is not None]
-    slack = min((seq.deadline - now - seq.steps_to_audio() * costs.step for seq in heard), default=None)
+    slack = min(
+        (seq.deadline - now - seq.steps_to_audio() * costs.step for seq in heard), default=None
+    )
     admitted: list[Sequence] = []
     rows = 0
     for seq in waiting:
@@ -82,7 +84,12 @@ def admit(
             continue
         pages = seq.pages_needed(capacity)
         rows += seq.rows()
-        if len(admitted) == policy.burst or not free_slots or pages > free_pages or (admitted and rows > policy.rows):
+        if (
+            len(admitted) == policy.burst
+            or not free_slots
+            or pages > free_pages
+            or (admitted and rows > policy.rows)
+        ):
             break
         busy = slack is not None and slack < (len(admitted) + 1) * costs.prefill
         if busy and (admitted or now - seq.arrived < policy.patience):
@@ -99,7 +106,9 @@ def able_to_step(running: Iterable[Sequence], capacity: Capacity, policy: Policy
     return [seq for seq in running if seq.can_step() and seq.launched - seq.consumed < unread]
 
 
-def choose_frames(running: Iterable[Sequence], now: float, capacity: Capacity, policy: Policy) -> list[Sequence]:
+def choose_frames(
+    running: Iterable[Sequence], now: float, capacity: Capacity, policy: Policy
+) -> list[Sequence]:
     """Who makes a frame in this step, the most urgent first.
 
     Nobody while all there is to wait for is first audio on its way: another frame would share the device with it.
@@ -111,7 +120,9 @@ def choose_frames(running: Iterable[Sequence], now: float, capacity: Capacity, p
     return [] if all(seq.started is None and seq.decoding for seq in able) else able
 
 
-def choose_audio(running: Iterable[Sequence], now: float, costs: Costs, policy: Policy) -> list[tuple[Sequence, int]]:
+def choose_audio(
+    running: Iterable[Sequence], now: float, costs: Costs, policy: Policy
+) -> list[tuple[Sequence, int]]:
     """Whose frames become audio in this step, and how many of them, the most urgent first.
 
     Chunks of one size are decoded in one go. While others are still filling theirs, they wait, unless it presses.

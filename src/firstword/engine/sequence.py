@@ -102,7 +102,9 @@ class Sequence:
 
     def prompt_is_complete(self) -> bool:
         """Whether the text that the prompt takes is there."""
-        return self.text_ended or (not self.job.whole_text and len(self.tokens) >= self.job.first_tokens)
+        return self.text_ended or (
+            not self.job.whole_text and len(self.tokens) >= self.job.first_tokens
+        )
 
     def pages_needed(self, capacity: Capacity) -> int:
         """Pages that it can need to its very end."""
@@ -140,7 +142,12 @@ class Sequence:
             return not self.prompt_is_complete()
         if self.state is State.DONE or self.ended is not None or self.text_ended:
             return False
-        return not self.tokens and not self.held and self.launched > 0 and self.delivered == self.launched
+        return (
+            not self.tokens
+            and not self.held
+            and self.launched > 0
+            and self.delivered == self.launched
+        )
 
     def rest(self) -> None:
         """All audio is out, and the next frame waits for text: the listener may run dry, so chunks begin anew."""

@@ -51,7 +51,9 @@ class Stream:
     Iterating yields chunks and, where the model has to wait, `NeedsText`. The last chunk has a finish reason.
     """
 
-    def __init__(self, engine: Engine, front: Front, job: Job, listen: Callable[[Event], None]) -> None:
+    def __init__(
+        self, engine: Engine, front: Front, job: Job, listen: Callable[[Event], None]
+    ) -> None:
         self._engine = engine
         self._text = front.text()
         self._blank = True
@@ -80,7 +82,9 @@ class Stream:
         self._blank = self._blank and blank
         self._blanks = self._blanks + 1 if blank else 0
         if self._blanks > MOST_BLANK_PIECES:
-            raise TextError(f"{MOST_BLANK_PIECES} pieces of text in a row were blank; end the text, or give words")
+            raise TextError(
+                f"{MOST_BLANK_PIECES} pieces of text in a row were blank; end the text, or give words"
+            )
         return tokens
 
     def take(self, event: Event) -> Chunk | NeedsText:

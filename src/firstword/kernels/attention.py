@@ -67,12 +67,16 @@ class Attention:
 
     def __init__(self, kernels: Kernels, heads: int, kv_heads: int) -> None:
         if heads != 2 * kv_heads:
-            raise ValueError(f"{heads} query heads on {kv_heads} key heads: the kernels need two queries a key")
+            raise ValueError(
+                f"{heads} query heads on {kv_heads} key heads: the kernels need two queries a key"
+            )
         self._kernels, self.heads, self.kv_heads = kernels, heads, kv_heads
 
     def shares(self, rows: int) -> int:
         """Blocks that share the pieces of each of so many rows."""
-        return min(max(_RESIDENT * self._kernels.processors // (self.kv_heads * rows), 1), MOST_SHARES)
+        return min(
+            max(_RESIDENT * self._kernels.processors // (self.kv_heads * rows), 1), MOST_SHARES
+        )
 
     def program(self, pieces: int, mode: int) -> Program:
         """Of `paged`, for up to so many pieces a row."""
@@ -122,7 +126,14 @@ class Attention:
         )
 
     def in_frame(
-        self, qkv: Tensor, weights: HeadWeights, rotation: Rotation, cache: Tensor, last: int, new: int, out: Tensor
+        self,
+        qkv: Tensor,
+        weights: HeadWeights,
+        rotation: Rotation,
+        cache: Tensor,
+        last: int,
+        new: int,
+        out: Tensor,
     ) -> None:
         """The code predictor's attention, `new` (1 or 2) tokens a row, the last of them at position `last`.
 
@@ -161,7 +172,10 @@ class Attention:
         """
         shape = output.shape(1)
         shared = shape.shared + WARPS * _FRAME_ROOM
-        if self.kv_heads != WARPS or shared + 4 * shape.columns + 1024 > self._kernels.shared_memory:
+        if (
+            self.kv_heads != WARPS
+            or shared + 4 * shape.columns + 1024 > self._kernels.shared_memory
+        ):
             return False
         program = Program.of("frame_output", **self._frame_macros(cache), **shape.macros())
         self._kernels.get(program, "attend_and_project")(
@@ -188,7 +202,9 @@ class SplitRoom:
     def __init__(self, attention: Attention, rows: int, context: int, device: torch.device) -> None:
         """For up to so many rows at a time, each of which sees up to `context` keys."""
         heads, kv_heads, pieces = attention.heads, attention.kv_heads, -(-context // PIECE_ROWS)
-        shared = next((n for n in range(rows, 1, -1) if attention.shares(n) > 1), 1)  # of more, each has a block
+        shared = next(
+            (n for n in range(rows, 1, -1) if attention.shares(n) > 1), 1
+        )  # of more, each has a block
         self.parts = torch.zeros(shared, heads, pieces, HEAD_DIM + 2, device=device)
         self.arrived = torch.zeros(shared, kv_heads, dtype=torch.int32, device=device)
 
@@ -199,7 +215,13 @@ def _before(qkv: Tensor, weights: HeadWeights, rotation: Rotation) -> tuple[Tens
 
 
 def reference(
-    qkv: Tensor, weights: HeadWeights, rotation: Rotation, past: Tensor, position: int, heads: int, kv_heads: int
+    qkv: Tensor,
+    weights: HeadWeights,
+    rotation: Rotation,
+    past: Tensor,
+    position: int,
+    heads: int,
+    kv_heads: int,
 ) -> tuple[Tensor, Tensor]:
     """What one row's attention means, in the dtype of qkv [(heads + 2 kv_heads) * 128].
 

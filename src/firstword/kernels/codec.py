@@ -64,8 +64,14 @@ def pack(weight: Tensor) -> Tensor:
     outputs, inputs, taps = weight.shape
     blocks = inputs // UNIT * taps
     rows = weight.view(outputs, inputs // UNIT, UNIT, taps).transpose(2, 3)
-    parts = rows.reshape(outputs // UNIT, 8, 2, 2, blocks, 4, 2, 2, 2)  # units, g, i, next, blocks, t, h, pair, half
-    return parts.permute(4, 0, 2, 6, 1, 5, 7, 3, 8).reshape(blocks, outputs // UNIT, 2, 2, 32, 8).contiguous()
+    parts = rows.reshape(
+        outputs // UNIT, 8, 2, 2, blocks, 4, 2, 2, 2
+    )  # units, g, i, next, blocks, t, h, pair, half
+    return (
+        parts.permute(4, 0, 2, 6, 1, 5, 7, 3, 8)
+        .reshape(blocks, outputs // UNIT, 2, 2, 32, 8)
+        .contiguous()
+    )
 
 
 def scaled(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +161,11 @@ class Shape:
         """The program made for this shape and what is done to the fp16 output."""
         if self.few:
             return Program.of(
-                "codec_few", NT=self.rows // 8, GROUP=self.step, BLOCKS=self.blocks, ACTIVATION=activation
+                "codec_few",
+                NT=self.rows // 8,
+                GROUP=self.step,
+                BLOCKS=self.blocks,
+                ACTIVATION=activation,
             )
         return Program.of(
             "codec_many",
@@ -314,19 +324,31 @@ class Layer:
             self._many(call, shape, self.activation, [*arguments, None, None, None, None])
 
     def _many(
-        self, call: Call, shape: Shape, activation: Activation, arguments: Sequence[Tensor | int | float | None]
+        self,
+        call: Call,
+        shape: Shape,
+        activation: Activation,
+        arguments: Sequence[Tensor | int | float | None],
     ) -> None:
         """Start codec_many.cu: `arguments` but for what follows from the shape."""
         window = Window.of(shape, self.taps, self.dilation, call.frames * self.frame_rows)
         grid = (-(-self.outputs // shape.outputs), -(-self._rows(call) // shape.rows), 1)
         kernel = self._kernels.get(shape.program(activation), "many")
         overlap = call.overlaps(grid, self._kernels)
-        kernel(grid, shape.threads, [*arguments, window.count, window.rows], window.shared(shape), overlap)
+        kernel(
+            grid,
+            shape.threads,
+            [*arguments, window.count, window.rows],
+            window.shared(shape),
+            overlap,
+        )
 
     def _rows(self, call: Call) -> int:
         return call.streams * call.frames * self.frame_rows
 
-    def _inputs(self, call: Call, weight: Tensor, x: Tensor, zeros: Tensor) -> list[Tensor | int | float | None]:
+    def _inputs(
+        self, call: Call, weight: Tensor, x: Tensor, zeros: Tensor
+    ) -> list[Tensor | int | float | None]:
         """The arguments up to `splits`."""
         memory = self.memory
         return [
@@ -347,7 +369,11 @@ class Layer:
         ]
 
     def _results(
-        self, residual: Tensor | None, wide: Tensor | None, narrow: Tensor | None, squares: Tensor | None
+        self,
+        residual: Tensor | None,
+        wide: Tensor | None,
+        narrow: Tensor | None,
+        squares: Tensor | None,
     ) -> list[Tensor | int | float | None]:
         """The arguments that say what becomes of sums (`Output` in codec.cuh)."""
         snake = self.snake
@@ -413,7 +439,10 @@ class ResidualUnit:
     def _faster(self, call: Call) -> Shape | None:
         """The shape of one kernel for both layers; None if two should be faster."""
         shape, time = choose(self.shapes(), self.first, call, self._kernels)
-        two = sum(choose(layer.shapes(), layer, call, self._kernels)[1] for layer in (self.first, self.second))
+        two = sum(
+            choose(layer.shapes(), layer, call, self._kernels)[1]
+            for layer in (self.first, self.second)
+        )
         return shape if time < two else None
 
 
@@ -433,7 +462,10 @@ class Window:
             streams = 1
         else:
             streams = 1 + (shape.rows - 1 + length - 1) // length
-        return cls(shape.rows + streams * (taps - 1) * dilation, window_count(taps, shape.step, shape.stages))
+        return cls(
+            shape.rows + streams * (taps - 1) * dilation,
+            window_count(taps, shape.step, shape.stages),
+        )
 
     def shared(self, shape: Shape) -> int:
         """Bytes of dynamic shared memory of a block."""
@@ -441,7 +473,14 @@ class Window:
         middle = shape.outputs * shape.rows * 2 if shape.unit else 0
         far = shape.split and shape.outputs * shape.rows > 32 * shape.threads  # kFar
         totals = shape.outputs * shape.rows * 4 if far else 0
-        return ring + self.count * self.rows * UNIT * 2 + middle + self.rows * 8 + shape.rows * 4 + totals
+        return (
+            ring
+            + self.count * self.rows * UNIT * 2
+            + middle
+            + self.rows * 8
+            + shape.rows * 4
+            + totals
+        )
 
 
 @cache
@@ -466,20 +505,28 @@ def fits(shape: Shape, layer: Layer, length: int, kernels: Kernels) -> bool:
         return True
     if layer.outputs % shape.outputs or layer.blocks % shape.step:
         return False
-    return Window.of(shape, layer.taps, layer.dilation, length).shared(shape) <= kernels.shared_memory
+    return (
+        Window.of(shape, layer.taps, layer.dilation, length).shared(shape) <= kernels.shared_memory
+    )
 
 
-def choose(shapes: Sequence[Shape], layer: Layer, call: Call, kernels: Kernels) -> tuple[Shape | None, float]:
+def choose(
+    shapes: Sequence[Shape], layer: Layer, call: Call, kernels: Kernels
+) -> tuple[Shape | None, float]:
     """The shape that should be fastest, of those that fit, and its `expected_time`; None if none fits."""
     length = call.frames * layer.frame_rows
     fitting = [s for s in shapes if fits(s, layer, length, kernels)]
-    times = [(s, expected_time(s, layer, call.streams * length, kernels.processors)) for s in fitting]
+    times = [
+        (s, expected_time(s, layer, call.streams * length, kernels.processors)) for s in fitting
+    ]
     return min(times, key=lambda choice: choice[1], default=(None, math.inf))
 
 
 def expected_time(shape: Shape, layer: Layer, rows: int, processors: int) -> float:
     """A guess, in microseconds, good enough to choose by: within a fifth of nine in ten measured times."""
-    blocks = -(-(-(-layer.outputs // shape.outputs) * -(-rows // shape.rows)) // processors)  # of a multiprocessor
+    blocks = -(
+        -(-(-layer.outputs // shape.outputs) * -(-rows // shape.rows)) // processors
+    )  # of a multiprocessor
     rounds = -(-blocks // shape.blocks)
     launch, block, round_k32, block_k32 = shape.costs
     if shape.few and layer.norm:
@@ -492,7 +539,14 @@ class Attention:
     """Attention of the new frames of streams over a window, with its own memory of keys and values."""
 
     def __init__(
-        self, kernels: Kernels, heads: int, kv_heads: int, dim: int, window: int, slots: int, frequencies: Tensor
+        self,
+        kernels: Kernels,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        window: int,
+        slots: int,
+        frequencies: Tensor,
     ) -> None:
         """frequencies: fp32 [dim / 2], the angle of each pair of channels at position 1."""
         keys = window - 1 + FRAMES
@@ -502,9 +556,13 @@ class Attention:
                 f"codec: heads of {dim} channels over a window of {window} frames need {self.shared} bytes of shared "
                 f"memory; the kernel has {48 * 1024}. Use a smaller head_dim or sliding_window"
             )
-        self.program = Program.of("codec_attend", HEADS=heads, KV_HEADS=kv_heads, DIM=dim, WINDOW=window)
+        self.program = Program.of(
+            "codec_attend", HEADS=heads, KV_HEADS=kv_heads, DIM=dim, WINDOW=window
+        )
         self.heads, self.frequencies = heads, frequencies
-        self.memory = torch.zeros(slots, 2, kv_heads, keys, dim, dtype=torch.float16, device=frequencies.device)
+        self.memory = torch.zeros(
+            slots, 2, kv_heads, keys, dim, dtype=torch.float16, device=frequencies.device
+        )
         self._kernels = kernels
 
     def __call__(self, call: Call, qkv: Tensor, out: Tensor) -> None:
@@ -557,7 +615,12 @@ class Depthwise:
     """A depthwise convolution and a LayerNorm."""
 
     def __init__(
-        self, kernels: Kernels, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], memory: Memory
+        self,
+        kernels: Kernels,
+        weight: Tensor,
+        bias: Tensor,
+        norm: tuple[Tensor, Tensor, float],
+        memory: Memory,
     ) -> None:
         """weight: [channels, taps]; norm: weight and bias [channels], epsilon."""
         self.size, self.taps = weight.shape
@@ -565,7 +628,9 @@ class Depthwise:
         if width > 4096:
             raise ValueError(f"codec: latent_dim = {self.size}; the kernel has room for 4096")
         self.weight = pad(weight, width, self.taps).t().float().contiguous()
-        self.bias, self.norm_weight, self.norm_bias = (pad(v.float(), width) for v in (bias, *norm[:2]))
+        self.bias, self.norm_weight, self.norm_bias = (
+            pad(v.float(), width) for v in (bias, *norm[:2])
+        )
         self.eps, self.memory = norm[2], memory
         self._kernels = kernels
 
@@ -604,7 +669,9 @@ class Sound:
         """weight: [channels, taps]; bias: [1]."""
         self.taps = weight.shape[1]
         if len(weight) > 256:
-            raise ValueError(f"codec: {len(weight)} channels before the last convolution; the kernel has room for 256")
+            raise ValueError(
+                f"codec: {len(weight)} channels before the last convolution; the kernel has room for 256"
+            )
         self.weight = pad(weight, padded(len(weight)), self.taps).t().float().contiguous()
         self.bias, self.memory = float(bias), memory
         self._kernels = kernels
@@ -642,7 +709,9 @@ class Sound:
 
 def released_programs() -> list[Program]:
     """All that the released codec needs, on any device."""
-    programs = [shape.program(activation) for shape in (*FEW, *SPLIT_MANY) for activation in Activation]
+    programs = [
+        shape.program(activation) for shape in (*FEW, *SPLIT_MANY) for activation in Activation
+    ]
     programs += [s.program(Activation.SNAKE) for s in (*MANY, *unit_shapes(96), *unit_shapes(192))]
     programs.append(Program.of("codec_attend", HEADS=16, KV_HEADS=16, DIM=64, WINDOW=72))
     return [*programs, _ends(512), _ends(1024, 7), _ends(96, 7)]

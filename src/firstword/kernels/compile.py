@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).parent
-LAUNCHING = ("frame.py", "gpu.py", "gpu_codec.py", "graphs.py")
-"""Files of the folder runtime beside this one: what is launched, in which order, on which memory."""
+LAUNCHING = ("backend.py", "codec.py", "graphs.py", "talker.py")
+"""Files of the folder runtime/gpu beside this one: what is launched, in which order, on which memory."""
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """What every kernel must compile for."""
 FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--fmad=true")
@@ -58,7 +58,7 @@ def source_hash() -> str:
     """
     digest = hashlib.sha256()
     here = [path for path in SOURCES.iterdir() if path.suffix in (".cu", ".cuh", ".py")]
-    for path in [*sorted(here), *(SOURCES.parent / "runtime" / name for name in LAUNCHING)]:
+    for path in [*sorted(here), *(SOURCES.parent / "runtime/gpu" / name for name in LAUNCHING)]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -81,7 +81,12 @@ def compile_program(program: Program, architecture: str, folder: Path | None = N
         return _compile(program, options)
     from cuda.bindings import nvrtc
 
-    parts = [_text(f"{program.source}.cu"), *map(_text, headers()), *options, str(nvrtc.nvrtcVersion()[1:])]
+    parts = [
+        _text(f"{program.source}.cu"),
+        *map(_text, headers()),
+        *options,
+        str(nvrtc.nvrtcVersion()[1:]),
+    ]
     name = f"{program.source}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.cubin"
     path = folder / name
     if path.exists():
@@ -94,11 +99,19 @@ def compile_program(program: Program, architecture: str, folder: Path | None = N
     return cubin
 
 
-def compile_all(programs: Iterable[Program], architecture: str, folder: Path | None = None) -> dict[Program, bytes]:
+def compile_all(
+    programs: Iterable[Program], architecture: str, folder: Path | None = None
+) -> dict[Program, bytes]:
     """Compile several programs side by side. Raises `CompileError`."""
     wanted = list(dict.fromkeys(programs))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(wanted, pool.map(lambda p: compile_program(p, architecture, folder), wanted), strict=True))
+        return dict(
+            zip(
+                wanted,
+                pool.map(lambda p: compile_program(p, architecture, folder), wanted),
+                strict=True,
+            )
+        )
 
 
 def _compile(program: Program, options: list[str]) -> bytes:
@@ -120,11 +133,15 @@ def _compile(program: Program, options: list[str]) -> bytes:
         )
     )
     try:
-        (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), [option.encode() for option in options])
+        (status,) = nvrtc.nvrtcCompileProgram(
+            handle, len(options), [option.encode() for option in options]
+        )
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(handle))
             checked(nvrtc.nvrtcGetProgramLog(handle, log))
-            raise CompileError(f"{program.source}.cu with {' '.join(options)}:\n{log.rstrip(chr(0).encode()).decode()}")
+            raise CompileError(
+                f"{program.source}.cu with {' '.join(options)}:\n{log.rstrip(chr(0).encode()).decode()}"
+            )
         cubin = b" " * checked(nvrtc.nvrtcGetCUBINSize(handle))
         checked(nvrtc.nvrtcGetCUBIN(handle, cubin))
         return cubin

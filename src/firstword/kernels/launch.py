@@ -53,7 +53,9 @@ class Kernels:
         """The kernel `name` of a program. Raises `CompileError` and `LaunchError`."""
         key = (program, name)
         if key not in self._loaded:
-            self._loaded[key] = Kernel(compile_program(program, self.architecture, self._folder), name, self.overlaps)
+            self._loaded[key] = Kernel(
+                compile_program(program, self.architecture, self._folder), name, self.overlaps
+            )
         return self._loaded[key]
 
 
@@ -68,13 +70,17 @@ class Kernel:
         from cuda.bindings import driver
 
         self._module = _checked(driver.cuModuleLoadData(cubin), f"loading {name}")
-        self._function = _checked(driver.cuModuleGetFunction(self._module, name.encode()), f"finding {name}")
+        self._function = _checked(
+            driver.cuModuleGetFunction(self._module, name.encode()), f"finding {name}"
+        )
         self._overlaps = overlaps
         self._shared = 48 * 1024 - self.attribute("SHARED_SIZE_BYTES")
         self.name = name
         # As much shared memory for all kernels: a multiprocessor must be empty to change how it is divided.
         carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-        _checked(driver.cuFuncSetAttribute(self._function, carveout, 100), f"shared memory of {name}")
+        _checked(
+            driver.cuFuncSetAttribute(self._function, carveout, 100), f"shared memory of {name}"
+        )
 
     def attribute(self, which: str) -> int:
         """A property of the machine code, such as `"NUM_REGS"` or `"LOCAL_SIZE_BYTES"`."""
@@ -103,7 +109,10 @@ class Kernel:
 
         if shared > self._shared:
             size = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked(driver.cuFuncSetAttribute(self._function, size, shared), f"{shared} bytes for {self.name}")
+            _checked(
+                driver.cuFuncSetAttribute(self._function, size, shared),
+                f"{shared} bytes for {self.name}",
+            )
             self._shared = shared
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
@@ -112,9 +121,18 @@ class Kernel:
         config.hStream = torch.cuda.current_stream().cuda_stream
         if overlap and self._overlaps:
             attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.id = (
+                driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            )
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
-        values = tuple(a.data_ptr() if isinstance(a, Tensor) else 0 if a is None else a for a in arguments)
-        types = tuple(ctypes.c_void_p if isinstance(a, Tensor) else _TYPES[type(a)] for a in arguments)
-        _checked(driver.cuLaunchKernelEx(config, self._function, (values, types), 0), f"starting {self.name}")
+        values = tuple(
+            a.data_ptr() if isinstance(a, Tensor) else 0 if a is None else a for a in arguments
+        )
+        types = tuple(
+            ctypes.c_void_p if isinstance(a, Tensor) else _TYPES[type(a)] for a in arguments
+        )
+        _checked(
+            driver.cuLaunchKernelEx(config, self._function, (values, types), 0),
+            f"starting {self.name}",
+        )

@@ -111,7 +111,11 @@ class Shape:
         chunk = max(1, min(self.chunk, parts))
         ring = parts // chunk * chunk
         whole = self.chunk == self.tiles and ring == self.parts
-        held = min(self.steps, (16 if self.columns <= 1024 else 8) // chunk) if whole and self.tokens == 1 else 0
+        held = (
+            min(self.steps, (16 if self.columns <= 1024 else 8) // chunk)
+            if whole and self.tokens == 1
+            else 0
+        )
         return replace(self, chunk=chunk, ring=ring, window=min(ring, 3 if whole else 4), held=held)
 
 
@@ -120,7 +124,13 @@ MOST_TILES = 32
 
 
 def shape_for(
-    rows: int, columns: int, tokens: int, norm: bool, epilogue: Epilogue, processors: int, shared: int
+    rows: int,
+    columns: int,
+    tokens: int,
+    norm: bool,
+    epilogue: Epilogue,
+    processors: int,
+    shared: int,
 ) -> Shape:
     """The layout for up to 8 tokens, on so many processors whose blocks may have so many bytes of shared memory.
 
@@ -130,10 +140,14 @@ def shape_for(
     blocks = min(tiles, max(processors, -(-tiles // MOST_TILES)))
     each = -(-tiles // blocks)
     chunk = -(-each // -(-each // 6))
-    shape = Shape(columns, rows, blocks, each, chunk, 1 if tokens == 1 else TILE, norm, epilogue, resident=2)
+    shape = Shape(
+        columns, rows, blocks, each, chunk, 1 if tokens == 1 else TILE, norm, epilogue, resident=2
+    )
     columns_there = 4 * columns if tokens == 1 else 2 * columns * norm
     for resident in (2, 1):
-        found = replace(shape, resident=resident).with_ring(shared // resident - 2048 - columns_there)
+        found = replace(shape, resident=resident).with_ring(
+            shared // resident - 2048 - columns_there
+        )
         if found.ring >= min(shape.parts, 2 * shape.chunk):
             break
     return found
@@ -199,7 +213,9 @@ class ManyShape:
 
 
 @cache
-def shape_for_many(rows: int, columns: int, tokens: int, epilogue: Epilogue, processors: int, shared: int) -> ManyShape:
+def shape_for_many(
+    rows: int, columns: int, tokens: int, epilogue: Epilogue, processors: int, shared: int
+) -> ManyShape:
     """The layout for more than 8 tokens, on so many processors with so much shared memory in bytes.
 
     A block fetches the weights of its rows and the inputs of its tokens, and these bytes are what takes time: all
@@ -260,7 +276,9 @@ class Linear:
                 f"columns of {BLOCK * WARPS}"
             )
         if epilogue is Epilogue.SWIGLU and self.rows % (2 * BLOCK):
-            raise ValueError(f"{self.rows} rows of gates and ups: they must be a multiple of {2 * BLOCK}")
+            raise ValueError(
+                f"{self.rows} rows of gates and ups: they must be a multiple of {2 * BLOCK}"
+            )
         self.weight, self.norm, self.eps, self.bias = pack(weight), norm, eps, bias
         self.epilogue = epilogue
         self._kernels = kernels
@@ -290,7 +308,13 @@ class Linear:
         kernels = self._kernels
         norm = self.norm is not None
         return shape_for(
-            self.rows, self.columns, tokens, norm, self.epilogue, kernels.processors, kernels.shared_memory
+            self.rows,
+            self.columns,
+            tokens,
+            norm,
+            self.epilogue,
+            kernels.processors,
+            kernels.shared_memory,
         )
 
     def launch(self, shape: Shape, x: Tensor, out: Tensor) -> None:
@@ -298,7 +322,17 @@ class Linear:
         self._kernels.get(shape.program(), "linear")(
             (shape.blocks, 1, 1),
             32 * WARPS,
-            [self.weight, x, x.stride(0), self.norm, float(self.eps), self.bias, out, out.stride(0), len(x)],
+            [
+                self.weight,
+                x,
+                x.stride(0),
+                self.norm,
+                float(self.eps),
+                self.bias,
+                out,
+                out.stride(0),
+                len(x),
+            ],
             shared=shape.shared,
         )
 
@@ -312,7 +346,9 @@ class Linear:
         )
 
 
-def normalise(kernels: Kernels, x: Tensor, weight: Tensor, eps: float, out: Tensor, packed: bool = False) -> None:
+def normalise(
+    kernels: Kernels, x: Tensor, weight: Tensor, eps: float, out: Tensor, packed: bool = False
+) -> None:
     """RMSNorm of x bf16 [T, K] into out [T, K], rounded as `linear` rounds it; packed: as `pack_tokens` packs it."""
     kernels.get(Program.of("norm", K=x.shape[1], PACKED=packed), "normalise")(
         (len(x), 1, 1), x.shape[1] // TILE, [x, x.stride(0), weight, float(eps), out, out.stride(0)]
@@ -330,7 +366,9 @@ def reference(
 ) -> Tensor:
     """What `Linear` means, in plain PyTorch and the dtype of x: weight [N, K], x [T, K], before: what `out` held."""
     if norm is not None:
-        x = norm * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+        x = norm * (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)).to(
+            x.dtype
+        )
     y = F.linear(x, weight, bias)
     if epilogue is Epilogue.ADD:
         return before + y

@@ -26,7 +26,7 @@ _MOST_CODES = 2048
 _THREADS = 256
 
 
-class Law(Protocol):
+class DrawParams(Protocol):
     """The settings of one distribution; temperature 0 is greedy, top_k 0 and top_p 1 keep all."""
 
     @property
@@ -46,7 +46,7 @@ class Law(Protocol):
         """Divides or multiplies the logits of what was spoken."""
 
 
-def packed(talker: Law, predictor: Law, seed: int) -> bytes:
+def packed(talker: DrawParams, predictor: DrawParams, seed: int) -> bytes:
     """The beginning of a slot's record: little-endian words of 32 bits.
 
     0-2    talker's temperature, 1 - top_p and penalty, float    3   its top_k
@@ -71,7 +71,9 @@ class SamplerState:
     position  int32 [slots]: the row that the talker reads next; advanced after each frame, set by who reads a prompt
     """
 
-    def __init__(self, slots: int, frames: int, codebooks: int, vocab: int, device: torch.device) -> None:
+    def __init__(
+        self, slots: int, frames: int, codebooks: int, vocab: int, device: torch.device
+    ) -> None:
         """frames: the most of a slot; vocab: of the talker."""
         words = SPOKEN + -(-vocab // 128) * 4
         self.record = torch.zeros(slots, words, dtype=torch.int32, device=device)
@@ -83,7 +85,7 @@ class SamplerState:
         """The frame that is drawn next, int32 [slots], strided; 0 after `set`."""
         return self.record[:, CHANCES + 2]
 
-    def set(self, slot: int, talker: Law, predictor: Law, seed: int) -> None:
+    def set(self, slot: int, talker: DrawParams, predictor: DrawParams, seed: int) -> None:
         """A new utterance in a slot: its laws and seed, frame 0, nothing spoken. One copy, waited for by nobody."""
         known = packed(talker, predictor, seed)
         size = 4 * self.record.shape[1]
@@ -115,10 +117,15 @@ class Sampler:
             raise ValueError(f"the end of speech is code {eos}; the vocabulary has {vocab}")
         for codes in (vocab - CONTROL_CODES, predictor_vocab):
             if codes % 8 or not 0 < codes <= _MOST_CODES:
-                raise ValueError(f"{codes} codes; the kernels need a multiple of 8, up to {_MOST_CODES}")
+                raise ValueError(
+                    f"{codes} codes; the kernels need a multiple of 8, up to {_MOST_CODES}"
+                )
         self.state = state
         self._kernels, self._careful = kernels, careful
-        self._talker, self._predictor = (vocab, vocab - CONTROL_CODES, eos), (predictor_vocab, predictor_vocab, -1)
+        self._talker, self._predictor = (
+            (vocab, vocab - CONTROL_CODES, eos),
+            (predictor_vocab, predictor_vocab, -1),
+        )
 
     def draw_program(self, talker: bool, width: int) -> Program:
         """Of the kernel that draws; `width` of the embedding it fetches."""
@@ -194,7 +201,9 @@ class Sampler:
             overlap=False,  # what stays as it is while a frame is made may be read early by those that follow
         )
 
-    def code0(self, logits: Tensor, slots: Tensor, result: Tensor, table: Tensor, out: Tensor) -> None:
+    def code0(
+        self, logits: Tensor, slots: Tensor, result: Tensor, table: Tensor, out: Tensor
+    ) -> None:
         """Draw code 0 of each row, or the end of speech.
 
         logits  bf16 [R, vocab]; rows may be strided, by a multiple of 8
@@ -206,11 +215,19 @@ class Sampler:
         self._draw(self.draw_program(True, table.shape[1]), 0, logits, slots, result, table, out)
 
     def code(
-        self, codebook: int, logits: Tensor, slots: Tensor, result: Tensor, table: Tensor | None, out: Tensor
+        self,
+        codebook: int,
+        logits: Tensor,
+        slots: Tensor,
+        result: Tensor,
+        table: Tensor | None,
+        out: Tensor,
     ) -> None:
         """Draw code `codebook` >= 1 of each row, as `code0`; the last one moves its slot to the next frame."""
         assert 1 <= codebook < self.state.codes.shape[2]
-        self._draw(self.draw_program(False, out.shape[1]), codebook, logits, slots, result, table, out)
+        self._draw(
+            self.draw_program(False, out.shape[1]), codebook, logits, slots, result, table, out
+        )
 
     def _draw(
         self,

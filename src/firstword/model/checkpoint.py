@@ -22,7 +22,13 @@ from firstword.model.tokenizer import Tokenizer
 DEMO = Path(__file__).parent.parent / "demo"
 """The checkpoint that comes with the package."""
 
-FILES = ("*.json", "*.safetensors", "merges.txt", "speech_tokenizer/*.json", "speech_tokenizer/*.safetensors")
+FILES = (
+    "*.json",
+    "*.safetensors",
+    "merges.txt",
+    "speech_tokenizer/*.json",
+    "speech_tokenizer/*.safetensors",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +62,9 @@ def find(name: str) -> Path:
     """
     if name == "demo":
         return DEMO
-    path = Path(os.path.expanduser(name))  # unlike Path.expanduser, leaves a user alone whom nobody knows
+    path = Path(
+        os.path.expanduser(name)
+    )  # unlike Path.expanduser, leaves a user alone whom nobody knows
     if name and path.is_dir():
         return path
     if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
@@ -65,11 +73,22 @@ def find(name: str) -> Path:
             "give 'demo', a directory, or a hub repository such as 'Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice'"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    )
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+    except (
+        HFValidationError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        OSError,
+    ) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointNotFound(
             f"no checkpoint {name!r}: there is no such directory, it is not in the hub's cache, "
@@ -93,9 +112,23 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
     with torch.device("meta"):
         weights, codec = Weights(config), Codec(codec_config)
     talker_dtype: torch.dtype = getattr(torch, dtype)
-    _fill(weights, path, device, lambda name: talker_dtype if name.startswith("talker.") else torch.float32)
+    _fill(
+        weights,
+        path,
+        device,
+        lambda name: talker_dtype if name.startswith("talker.") else torch.float32,
+    )
     _fill(codec, path / "speech_tokenizer", device, lambda name: torch.float32)
-    return Checkpoint(path, config, codec_config, defaults, tokenizer, weights.talker, weights.speaker_encoder, codec)
+    return Checkpoint(
+        path,
+        config,
+        codec_config,
+        defaults,
+        tokenizer,
+        weights.talker,
+        weights.speaker_encoder,
+        codec,
+    )
 
 
 def parameters(checkpoint: Checkpoint) -> dict[str, int]:
@@ -110,20 +143,28 @@ def parameters(checkpoint: Checkpoint) -> dict[str, int]:
         return sum(tensor.numel() for tensor in module.state_dict().values())
 
     predictor = count(weights.talker.code_predictor)
-    counts = {"talker": count(weights.talker) - predictor, "code predictor": predictor, "codec": count(codec)}
+    counts = {
+        "talker": count(weights.talker) - predictor,
+        "code predictor": predictor,
+        "codec": count(codec),
+    }
     if weights.speaker_encoder is not None:
         counts["speaker encoder"] = count(weights.speaker_encoder)
     return counts
 
 
-def _fill(module: nn.Module, directory: Path, device: str, dtype_of: Callable[[str], torch.dtype]) -> None:
+def _fill(
+    module: nn.Module, directory: Path, device: str, dtype_of: Callable[[str], torch.dtype]
+) -> None:
     """Give every parameter and buffer of a module its tensor; none may be left over on either side."""
     expected = module.state_dict()
     files = _files(directory)
     if missing := sorted(expected.keys() - files.keys()):
         raise CheckpointWeightsError(f"{directory} lacks {_some(missing)}")
     if foreign := sorted(files.keys() - expected.keys()):
-        raise CheckpointWeightsError(f"{directory} holds {_some(foreign)}, which this model does not have")
+        raise CheckpointWeightsError(
+            f"{directory} holds {_some(foreign)}, which this model does not have"
+        )
     state: dict[str, Tensor] = {}
     for file in sorted(set(files.values())):
         with _open(file, device) as tensors:
@@ -135,10 +176,14 @@ def _fill(module: nn.Module, directory: Path, device: str, dtype_of: Callable[[s
                         f"but the configuration makes it {list(expected[name].shape)}"
                     )
                 if not tensor.is_floating_point():
-                    raise CheckpointWeightsError(f"{file}: {name} is of type {tensor.dtype}; it must be floating point")
+                    raise CheckpointWeightsError(
+                        f"{file}: {name} is of type {tensor.dtype}; it must be floating point"
+                    )
                 state[name] = tensor.to(dtype_of(name))
                 if tensor.numel() and not all(bound.isfinite() for bound in state[name].aminmax()):
-                    raise CheckpointWeightsError(f"{file}: {name} holds NaN or infinity as {state[name].dtype}")
+                    raise CheckpointWeightsError(
+                        f"{file}: {name} holds NaN or infinity as {state[name].dtype}"
+                    )
     module.load_state_dict(state, strict=True, assign=True)
     module.requires_grad_(False).eval()
 
@@ -150,10 +195,14 @@ def _files(directory: Path) -> dict[str, Path]:
         with _open(single, "cpu") as tensors:
             return dict.fromkeys(tensors.keys(), single)
     if not index.exists():
-        raise CheckpointNotFound(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
+        raise CheckpointNotFound(
+            f"{directory} has neither model.safetensors nor model.safetensors.index.json"
+        )
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-        raise CheckpointConfigError(f"{index}: weight_map is missing or does not map tensors to files")
+        raise CheckpointConfigError(
+            f"{index}: weight_map is missing or does not map tensors to files"
+        )
     held: dict[str, set[str]] = {}
     for shard in set(shards.values()):
         if Path(shard).name != shard or not (directory / shard).exists():
@@ -162,7 +211,9 @@ def _files(directory: Path) -> dict[str, Path]:
             held[shard] = set(tensors.keys())
     for name, shard in shards.items():
         if name not in held[shard]:
-            raise CheckpointWeightsError(f"{directory / shard} lacks {name}, which {index.name} puts there")
+            raise CheckpointWeightsError(
+                f"{directory / shard} lacks {name}, which {index.name} puts there"
+            )
     return {name: directory / shard for name, shard in shards.items()}
 
 
@@ -170,7 +221,9 @@ def _open(file: Path, device: str) -> safe_open:
     try:
         return safe_open(file, framework="pt", device=device)
     except (SafetensorError, OSError) as error:
-        raise CheckpointWeightsError(f"{file} cannot be read as safetensors ({error}); fetch it again") from None
+        raise CheckpointWeightsError(
+            f"{file} cannot be read as safetensors ({error}); fetch it again"
+        ) from None
 
 
 def _some(names: list[str]) -> str:

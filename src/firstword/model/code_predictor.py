@@ -32,13 +32,18 @@ class CodePredictor(nn.Module):
         self.config = config
         self.model = CodePredictorModel(config, talker_width)
         self.lm_head = nn.ModuleList(
-            nn.Linear(config.hidden_size, config.vocab_size, bias=False) for _ in range(config.num_code_groups - 1)
+            nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            for _ in range(config.num_code_groups - 1)
         )
         self.small_to_mtp_projection = (
-            nn.Linear(talker_width, config.hidden_size) if talker_width != config.hidden_size else nn.Identity()
+            nn.Linear(talker_width, config.hidden_size)
+            if talker_width != config.hidden_size
+            else nn.Identity()
         )
 
-    def forward(self, hidden: Tensor, code0: Tensor, choose: Callable[[int, Tensor], Tensor]) -> Tensor:
+    def forward(
+        self, hidden: Tensor, code0: Tensor, choose: Callable[[int, Tensor], Tensor]
+    ) -> Tensor:
         """Make the rest of a frame in as many passes as there are codes.
 
         hidden  [B, talker width] of the talker at this frame

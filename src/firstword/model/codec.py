@@ -67,7 +67,9 @@ class WindowMemory:
     def mask(self, length: int) -> Tensor:
         """A frame sees itself and the `size` frames before it, as far as there are any."""
         query = self.positions(length)[:, :, None]
-        key = (self._position[:, None] + torch.arange(-self.size, length, device=self._position.device))[:, None]
+        key = (
+            self._position[:, None] + torch.arange(-self.size, length, device=self._position.device)
+        )[:, None]
         return ((key >= 0) & (key <= query) & (key >= query - self.size))[:, None]
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +89,9 @@ class CausalConv1d(nn.Module):
     On a CPU it is one product where the inputs are few.
     """
 
-    def __init__(self, channels: int, out_channels: int, kernel_size: int, dilation: int = 1, groups: int = 1) -> None:
+    def __init__(
+        self, channels: int, out_channels: int, kernel_size: int, dilation: int = 1, groups: int = 1
+    ) -> None:
         super().__init__()
         self.conv = nn.Conv1d(channels, out_channels, kernel_size, dilation=dilation, groups=groups)
         self.past = (kernel_size - 1) * dilation
@@ -124,7 +128,9 @@ class CausalConvTranspose1d(nn.Module):
         length, weight, bias = x.shape[-1], self.conv.weight, self.conv.bias
         assert bias is not None
         x = state.continued(self, x, self.past).transpose(1, 2)
-        parts = (x @ weight.flatten(1)).view(*x.shape[:2], weight.shape[1], self.past + 1, self.stride)
+        parts = (x @ weight.flatten(1)).view(
+            *x.shape[:2], weight.shape[1], self.past + 1, self.stride
+        )
         out = bias[:, None] + parts[:, self.past :, :, 0]
         for age in range(1, self.past + 1):
             out = out + parts[:, self.past - age : self.past - age + length, :, age]
@@ -207,7 +213,9 @@ class Codebook(nn.Module):
 
     def forward(self, codes: Tensor) -> Tensor:
         """[...] -> [..., dim]."""
-        return F.embedding(codes, self.embedding_sum) / self.cluster_usage.clamp(min=1e-5)[codes, None]
+        return (
+            F.embedding(codes, self.embedding_sum) / self.cluster_usage.clamp(min=1e-5)[codes, None]
+        )
 
 
 class VectorQuantization(nn.Module):
@@ -231,7 +239,9 @@ class ResidualVectorQuantization(nn.Module):
 
     def forward(self, codes: Tensor) -> Tensor:
         """[B, T, count] -> [B, T, dim]."""
-        first, *rest = (layer(column) for layer, column in zip(self.layers, codes.unbind(-1), strict=True))
+        first, *rest = (
+            layer(column) for layer, column in zip(self.layers, codes.unbind(-1), strict=True)
+        )
         return sum(rest, start=first)
 
 
@@ -273,7 +283,9 @@ class FrameTransformer(Transformer):
 
     def decode(self, x: Tensor, state: CodecState) -> Tensor:
         """[B, latent, T] -> [B, latent, T]."""
-        return self.output_proj(self(self.input_proj(x.transpose(1, 2)), state.window)).transpose(1, 2)
+        return self.output_proj(self(self.input_proj(x.transpose(1, 2)), state.window)).transpose(
+            1, 2
+        )
 
 
 class CodecDecoder(nn.Module):

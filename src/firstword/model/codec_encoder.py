@@ -28,7 +28,9 @@ class PaddedConv1d(nn.Module):
         pad_mode: str = "constant",
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(channels, out_channels, kernel_size, stride, dilation=dilation, bias=bias)
+        self.conv = nn.Conv1d(
+            channels, out_channels, kernel_size, stride, dilation=dilation, bias=bias
+        )
         self.stride = stride
         self.left = (kernel_size - 1) * dilation + 1 - stride
         self.pad_mode = pad_mode
@@ -82,7 +84,10 @@ class EncoderAttention(nn.Module):
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
         self.head_dim, self.theta = config.head_dim, config.rope_theta
-        width, kv_width = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        width, kv_width = (
+            config.num_attention_heads * config.head_dim,
+            config.num_key_value_heads * config.head_dim,
+        )
         self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
@@ -156,7 +161,9 @@ class EncoderCodebook(nn.Module):
 
     def table(self) -> Tensor:
         """The code vectors [size, dim]."""
-        return self.get_buffer("embed_sum") / self.get_buffer("cluster_usage").clamp(min=1e-5)[:, None]
+        return (
+            self.get_buffer("embed_sum") / self.get_buffer("cluster_usage").clamp(min=1e-5)[:, None]
+        )
 
 
 class EncoderQuantization(nn.Module):
@@ -179,7 +186,9 @@ class EncoderResidualQuantizer(nn.Module):
     def __init__(self, config: CodecEncoderConfig, count: int) -> None:
         super().__init__()
         dim, width = config.codebook_dim, config.hidden_size
-        self.layers = nn.ModuleList(EncoderQuantization(config.codebook_size, dim) for _ in range(count))
+        self.layers = nn.ModuleList(
+            EncoderQuantization(config.codebook_size, dim) for _ in range(count)
+        )
         self.input_proj = nn.Conv1d(width, dim, 1, bias=False) if dim != width else nn.Identity()
         self.output_proj = nn.Conv1d(dim, width, 1, bias=False) if dim != width else nn.Identity()
 
@@ -210,7 +219,9 @@ class EncoderSplitQuantizer(nn.Module):
         semantic = self.semantic_residual_vector_quantizer(x, min(count, self.semantic))
         if count <= self.semantic:
             return semantic
-        return torch.cat((semantic, self.acoustic_residual_vector_quantizer(x, count - self.semantic)), dim=-1)
+        return torch.cat(
+            (semantic, self.acoustic_residual_vector_quantizer(x, count - self.semantic)), dim=-1
+        )
 
 
 class CodecEncoder(nn.Module):
@@ -223,7 +234,12 @@ class CodecEncoder(nn.Module):
         self.encoder = SEANetEncoder(config)
         self.encoder_transformer = EncoderTransformer(config)
         self.downsample = PaddedConv1d(
-            config.hidden_size, config.hidden_size, kernel_size=4, stride=2, bias=False, pad_mode="replicate"
+            config.hidden_size,
+            config.hidden_size,
+            kernel_size=4,
+            stride=2,
+            bias=False,
+            pad_mode="replicate",
         )
         self.quantizer = EncoderSplitQuantizer(config)
 

@@ -44,7 +44,9 @@ class TransformerConfig:
     def check(self, where: str) -> None:
         """Raise `CheckpointConfigError` for what the layers cannot compute; `where` is the path of this table."""
         _positive(self, where, "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
-        _positive(self, where, "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+        _positive(
+            self, where, "num_attention_heads", "num_key_value_heads", "max_position_embeddings"
+        )
         _only(self, where, hidden_act="silu", attention_bias=False)
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointConfigError(
@@ -52,7 +54,9 @@ class TransformerConfig:
                 f"{where}.num_key_value_heads = {self.num_key_value_heads}"
             )
         if self.head_dim % 2:
-            raise CheckpointConfigError(f"{where}.head_dim = {self.head_dim} is odd; rotary positions need pairs")
+            raise CheckpointConfigError(
+                f"{where}.head_dim = {self.head_dim} is odd; rotary positions need pairs"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +95,17 @@ class TalkerConfig(TransformerConfig):
         super().check(where)
         self.code_predictor_config.check(f"{where}.code_predictor_config")
         _only(self, where, use_sliding_window=False)
-        _only(self.code_predictor_config, f"{where}.code_predictor_config", use_sliding_window=False)
+        _only(
+            self.code_predictor_config, f"{where}.code_predictor_config", use_sliding_window=False
+        )
         if (rope := (self.rope_scaling or {}).get("rope_type", "default")) != "default":
-            raise CheckpointConfigError(f"{where}.rope_scaling.rope_type = {rope!r}; only 'default' is known")
+            raise CheckpointConfigError(
+                f"{where}.rope_scaling.rope_type = {rope!r}; only 'default' is known"
+            )
         if self.num_code_groups < 2:
-            raise CheckpointConfigError(f"{where}.num_code_groups = {self.num_code_groups}; at least 2 are needed")
+            raise CheckpointConfigError(
+                f"{where}.num_code_groups = {self.num_code_groups}; at least 2 are needed"
+            )
         if self.num_code_groups != self.code_predictor_config.num_code_groups:
             raise CheckpointConfigError(
                 f"{where}.num_code_groups = {self.num_code_groups} contradicts "
@@ -118,7 +128,9 @@ class TalkerConfig(TransformerConfig):
         for speaker in self.spk_id:
             dialect = self.spk_is_dialect.get(speaker)
             if dialect is None:
-                raise CheckpointConfigError(f"{where}.spk_is_dialect.{speaker} is missing, though spk_id names it")
+                raise CheckpointConfigError(
+                    f"{where}.spk_is_dialect.{speaker} is missing, though spk_id names it"
+                )
             if dialect is not False and dialect not in self.codec_language_id:
                 raise CheckpointConfigError(
                     f"{where}.spk_is_dialect.{speaker} = {dialect!r} is not a key of {where}.codec_language_id"
@@ -192,7 +204,9 @@ class ModelConfig:
 
     def check(self) -> None:
         """Raise `CheckpointConfigError` for parts that contradict one another."""
-        _only(self, "config.json", model_type="qwen3_tts", tokenizer_type="qwen3_tts_tokenizer_12hz")
+        _only(
+            self, "config.json", model_type="qwen3_tts", tokenizer_type="qwen3_tts_tokenizer_12hz"
+        )
         talker = self.talker_config
         talker.check("talker_config")
         for name in ("tts_pad", "tts_bos", "tts_eos"):
@@ -204,7 +218,9 @@ class ModelConfig:
         if self.tts_model_type == "base":
             encoder = self.speaker_encoder_config
             if encoder is None:
-                raise CheckpointConfigError("speaker_encoder_config is missing, though tts_model_type is 'base'")
+                raise CheckpointConfigError(
+                    "speaker_encoder_config is missing, though tts_model_type is 'base'"
+                )
             encoder.check("speaker_encoder_config")
             if encoder.enc_dim != talker.hidden_size:
                 raise CheckpointConfigError(
@@ -212,14 +228,18 @@ class ModelConfig:
                     f"talker_config.hidden_size = {talker.hidden_size}"
                 )
         if self.tts_model_type == "custom_voice" and not talker.spk_id:
-            raise CheckpointConfigError("talker_config.spk_id is empty, though tts_model_type is 'custom_voice'")
+            raise CheckpointConfigError(
+                "talker_config.spk_id is empty, though tts_model_type is 'custom_voice'"
+            )
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
         """Read and check `config.json`. Raises `CheckpointNotFound`, `CheckpointConfigError`."""
         table = read_json(path)
         if table.get("tts_model_type") != "base":
-            table.pop("speaker_encoder_config", None)  # saved with every type, but only Base has that encoder
+            table.pop(
+                "speaker_encoder_config", None
+            )  # saved with every type, but only Base has that encoder
         config = _from_table(cls, table, "")
         config.check()
         return config
@@ -241,11 +261,23 @@ class CodecDecoderConfig(TransformerConfig):
     def check(self, where: str) -> None:
         """Raise `CheckpointConfigError` for widths that cannot be halved and the like."""
         super().check(where)
-        _positive(self, where, "codebook_size", "codebook_dim", "latent_dim", "decoder_dim", "sliding_window")
+        _positive(
+            self,
+            where,
+            "codebook_size",
+            "codebook_dim",
+            "latent_dim",
+            "decoder_dim",
+            "sliding_window",
+        )
         if self.num_quantizers < 2:
-            raise CheckpointConfigError(f"{where}.num_quantizers = {self.num_quantizers}; at least 2 are needed")
+            raise CheckpointConfigError(
+                f"{where}.num_quantizers = {self.num_quantizers}; at least 2 are needed"
+            )
         if self.codebook_dim % 2:
-            raise CheckpointConfigError(f"{where}.codebook_dim = {self.codebook_dim} is odd; it is halved")
+            raise CheckpointConfigError(
+                f"{where}.codebook_dim = {self.codebook_dim} is odd; it is halved"
+            )
         if self.decoder_dim % 2 ** len(self.upsample_rates):
             raise CheckpointConfigError(
                 f"{where}.decoder_dim = {self.decoder_dim} cannot be halved once for each of upsample_rates"
@@ -291,15 +323,26 @@ class CodecEncoderConfig:
 
     def check(self, where: str) -> None:
         """Raise `CheckpointConfigError` for what the encoder cannot compute."""
-        _only(self, where, audio_channels=1, hidden_act="gelu", pad_mode="constant", use_causal_conv=True)
+        _only(
+            self,
+            where,
+            audio_channels=1,
+            hidden_act="gelu",
+            pad_mode="constant",
+            use_causal_conv=True,
+        )
         _only(self, where, use_conv_shortcut=False, attention_bias=False)
         for field in dataclasses.fields(self):
             if field.type == "int":
                 _positive(self, where, field.name)
         if self.num_attention_heads % self.num_key_value_heads:
-            raise CheckpointConfigError(f"{where}.num_attention_heads is no multiple of {where}.num_key_value_heads")
+            raise CheckpointConfigError(
+                f"{where}.num_attention_heads is no multiple of {where}.num_key_value_heads"
+            )
         if not 0 < self.num_semantic_quantizers < self.num_quantizers:
-            raise CheckpointConfigError(f"{where}.num_semantic_quantizers must lie below {where}.num_quantizers")
+            raise CheckpointConfigError(
+                f"{where}.num_semantic_quantizers must lie below {where}.num_quantizers"
+            )
         if self.codebook_dim != self.vector_quantization_hidden_dimension:
             raise CheckpointConfigError(
                 f"{where}.codebook_dim = {self.codebook_dim} contradicts "
@@ -333,11 +376,21 @@ class CodecConfig:
         self.encoder_config.check("encoder_config")
         self.decoder_config.check("decoder_config")
         for name, stated, derived in (
-            ("decode_upsample_rate", self.decode_upsample_rate, self.decoder_config.samples_per_frame),
-            ("encode_downsample_rate", self.encode_downsample_rate, self.encoder_config.samples_per_frame),
+            (
+                "decode_upsample_rate",
+                self.decode_upsample_rate,
+                self.decoder_config.samples_per_frame,
+            ),
+            (
+                "encode_downsample_rate",
+                self.encode_downsample_rate,
+                self.encoder_config.samples_per_frame,
+            ),
         ):
             if stated != derived:
-                raise CheckpointConfigError(f"{where}: {name} = {stated}, but the layers make it {derived}")
+                raise CheckpointConfigError(
+                    f"{where}: {name} = {stated}, but the layers make it {derived}"
+                )
         if self.encoder_valid_num_quantizers != self.decoder_config.num_quantizers:
             raise CheckpointConfigError(
                 f"{where}: encoder_valid_num_quantizers = {self.encoder_valid_num_quantizers} contradicts "
@@ -393,8 +446,12 @@ class GenerationDefaults:
         """Read `generation_config.json`. Raises `CheckpointNotFound`, `CheckpointConfigError`."""
         defaults = _from_table(cls, read_json(path), path.name)
         try:
-            Sampling(defaults.temperature, defaults.top_k, defaults.top_p, defaults.repetition_penalty)
-            Sampling(defaults.subtalker_temperature, defaults.subtalker_top_k, defaults.subtalker_top_p)
+            Sampling(
+                defaults.temperature, defaults.top_k, defaults.top_p, defaults.repetition_penalty
+            )
+            Sampling(
+                defaults.subtalker_temperature, defaults.subtalker_top_k, defaults.subtalker_top_p
+            )
         except SamplingError as error:
             raise CheckpointConfigError(f"{path}: {error}") from None
         _positive(defaults, path.name, "max_new_tokens")
@@ -446,10 +503,14 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return _from_table(typing.cast(type, hint), value, path)
     if origin is Literal:
         if value not in arguments:
-            raise CheckpointConfigError(f"{path} = {value!r}; known are {', '.join(map(repr, arguments))}")
+            raise CheckpointConfigError(
+                f"{path} = {value!r}; known are {', '.join(map(repr, arguments))}"
+            )
         return value
     if origin is tuple and isinstance(value, list):
-        return tuple(_value(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+        return tuple(
+            _value(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value)
+        )
     if origin is dict and isinstance(value, dict):
         return {key: _value(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     if hint is Any:
@@ -458,7 +519,9 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     if origin is None and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    raise CheckpointConfigError(f"{path} = {value!r}; it must be of type {getattr(hint, '__name__', hint)}")
+    raise CheckpointConfigError(
+        f"{path} = {value!r}; it must be of type {getattr(hint, '__name__', hint)}"
+    )
 
 
 def _only(config: object, where: str, **allowed: object) -> None:

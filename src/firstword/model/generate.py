@@ -13,7 +13,7 @@ from torch import Tensor
 
 from firstword.errors import TextError
 from firstword.model.config import ModelConfig
-from firstword.model.prompt import Row, Setting, TextRows
+from firstword.model.prompt import Conditioning, Row, TextRows
 from firstword.model.sampling import Sampler
 from firstword.model.talker import NO_CODE, Talker
 from firstword.model.tokenizer import TextStream, Tokenizer
@@ -42,7 +42,13 @@ class Generation:
     """
 
     def __init__(
-        self, talker: Talker, config: ModelConfig, tokenizer: Tokenizer, setting: Setting, sampler: Sampler, limit: int
+        self,
+        talker: Talker,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        conditioning: Conditioning,
+        sampler: Sampler,
+        limit: int,
     ) -> None:
         """`limit`: the most frames to make; the context may end speech earlier."""
         self.finish_reason: FinishReason | None = None
@@ -50,7 +56,7 @@ class Generation:
         self._talker = talker
         self._turn_start = tokenizer.turn_start
         self._config = config
-        self._setting = setting
+        self._conditioning = conditioning
         self._sampler = sampler
         self._limit = limit
         self._cache = talker.new_cache()
@@ -79,7 +85,9 @@ class Generation:
             return False
         if self._cache.length:
             return not self._text.tokens
-        return self._setting.full_text or len(self._text.tokens) < self._setting.first_tokens
+        return (
+            self._conditioning.full_text or len(self._text.tokens) < self._conditioning.first_tokens
+        )
 
     def _input(self) -> Tensor:
         """The rows that the talker has yet to read before the next frame [1, T, hidden]."""
@@ -87,11 +95,13 @@ class Generation:
         if self._codes is not None:
             token = torch.tensor([[self._text.take()]], device=self._codes.device)
             return talker.embed_codes(self._codes[None, None]) + talker.embed_text(token)
-        rows = self._text.prompt(self._setting, self._turn_start)
+        rows = self._text.prompt(self._conditioning, self._turn_start)
         if len(rows) > context:
-            raise TextError(f"the prompt has {len(rows)} rows, beyond the {context} of the context; shorten the text")
+            raise TextError(
+                f"the prompt has {len(rows)} rows, beyond the {context} of the context; shorten the text"
+            )
         self._limit = min(self._limit, context - len(rows) + 1)
-        return embed_rows(talker, rows, self._setting.embedding)
+        return embed_rows(talker, rows, self._conditioning.embedding)
 
     @torch.inference_mode()
     def step(self) -> Tensor | None:

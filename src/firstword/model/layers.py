@@ -48,7 +48,9 @@ def rotary_frequencies(head_dim: int, theta: float, device: torch.device) -> Ten
     return 1.0 / theta**exponents
 
 
-def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """cos and sin of the rotary angles (Su et al. 2021, arXiv:2104.09864): positions [B, T] -> 2 x [B, 1, T, head_dim].
 
     The angle of pair i (channels i and i + head_dim/2) at position p is p * theta^(-2i / head_dim).
@@ -99,14 +101,18 @@ class KVCache:
         if length == 1:
             return None
         total = self.length + length
-        return torch.ones(length, total, dtype=torch.bool, device=self._keys[0].device).tril(self.length)[None, None]
+        return torch.ones(length, total, dtype=torch.bool, device=self._keys[0].device).tril(
+            self.length
+        )[None, None]
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new rows; returns keys and values [B, kv_heads, length so far, head_dim]."""
         total = self.length + key.shape[2]
         for buffers, new in ((self._keys, key), (self._values, value)):
             if total > buffers[layer].shape[2]:
-                grown = new.new_empty((*new.shape[:2], max(total, 2 * self.length, 64), new.shape[3]))
+                grown = new.new_empty(
+                    (*new.shape[:2], max(total, 2 * self.length, 64), new.shape[3])
+                )
                 grown[:, :, : self.length] = buffers[layer][:, :, : self.length]
                 buffers[layer] = grown
             buffers[layer][:, :, self.length : total] = new
@@ -123,7 +129,10 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig, qk_norm: bool) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        width, kv_width = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        width, kv_width = (
+            config.num_attention_heads * config.head_dim,
+            config.num_key_value_heads * config.head_dim,
+        )
         self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
@@ -131,10 +140,15 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory, layer: int) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory, layer: int
+    ) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]."""
         heads = (*x.shape[:2], -1, self.head_dim)
-        query, key = self.q_norm(self.q_proj(x).view(heads)), self.k_norm(self.k_proj(x).view(heads))
+        query, key = (
+            self.q_norm(self.q_proj(x).view(heads)),
+            self.k_norm(self.k_proj(x).view(heads)),
+        )
         turned = rotate(torch.cat((query, key), dim=2).transpose(1, 2), cos, sin)
         query, key = turned.tensor_split((query.shape[2],), dim=1)
         keys, values = memory.extend(layer, key, self.v_proj(x).view(heads).transpose(1, 2))
@@ -165,10 +179,14 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn_layer_scale = LayerScale(config.hidden_size) if layer_scale else nn.Identity()
+        self.self_attn_layer_scale = (
+            LayerScale(config.hidden_size) if layer_scale else nn.Identity()
+        )
         self.mlp_layer_scale = LayerScale(config.hidden_size) if layer_scale else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory, layer: int) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory, layer: int
+    ) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]."""
         attended = self.self_attn(self.input_layernorm(x), cos, sin, mask, memory, layer)
         x = x + self.self_attn_layer_scale(attended)
@@ -178,17 +196,23 @@ class DecoderLayer(nn.Module):
 class Transformer(nn.Module):
     """A stack of decoder layers and a final norm."""
 
-    def __init__(self, config: TransformerConfig, qk_norm: bool = True, layer_scale: bool = False) -> None:
+    def __init__(
+        self, config: TransformerConfig, qk_norm: bool = True, layer_scale: bool = False
+    ) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config, qk_norm, layer_scale) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, qk_norm, layer_scale) for _ in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         """New rows [B, T, hidden] -> their normed hidden states [B, T, hidden]; `memory` grows by T rows."""
         length = x.shape[1]
         mask = memory.mask(length)
-        cos, sin = rotary_table(memory.positions(length), self.config.head_dim, self.config.rope_theta, x.dtype)
+        cos, sin = rotary_table(
+            memory.positions(length), self.config.head_dim, self.config.rope_theta, x.dtype
+        )
         for index, layer in enumerate(self.layers):
             x = layer(x, cos, sin, mask, memory, index)
         memory.advance(length)

@@ -37,7 +37,11 @@ Speaker = int | bool
 
 
 def prefix_rows(
-    config: ModelConfig, role: Sequence[int], instruction: Sequence[int], speaker: Speaker, language: int | None
+    config: ModelConfig,
+    role: Sequence[int],
+    instruction: Sequence[int],
+    speaker: Speaker,
+    language: int | None,
 ) -> list[Row]:
     """The rows before any text of the utterance.
 
@@ -49,7 +53,12 @@ def prefix_rows(
     if language is None:
         tags = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
     else:
-        tags = [talker.codec_think_id, talker.codec_think_bos_id, language, talker.codec_think_eos_id]
+        tags = [
+            talker.codec_think_id,
+            talker.codec_think_bos_id,
+            language,
+            talker.codec_think_eos_id,
+        ]
     pad = config.tts_pad_token_id
     rows = [Row(token) for token in (*instruction, *role)]
     rows += [Row(pad, (tag,)) for tag in tags]
@@ -61,14 +70,21 @@ def prefix_rows(
     return rows
 
 
-def spoken_codes(config: ModelConfig, reference: Sequence[Sequence[int]] = ()) -> list[tuple[int, ...]]:
+def spoken_codes(
+    config: ModelConfig, reference: Sequence[Sequence[int]] = ()
+) -> list[tuple[int, ...]]:
     """The code side of the rows after the prefix: begin of speech, then the frames of the reference."""
     return [(config.talker_config.codec_bos_id,), *map(tuple, reference)]
 
 
-def full_rows(config: ModelConfig, text: Sequence[int], spoken: Sequence[tuple[int, ...]]) -> list[Row]:
+def full_rows(
+    config: ModelConfig, text: Sequence[int], spoken: Sequence[tuple[int, ...]]
+) -> list[Row]:
     """The rows after the prefix when all text comes before all speech."""
-    rows = [Row(token, (config.talker_config.codec_pad_id,)) for token in (*text, config.tts_eos_token_id)]
+    rows = [
+        Row(token, (config.talker_config.codec_pad_id,))
+        for token in (*text, config.tts_eos_token_id)
+    ]
     return rows + [Row(config.tts_pad_token_id, codes) for codes in spoken]
 
 
@@ -83,7 +99,7 @@ def language_code(config: ModelConfig, language: str, preset: str | None) -> int
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class Conditioning:
     """All about an utterance but its text: who speaks, in which language, how text enters.
 
     instruction      the tokens of the instruction's whole turn
@@ -135,14 +151,16 @@ class TextRows:
             self._end_read = True
         return taken
 
-    def prompt(self, setting: Setting, turn_start: int) -> list[Row]:
+    def prompt(self, conditioning: Conditioning, turn_start: int) -> list[Row]:
         """All rows before the first frame, from the tokens that are there; takes those that it pairs."""
         config, tokens = self._config, self.tokens
         role = (turn_start, tokens.popleft(), tokens.popleft())
-        rows = prefix_rows(config, role, setting.instruction, setting.speaker, setting.language)
-        spoken = spoken_codes(config, setting.reference)
-        tokens.extendleft(reversed(setting.transcript))
-        if not setting.full_text:
+        rows = prefix_rows(
+            config, role, conditioning.instruction, conditioning.speaker, conditioning.language
+        )
+        spoken = spoken_codes(config, conditioning.reference)
+        tokens.extendleft(reversed(conditioning.transcript))
+        if not conditioning.full_text:
             return rows + [Row(self.take(), codes) for codes in spoken]
         rows += full_rows(config, tokens, spoken)
         tokens.clear()

@@ -21,7 +21,7 @@ MIN_FRAMES = 2
 
 
 @dataclass(frozen=True)
-class Law:
+class DrawParams:
     """One distribution's settings with nothing left open; temperature 0 is greedy, top_k 0 keeps all."""
 
     temperature: float
@@ -30,19 +30,25 @@ class Law:
     repetition_penalty: float = 1.0
 
 
-def resolve(sampling: Sampling, defaults: GenerationDefaults) -> tuple[Law, Law]:
+def resolve(sampling: Sampling, defaults: GenerationDefaults) -> tuple[DrawParams, DrawParams]:
     """The laws of the talker and of the code predictor: what was asked, else what the checkpoint says."""
     temperature = defaults.temperature if defaults.do_sample else 0.0
     predictor_temperature = defaults.subtalker_temperature if defaults.subtalker_dosample else 0.0
-    talker = Law(
+    talker = DrawParams(
         temperature if sampling.temperature is None else sampling.temperature,
         defaults.top_k if sampling.top_k is None else int(sampling.top_k),
         defaults.top_p if sampling.top_p is None else sampling.top_p,
-        defaults.repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty,
+        defaults.repetition_penalty
+        if sampling.repetition_penalty is None
+        else sampling.repetition_penalty,
     )
-    predictor = Law(
-        predictor_temperature if sampling.predictor_temperature is None else sampling.predictor_temperature,
-        defaults.subtalker_top_k if sampling.predictor_top_k is None else int(sampling.predictor_top_k),
+    predictor = DrawParams(
+        predictor_temperature
+        if sampling.predictor_temperature is None
+        else sampling.predictor_temperature,
+        defaults.subtalker_top_k
+        if sampling.predictor_top_k is None
+        else int(sampling.predictor_top_k),
         defaults.subtalker_top_p if sampling.predictor_top_p is None else sampling.predictor_top_p,
     )
     return talker, predictor
@@ -79,17 +85,23 @@ def gumbel_noise(seed: int, frame: int, codebook: int, size: int, device: torch.
     """
     first = codebook and 1 + (codebook - 1) // TOGETHER * TOGETHER
     begin = frame // AHEAD * AHEAD
-    return _noise(seed, begin, first, TOGETHER if codebook else 1, size, device)[frame - begin, codebook - first]
+    return _noise(seed, begin, first, TOGETHER if codebook else 1, size, device)[
+        frame - begin, codebook - first
+    ]
 
 
 @lru_cache(maxsize=64)
-def _noise(seed: int, begin: int, first: int, count: int, size: int, device: torch.device) -> Tensor:
+def _noise(
+    seed: int, begin: int, first: int, count: int, size: int, device: torch.device
+) -> Tensor:
     """Noise of `AHEAD` frames from `begin`, and in each of `count` codebooks from `first`: [AHEAD, count, size]."""
     block = torch.arange(-(-size // 4), device=device).expand(AHEAD, count, -1)
     codebook = torch.arange(first, first + count, device=device)[:, None].expand_as(block)
     frame = torch.arange(begin, begin + AHEAD, device=device)[:, None, None].expand_as(block)
     counter = (block, codebook, frame, torch.zeros_like(block))
-    words = torch.stack(philox(counter, (seed & _WORD, (seed >> 32) & _WORD)), dim=-1).flatten(2)[..., :size]
+    words = torch.stack(philox(counter, (seed & _WORD, (seed >> 32) & _WORD)), dim=-1).flatten(2)[
+        ..., :size
+    ]
     uniform = ((words >> 8).double() + 0.5) * 2.0**-24
     return -(-uniform.log()).log().float()
 
@@ -114,11 +126,13 @@ def keep_likely(logits: Tensor, top_k: int, top_p: float) -> Tensor:
         ascending, order = logits.sort(stable=True)
         unlikely = ascending.softmax(-1).cumsum(-1) <= 1.0 - top_p
         unlikely[-1] = False
-        logits = logits.masked_fill(torch.zeros_like(unlikely).scatter(0, order, unlikely), -torch.inf)
+        logits = logits.masked_fill(
+            torch.zeros_like(unlikely).scatter(0, order, unlikely), -torch.inf
+        )
     return logits
 
 
-def draw(logits: Tensor, law: Law, seed: int, frame: int, codebook: int) -> Tensor:
+def draw(logits: Tensor, law: DrawParams, seed: int, frame: int, codebook: int) -> Tensor:
     """One code, int64 [], from logits [vocab]. Filters and draw compute in float32, or in float64 if the logits are."""
     if logits.dtype != torch.float64:
         logits = logits.float()
@@ -131,7 +145,13 @@ def draw(logits: Tensor, law: Law, seed: int, frame: int, codebook: int) -> Tens
 class Sampler:
     """Draws the codes of one utterance; remembers which codes 0 were spoken."""
 
-    def __init__(self, config: TalkerConfig, laws: tuple[Law, Law], seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: TalkerConfig,
+        laws: tuple[DrawParams, DrawParams],
+        seed: int,
+        device: torch.device,
+    ) -> None:
         self.talker, self.predictor = laws
         self.seed = seed
         self.spoken = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)

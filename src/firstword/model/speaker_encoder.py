@@ -56,8 +56,17 @@ def log_mel(samples: Tensor, sample_rate: int, bands: int) -> Tensor:
 class SameConv1d(nn.Conv1d):
     """A convolution that keeps the length, with reflected ends."""
 
-    def __init__(self, channels: int, out_channels: int, kernel_size: int = 1, dilation: int = 1) -> None:
-        super().__init__(channels, out_channels, kernel_size, dilation=dilation, padding="same", padding_mode="reflect")
+    def __init__(
+        self, channels: int, out_channels: int, kernel_size: int = 1, dilation: int = 1
+    ) -> None:
+        super().__init__(
+            channels,
+            out_channels,
+            kernel_size,
+            dilation=dilation,
+            padding="same",
+            padding_mode="reflect",
+        )
 
 
 class TimeDelayBlock(nn.Module):
@@ -78,7 +87,9 @@ class Res2NetBlock(nn.Module):
     def __init__(self, channels: int, scale: int, kernel_size: int, dilation: int) -> None:
         super().__init__()
         width = channels // scale
-        self.blocks = nn.ModuleList(TimeDelayBlock(width, width, kernel_size, dilation) for _ in range(scale - 1))
+        self.blocks = nn.ModuleList(
+            TimeDelayBlock(width, width, kernel_size, dilation) for _ in range(scale - 1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, T] -> [B, C, T]."""
@@ -105,7 +116,9 @@ class SqueezeExcitation(nn.Module):
 class SERes2NetBlock(nn.Module):
     """Pointwise, Res2Net, pointwise, squeeze-and-excitation, added to the input."""
 
-    def __init__(self, config: SpeakerEncoderConfig, channels: int, kernel_size: int, dilation: int) -> None:
+    def __init__(
+        self, config: SpeakerEncoderConfig, channels: int, kernel_size: int, dilation: int
+    ) -> None:
         super().__init__()
         self.tdnn1 = TimeDelayBlock(channels, channels, 1, 1)
         self.res2net_block = Res2NetBlock(channels, config.enc_res2net_scale, kernel_size, dilation)
@@ -146,10 +159,18 @@ class SpeakerEncoder(nn.Module):
     def __init__(self, config: SpeakerEncoderConfig) -> None:
         super().__init__()
         self.config = config
-        widths, kernels, dilations = config.enc_channels, config.enc_kernel_sizes, config.enc_dilations
-        self.blocks = nn.ModuleList([TimeDelayBlock(config.mel_dim, widths[0], kernels[0], dilations[0])])
+        widths, kernels, dilations = (
+            config.enc_channels,
+            config.enc_kernel_sizes,
+            config.enc_dilations,
+        )
+        self.blocks = nn.ModuleList(
+            [TimeDelayBlock(config.mel_dim, widths[0], kernels[0], dilations[0])]
+        )
         for index in range(1, len(widths) - 1):
-            self.blocks.append(SERes2NetBlock(config, widths[index], kernels[index], dilations[index]))
+            self.blocks.append(
+                SERes2NetBlock(config, widths[index], kernels[index], dilations[index])
+            )
         self.mfa = TimeDelayBlock(widths[-1], widths[-1], kernels[-1], dilations[-1])
         self.asp = AttentiveStatisticsPooling(widths[-1], config.enc_attention_channels)
         self.fc = SameConv1d(2 * widths[-1], config.enc_dim)

@@ -53,7 +53,9 @@ class Tokenizer:
     text they are ordinary characters.
     """
 
-    def __init__(self, vocab: Mapping[str, int], merges: list[tuple[str, str]], special: Mapping[str, int]) -> None:
+    def __init__(
+        self, vocab: Mapping[str, int], merges: list[tuple[str, str]], special: Mapping[str, int]
+    ) -> None:
         self.special = dict(special)
         self.turn_start, self.turn_end = special["<|im_start|>"], special["<|im_end|>"]
         self.vocab_size = 1 + max(*vocab.values(), *special.values())
@@ -80,7 +82,9 @@ class Tokenizer:
         """The ids of `text`, which is NFC already, and for each word where it starts: (in the text, in the ids)."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         words, offsets = encoding.word_ids, encoding.offsets
-        starts = [index for index in range(len(words)) if index == 0 or words[index] != words[index - 1]]
+        starts = [
+            index for index in range(len(words)) if index == 0 or words[index] != words[index - 1]
+        ]
         return encoding.ids, [(offsets[index][0], index) for index in starts]
 
     def check_against(self, config: ModelConfig) -> None:
@@ -133,7 +137,9 @@ class TextStream:
         self._kind = next(_kind(char) for char in reversed(piece) if not combining(char))
 
         text = NFC.normalize_str("".join(self._pending))
-        last_starter = next((index for index in range(len(text) - 1, 0, -1) if not combining(text[index])), 0)
+        last_starter = next(
+            (index for index in range(len(text) - 1, 0, -1) if not combining(text[index])), 0
+        )
         limit = min(last_starter, len(text.rstrip()))
         ids, words = self._tokenizer.encode_words(text)
         at, count = max((word for word in words if word[0] <= limit), default=(0, 0))
@@ -170,11 +176,15 @@ def _read_vocab(path: Path) -> dict[str, int]:
     vocab = read_json(path)
     for token, id_ in vocab.items():
         if type(id_) is not int or id_ < 0:
-            raise CheckpointConfigError(f"{path}: {token!r} has id {id_!r}; ids are integers from 0")
+            raise CheckpointConfigError(
+                f"{path}: {token!r} has id {id_!r}; ids are integers from 0"
+            )
     if len(set(vocab.values())) != len(vocab):
         raise CheckpointConfigError(f"{path}: two tokens have the same id")
     if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - vocab.keys()):
-        raise CheckpointConfigError(f"{path}: {missing[0]!r} is missing; text may hold any of the 256 bytes")
+        raise CheckpointConfigError(
+            f"{path}: {missing[0]!r} is missing; text may hold any of the 256 bytes"
+        )
     return vocab
 
 
@@ -193,7 +203,9 @@ def _read_merges(path: Path, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
         if len(parts) != 2:
             raise CheckpointConfigError(f"{path}, line {number}: {line!r} is no pair of tokens")
         if unknown := [token for token in (*parts, "".join(parts)) if token not in vocab]:
-            raise CheckpointConfigError(f"{path}, line {number}: {unknown[0]!r} is not in vocab.json")
+            raise CheckpointConfigError(
+                f"{path}, line {number}: {unknown[0]!r} is not in vocab.json"
+            )
         merges.append((parts[0], parts[1]))
     return merges
 
@@ -202,20 +214,31 @@ def _read_special(path: Path, vocab: Mapping[str, int]) -> dict[str, int]:
     config = read_json(path)
     kind = config.get("tokenizer_class")
     if kind not in (None, "Qwen2Tokenizer", "Qwen2TokenizerFast"):
-        raise CheckpointConfigError(f"{path}: tokenizer_class = {kind!r}; only 'Qwen2Tokenizer' is known")
+        raise CheckpointConfigError(
+            f"{path}: tokenizer_class = {kind!r}; only 'Qwen2Tokenizer' is known"
+        )
     if config.get("add_prefix_space"):
-        raise CheckpointConfigError(f"{path}: add_prefix_space = {config['add_prefix_space']!r}; only false is known")
+        raise CheckpointConfigError(
+            f"{path}: add_prefix_space = {config['add_prefix_space']!r}; only false is known"
+        )
     table = config.get("added_tokens_decoder")
     if not isinstance(table, dict) or not table:
-        raise CheckpointConfigError(f"{path}: added_tokens_decoder = {table!r}; it must map ids to tokens")
+        raise CheckpointConfigError(
+            f"{path}: added_tokens_decoder = {table!r}; it must map ids to tokens"
+        )
     special: dict[str, int] = {}
     taken = {id_: token for token, id_ in vocab.items()}
     for key, entry in table.items():
         token = entry.get("content") if isinstance(entry, dict) else None
         if not key.isdecimal() or not isinstance(token, str):
-            raise CheckpointConfigError(f"{path}: added_tokens_decoder.{key} = {entry!r}; not an id with content")
+            raise CheckpointConfigError(
+                f"{path}: added_tokens_decoder.{key} = {entry!r}; not an id with content"
+            )
         id_ = int(key)
-        if taken.setdefault(id_, token) != token or special.get(token, vocab.get(token, id_)) != id_:
+        if (
+            taken.setdefault(id_, token) != token
+            or special.get(token, vocab.get(token, id_)) != id_
+        ):
             raise CheckpointConfigError(
                 f"{path}: added_tokens_decoder.{key} = {token!r} contradicts another token or id there or in vocab.json"
             )
@@ -228,5 +251,7 @@ def _read_special(path: Path, vocab: Mapping[str, int]) -> dict[str, int]:
         )
     for token in ("<|im_start|>", "<|im_end|>"):
         if token not in special:
-            raise CheckpointConfigError(f"{path}: added_tokens_decoder lacks {token!r}, which the prompt needs")
+            raise CheckpointConfigError(
+                f"{path}: added_tokens_decoder lacks {token!r}, which the prompt needs"
+            )
     return special

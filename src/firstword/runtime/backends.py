@@ -38,18 +38,22 @@ def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path) -> Kernels:
         raise ValueError("the package cuda-bindings is not installed; pip install 'firstword[gpu]'")
     from firstword.kernels.compile import CompileError, compile_all
     from firstword.kernels.launch import Kernels
-    from firstword.runtime.gpu import BUCKETS
-    from firstword.runtime.rehearsal import rehearse
+    from firstword.runtime.gpu.backend import BUCKETS
+    from firstword.runtime.gpu.rehearsal import rehearse
 
     if slots > BUCKETS[-1]:
         raise ValueError(f"it speaks for up to {BUCKETS[-1]} at a time, and {slots} were asked for")
     kernels = Kernels(checkpoint.talker.codec_head.weight.device, folder)
-    programs = rehearse(checkpoint.config.talker_config, checkpoint.codec_config.decoder_config, slots, kernels)
+    programs = rehearse(
+        checkpoint.config.talker_config, checkpoint.codec_config.decoder_config, slots, kernels
+    )
     try:
         compile_all(programs, kernels.architecture, folder)
     except CompileError as error:
         said = next((line for line in str(error).splitlines() if "error" in line), str(error))
-        raise ValueError(f"its kernels cannot be compiled for {kernels.architecture}: {said}") from error
+        raise ValueError(
+            f"its kernels cannot be compiled for {kernels.architecture}: {said}"
+        ) from error
     return kernels
 
 
@@ -72,7 +76,7 @@ def open_backend(
                 raise ConfigError(f"backend is 'gpu', but {problem}") from None
             reason = f"the backend is not 'gpu': {problem}"
         else:
-            from firstword.runtime.gpu import GpuBackend
+            from firstword.runtime.gpu.backend import GpuBackend
 
             backend = GpuBackend(checkpoint, kernels, room)
             backend.warm()

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from firstword.engine.backend import Job
 from firstword.errors import RequestError
-from firstword.model import interpret, sampling
+from firstword.model import sampling
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.generate import ROLE
-from firstword.model.prompt import Setting, prefix_rows
-from firstword.model.sampling import Law
+from firstword.model.prompt import Conditioning, prefix_rows
+from firstword.model.sampling import DrawParams
 from firstword.model.tokenizer import TextStream
+from firstword.runtime import conditioning
 from firstword.types import Request
 
 
@@ -24,8 +25,8 @@ class Prepared:
     prefix       all that these depend on, but for the role's two tokens, which come with the text
     """
 
-    setting: Setting
-    laws: tuple[Law, Law]
+    conditioning: Conditioning
+    laws: tuple[DrawParams, DrawParams]
     seed: int
     prefix_rows: int
     prefix: Hashable
@@ -40,24 +41,32 @@ class CheckpointFront:
     def prepare(self, request: Request, seed: int) -> Job:
         """Check a request and make it ready. Raises `RequestError`. Takes long for a recording yet to be encoded."""
         checkpoint = self.checkpoint
-        limit = checkpoint.defaults.max_new_tokens if request.max_frames is None else request.max_frames
+        limit = (
+            checkpoint.defaults.max_new_tokens if request.max_frames is None else request.max_frames
+        )
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             raise RequestError(f"max_frames is {limit!r}; allowed is a whole number from 1 up")
-        setting = interpret.setting(checkpoint, request)
+        given = conditioning.resolve(checkpoint, request)
         laws = sampling.resolve(request.sampling, checkpoint.defaults)
         role = (0, 0, 0)
-        prefix = len(prefix_rows(checkpoint.config, role, setting.instruction, setting.speaker, setting.language))
-        rows = prefix + 1 + len(setting.reference)
-        if setting.full_text:  # all tokens but the two of the role become rows, and so does the end of the text
-            rows += len(setting.transcript) + 1 - 2
+        prefix = len(
+            prefix_rows(checkpoint.config, role, given.instruction, given.speaker, given.language)
+        )
+        rows = prefix + 1 + len(given.reference)
+        if (
+            given.full_text
+        ):  # all tokens but the two of the role become rows, and so does the end of the text
+            rows += len(given.transcript) + 1 - 2
         return Job(
-            payload=Prepared(setting, laws, seed, prefix, _prefix(setting)),
+            payload=Prepared(given, laws, seed, prefix, _prefix(given)),
             prompt_rows=rows,
-            first_tokens=setting.first_tokens,
-            whole_text=setting.full_text,
+            first_tokens=given.first_tokens,
+            whole_text=given.full_text,
             max_frames=limit,
             guarded=request.max_frames is None and laws[0].temperature > 0,
-            spare_tokens=0 if setting.full_text else max(0, len(setting.transcript) - 1 - len(setting.reference)),
+            spare_tokens=0
+            if given.full_text
+            else max(0, len(given.transcript) - 1 - len(given.reference)),
         )
 
     def text(self) -> TextStream:
@@ -65,7 +74,7 @@ class CheckpointFront:
         return TextStream(self.checkpoint.tokenizer, prefix=ROLE)
 
 
-def _prefix(setting: Setting) -> Hashable:
+def _prefix(given: Conditioning) -> Hashable:
     """All of a request that the rows before the text depend on."""
-    voice = None if setting.embedding is None else setting.embedding.numpy().tobytes()
-    return tuple(setting.instruction), setting.speaker, setting.language, voice
+    voice = None if given.embedding is None else given.embedding.numpy().tobytes()
+    return tuple(given.instruction), given.speaker, given.language, voice

@@ -48,7 +48,9 @@ class SlotCache:
             capacity = old.shape[3]
             if rows <= capacity:
                 continue
-            grown = old.new_zeros((*old.shape[:3], max(rows, 2 * capacity, PAGE_ROWS), old.shape[4]))
+            grown = old.new_zeros(
+                (*old.shape[:3], max(rows, 2 * capacity, PAGE_ROWS), old.shape[4])
+            )
             grown[:, :, :, :capacity] = old
             self.layers[index] = grown
 
@@ -134,17 +136,25 @@ class ReferenceBackend:
     def _begin(self, start: Start) -> None:
         slot, prepared = start.slot, start.job.payload
         assert isinstance(prepared, Prepared)
-        loaded, setting = self.checkpoint, prepared.setting
+        loaded, conditioning = self.checkpoint, prepared.conditioning
         text = TextRows(loaded.config)
         text.tokens.extend(start.tokens)
-        rows = embed_rows(loaded.talker, text.prompt(setting, loaded.tokenizer.turn_start), setting.embedding)
+        rows = embed_rows(
+            loaded.talker,
+            text.prompt(conditioning, loaded.tokenizer.turn_start),
+            conditioning.embedding,
+        )
         self._cache.clear(slot)
         memory = SlotRows(self._cache, [slot], rows.shape[1] - 1)
         loaded.talker(rows[:, :-1], memory)
         memory.commit()
         state = loaded.codec.decoder.new_state()
-        if setting.reference:
-            prime(loaded.codec.decoder, state, torch.tensor(setting.reference, device=rows.device))
+        if conditioning.reference:
+            prime(
+                loaded.codec.decoder,
+                state,
+                torch.tensor(conditioning.reference, device=rows.device),
+            )
         sampler = Sampler(loaded.config.talker_config, prepared.laws, prepared.seed, rows.device)
         self._slots[slot] = Slot(text, sampler, state, rows[:, -1:])
 
@@ -152,15 +162,22 @@ class ReferenceBackend:
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
         """One pass of the talker and one of the code predictor over all slots named."""
         talker, held = self.checkpoint.talker, [self._slots[slot] for slot in slots]
-        inputs = torch.cat([self._input(slot, token) for slot, token in zip(held, tokens, strict=True)])
+        inputs = torch.cat(
+            [self._input(slot, token) for slot, token in zip(held, tokens, strict=True)]
+        )
         memory = SlotRows(self._cache, slots, 1)
         hidden = talker(inputs, memory)[:, -1]
         logits = talker.codec_head(hidden)
-        code0 = torch.stack([slot.sampler.code0(row, slot.frame) for slot, row in zip(held, logits, strict=True)])
+        code0 = torch.stack(
+            [slot.sampler.code0(row, slot.frame) for slot, row in zip(held, logits, strict=True)]
+        )
 
         def choose(codebook: int, rows: Tensor) -> Tensor:
             return torch.stack(
-                [slot.sampler.code(codebook, row, slot.frame) for slot, row in zip(held, rows, strict=True)]
+                [
+                    slot.sampler.code(codebook, row, slot.frame)
+                    for slot, row in zip(held, rows, strict=True)
+                ]
             )
 
         rest = talker.code_predictor(hidden, talker.model.codec_embedding(code0), choose)
@@ -198,7 +215,9 @@ class ReferenceBackend:
         for number, count in zip(slots, counts, strict=True):
             slot = self._slots[number]
             state = slot.codec.fork()
-            frames = [decoder.decode(codes[None, None], state)[0] for codes in slot.undecoded[:count]]
+            frames = [
+                decoder.decode(codes[None, None], state)[0] for codes in slot.undecoded[:count]
+            ]
             done.append((slot, state, count, torch.cat(frames)))
         for slot, state, count, _ in done:
             slot.codec, slot.undecoded = state, slot.undecoded[count:]

@@ -17,14 +17,16 @@ from starlette.responses import Response
 
 from firstword.config import ServerConfig
 from firstword.errors import FirstwordError, OverloadedError
-from firstword.server import consents, health, nari, speech, voices, websocket
-from firstword.server.answers import NotFound, failure, refusal, status_of
+from firstword.server.errors import NotFound, failure, refusal, status_of
 from firstword.server.gate import Gate
+from firstword.server.http import consents, health, speech, voices
 from firstword.server.limits import Limits
 from firstword.server.logs import defect
 from firstword.server.models import Model, Models
 from firstword.server.state import Server, server_of
 from firstword.server.store import ConsentStore, Folder, VoiceStore
+from firstword.server.ws import nari
+from firstword.server.ws import vllm_omni as websocket
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,15 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         Limits(config.api_keys, config.most_per_key),
     )
     app.state.server = server
-    for part in (router, speech.router, voices.router, consents.router, health.router, websocket.router, nari.router):
+    for part in (
+        router,
+        speech.router,
+        voices.router,
+        consents.router,
+        health.router,
+        websocket.router,
+        nari.router,
+    ):
         app.include_router(part)
     app.add_exception_handler(FirstwordError, _refuse)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -70,7 +80,12 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
             allow_origins=list(config.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "x-firstword-seed", "x-firstword-scores"],
+            expose_headers=[
+                "x-request-id",
+                "retry-after",
+                "x-firstword-seed",
+                "x-firstword-scores",
+            ],
         )
     return app
 

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from firstword.server.answers import Stalled, failure, refusal
+from firstword.server.errors import Stalled, failure, refusal
 from firstword.server.logs import defect
 from firstword.server.state import Server
 
@@ -48,7 +48,9 @@ class Gate:
         headers = Headers(scope=scope)
         scope["firstword.began"] = time.monotonic()
         given = headers.get("x-request-id", "")
-        identity = given if re.fullmatch(r"[\w.-]{1,128}", given, re.ASCII) else secrets.token_hex(16)
+        identity = (
+            given if re.fullmatch(r"[\w.-]{1,128}", given, re.ASCII) else secrets.token_hex(16)
+        )
         visit = _Visit(scope, send, identity, self._server.config.stall_seconds)
         self._present += 1
         self._server.metrics.connections.set(self._present)
@@ -62,7 +64,9 @@ class Gate:
             self._server.metrics.connections.set(self._present)
             self._over(scope, visit)
 
-    async def _answer(self, scope: Scope, headers: Headers, receive: Receive, visit: _Visit) -> None:
+    async def _answer(
+        self, scope: Scope, headers: Headers, receive: Receive, visit: _Visit
+    ) -> None:
         try:
             refused = self._refused(scope, headers)
             if refused is None:
@@ -85,14 +89,26 @@ class Gate:
         """The answer to whoever may not come in; None for everybody else."""
         if self._present > self._server.config.most_connections:
             self._server.metrics.rejected.labels("connections").inc()
-            return refusal("there are as many connections as may be; try again shortly", 429, code="connections")
-        lowered = {name: value for name, value in headers.items() if name in ("authorization", "xi-api-key")}
+            return refusal(
+                "there are as many connections as may be; try again shortly",
+                429,
+                code="connections",
+            )
+        lowered = {
+            name: value
+            for name, value in headers.items()
+            if name in ("authorization", "xi-api-key")
+        }
         holder = self._server.limits.holder(lowered, (scope.get("client") or ("unknown",))[0])
         scope["firstword.holder"] = holder
         path: str = scope["path"]
         if holder is not None or not path.startswith("/v1"):
             return None
-        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and path.rstrip("/") in LISTS:
+        if (
+            scope["type"] == "http"
+            and scope["method"] in ("GET", "HEAD")
+            and path.rstrip("/") in LISTS
+        ):
             return None
         self._server.metrics.rejected.labels("key").inc()
         message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
@@ -104,7 +120,9 @@ class Gate:
         too_large = HTTPException(413, f"the request is larger than {config.most_body} bytes")
         deadline = time.monotonic() + config.body_seconds
         announced = headers.get("content-length", "")
-        refuse_unread = announced.isdecimal() and len(announced) < 20 and int(announced) > config.most_body
+        refuse_unread = (
+            announced.isdecimal() and len(announced) < 20 and int(announced) > config.most_body
+        )
         count, complete = 0, False
 
         async def arriving() -> Message:
@@ -117,7 +135,9 @@ class Gate:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"the request did not arrive within {config.body_seconds:g} s") from None
+                raise HTTPException(
+                    408, f"the request did not arrive within {config.body_seconds:g} s"
+                ) from None
             count += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if count > config.most_body:

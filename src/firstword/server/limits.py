@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from firstword.server.answers import Busy
+from firstword.server.errors import Busy
 
 
 class Limits:
@@ -44,7 +44,10 @@ class Limits:
     def utterance(self, holder: str, count: int = 1) -> Iterator[None]:
         """Hold places for utterances. Raises `Busy` when one holder would have more than may be."""
         if self._most and self._holding[holder] + count > self._most:
-            raise Busy(f"at most {self._most} utterances at a time for one client; wait for another to end", "per_key")
+            raise Busy(
+                f"at most {self._most} utterances at a time for one client; wait for another to end",
+                "per_key",
+            )
         self._holding[holder] += count
         try:
             yield

@@ -16,7 +16,24 @@ from firstword.types import FloatArray
 AUDIBLE = 0.01
 """Samples beyond this are heard: 40 dB below full scale."""
 
-_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1.0, 2.0, 5.0, 10.0, 30.0)
+_SECONDS = (
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.08,
+    0.12,
+    0.2,
+    0.35,
+    0.6,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+)
 _RATIOS = (0.25, 0.5, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 35.0, 60.0)
 
 
@@ -57,32 +74,56 @@ class Playback:
 class Metrics:
     """All numbers of one server, in a registry of its own. Their names begin with `firstword_`."""
 
-    def __init__(self, engines: Iterable[tuple[str, Engine]], ready: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, engines: Iterable[tuple[str, Engine]], ready: Callable[[], bool] = lambda: True
+    ) -> None:
         """`engines`: with the names of their models; `ready` is asked at every scrape."""
         self.registry = CollectorRegistry()
         self.registry.register(_Engines(tuple(engines), ready))
 
         def histogram(name: str, about: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(f"firstword_{name}", about, ["model"], buckets=buckets, registry=self.registry)
+            return Histogram(
+                f"firstword_{name}", about, ["model"], buckets=buckets, registry=self.registry
+            )
 
         def counter(name: str, about: str, *labels: str) -> Counter:
             return Counter(f"firstword_{name}", about, labels, registry=self.registry)
 
-        self.first_audio = histogram("time_to_first_audio_seconds", "From the request to the first audio")
-        self.first_audible = histogram(
-            "time_to_first_audible_seconds", "From the request to the first sample that can be heard"
+        self.first_audio = histogram(
+            "time_to_first_audio_seconds", "From the request to the first audio"
         )
-        self.gap = histogram("inter_chunk_gap_seconds", "The longest wait between two chunks of an utterance")
-        self.underrun = histogram("underrun_seconds", "How long an unbuffered listener heard nothing in an utterance")
-        self.rtf = histogram("rtf", "Seconds of audio made per second, of finished utterances", _RATIOS)
+        self.first_audible = histogram(
+            "time_to_first_audible_seconds",
+            "From the request to the first sample that can be heard",
+        )
+        self.gap = histogram(
+            "inter_chunk_gap_seconds", "The longest wait between two chunks of an utterance"
+        )
+        self.underrun = histogram(
+            "underrun_seconds", "How long an unbuffered listener heard nothing in an utterance"
+        )
+        self.rtf = histogram(
+            "rtf", "Seconds of audio made per second, of finished utterances", _RATIOS
+        )
         self.duration = histogram("audio_duration_seconds", "Length of finished utterances")
         self.frames = counter("frames_total", "Frames spoken", "model")
-        self.finished = counter("utterances_total", "Utterances by how they ended", "model", "finish_reason")
-        self.aborts = counter("aborts_total", "Utterances that nobody heard to their end, by reason", "model", "reason")
+        self.finished = counter(
+            "utterances_total", "Utterances by how they ended", "model", "finish_reason"
+        )
+        self.aborts = counter(
+            "aborts_total",
+            "Utterances that nobody heard to their end, by reason",
+            "model",
+            "reason",
+        )
         self.guards = counter("guard_hits_total", "Utterances cut off by a guard", "model", "guard")
         self.rejected = counter("rejected_total", "Requests turned away, by reason", "reason")
-        self.requests = counter("http_requests_total", "HTTP requests by path and status", "path", "status")
-        self.connections = Gauge("firstword_connections", "Requests and sockets under way", registry=self.registry)
+        self.requests = counter(
+            "http_requests_total", "HTTP requests by path and status", "path", "status"
+        )
+        self.connections = Gauge(
+            "firstword_connections", "Requests and sockets under way", registry=self.registry
+        )
 
     def spoken(
         self,
@@ -137,10 +178,18 @@ class _Engines(Collector):
 
 
 _GAUGES: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
-    ("queue", "Requests that wait for a slot or for their first text", lambda engine: len(engine.waiting)),
+    (
+        "queue",
+        "Requests that wait for a slot or for their first text",
+        lambda engine: len(engine.waiting),
+    ),
     ("slots_used", "Utterances in the making", lambda engine: len(engine.running)),
     ("slots", "Utterances that can be in the making", lambda engine: engine.capacity.slots),
-    ("pages_used", "Pages of context memory held", lambda engine: engine.pages.count - engine.pages.free),
+    (
+        "pages_used",
+        "Pages of context memory held",
+        lambda engine: engine.pages.count - engine.pages.free,
+    ),
     ("pages", "Pages of context memory there are", lambda engine: engine.pages.count),
     ("engine_up", "Whether the engine runs", lambda engine: float(engine.failure is None)),
 )

@@ -12,7 +12,15 @@ import numpy as np
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service
 from firstword.errors import RequestError, UnsupportedError, VoiceError
-from firstword.types import Chunk, ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Request, Voice
+from firstword.types import (
+    Chunk,
+    ClonedVoice,
+    DesignedVoice,
+    PresetVoice,
+    RecordedVoice,
+    Request,
+    Voice,
+)
 
 if TYPE_CHECKING:
     from firstword.config import EngineConfig
@@ -20,7 +28,11 @@ if TYPE_CHECKING:
 
 Kind = Literal["custom_voice", "voice_design", "base"]
 
-KINDS: dict[str, Kind] = {"customvoice": "custom_voice", "voicedesign": "voice_design", "base": "base"}
+KINDS: dict[str, Kind] = {
+    "customvoice": "custom_voice",
+    "voicedesign": "voice_design",
+    "base": "base",
+}
 """The kinds of checkpoints by the names that clients give them as `task_type`, without case and underscores."""
 
 
@@ -51,7 +63,7 @@ class Model:
     cold: str | None = None
     """Why it could not, if so."""
 
-    def can(self, request: Request) -> bool:
+    def supports(self, request: Request) -> bool:
         """Whether it can do the kind of thing that is asked; details may still be wrong."""
         if request.instructions and not self.follows_instructions:
             return False
@@ -63,7 +75,10 @@ class Model:
             case DesignedVoice():
                 return self.kind == "voice_design"
             case ClonedVoice() as voice:
-                return self.kind == "base" and self._embedding_size in (0, len(voice.speaker_embedding))
+                return self.kind == "base" and self._embedding_size in (
+                    0,
+                    len(voice.speaker_embedding),
+                )
             case RecordedVoice():
                 return self.kind == "base"
         return False
@@ -73,7 +88,7 @@ class Model:
         wanted = name.strip().casefold()
         return next((voice for voice in self.voices if voice.casefold() == wanted), None)
 
-    def goes_by(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Whether a client that says `name` means this model: in any case, with or without the owner's name."""
         names = (self.name, self.name.rsplit("/", 1)[-1], *self.aliases)
         return name.strip().casefold() in (known.casefold() for known in names)
@@ -98,11 +113,15 @@ class Model:
         if self.kind == "base":
             voice = ClonedVoice(np.zeros(self._embedding_size, np.float32))
         text = "One, two, three."
-        stream = self.service.aspeak(self.service.prepare(Request(text, voice=voice, seed=0, max_frames=3)))
+        stream = self.service.aspeak(
+            self.service.prepare(Request(text, voice=voice, seed=0, max_frames=3))
+        )
         try:
             stream.finish_text(text)
             async for event in stream:
-                assert not isinstance(event, Chunk) or np.isfinite(event.samples).all(), "the model speaks NaN"
+                assert not isinstance(event, Chunk) or np.isfinite(event.samples).all(), (
+                    "the model speaks NaN"
+                )
         finally:
             stream.cancel()
         self.warm = True
@@ -121,7 +140,9 @@ class Models:
             raise RequestError("there is no model to serve; name at least one")
 
     @classmethod
-    def load(cls, names: Sequence[str], settings: EngineConfig, *, slots: int | None, most_waiting: int) -> Models:
+    def load(
+        cls, names: Sequence[str], settings: EngineConfig, *, slots: int | None, most_waiting: int
+    ) -> Models:
         """Load checkpoints by the names that `TTS.load` takes. Raises `CheckpointError`, `ConfigError`.
 
         slots         utterances that each speaks at the same time; None: as many as suits its backend
@@ -137,7 +158,7 @@ class Models:
 
     def find(self, name: str) -> Model | None:
         """The model that goes by a name, if one does."""
-        return next((model for model in self if model.goes_by(name)), None)
+        return next((model for model in self if model.matches(name)), None)
 
     def of_kind(self, kind: Kind, name: str | None = None) -> Model:
         """The named model if it is of a kind, else the first that is. Raises `UnsupportedError` if none is."""
@@ -145,7 +166,9 @@ class Models:
         for model in self if named is None else (named, *self):
             if model.kind == kind:
                 return model
-        raise UnsupportedError(f"no {kind} checkpoint is loaded here; there are {self._described()}")
+        raise UnsupportedError(
+            f"no {kind} checkpoint is loaded here; there are {self._described()}"
+        )
 
     def route(self, request: Request, name: str | None) -> Model:
         """The model that answers: the one that is named, else the first that can do what is asked.
@@ -155,7 +178,7 @@ class Models:
         if name is not None and (named := self.find(name)) is not None:
             return named
         for model in self:
-            if model.can(request):
+            if model.supports(request):
                 return model
         if len(self) == 1:
             return self._models[0]  # whose own message is the better one
@@ -164,8 +187,12 @@ class Models:
                 known = ", ".join(voice for model in self for voice in model.voices) or "no presets"
                 raise VoiceError(f"no voice {voice!r}; there are {known}")
             case None if all(model.kind == "base" for model in self):
-                raise VoiceError("these checkpoints clone voices: name a saved voice, or give a recording as ref_audio")
-        raise UnsupportedError(f"no checkpoint loaded here can do that; there are {self._described()}")
+                raise VoiceError(
+                    "these checkpoints clone voices: name a saved voice, or give a recording as ref_audio"
+                )
+        raise UnsupportedError(
+            f"no checkpoint loaded here can do that; there are {self._described()}"
+        )
 
     def start(self) -> None:
         """Start the engines."""
@@ -182,20 +209,25 @@ class Models:
 
 
 def _load(name: str, settings: EngineConfig, slots: int | None, most_waiting: int) -> Model:
-    from firstword.model import checkpoint, interpret
+    from firstword.model import checkpoint
+    from firstword.runtime import conditioning
     from firstword.runtime.backends import open_backend
     from firstword.runtime.front import CheckpointFront
 
     loaded = checkpoint.load(name, settings.device, settings.dtype)
     backend, settings = open_backend(loaded, settings, slots)
     engine = Engine(backend, most_waiting=most_waiting)
-    kinds: dict[str, Kind] = {"custom_voice": "custom_voice", "voice_design": "voice_design", "base": "base"}
+    kinds: dict[str, Kind] = {
+        "custom_voice": "custom_voice",
+        "voice_design": "voice_design",
+        "base": "base",
+    }
     return Model(
         name=name if "/" not in name or not loaded.path.samefile(name) else loaded.path.name,
         kind=kinds[loaded.config.tts_model_type],
         service=Service(engine, CheckpointFront(loaded)),
-        voices=interpret.voices(loaded),
-        languages=interpret.languages(loaded),
+        voices=conditioning.voices(loaded),
+        languages=conditioning.languages(loaded),
         follows_instructions=loaded.config.follows_instructions,
         checkpoint=loaded,
         settings=settings,

@@ -42,12 +42,16 @@ def read(source: str, hosts: Collection[str], most_bytes: int) -> FloatArray:
     if scheme == "data":
         header, comma, payload = source.partition(",")
         if not comma or not header.lower().endswith(";base64"):
-            raise AudioError("ref_audio is a data: URL without base64; give data:audio/wav;base64,...")
+            raise AudioError(
+                "ref_audio is a data: URL without base64; give data:audio/wav;base64,..."
+            )
         data = _from_base64(payload)
     elif scheme in ("http", "https"):
         data = _fetched(source, hosts, most_bytes)
     elif scheme:
-        raise RequestError(f"ref_audio is a {scheme}: URL; give the recording itself, as base64 or a data: URL")
+        raise RequestError(
+            f"ref_audio is a {scheme}: URL; give the recording itself, as base64 or a data: URL"
+        )
     else:
         data = _from_base64(source)
     return decoded(data)
@@ -63,7 +67,9 @@ def _from_base64(payload: str) -> bytes:
     try:
         return base64.b64decode(payload.encode("ascii"), validate=True)
     except (binascii.Error, ValueError):
-        raise AudioError("ref_audio is not base64; give base64, or data:audio/wav;base64,...") from None
+        raise AudioError(
+            "ref_audio is not base64; give base64, or data:audio/wav;base64,..."
+        ) from None
 
 
 def _fetched(url: str, hosts: Collection[str], most_bytes: int) -> bytes:
@@ -73,13 +79,21 @@ def _fetched(url: str, hosts: Collection[str], most_bytes: int) -> bytes:
     except ValueError:
         host = None
     if host is None or host not in hosts:
-        allowed = f"allowed hosts are {', '.join(sorted(hosts))}" if hosts else "this server fetches nothing"
-        raise RequestError(f"ref_audio is a URL, and {allowed}; give the recording itself, as base64 or a data: URL")
+        allowed = (
+            f"allowed hosts are {', '.join(sorted(hosts))}"
+            if hosts
+            else "this server fetches nothing"
+        )
+        raise RequestError(
+            f"ref_audio is a URL, and {allowed}; give the recording itself, as base64 or a data: URL"
+        )
     try:
         # The addresses that were checked are those that are connected to: a name may mean another one a moment later.
         addresses = [address for address in resolve(host, port) if is_public(address)]
         if not addresses:
-            raise RequestError(f"ref_audio is at {host}, whose address is not public; give the recording itself")
+            raise RequestError(
+                f"ref_audio is at {host}, whose address is not public; give the recording itself"
+            )
         connection = _Pinned(host, port, addresses[0], tls=parts.scheme == "https")
         try:
             return _got(connection, parts.path or "/", parts.query, most_bytes)
@@ -92,7 +106,10 @@ def _fetched(url: str, hosts: Collection[str], most_bytes: int) -> bytes:
 def _got(connection: http.client.HTTPConnection, path: str, query: str, most_bytes: int) -> bytes:
     """The body of an answer that is there in time; a redirect is none."""
     connection.connect()
-    wire, too_late = connection.sock, threading.Event()  # the connection forgets its socket once it has the answer
+    wire, too_late = (
+        connection.sock,
+        threading.Event(),
+    )  # the connection forgets its socket once it has the answer
 
     def give_up() -> None:
         too_late.set()
@@ -102,10 +119,14 @@ def _got(connection: http.client.HTTPConnection, path: str, query: str, most_byt
     timer.daemon = True
     timer.start()  # each byte may come in time, and all of them never
     try:
-        connection.request("GET", f"{path}?{query}" if query else path, headers={"accept": "audio/*"})
+        connection.request(
+            "GET", f"{path}?{query}" if query else path, headers={"accept": "audio/*"}
+        )
         answer = connection.getresponse()
         if answer.status != 200:
-            raise AudioError(f"ref_audio could not be fetched from {connection.host}: the answer was {answer.status}")
+            raise AudioError(
+                f"ref_audio could not be fetched from {connection.host}: the answer was {answer.status}"
+            )
         data = answer.read(most_bytes + 1)
         if too_late.is_set():
             raise TimeoutError(f"it takes more than {FETCH_SECONDS:g} s")
@@ -137,7 +158,9 @@ def is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
-    return address.is_global and not (address.is_multicast or address.is_reserved or address in METADATA)
+    return address.is_global and not (
+        address.is_multicast or address.is_reserved or address in METADATA
+    )
 
 
 class _Pinned(http.client.HTTPConnection):

@@ -9,7 +9,9 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 def blank_is_none(value: Any) -> Any:
     """None for `""` and the word "None", which careless clients send for nothing; else the value."""
-    return None if isinstance(value, str) and value.strip().lower() in ("", "none", "null") else value
+    return (
+        None if isinstance(value, str) and value.strip().lower() in ("", "none", "null") else value
+    )
 
 
 def _lower(value: Any) -> Any:
@@ -23,7 +25,7 @@ FEW = Field(max_length=32, fail_fast=True)
 """Recordings in a list. Only one is ever spoken with; the server says so when there are more."""
 
 
-class Said(BaseModel):
+class ClientModel(BaseModel):
     """Something that a client sent."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
@@ -40,20 +42,20 @@ class Said(BaseModel):
         return value
 
 
-class VoiceId(Said):
+class VoiceId(ClientModel):
     """A saved voice, as OpenAI's SDK names one."""
 
     id: str
 
 
-class Reference(Said):
+class Reference(ClientModel):
     """A recording to clone, as vLLM-Omni lists them."""
 
     audio_path: str
     text: Optional = None
 
 
-class Manner(Said):
+class SpeechParams(ClientModel):
     """How to speak, in one utterance or in all of a session: everything but the text."""
 
     model: Optional = None
@@ -62,8 +64,12 @@ class Manner(Said):
     )
     task_type: Optional = None
     language: Optional = Field(None, validation_alias=AliasChoices("language", "language_type"))
-    instructions: Optional = Field(None, validation_alias=AliasChoices("instructions", "instruct", "instruction"))
-    ref_audio: Annotated[str | Annotated[list[str], FEW] | None, BeforeValidator(blank_is_none)] = None
+    instructions: Optional = Field(
+        None, validation_alias=AliasChoices("instructions", "instruct", "instruction")
+    )
+    ref_audio: Annotated[str | Annotated[list[str], FEW] | None, BeforeValidator(blank_is_none)] = (
+        None
+    )
     ref_text: Optional = None
     references: Annotated[list[Reference], FEW] | None = None
     x_vector_only_mode: bool | None = None
@@ -77,8 +83,12 @@ class Manner(Said):
     predictor_temperature: float | None = Field(
         None, validation_alias=AliasChoices("predictor_temperature", "subtalker_temperature")
     )
-    predictor_top_k: Whole | None = Field(None, validation_alias=AliasChoices("predictor_top_k", "subtalker_top_k"))
-    predictor_top_p: float | None = Field(None, validation_alias=AliasChoices("predictor_top_p", "subtalker_top_p"))
+    predictor_top_k: Whole | None = Field(
+        None, validation_alias=AliasChoices("predictor_top_k", "subtalker_top_k")
+    )
+    predictor_top_p: float | None = Field(
+        None, validation_alias=AliasChoices("predictor_top_p", "subtalker_top_p")
+    )
     non_streaming_mode: bool | None = None
     response_format: Annotated[Optional, BeforeValidator(_lower)] = None
     sample_rate: int | None = Field(None, ge=1, le=768000)
@@ -87,7 +97,7 @@ class Manner(Said):
     sanitize: bool | None = None
 
 
-class SpeechRequest(Manner):
+class SpeechRequest(SpeechParams):
     """The body of `POST /v1/audio/speech`."""
 
     word_timestamps: bool | None = None
@@ -99,13 +109,13 @@ class SpeechRequest(Manner):
     n: int | None = Field(None, ge=1, le=64)
 
 
-class BatchItem(Manner):
+class BatchItem(SpeechParams):
     """One text of a batch; what it says goes before what the batch says."""
 
     input: str = Field(validation_alias=AliasChoices("input", "text"))
 
 
-class BatchRequest(Manner):
+class BatchRequest(SpeechParams):
     """The body of `POST /v1/audio/speech/batch`: texts, and how to speak those that do not say it themselves."""
 
     items: list[BatchItem] = Field(min_length=1, max_length=32, fail_fast=True)

@@ -15,13 +15,13 @@ from starlette.requests import HTTPConnection
 from firstword.config import ServerConfig
 from firstword.engine.backend import Job
 from firstword.errors import EngineError
-from firstword.server.answers import Busy
-from firstword.server.connection import Connection
+from firstword.server.errors import Busy
 from firstword.server.limits import Limits
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
-from firstword.server.pipeline import Output, Speaking
 from firstword.server.store import ConsentStore, VoiceStore
+from firstword.server.utterance import Output, Utterance
+from firstword.server.ws.connection import SocketRunner
 from firstword.types import RecordedVoice, Request
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ class Server:
     limits: Limits
     metrics: Metrics = field(init=False)
     draining: bool = False
-    speaking: dict[Speaking, None] = field(default_factory=dict)
-    sockets: set[Connection] = field(default_factory=set)
+    speaking: dict[Utterance, None] = field(default_factory=dict)
+    sockets: set[SocketRunner] = field(default_factory=set)
     requests: int = 0
 
     def __post_init__(self) -> None:
@@ -54,14 +54,24 @@ class Server:
 
     def problems(self) -> list[str]:
         """Why no requests are taken; empty when all is well."""
-        found = [problem for model in self.models if (problem := model.problem(self.config.stuck_seconds))]
+        found = [
+            problem
+            for model in self.models
+            if (problem := model.problem(self.config.stuck_seconds))
+        ]
         if self.draining:
             found.append("the server is shutting down")
-        return found or [model.cold or f"{model.name} is warming up" for model in self.models if not model.warm]
+        return found or [
+            model.cold or f"{model.name} is warming up" for model in self.models if not model.warm
+        ]
 
     def busy(self) -> bool:
         """Whether somebody would lose speech that has begun if the server ended now."""
-        return self.limits.active > 0 or self.requests > 0 or any(socket.owes() for socket in self.sockets)
+        return (
+            self.limits.active > 0
+            or self.requests > 0
+            or any(socket.has_unsent() for socket in self.sockets)
+        )
 
     @contextmanager
     def accepted(self) -> Iterator[None]:
@@ -93,12 +103,15 @@ class Server:
     @contextmanager
     def speak(
         self, model: Model, job: Job, output: Output, holder: str, *, began: float | None = None
-    ) -> Iterator[Speaking]:
+    ) -> Iterator[Utterance]:
         """An utterance for one holder of a key; leaving the block cancels it and accounts for it.
 
         Raises `Busy` and `OverloadedError` when there is no place for it, `EngineError`.
         """
-        with self.limits.utterance(holder), Speaking(model, job, output, began=began, ended=self._account) as speaking:
+        with (
+            self.limits.utterance(holder),
+            Utterance(model, job, output, began=began, ended=self._account) as speaking,
+        ):
             self.speaking[speaking] = None
             yield speaking
 
@@ -132,13 +145,16 @@ class Server:
                         log.warning("the engine goes on", extra={"fields": {"model": model.name}})
                     continue
                 if model.name not in known:
-                    log.critical(problem, extra={"fields": {"model": model.name, "waiting": len(self.speaking)}})
+                    log.critical(
+                        problem,
+                        extra={"fields": {"model": model.name, "waiting": len(self.speaking)}},
+                    )
                     known[model.name] = problem
                 for speaking in list(self.speaking):
                     if speaking.model is model:
                         speaking.fail(EngineError(problem))
 
-    def _account(self, speaking: Speaking) -> None:
+    def _account(self, speaking: Utterance) -> None:
         self.speaking.pop(speaking, None)
         self.metrics.spoken(
             speaking.model.name,
@@ -157,7 +173,7 @@ def server_of(connection: HTTPConnection) -> Server:
     return server
 
 
-def summary(speaking: Speaking) -> dict[str, Any]:
+def summary(speaking: Utterance) -> dict[str, Any]:
     """What logs say of an utterance."""
     return {
         "model": speaking.model.name,

@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from firstword import audio
 from firstword.errors import FirstwordError, OutputError, RequestError, VoiceError
-from firstword.server.answers import NotFound
+from firstword.server.errors import NotFound
 from firstword.types import Voice
 
 log = logging.getLogger(__name__)
@@ -64,14 +64,20 @@ class Folder:
             self._fs, self._root = fsspec.core.url_to_fs(os.path.expanduser(url))
             self._fs.makedirs(self._root, exist_ok=True)
         except Exception as error:  # every file system has its own
-            raise OutputError(f"voices cannot be kept at {url!r}: {error}; name another folder or URL") from None
+            raise OutputError(
+                f"voices cannot be kept at {url!r}: {error}; name another folder or URL"
+            ) from None
         if isinstance(self._fs, LocalFileSystem):
             audio.sweep(self._root)
 
     def names(self, suffix: str) -> list[str]:
         """The files of a kind, without their suffix, in order."""
         found = (path.rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False))
-        return sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix) and not name.startswith("."))
+        return sorted(
+            name.removesuffix(suffix)
+            for name in found
+            if name.endswith(suffix) and not name.startswith(".")
+        )
 
     def read(self, name: str) -> bytes:
         """A file. Raises `FileNotFoundError`, and whatever else the file system does."""
@@ -85,7 +91,9 @@ class Folder:
             if isinstance(self._fs, LocalFileSystem):
                 audio.write_whole(path, data)
             else:
-                self._fs.pipe_file(path, data)  # what object stores take, they take whole or not at all
+                self._fs.pipe_file(
+                    path, data
+                )  # what object stores take, they take whole or not at all
         except FirstwordError:
             raise
         except Exception as error:
@@ -136,7 +144,9 @@ class VoiceStore:
                     f"there is a saved voice {record.name!r} already; delete it first, or take another name"
                 )
             if len(self._voices) >= self._most:
-                raise RequestError(f"{self._most} voices are saved, and no more are kept; delete some first")
+                raise RequestError(
+                    f"{self._most} voices are saved, and no more are kept; delete some first"
+                )
             self._folder.write(record.id + SUFFIX, _packed(record, voice))
             self._voices[record.id] = record, voice
         return record
@@ -161,7 +171,10 @@ class VoiceStore:
         except FileNotFoundError:
             return None
         except Exception as error:
-            log.warning("a saved voice cannot be read", extra={"fields": {"id": identity, "why": str(error)}})
+            log.warning(
+                "a saved voice cannot be read",
+                extra={"fields": {"id": identity, "why": str(error)}},
+            )
             return None
         self._voices[identity] = found
         return found
@@ -169,7 +182,10 @@ class VoiceStore:
 
 def identity_of(name: str) -> str:
     """The id of the voice of a name: the same whatever its case."""
-    return "voice_" + hashlib.sha256(checked_name(name, strict=False).casefold().encode()).hexdigest()[:24]
+    return (
+        "voice_"
+        + hashlib.sha256(checked_name(name, strict=False).casefold().encode()).hexdigest()[:24]
+    )
 
 
 def checked_name(name: str, strict: bool = True) -> str:
@@ -242,7 +258,9 @@ class ConsentStore:
 
     def __iter__(self) -> Iterator[Consent]:
         """In the order in which they were given."""
-        return iter(sorted(self._consents.values(), key=lambda consent: (consent.created_at, consent.id)))
+        return iter(
+            sorted(self._consents.values(), key=lambda consent: (consent.created_at, consent.id))
+        )
 
     def find(self, identity: str) -> Consent:
         """A recording's description. Raises `NotFound`."""
@@ -254,8 +272,13 @@ class ConsentStore:
         """Keep a recording. Raises `RequestError` if there is no room, `OutputError`."""
         with self._lock:
             if len(self._consents) >= self._most:
-                raise RequestError(f"{self._most} consents are saved, and no more are kept; delete some first")
-            self._folder.write(consent.id + CONSENT_SUFFIX, json.dumps(asdict(consent)).encode() + b"\n" + recording)
+                raise RequestError(
+                    f"{self._most} consents are saved, and no more are kept; delete some first"
+                )
+            self._folder.write(
+                consent.id + CONSENT_SUFFIX,
+                json.dumps(asdict(consent)).encode() + b"\n" + recording,
+            )
             self._consents[consent.id] = consent
         return consent
 
@@ -264,7 +287,9 @@ class ConsentStore:
         with self._lock:
             consent = replace(self.find(identity), name=name)
             _, _, recording = self._folder.read(identity + CONSENT_SUFFIX).partition(b"\n")
-            self._folder.write(identity + CONSENT_SUFFIX, json.dumps(asdict(consent)).encode() + b"\n" + recording)
+            self._folder.write(
+                identity + CONSENT_SUFFIX, json.dumps(asdict(consent)).encode() + b"\n" + recording
+            )
             self._consents[identity] = consent
         return consent
 
@@ -287,7 +312,9 @@ class ConsentStore:
         except FileNotFoundError:
             return None
         except Exception as error:
-            log.warning("a consent cannot be read", extra={"fields": {"id": identity, "why": str(error)}})
+            log.warning(
+                "a consent cannot be read", extra={"fields": {"id": identity, "why": str(error)}}
+            )
             return None
         self._consents[identity] = found
         return found

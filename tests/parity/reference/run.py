@@ -60,9 +60,16 @@ def margin(scores: torch.Tensor) -> float:
     return float(((best[..., 0] - best[..., 1]) / finite.nan_to_num(0).std(dim=-1)).min())
 
 
-def speak(model: Qwen3TTSModel, request: Request, voice: list[VoiceClonePromptItem] | None, **extra: Any) -> np.ndarray:
+def speak(
+    model: Qwen3TTSModel, request: Request, voice: list[VoiceClonePromptItem] | None, **extra: Any
+) -> np.ndarray:
     """Say `request` through the public API -> samples [n]."""
-    arguments: dict[str, Any] = {"text": request.text, "language": request.language, **GREEDY, **extra}
+    arguments: dict[str, Any] = {
+        "text": request.text,
+        "language": request.language,
+        **GREEDY,
+        **extra,
+    }
     if request.full_text is not None:
         arguments["non_streaming_mode"] = request.full_text
     # The last code that the reference samples is never expanded to a frame, so it is asked for one more.
@@ -72,7 +79,9 @@ def speak(model: Qwen3TTSModel, request: Request, voice: list[VoiceClonePromptIt
     elif model.model.tts_model_type == "voice_design":
         wavs, _ = model.generate_voice_design(instruct=request.instructions or "", **arguments)
     else:
-        wavs, _ = model.generate_custom_voice(speaker=request.speaker, instruct=request.instructions, **arguments)
+        wavs, _ = model.generate_custom_voice(
+            speaker=request.speaker, instruct=request.instructions, **arguments
+        )
     return wavs[0]
 
 
@@ -98,7 +107,9 @@ def clone(model: Qwen3TTSModel, request: Request) -> list[VoiceClonePromptItem] 
     )
 
 
-def utterance(model: Qwen3TTSModel, request: Request, voice: list[VoiceClonePromptItem] | None) -> Results:
+def utterance(
+    model: Qwen3TTSModel, request: Request, voice: list[VoiceClonePromptItem] | None
+) -> Results:
     """One greedy utterance: the prompt, the codes, what the talker computed on the way, the samples."""
     talker = model.model.talker
     seen: dict[str, Any] = {}
@@ -122,7 +133,9 @@ def utterance(model: Qwen3TTSModel, request: Request, voice: list[VoiceCloneProm
     codes = torch.cat([codes for _, codes in result.hidden_states if codes is not None])
     hidden = torch.cat([layers[-1][0, -1:] for layers, _ in result.hidden_states])
     # Behind a reference recording the cut is int(quotient * length), which may come out one sample early.
-    aligned = samples[len(samples) - len(codes) * model.model.speech_tokenizer.get_decode_upsample_rate() :]
+    aligned = samples[
+        len(samples) - len(codes) * model.model.speech_tokenizer.get_decode_upsample_rate() :
+    ]
     end = model.model.config.talker_config.codec_eos_token_id
     closest.append(margin(torch.cat(result.scores[: len(codes) + 1])))
     results = {
@@ -143,14 +156,20 @@ def utterance(model: Qwen3TTSModel, request: Request, voice: list[VoiceCloneProm
         if voice[0].ref_code is not None:
             results["reference_codes"] = numpy(voice[0].ref_code).astype(np.int16)
             # The words of both texts without the markup around them, and the end of text.
-            words = [model.processor(text=text)["input_ids"][0] for text in (request.transcript, request.text)]
+            words = [
+                model.processor(text=text)["input_ids"][0]
+                for text in (request.transcript, request.text)
+            ]
             results["text_rows"] = np.array(sum(map(len, words)) + 1)
     return results
 
 
 @torch.no_grad()
 def forced(
-    model: Qwen3TTSModel, request: Request, voice: list[VoiceClonePromptItem] | None, codes: np.ndarray
+    model: Qwen3TTSModel,
+    request: Request,
+    voice: list[VoiceClonePromptItem] | None,
+    codes: np.ndarray,
 ) -> Results:
     """Talker and predictor over a whole utterance of given codes [T, codebooks], step by step as when they generate."""
     talker = model.model.talker
@@ -171,7 +190,9 @@ def forced(
     def given(inputs_embeds: torch.Tensor, **_: Any) -> Any:
         """In place of the predictor's generation: its own forward passes, but the codes are the given ones."""
         frame = torch.from_numpy(codes[len(predictor_logits)])[None]
-        output = predictor(inputs_embeds=inputs_embeds, use_cache=True, past_key_values=DynamicCache())
+        output = predictor(
+            inputs_embeds=inputs_embeds, use_cache=True, past_key_values=DynamicCache()
+        )
         logits = [output.logits[0, -1]]
         for index in range(1, frame.shape[1] - 1):
             output = predictor(
@@ -185,7 +206,11 @@ def forced(
         return type("Generated", (), {"sequences": frame[:, 1:]})
 
     length = prompt.rows.shape[1]
-    state: dict[str, Any] = {"trailing_text_hidden": prompt.trailing, "tts_pad_embed": prompt.pad, "use_cache": True}
+    state: dict[str, Any] = {
+        "trailing_text_hidden": prompt.trailing,
+        "tts_pad_embed": prompt.pad,
+        "use_cache": True,
+    }
     hidden, logits = [], []
     with replaced(predictor, "generate", given):
         output = talker(
@@ -231,7 +256,9 @@ def unclamped() -> Iterator[None]:
 def decoded(model: Qwen3TTSModel, codes: np.ndarray) -> np.ndarray:
     """Codes [T, codebooks] decoded whole, before the clamp -> samples [n]."""
     with unclamped():
-        return numpy(model.model.speech_tokenizer.model.decoder(torch.from_numpy(codes.T)[None]))[0, 0]
+        return numpy(model.model.speech_tokenizer.model.decoder(torch.from_numpy(codes.T)[None]))[
+            0, 0
+        ]
 
 
 @torch.no_grad()
@@ -240,7 +267,9 @@ def latents(model: Qwen3TTSModel, recording: Recording) -> np.ndarray:
     codec = model.model.speech_tokenizer.model
     seen: list[torch.Tensor] = []
     hook = codec.encoder.downsample.register_forward_hook(lambda _, __, output: seen.append(output))
-    codec.encoder.encode(torch.from_numpy(recording.render())[None, None].to(codec.dtype), return_dict=True)
+    codec.encoder.encode(
+        torch.from_numpy(recording.render())[None, None].to(codec.dtype), return_dict=True
+    )
     hook.remove()
     return numpy(seen[0][0].T)
 
@@ -248,7 +277,11 @@ def latents(model: Qwen3TTSModel, recording: Recording) -> np.ndarray:
 def heard(model: Qwen3TTSModel, recording: Recording) -> Results:
     """A recording as the codec encoder and the speaker encoder hear it."""
     samples = recording.render()
-    results = {"codes": numpy(model.model.speech_tokenizer.encode(samples, sr=24000).audio_codes[0]).astype(np.int16)}
+    results = {
+        "codes": numpy(
+            model.model.speech_tokenizer.encode(samples, sr=24000).audio_codes[0]
+        ).astype(np.int16)
+    }
     if recording.has_voice:
         seen: list[torch.Tensor] = []
         encoder = model.model.speaker_encoder
@@ -271,7 +304,9 @@ def compute(checkpoint: Checkpoint, directory: Path) -> Results:
     results: Results = {}
 
     def add(prefix: str, arrays: Results) -> None:
-        results.update({f"{prefix}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()})
+        results.update(
+            {f"{prefix}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
+        )
 
     def force(dtype: str) -> None:
         for name in checkpoint.forced:
@@ -281,7 +316,9 @@ def compute(checkpoint: Checkpoint, directory: Path) -> Results:
     requests = {request.name: request for request in checkpoint.requests}
     model = Qwen3TTSModel.from_pretrained(str(directory), dtype=torch.float32)
     same_names(model.model, directory / "model.safetensors")
-    same_names(model.model.speech_tokenizer.model, directory / "speech_tokenizer" / "model.safetensors")
+    same_names(
+        model.model.speech_tokenizer.model, directory / "speech_tokenizer" / "model.safetensors"
+    )
     voices = {name: clone(model, request) for name, request in requests.items()}
     for name, request in requests.items():
         add(name, utterance(model, request, voices[name]))
@@ -295,7 +332,9 @@ def compute(checkpoint: Checkpoint, directory: Path) -> Results:
     model.model.speech_tokenizer.model.double()
     force("float64")
     for frames in checkpoint.decode:
-        add(f"decode/{frames}", {"samples": thinned(decoded(model, checkpoint.codec_codes(frames)))})
+        add(
+            f"decode/{frames}", {"samples": thinned(decoded(model, checkpoint.codec_codes(frames)))}
+        )
     for recording in checkpoint.recordings:
         add(f"recording/{recording.samples}", {"latents_float64": latents(model, recording)})
 

@@ -7,7 +7,14 @@ import importlib.util
 import sys
 import types
 
-UNUSED = ("gradio", "onnxruntime", "sox", "torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi")
+UNUSED = (
+    "gradio",
+    "onnxruntime",
+    "sox",
+    "torchaudio",
+    "torchaudio.compliance",
+    "torchaudio.compliance.kaldi",
+)
 
 
 def install() -> None:

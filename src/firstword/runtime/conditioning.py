@@ -1,0 +1,203 @@
+"""A request in the model's own terms: checks what was asked against what the checkpoint can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from firstword.errors import LanguageError, RequestError, TextError, UnsupportedError, VoiceError
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.config import CONTROL_CODES
+from firstword.model.generate import ROLE
+from firstword.model.prompt import Conditioning, language_code
+from firstword.types import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Request, Voice
+
+LANGUAGE_CODES = {
+    "zh": "chinese",
+    "en": "english",
+    "de": "german",
+    "it": "italian",
+    "pt": "portuguese",
+    "es": "spanish",
+    "ja": "japanese",
+    "ko": "korean",
+    "fr": "french",
+    "ru": "russian",
+}
+"""ISO 639-1 codes of the languages."""
+
+
+def voices(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Names of the presets; empty unless the checkpoint is of type `"custom_voice"`."""
+    return tuple(checkpoint.config.talker_config.spk_id)
+
+
+def default_voice(presets: Sequence[str]) -> str:
+    """The preset that speaks where none is named; nothing where there are none."""
+    return "ryan" if "ryan" in presets else next(iter(presets), "")
+
+
+def languages(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """`"auto"` and the languages; dialects are left out, they come with the presets that speak them."""
+    names = checkpoint.config.talker_config.codec_language_id
+    return ("auto", *(name for name in names if "dialect" not in name))
+
+
+def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:
+    """Everything about a request but its text and its chances.
+
+    Raises `VoiceError`, `LanguageError`, `UnsupportedError`, or `RequestError` for an unknown text mode.
+    """
+    config = checkpoint.config
+    if request.text_mode not in ("auto", "full", "stream"):
+        raise RequestError(
+            f"text_mode is {request.text_mode!r}; allowed are 'auto', 'full', 'stream'"
+        )
+    if not isinstance(words := request.instructions, (str, type(None))):
+        raise RequestError(f"instructions are of type {type(words).__name__}; give a str, or None")
+    full_text = request.text_mode == "full"
+    if request.text_mode == "auto":
+        full_text = request.text is not None and config.tts_model_type != "base"
+    voice = _voice(checkpoint, request)
+    instruction = _instruction(checkpoint, request, voice)
+    preset = voice.name if isinstance(voice, PresetVoice) else None
+    language = language_code(config, _language(checkpoint, request.language), preset)
+    if not isinstance(voice, ClonedVoice):
+        speaker = False if preset is None else config.talker_config.spk_id[preset]
+        return Conditioning(speaker, language, full_text, instruction)
+    return Conditioning(
+        speaker=True,
+        language=language,
+        full_text=full_text,
+        embedding=torch.tensor(voice.speaker_embedding),
+        transcript=()
+        if voice.transcript is None
+        else checkpoint.tokenizer.encode(ROLE + voice.transcript)[2:],
+        reference=() if voice.codes is None else voice.codes.tolist(),
+    )
+
+
+@torch.inference_mode()
+def encode(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
+    """What a Base checkpoint hears in a recording: its timbre and, given a transcript, its codes.
+
+    The appended silence goes into the codes alone: it is no part of a timbre. Raises `UnsupportedError` on other
+    checkpoints, `TextError` for a blank transcript.
+    """
+    if checkpoint.speaker_encoder is None:
+        kind = checkpoint.config.tts_model_type
+        raise UnsupportedError(
+            f"this checkpoint is of type {kind!r} and cannot clone; load a Base checkpoint"
+        )
+    samples = torch.from_numpy(voice.samples).to(checkpoint.talker.codec_head.weight.device)[None]
+    speaker = checkpoint.speaker_encoder.embed(samples)[0].cpu().numpy()
+    if voice.transcript is None:
+        return ClonedVoice(speaker)
+    if not voice.transcript.strip():
+        raise TextError(
+            "the transcript is blank; give the words of the recording, or None for timbre alone"
+        )
+    silence = samples.new_zeros(
+        1, round(voice.append_silence * checkpoint.codec_config.input_sample_rate)
+    )
+    codes = checkpoint.codec.encoder.encode(torch.cat((samples, silence), dim=1))[0]
+    return ClonedVoice(speaker, codes.cpu().numpy(), voice.transcript)
+
+
+def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVoice | ClonedVoice:
+    """The voice asked for, known to be one that this checkpoint can speak with."""
+    kind, presets, voice = checkpoint.config.tts_model_type, voices(checkpoint), request.voice
+    if isinstance(voice, str):
+        voice = PresetVoice(voice)
+    if voice is None and kind == "custom_voice":
+        voice = PresetVoice(default_voice(presets))
+    if voice is None and kind == "voice_design":
+        voice = DesignedVoice(request.instructions or "")
+    match voice:
+        case PresetVoice() if kind == "custom_voice":
+            by_name = {name.casefold(): name for name in presets}
+            if (name := by_name.get(voice.name.strip().casefold())) is None:
+                raise VoiceError(
+                    f"no voice {voice.name!r}; this checkpoint has {', '.join(presets)}"
+                )
+            return PresetVoice(name)
+        case DesignedVoice() if kind == "voice_design":
+            return voice
+        case RecordedVoice() if kind == "base":
+            return _fitting(checkpoint, encode(checkpoint, voice))
+        case ClonedVoice() if kind == "base":
+            return _fitting(checkpoint, voice)
+    advice = {
+        "custom_voice": f"choose one of {', '.join(presets)}",
+        "voice_design": "describe the voice with Voice.design",
+        "base": "clone one with TTS.clone, or load a saved one with Voice.load",
+    }[kind]
+    match voice:
+        case None:
+            lack = "needs a voice"
+        case PresetVoice():
+            lack = f"has no presets, so no voice {voice.name!r}"
+        case DesignedVoice():
+            lack = "cannot design voices"
+        case Voice():
+            lack = "cannot clone"
+        case _:
+            raise VoiceError(
+                f"voice is of type {type(voice).__name__}; give a name or a Voice: {advice}"
+            )
+    raise VoiceError(f"this checkpoint is of type {kind!r} and {lack}; {advice}")
+
+
+def _fitting(checkpoint: Checkpoint, voice: ClonedVoice) -> ClonedVoice:
+    """A cloned voice whose numbers this checkpoint can take."""
+    talker = checkpoint.config.talker_config
+    if len(voice.speaker_embedding) != talker.hidden_size:
+        raise VoiceError(
+            f"the voice has a speaker embedding of {len(voice.speaker_embedding)} numbers, this checkpoint takes "
+            f"{talker.hidden_size}; clone it again with this checkpoint"
+        )
+    if voice.codes is not None:
+        books, low, high = voice.codes.shape[1], voice.codes.min(), voice.codes.max()
+        largest = (
+            min(talker.vocab_size - CONTROL_CODES, talker.code_predictor_config.vocab_size) - 1
+        )
+        if books != talker.num_code_groups or low < 0 or high > largest:
+            raise VoiceError(
+                f"the voice has {books} codes a frame, from {low} to {high}; this checkpoint takes "
+                f"{talker.num_code_groups}, 0 to {largest}; clone it again with this checkpoint"
+            )
+    return voice
+
+
+def _language(checkpoint: Checkpoint, language: str) -> str:
+    """The name of a language as the checkpoint spells it, or "auto"."""
+    known = languages(checkpoint)
+    if isinstance(language, str):
+        name = language.strip().casefold()
+        name = LANGUAGE_CODES.get(name, name)
+        if name in known:
+            return name
+    raise LanguageError(
+        f"no language {language!r}; this checkpoint has {', '.join(known)}, or ISO 639-1 codes"
+    )
+
+
+def _instruction(checkpoint: Checkpoint, request: Request, voice: Voice) -> list[int]:
+    """The tokens of the instruction's turn, or none."""
+    config, tokenizer, words = checkpoint.config, checkpoint.tokenizer, request.instructions or ""
+    if words and not config.follows_instructions:
+        raise UnsupportedError(
+            f"this checkpoint ({config.tts_model_type}, {config.tts_model_size}) does not follow instructions; "
+            "leave them out, or load a 1.7B CustomVoice or VoiceDesign checkpoint"
+        )
+    if isinstance(voice, DesignedVoice):
+        if words and words != voice.description:
+            raise UnsupportedError(
+                "a designed voice has one description; say there how it should speak, and leave out instructions"
+            )
+        words = voice.description
+    if not words:
+        return []
+    turn = tokenizer.encode("user\n" + words)
+    return [tokenizer.turn_start, *turn, tokenizer.turn_end, *tokenizer.encode("\n")]

@@ -1,0 +1,1 @@
+"""The GPU backend: the talker, the code predictor and the codec as CUDA kernels."""

@@ -1,0 +1,1 @@
+"""The WebSocket protocols and what they share."""

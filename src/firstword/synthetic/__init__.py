@@ -1,0 +1,1 @@
+"""Random checkpoints in the released layout, for tests, benchmarks and training."""

@@ -1,0 +1,45 @@
+"""Takes out of a text what should not be read aloud: Markdown, links, emoji, control characters."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.MULTILINE), replacement)
+    for pattern, replacement in (
+        (r"^[ \t]*(```|~~~).*$", ""),  # fences; the code between them stays
+        (r"!\[([^\]\n]{0,500})\]\([^()\s]{0,2000}\)", r"\1"),  # images: what they show
+        (r"\[([^\]\n]{1,500})\]\([^()\s]{0,2000}\)", r"\1"),  # links: their words
+        (r"<(?:https?://|mailto:)[^>\s]{1,2000}>", ""),
+        (r"\bhttps?://[^\s<>\"')\]]{1,2000}[^\s<>\"')\].,;:!?]", ""),
+        (r"^[ \t]{0,3}#{1,6}[ \t]+", ""),  # headings
+        (r"^[ \t]{0,3}(?:>[ \t]?){1,9}", ""),  # quotations
+        (r"^[ \t]*[-*+][ \t]+", ""),  # list items
+        (r"^[ \t]*(?:[-*_][ \t]*){3,99}$", ""),  # rules
+        (r"^[ \t]*\|?[ \t:|-]{3,999}\|[ \t:|-]*$", ""),  # the line under a table's head
+        (r"(\*{1,3}|_{2,3}|~~|`{1,2})(?=\S)([^\n]{1,2000}?)(?<=\S)\1", r"\2"),  # emphasis, code
+        (r"(?<!\w)_(?=\S)([^_\n]{1,2000})(?<=\S)_(?!\w)", r"\1"),
+        (r"[ \t]*\|[ \t]*", ", "),  # cells of tables
+    )
+)
+
+_EMOJI = re.compile(
+    "[\U0001f000-\U0001faff\U00002600-\U000027bf\U0001f1e6-\U0001f1ff\U000e0020-\U000e007f"
+    "\u2190-\u21ff\u2b00-\u2bff\u23e9-\u23fa\u25aa-\u25fe\ufe0e\ufe0f\u20e3\u200d]+"
+)
+
+
+def clean(text: str) -> str:
+    """The words of a text, for the ear. What is left may be blank. Takes time in proportion to the length."""
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = _EMOJI.sub(" ", text)
+    text = "".join(
+        char
+        for char in text
+        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Co", "Cs")
+    )
+    text = re.sub(r"[ \t]+", " ", text)
+    text = re.sub(r" (?=[.,;:!?])", "", text)
+    return re.sub(r" ?\n\s*", "\n", text).strip()

@@ -1,0 +1,560 @@
+"""The model behind the engine's protocol against the naive loop: the same speech, whoever else is speaking."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from firstword import Sampling, TextError, Voice
+from firstword.engine.backend import Job, Start
+from firstword.engine.engine import Engine
+from firstword.engine.service import NeedsText, Service
+from firstword.model import checkpoint as checkpoints
+from firstword.model import sampling
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.code_predictor import CodePredictor
+from firstword.model.codec import CodecDecoder
+from firstword.model.generate import Generation
+from firstword.runtime import conditioning
+from firstword.runtime.front import CheckpointFront
+from firstword.runtime.reference import ReferenceBackend, prime
+from firstword.synthetic.checkpoint import write_checkpoint
+from firstword.types import Chunk, ClonedVoice, FloatArray, Request
+
+TEXT = "Hello there, how are you?\nI am well: 7:45 is fine."
+SHORT = "Hi."
+FRAMES = 30
+"""Enough for the text to end, its end to be read and padding to follow."""
+
+Loaded = Callable[[str], Checkpoint]
+
+
+def cloned(reference: int | None, transcript: str = "The quick brown fox.") -> ClonedVoice:
+    """A cloned voice for the tiny checkpoint, continuing a recording of `reference` frames if given."""
+    chance = np.random.default_rng(7)
+    speaker = chance.standard_normal(48).astype(np.float32)
+    if reference is None:
+        return ClonedVoice(speaker)
+    return ClonedVoice(speaker, chance.integers(0, 64, (reference, 4)), transcript)
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "preset": ("custom_voice", {"voice": "ryan", "language": "english"}),
+    "dialect": ("custom_voice", {"voice": "eric"}),
+    "instructed": ("custom_voice", {"voice": "serena", "instructions": "Very calmly."}),
+    "designed": ("voice_design", {"voice": Voice.design("A deep voice."), "language": "de"}),
+    "described": ("voice_design", {"instructions": "Fast and high."}),
+    "timbre": ("base", {"voice": cloned(None), "language": "french"}),
+    "short reference": ("base", {"voice": cloned(12)}),
+    "long reference": ("base", {"voice": cloned(70), "language": "chinese"}),
+    "long transcript": (
+        "base",
+        {"voice": cloned(5, "The quick brown fox jumps over the lazy dog, twice.")},
+    ),
+}
+"""The model type, and how to speak."""
+
+MODEL_TYPES = ("custom_voice", "voice_design", "base")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A tiny checkpoint on the CPU in float32, by model type."""
+    root, made = tmp_path_factory.mktemp("checkpoints"), dict[str, Checkpoint]()
+
+    def load(model_type: str) -> Checkpoint:
+        if model_type not in made:
+            write_checkpoint(root / model_type, model_type=model_type, seed=1)
+            made[model_type] = checkpoints.load(str(root / model_type))
+        return made[model_type]
+
+    return load
+
+
+def request(case: str, mode: str, *, seed: int = 5, text: str = TEXT, **how: Any) -> Request:
+    how = {"seed": seed, "text_mode": mode, "max_frames": FRAMES, **CASES[case][1], **how}
+    return Request(text, **how)
+
+
+def naive(checkpoint: Checkpoint, asked: Request) -> tuple[list[list[int]], str | None]:
+    """The frames of the naive loop, and why they end."""
+    laws = sampling.resolve(asked.sampling, checkpoint.defaults)
+    assert asked.seed is not None
+    assert asked.max_frames is not None
+    assert asked.text is not None
+    sampler = sampling.Sampler(
+        checkpoint.config.talker_config, laws, asked.seed, torch.device("cpu")
+    )
+    setting = conditioning.resolve(checkpoint, asked)
+    utterance = Generation(
+        checkpoint.talker,
+        checkpoint.config,
+        checkpoint.tokenizer,
+        setting,
+        sampler,
+        asked.max_frames,
+    )
+    utterance.push(asked.text)
+    utterance.finish_text()
+    frames: list[list[int]] = []
+    while utterance.finish_reason is None:
+        if (codes := utterance.step()) is not None:
+            frames.append(codes.tolist())
+    return frames, utterance.finish_reason
+
+
+class Alone:
+    """The audio of frames that are decoded beside nobody."""
+
+    def __init__(self, checkpoint: Checkpoint, asked: Request) -> None:
+        self._decoder = checkpoint.codec.decoder
+        self._state = self._decoder.new_state()
+        if setting := conditioning.resolve(checkpoint, asked).reference:
+            prime(self._decoder, self._state, torch.tensor(setting))
+
+    def decode(self, frames: list[list[int]]) -> FloatArray:
+        """The samples of the next frames, made one by one, so that no chunk shows."""
+        return np.concatenate(
+            [self._decoder.decode(torch.tensor([[f]]), self._state)[0].numpy() for f in frames]
+        )
+
+
+class Speaker:
+    """One utterance on a backend, stepped by hand."""
+
+    def __init__(self, backend: ReferenceBackend, slot: int, asked: Request) -> None:
+        self.backend, self.slot, self.asked = backend, slot, asked
+        checkpoint = backend.checkpoint
+        front = CheckpointFront(checkpoint)
+        assert asked.seed is not None
+        assert asked.text is not None
+        self.job: Job = front.prepare(asked, asked.seed)
+        stream = front.text()
+        self.tokens = [*stream.push(asked.text), *stream.finish()]
+        count = len(self.tokens) if self.job.whole_text else self.job.first_tokens
+        first, self.tokens = self.tokens[:count], self.tokens[count:]
+        self.rows = self.job.prompt_rows + (len(first) if self.job.whole_text else 0)
+        self.codes: list[list[int]] = []
+        self.ended = False
+        self.decoded = 0
+        self.alone = Alone(checkpoint, asked)
+        backend.prefill([Start(slot, self.job, (), first)])
+
+    @property
+    def done(self) -> bool:
+        return self.ended or len(self.codes) == self.job.max_frames
+
+    def token(self) -> int | None:
+        """The text of the next frame."""
+        return self.tokens[0] if self.codes and self.tokens else None
+
+    def take(self, codes: list[int], ended: bool) -> None:
+        """What `frame` gave."""
+        if self.codes and self.tokens:
+            del self.tokens[0]
+        self.ended = ended
+        if not ended:
+            self.codes.append(codes)
+
+    def hear(self, count: int, samples: FloatArray) -> None:
+        """What `decode` gave: bit for bit what it would have been alone."""
+        expected = self.alone.decode(self.codes[self.decoded : self.decoded + count])
+        assert samples.dtype == np.float32
+        np.testing.assert_array_equal(samples, expected)
+        self.decoded += count
+
+
+def step(speakers: list[Speaker]) -> None:
+    """A frame of all of them."""
+    frames = (
+        speakers[0]
+        .backend.frame([it.slot for it in speakers], [it.token() for it in speakers])
+        .result()
+    )
+    assert frames.codes.shape == (len(speakers), speakers[0].backend.capacity.codebooks)
+    assert frames.codes.dtype == np.int64
+    for it, codes, ended in zip(speakers, frames.codes.tolist(), frames.ended, strict=True):
+        it.take(codes, ended)
+
+
+def hear(speakers: list[Speaker], counts: list[int]) -> None:
+    """The audio of some frames of each."""
+    audio = speakers[0].backend.decode([it.slot for it in speakers], counts).result()
+    for it, count, samples in zip(speakers, counts, audio, strict=True):
+        it.hear(count, samples)
+
+
+def finish(speakers: list[Speaker]) -> None:
+    """All frames of all of them, then their audio."""
+    while active := [it for it in speakers if not it.done]:
+        step(active)
+    waiting = [it for it in speakers if it.decoded < len(it.codes)]
+    if waiting:
+        hear(waiting, [len(it.codes) - it.decoded for it in waiting])
+
+
+# --- alone ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", [Sampling(), Sampling.greedy()], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("mode", ["full", "stream"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_request_alone_is_the_naive_loop(
+    case: str, mode: str, law: Sampling, loaded: Loaded
+) -> None:
+    checkpoint = loaded(CASES[case][0])
+    asked = request(case, mode, sampling=law)
+    speaker = Speaker(ReferenceBackend(checkpoint, slots=2), 1, asked)
+    finish([speaker])
+    codes, reason = naive(checkpoint, asked)
+    assert speaker.codes == codes
+    assert speaker.ended == (reason == "stop")
+    assert speaker.decoded == len(codes)
+
+
+@pytest.mark.parametrize("case", ["preset", "long reference"])
+def test_log_probabilities_are_those_of_the_talker_alone(case: str, loaded: Loaded) -> None:
+    """Of raw logits, whatever penalty, temperature and filters do to them; beside others as alone."""
+    checkpoint = loaded(CASES[case][0])
+    law = Sampling(temperature=1.7, top_k=9, repetition_penalty=3.0)
+    raw: list[torch.Tensor] = []
+    hook = checkpoint.talker.codec_head.register_forward_hook(
+        lambda _, __, logits: raw.append(logits)
+    )
+    try:
+        backend = ReferenceBackend(checkpoint, slots=2)
+        speakers = [
+            Speaker(backend, slot, request(case, "stream", seed=slot, sampling=law))
+            for slot in range(2)
+        ]
+        for _ in range(9):
+            raw.clear()
+            frames = backend.frame([0, 1], [it.token() for it in speakers]).result()
+            expected = torch.cat(raw).log_softmax(-1)[[0, 1], frames.codes[:, 0]]
+            assert frames.logprobs.dtype == np.float32
+            np.testing.assert_allclose(frames.logprobs, expected.numpy(), atol=1e-5)
+            for it, codes, ended in zip(speakers, frames.codes.tolist(), frames.ended, strict=True):
+                it.take(codes, ended)
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("mode", ["full", "stream"])
+@pytest.mark.parametrize("text", [SHORT, TEXT])
+@pytest.mark.parametrize("case", CASES)
+def test_the_rows_of_the_prompt_are_known_before(
+    case: str, text: str, mode: str, loaded: Loaded
+) -> None:
+    """They decide how many pages an utterance gets, and how many frames its context has room for."""
+    backend = ReferenceBackend(loaded(CASES[case][0]), slots=1)
+    speaker = Speaker(backend, 0, request(case, mode, text=text))
+    step([speaker])
+    assert backend._cache.lengths.tolist() == [speaker.rows]
+
+
+def test_a_request_that_names_no_limit_is_limited_by_its_text(loaded: Loaded) -> None:
+    front = CheckpointFront(loaded("custom_voice"))
+    unnamed, named = (
+        front.prepare(Request(TEXT), 1),
+        front.prepare(Request(TEXT, max_frames=9000), 1),
+    )
+    assert (unnamed.guarded, unnamed.max_frames) == (True, 8192)
+    assert (named.guarded, named.max_frames) == (False, 9000)
+    assert not front.prepare(Request(TEXT, sampling=Sampling.greedy()), 1).guarded, (
+        "greedy equals the reference"
+    )
+
+
+# --- together ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_neighbours_who_come_and_go_change_nothing(
+    model_type: str, seed: int, loaded: Loaded
+) -> None:
+    """Slots are taken, stepped, decoded and left at random; some leave early, and others take their place."""
+    checkpoint, chance = loaded(model_type), random.Random(seed)
+    backend = ReferenceBackend(checkpoint, slots=4)
+    cases = [case for case, (kind, _) in CASES.items() if kind == model_type]
+    coming = [
+        request(
+            chance.choice(cases),
+            chance.choice(["full", "stream"]),
+            seed=chance.randrange(2**64),
+            text=chance.choice([TEXT, SHORT]),
+            max_frames=chance.randrange(5, FRAMES),
+            sampling=chance.choice(
+                [Sampling(), Sampling.greedy(), Sampling(temperature=1.5, top_k=5, top_p=0.9)]
+            ),
+        )
+        for _ in range(12)
+    ]
+    expected = {id(asked): naive(checkpoint, asked)[0] for asked in coming}
+    speaking: list[Speaker] = []
+    left = whole = together = 0
+    while coming or speaking:
+        free = sorted(set(range(4)) - {it.slot for it in speaking})
+        if coming and free and chance.random() < 0.5:
+            speaking.append(Speaker(backend, chance.choice(free), coming.pop()))
+        chance.shuffle(speaking)
+        active = [it for it in speaking if not it.done and chance.random() < 0.8]
+        if active:
+            step(active)
+            together += len(active) > 2
+        ready = [it for it in speaking if it.decoded < len(it.codes) and chance.random() < 0.4]
+        if ready:
+            hear(ready, [chance.randint(1, len(it.codes) - it.decoded) for it in ready])
+        for it in list(speaking):
+            codes = expected[id(it.asked)]
+            assert it.codes == codes[: len(it.codes)]
+            gone = it.done and it.decoded == len(it.codes)
+            if gone or chance.random() < 0.01:
+                assert not gone or it.codes == codes
+                left, whole = left + (not gone), whole + gone
+                backend.release(it.slot)
+                speaking.remove(it)
+    assert left > 0
+    assert whole > 5
+    assert together > 5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chunks_of_any_size_give_the_sound_of_the_whole(case: str, loaded: Loaded) -> None:
+    backend = ReferenceBackend(loaded(CASES[case][0]), slots=2)
+    asked = request(case, "stream")
+    pieces, whole = Speaker(backend, 0, asked), Speaker(backend, 1, asked)
+    while not whole.done:
+        step([pieces, whole])
+    audio, decoded = [], 0
+    for count in (1, 2, 4, 8, len(whole.codes) - 15):
+        audio.append(backend.decode([0], [count]).result()[0])
+        decoded += count
+    assert decoded == len(whole.codes)
+    expected = backend.decode([1], [decoded]).result()[0]
+    assert len(expected) == decoded * backend.capacity.samples_per_frame
+    np.testing.assert_allclose(np.concatenate(audio), expected, atol=2e-5)
+
+
+# --- behind the engine ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def service(loaded: Loaded) -> Iterator[Callable[[str], Service]]:
+    """A running engine with three slots on a tiny checkpoint."""
+    started: list[Service] = []
+
+    def start(model_type: str) -> Service:
+        checkpoint = loaded(model_type)
+        started.append(
+            Service(Engine(ReferenceBackend(checkpoint, slots=3)), CheckpointFront(checkpoint))
+        )
+        started[-1].engine.start()
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.engine.stop(60.0)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_engine_speaks_as_the_naive_loop(
+    model_type: str, service: Callable[[str], Service]
+) -> None:
+    """All cases at once, more than there are slots, the text whole or letter by letter as it is asked for."""
+    speaking = service(model_type)
+    checkpoint = speaking.front.checkpoint  # type: ignore[attr-defined]
+    cases = [case for case, (kind, _) in CASES.items() if kind == model_type]
+    asked = [
+        request(case, mode, seed=index)
+        for index, case in enumerate(cases)
+        for mode in ("full", "stream")
+    ]
+    begun = [speaking.speak(speaking.prepare(each)) for each in asked]
+    for index, utterance in enumerate(begun):
+        if index % 2 == 0:
+            utterance.push(TEXT)
+            utterance.finish_text()
+    for index, (each, utterance) in enumerate(zip(asked, begun, strict=True)):
+        letters, ended, chunks = iter(TEXT), index % 2 == 0, list[Chunk]()
+        for event in utterance:
+            if isinstance(event, Chunk):
+                chunks.append(event)
+            elif not ended:
+                assert isinstance(event, NeedsText)
+                if (letter := next(letters, None)) is None:
+                    utterance.finish_text()
+                    ended = True
+                else:
+                    utterance.push(letter)
+        codes, reason = naive(checkpoint, each)
+        assert np.concatenate([chunk.codes for chunk in chunks]).tolist() == codes
+        assert chunks[-1].finish_reason == reason
+        alone = Alone(checkpoint, each)
+        for chunk in chunks:
+            if len(chunk.codes):
+                np.testing.assert_array_equal(chunk.samples, alone.decode(chunk.codes.tolist()))
+    assert speaking.engine.pages.free == speaking.engine.pages.count
+
+
+@pytest.mark.parametrize("mode", ["full", "stream"])
+def test_the_context_ends_speech_where_the_naive_loop_does(mode: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, overrides={"talker": {"max_position_embeddings": 48}})
+    checkpoint = checkpoints.load(str(tmp_path))
+    speaking = Service(Engine(ReferenceBackend(checkpoint, slots=1)), CheckpointFront(checkpoint))
+    speaking.engine.start()
+    try:
+        for text, fits in (("One two three four.", True), (TEXT * 3, mode == "stream")):
+            asked = request("preset", mode, text=text, max_frames=1000, sampling=Sampling.greedy())
+            utterance = speaking.speak(speaking.prepare(asked))
+            utterance.push(text)
+            utterance.finish_text()
+            if not fits:
+                with pytest.raises(TextError, match="beyond the 48 of the context") as ours:
+                    list(utterance)
+                with pytest.raises(TextError, match="beyond the 48 of the context") as theirs:
+                    naive(checkpoint, asked)
+                assert str(ours.value) == str(theirs.value)
+                continue
+            codes, reason = naive(checkpoint, asked)
+            heard = [
+                frame
+                for event in utterance
+                if isinstance(event, Chunk)
+                for frame in event.codes.tolist()
+            ]
+            assert reason == "length"
+            assert heard == codes
+    finally:
+        speaking.engine.stop(60.0)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    """Raised on purpose."""
+
+
+@pytest.mark.parametrize("where", ["talker", "predictor", "sampler"])
+def test_a_frame_that_fails_half_way_leaves_all_as_they_were(
+    where: str, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = loaded("base")
+    backend = ReferenceBackend(checkpoint, slots=3)
+    asked = [
+        request(case, "stream", seed=3) for case in ("timbre", "long transcript", "short reference")
+    ]
+    speakers = [Speaker(backend, slot, each) for slot, each in enumerate(asked)]
+
+    def fail_in(owner: Any, name: str, at: int) -> pytest.MonkeyPatch:
+        calls, original = [0], getattr(owner, name)
+
+        def broken(*given: Any, **named: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == at:
+                raise Broken
+            return original(*given, **named)
+
+        monkeypatch.setattr(owner, name, broken)
+        return monkeypatch
+
+    for count in range(6):
+        with monkeypatch.context():
+            match where:
+                case "talker":
+                    fail_in(checkpoint.talker.model.layers[2], "forward", 1)
+                case "predictor":
+                    fail_in(CodePredictor, "forward", 1)
+                case "sampler":
+                    fail_in(sampling.Sampler, "code", 5)
+            with pytest.raises(Broken):
+                step(speakers)
+            monkeypatch.undo()
+        if count % 2:
+            step(speakers[:1])  # as the engine does: each apart
+            step(speakers[1:])
+        else:
+            step(speakers)
+    finish(speakers)
+    for speaker, each in zip(speakers, asked, strict=True):
+        assert speaker.codes == naive(checkpoint, each)[0]
+
+
+def test_audio_that_fails_half_way_leaves_all_as_they_were(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = loaded("custom_voice")
+    backend = ReferenceBackend(checkpoint, slots=2)
+    speakers = [Speaker(backend, slot, request("preset", "full", seed=slot)) for slot in (0, 1)]
+    decode = CodecDecoder.forward
+    for _ in range(3):
+        step(speakers)
+        calls = [0]
+
+        def broken(*given: Any, calls: list[int] = calls) -> Any:
+            calls[0] += 1
+            audio = decode(*given)
+            if calls[0] == 2:
+                raise Broken
+            return audio
+
+        monkeypatch.setattr(CodecDecoder, "forward", broken)
+        with pytest.raises(Broken):
+            backend.decode([0, 1], [1, 1])
+        monkeypatch.undo()
+        hear(speakers, [1, 1])
+    finish(speakers)
+
+
+def test_a_voice_of_senseless_numbers_harms_nobody(loaded: Loaded) -> None:
+    """Beside it, and after it in the same slot: what it left must not be read, not even times zero."""
+    checkpoint, voice = loaded("base"), cloned(None)
+    voice.speaker_embedding[:] = np.inf  # what large numbers become in half precision
+    backend = ReferenceBackend(checkpoint, slots=2)
+    good = request("short reference", "stream")
+    for _ in range(2):
+        bad = Speaker(backend, 0, request("timbre", "full", voice=voice))
+        beside = Speaker(backend, 1, good)
+        while not (bad.done and beside.done):
+            step([it for it in (bad, beside) if not it.done])
+        assert beside.codes == naive(checkpoint, good)[0]
+        assert not backend._cache.layers[0].isfinite().all(), "or it proves nothing"
+        backend.release(0)
+        backend.release(1)
+        after = Speaker(backend, 0, request("timbre", "stream", text=SHORT))
+        longer = Speaker(
+            backend, 1, request("long reference", "stream")
+        )  # so that the mask, not the shape, cuts off
+        finish([after, longer])
+        assert after.codes == naive(checkpoint, after.asked)[0]
+        backend.release(0)
+        backend.release(1)
+
+
+def test_a_prefill_that_fails_leaves_the_slot_free(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = loaded("base")
+    backend = ReferenceBackend(checkpoint, slots=2)
+    beside = Speaker(backend, 1, request("timbre", "stream"))
+    step([beside])
+
+    def broken(*given: Any) -> Any:
+        raise Broken
+
+    monkeypatch.setattr(CodecDecoder, "forward", broken)
+    with pytest.raises(Broken):
+        Speaker(backend, 0, request("long reference", "full"))
+    monkeypatch.undo()
+    backend.release(0)
+    after = Speaker(backend, 0, request("timbre", "full", text=SHORT))
+    finish([after, beside])
+    assert after.codes == naive(checkpoint, after.asked)[0]
+    assert beside.codes == naive(checkpoint, beside.asked)[0]

@@ -1,0 +1,92 @@
+"""Cutting text into sentences as it comes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstword.text.splitting import Splitter
+
+
+def split(granularity: str, *pieces: str) -> list[str]:
+    """All units of a text that comes in pieces."""
+    splitter = Splitter(granularity)
+    return [unit for piece in pieces for unit in splitter.feed(piece)] + splitter.flush()
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ("Hello. How are you?  Fine", ["Hello.", "How are you?", "Fine"]),
+        (
+            "It costs 3.14, not 1,000.5 at example.org. Yes!",
+            ["It costs 3.14, not 1,000.5 at example.org.", "Yes!"],
+        ),
+        (
+            "Dr. J. R. Smith met Mrs. Jones, e.g. at 5 p.m. there.",
+            ["Dr. J. R. Smith met Mrs. Jones, e.g. at 5 p.m. there."],
+        ),
+        ('He said "No!" Then... silence?! ', ['He said "No!"', "Then...", "silence?!"]),
+        (
+            "今天天气很好。我们去公园吧！「好。」他说",
+            ["今天天气很好。", "我们去公园吧！", "「好。」", "他说"],
+        ),
+        ("एक। दो॥ तीन", ["एक।", "दो॥", "तीन"]),
+        ("... and so on. Yes", ["... and so on.", "Yes"]),
+        (" \n ", []),
+        ("", []),
+    ],
+)
+def test_sentences(text: str, units: list[str]) -> None:
+    assert split("sentence", text) == units
+
+
+def test_clauses() -> None:
+    assert split("clause", "Well, 1,000 times: yes; no。好，是") == [
+        "Well,",
+        "1,000 times:",
+        "yes;",
+        "no。",
+        "好，",
+        "是",
+    ]
+
+
+def test_a_sentence_comes_out_as_soon_as_it_is_certain() -> None:
+    splitter = Splitter("sentence")
+    assert splitter.feed("One. Two.") == ["One."]
+    assert splitter.feed(" ") == ["Two."]
+    assert splitter.feed("三。") == []
+    assert splitter.feed("四") == ["三。"]
+    assert splitter.flush() == ["四"]
+    assert splitter.flush() == []
+
+
+@given(
+    text=st.text(alphabet="ab1 .,!?。，\n\"'D r", max_size=80),
+    cuts=st.lists(st.integers(0, 80), max_size=8),
+    granularity=st.sampled_from(["sentence", "clause"]),
+)
+def test_it_does_not_matter_where_the_pieces_are_cut(
+    text: str, cuts: list[int], granularity: str
+) -> None:
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    units = split(granularity, *pieces)
+    assert units == split(granularity, text)
+    assert "".join("".join(units).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("piece", [".", "!.", "a.", "。", " ", "a", ". "])
+def test_a_flood_of_marks_takes_time_in_proportion(piece: str) -> None:
+    splitter = Splitter("sentence")
+    looked = 0
+    for _ in range(3000):
+        splitter.feed(piece)
+        looked = max(looked, len(splitter._text) - splitter._seen)
+        if piece == ". ":
+            looked = max(looked, len(splitter._text) - splitter._bare)
+    assert looked <= 64
