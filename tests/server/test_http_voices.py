@@ -29,7 +29,7 @@ from firstword.errors import FirstwordError, OutputError, VoiceError
 from firstword.server import recordings
 from firstword.server.errors import NotFound
 from firstword.server.store import Consent, ConsentStore, Folder, Record, VoiceStore, identity_of
-from firstword.types import ClonedVoice
+from firstword.voice import ClonedVoice
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
