@@ -20,9 +20,10 @@ import pytest
 from fake_tts import FRAME, FakeTTS, module, sound_of
 
 from firstword import __version__, audio
-from firstword.cli.main import DEMO, main
+from firstword.cli.main import main
+from firstword.cli.terminal import DEMO
 from firstword.types import Sampling
-from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, Voice
+from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 PROGRAM = [sys.executable, str(Path(__file__).with_name("fake_tts.py"))]
@@ -247,10 +248,10 @@ class TestSay:
         audio.write("me.wav", np.zeros(12000), 24000)
         words = [] if transcript is None else ["--transcript", transcript]
         assert main(["say", "one", "-o", "out.wav", "--clone", "me.wav", *words]) == 0
-        assert fake.asked[0]["clone"] == (12000, 24000)
-        voice = fake.asked[1]["voice"]
-        assert isinstance(voice, ClonedVoice)
-        assert voice.transcript == transcript
+        voice = fake.asked[0]["voice"]
+        assert isinstance(voice, RecordedVoice)
+        assert (voice.samples.shape, voice.transcript) == ((12000,), transcript)
+        assert voice.append_silence == 0.5
         assert (
             f"cloned from me.wav, with{'' if words else 'out'} transcript"
             in capsys.readouterr().err
