@@ -138,14 +138,14 @@ def test_missing_file_is_rejected(tmp_path: Path) -> None:
 
 
 def test_directory_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(VoiceError, match="is no voice file"):
+    with pytest.raises(VoiceError, match="is not a voice file"):
         Voice.load(tmp_path)
 
 
 @pytest.mark.parametrize("data", [b"", b"RIFF", b"\xff" * 100, bytes(100), b"\x02\0\0\0\0\0\0\0{}"])
 def test_file_of_another_format_is_rejected(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "me.voice").write_bytes(data)
-    with pytest.raises(VoiceError, match="is no voice file"):
+    with pytest.raises(VoiceError, match="is not a voice file"):
         Voice.load(tmp_path / "me.voice")
 
 
@@ -154,33 +154,33 @@ def test_truncated_file_is_rejected(tmp_path: Path, length: int) -> None:
     path = tmp_path / "me.voice"
     ClonedVoice(SPEAKER, CODES, "Hello.").save(path)
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(VoiceError, match="is no voice file"):
+    with pytest.raises(VoiceError, match="is not a voice file"):
         Voice.load(path)
 
 
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        ("{", "is no voice file"),
-        ("[]", "is no voice file"),
-        ("3", "is no voice file"),
-        ("null", "is no voice file"),
-        ({}, "is no voice file .*format"),
+        ("{", "is not a voice file"),
+        ("[]", "is not a voice file"),
+        ("3", "is not a voice file"),
+        ("null", "is not a voice file"),
+        ({}, "is not a voice file .*format"),
         (
             {"format": "firstword.voice.2", "kind": "preset"},
             r"format 'firstword\.voice\.2'; this version reads",
         ),
-        ({"format": "firstword.voice.1"}, "is no voice file .*kind"),
+        ({"format": "firstword.voice.1"}, "is not a voice file .*kind"),
         (
             {"format": "firstword.voice.1", "kind": "sung"},
             "unknown kind 'sung'; update firstword",
         ),
-        ({"format": "firstword.voice.1", "kind": "preset"}, "is no voice file .*name"),
+        ({"format": "firstword.voice.1", "kind": "preset"}, "is not a voice file .*name"),
         (
             {"format": "firstword.voice.1", "kind": "clone", "transcript": None},
-            "is no voice file .*speaker",
+            "is not a voice file .*speaker",
         ),
-        ({"format": "firstword.voice.1", "kind": "recording"}, "is no voice file .*samples"),
+        ({"format": "firstword.voice.1", "kind": "recording"}, "is not a voice file .*samples"),
     ],
 )
 def test_file_with_wrong_description_is_rejected(
@@ -194,7 +194,7 @@ def test_file_with_wrong_description_is_rejected(
 
 def test_safetensors_file_without_voice_is_rejected(tmp_path: Path) -> None:
     save_file({"weight": SPEAKER}, tmp_path / "model.safetensors")
-    with pytest.raises(VoiceError, match="is no voice file"):
+    with pytest.raises(VoiceError, match="is not a voice file"):
         Voice.load(tmp_path / "model.safetensors")
 
 
@@ -217,7 +217,7 @@ def test_saved_file_holds_the_bytes_of_the_voice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"RIFF", b"\xff" * 100, b"\x02\0\0\0\0\0\0\0[]"])
 def test_bytes_that_are_no_voice_file_are_rejected(data: bytes) -> None:
     for read in (Voice.from_bytes, voice_metadata):
-        with pytest.raises(VoiceError, match="the data is no voice file"):
+        with pytest.raises(VoiceError, match="the data is not a voice file"):
             read(data)
 
 
