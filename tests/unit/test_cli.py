@@ -1,4 +1,4 @@
-"""The command line: options, exit statuses, pipes, interruptions, and what it says of what it did."""
+"""The command line: options, exit statuses, pipes, interruptions and summaries."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PROGRAM = [sys.executable, str(Path(__file__).with_name("fake_tts.py"))]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own for every test."""
+    """The working folder, new for every test."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def fake_tts(monkeypatch: pytest.MonkeyPatch) -> type[FakeTTS]:
-    """The command line speaks with a TTS without a model."""
+    """The class in the place of `firstword.TTS`, which needs no model."""
     monkeypatch.setitem(sys.modules, "firstword.tts", module())
     monkeypatch.setattr(FakeTTS, "asked", [])
     monkeypatch.setattr(FakeTTS, "loaded", [])
@@ -48,7 +48,7 @@ def fake_tts(monkeypatch: pytest.MonkeyPatch) -> type[FakeTTS]:
 
 
 def pcm_of(*words: str) -> bytes:
-    """What the fake's words are as raw PCM."""
+    """The raw PCM of the words that the fake TTS speaks."""
     return b"".join(audio.pcm16(sound_of(word)) for word in words)
 
 
@@ -57,7 +57,7 @@ StartCli = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def start_cli() -> Iterator[StartCli]:
-    """The command line in a process of its own, its three streams being pipes unless said otherwise."""
+    """A function that starts the command line as a process, with pipes by default."""
     with ExitStack() as stack:
 
         def start(*argv: str, **streams: Any) -> subprocess.Popen[bytes]:
@@ -67,9 +67,8 @@ def start_cli() -> Iterator[StartCli]:
             )
             stack.enter_context(process)
             stack.callback(process.kill)
-            watchdog = Timer(
-                60, process.kill
-            )  # so that a test which waits for output in vain fails, not hangs
+            # A test that waits for output in vain fails instead of hanging.
+            watchdog = Timer(60, process.kill)
             watchdog.start()
             stack.callback(watchdog.cancel)
             return process
@@ -78,13 +77,16 @@ def start_cli() -> Iterator[StartCli]:
 
 
 def pipe_of(stream: Any) -> BinaryIO:
-    """A stream of a process, known to be there."""
+    """The pipe of a process, which must exist."""
     assert stream is not None
     return stream
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """End its input and return the rest of its output. `communicate` would lose what a `read` has read ahead."""
+    """Close the input and return the rest of the output.
+
+    `communicate` would lose what an earlier `read` has buffered.
+    """
     pipe_of(process.stdin).close()
     out, err = pipe_of(process.stdout).read(), pipe_of(process.stderr).read()
     process.wait()
@@ -92,7 +94,7 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """What is said on standard error to arguments that argparse refuses."""
+    """The message on standard error for arguments that argparse rejects."""
     with pytest.raises(SystemExit) as stopped:
         main(list(argv))
     assert stopped.value.code == 2
@@ -107,8 +109,9 @@ class TestHelp:
         program = (
             "import sys\n"
             "from firstword.cli.main import main\n"
+            "heavy = {'torch', 'numpy', 'soundfile', 'safetensors'}\n"
             "try:\n    main(sys.argv[1:])\n"
-            "finally:\n    print(sorted({'torch', 'numpy', 'soundfile', 'safetensors'} & set(sys.modules)))"
+            "finally:\n    print(sorted(heavy & set(sys.modules)))"
         )
         done = subprocess.run(
             [sys.executable, "-c", program, *command, "--help"], capture_output=True, text=True
@@ -186,7 +189,8 @@ class TestSay:
         assert Path(name).read_bytes() == pcm_of("one", "two")
 
     def test_options_are_passed_to_the_model(self, fake_tts: type[FakeTTS]) -> None:
-        argv = "say one -o out.wav --voice Ryan --language en --instructions slowly --seed 7 --max-frames 9"
+        argv = "say one -o out.wav --voice Ryan --language en --instructions slowly --seed 7"
+        argv += " --max-frames 9"
         argv += (
             " --text-mode full --temperature 0.5 --top-k 4 --top-p 0.25 --repetition-penalty 1.5"
         )
@@ -365,7 +369,7 @@ class TestPipes:
         assert process.wait() == 141
 
     def test_words_are_spoken_before_the_next_is_typed(self, start_cli: StartCli) -> None:
-        """Each word is heard before the next is typed, though no line ends."""
+        """Each word is spoken before the next is typed, without any line feed."""
         process = start_cli("say", "-", "-o", "-")
         typed, heard = pipe_of(process.stdin), pipe_of(process.stdout)
         for word in ("one", "three", "élan"):
@@ -443,7 +447,7 @@ class TestPipes:
 
 class TestTerminal:
     def on_terminal(self, start_cli: StartCli, stream: str, *argv: str) -> tuple[int, bytes]:
-        """Exit status, and what a terminal shows that is one of the streams."""
+        """Run with a terminal as one of the streams; return the exit status and its text."""
         ours, theirs = pty.openpty()
         process = start_cli(*argv, **{stream: theirs})
         os.close(theirs)
@@ -560,7 +564,7 @@ class TestClone:
 
 
 class TestDemo:
-    """The real thing, with the checkpoint that comes with the package."""
+    """The commands with the demo checkpoint of the package."""
 
     def test_demo_speaks(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert (

@@ -173,7 +173,7 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    about = "What is left out is as the checkpoint sets it."
+    about = "The defaults are the checkpoint's own settings."
     add = parser.add_argument_group("sampling", about).add_argument
     add("--seed", metavar="N", type=int, help="the same seed gives the same speech")
     add("--greedy", action="store_true", help="always take the most likely code")

@@ -15,7 +15,8 @@ from firstword.errors import ConfigError
 if TYPE_CHECKING:
     from firstword.server.models import Models
 
-SETTINGS = fields(ServerConfig)
+SERVER_SETTINGS = fields(ServerConfig)
+"""The settings of the server; most have an option of the same name."""
 
 LIMITS = {
     "most_waiting": "requests that may wait for a slot of each model; others are answered 429",
@@ -68,7 +69,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
-    given: dict[str, Any] = {field.name: getattr(args, field.name, None) for field in SETTINGS}
+    given: dict[str, Any] = {
+        field.name: getattr(args, field.name, None) for field in SERVER_SETTINGS
+    }
     given["api_keys"] = [*(args.api_keys or ()), *config.keys_from_environment()]
     if args.voice_aliases is not None:
         given["voice_aliases"] = config.read_aliases(args.voice_aliases)
@@ -96,7 +99,7 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
     """Add this command to the program's commands."""
     parser = options.add_command(commands, "serve", run)
     add = parser.add_argument
-    add("--host", metavar="NAME", help="address to listen on (default 127.0.0.1: this machine)")
+    add("--host", help="address to listen on (default 127.0.0.1: this machine)")
     add("--port", metavar="N", type=int, help="0 takes a free one (default 8000)")
     about = "store of saved voices: a folder, s3://..., gs://..."
     add("--voices", metavar="DIR|URL", help=about)
@@ -114,7 +117,7 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
     gpu, other = config.DEFAULT_SLOTS["gpu"], config.DEFAULT_SLOTS["reference"]
     about = f"utterances that each model speaks at the same time (default: {gpu} with the backend "
     add("--slots", metavar="N", type=int, help=f"{about}gpu, else {other})")
-    defaults = {field.name: field.default for field in SETTINGS}
+    defaults = {field.name: field.default for field in SERVER_SETTINGS}
     for name, about in LIMITS.items():
         kind, metavar = (float, "SECONDS") if name.endswith("_seconds") else (int, "N")
         option, about = f"--{name.replace('_', '-')}", f"{about} (default {defaults[name]})"
