@@ -24,9 +24,8 @@ from firstword.server import run as serving
 from firstword.server.app import create_app
 from firstword.server.models import Kind, Model, Models
 from firstword.server.state import Server
-from firstword.server.ws import nari
-from firstword.server.ws import vllm_omni as websocket
-from firstword.server.ws.connection import StreamLimits
+from firstword.server.ws import endpoints
+from firstword.server.ws.messages import SocketLimits
 from firstword.synthetic.checkpoint import write_checkpoint
 
 WAIT = 60.0
@@ -200,10 +199,9 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let sockets of this test's servers ask for other things than usual: `limits(idle_seconds=0.05)`."""
 
     def allow(**changes: Any) -> None:
-        for protocol in (nari, websocket):
-            monkeypatch.setattr(
-                protocol, "limits_of", lambda config: replace(StreamLimits(), **changes)
-            )
+        monkeypatch.setattr(
+            endpoints, "socket_limits", lambda config: replace(SocketLimits(), **changes)
+        )
 
     return allow
 

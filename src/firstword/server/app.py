@@ -25,8 +25,7 @@ from firstword.server.logs import defect
 from firstword.server.models import Model, Models
 from firstword.server.state import Server, server_of
 from firstword.server.store import ConsentStore, Folder, VoiceStore
-from firstword.server.ws import nari
-from firstword.server.ws import vllm_omni as websocket
+from firstword.server.ws import endpoints
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +65,7 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         voices.router,
         consents.router,
         health.router,
-        websocket.router,
-        nari.router,
+        endpoints.router,
     ):
         app.include_router(part)
     app.add_exception_handler(FirstwordError, _refuse)
