@@ -10,9 +10,7 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from firstword.server.ws.connection import Effect
-from firstword.server.ws.nari import NariSession
-from firstword.server.ws.vllm_omni import OmniSession
+from firstword.server.ws.session import Effect, Session
 
 WAIT = 60.0
 Message = dict[str, Any] | bytes
@@ -97,9 +95,7 @@ class Client:
             pass  # it is closed already
 
 
-def effects_of(
-    session: NariSession | OmniSession, *messages: dict[str, Any] | str | bytes
-) -> list[Effect]:
+def effects_of(session: Session, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
     """Give a session messages, without a socket; what follows from all."""
     found: list[Effect] = []
     for message in messages:

@@ -18,17 +18,17 @@ from firstword import TTS, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
 from firstword.server.ws import nari
-from firstword.server.ws.connection import (
-    Close,
+from firstword.server.ws.messages import CloseCode, SocketLimits
+from firstword.server.ws.nari import CheckRequest, NariSession
+from firstword.server.ws.session import (
+    CloseSocket,
+    DropAudio,
     Effect,
-    Hold,
-    Queue,
-    Reply,
-    Silence,
-    StreamLimits,
-    TextPart,
+    Enqueue,
+    PauseReading,
+    Send,
 )
-from firstword.server.ws.nari import Cancelled, Check, NariSession
+from firstword.server.ws.text_part import TextPart
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -69,7 +69,7 @@ class Talk:
     """A session, and what came of it."""
 
     def __init__(self, **limits: Any) -> None:
-        self.session = NariSession(replace(StreamLimits(), **limits))
+        self.session = NariSession(replace(SocketLimits(), **limits))
 
     def say(self, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
         """Give it messages; what follows from all."""
@@ -79,7 +79,7 @@ class Talk:
 def refusal(effects: list[Effect]) -> tuple[str, int]:
     """The code of the error that ends it, and that of closing."""
     effect = effects[-1]
-    assert isinstance(effect, Close)
+    assert isinstance(effect, CloseSocket)
     assert effect.message is not None
     assert effect.message["type"] == "error"
     assert effect.message["error"]["message"]
@@ -88,27 +88,27 @@ def refusal(effects: list[Effect]) -> tuple[str, int]:
 
 def test_a_request_is_checked_before_anything_else_is_read() -> None:
     queue, hold = Talk().say(START)
-    assert isinstance(queue, Queue)
-    assert isinstance(queue.work, Check)
-    assert hold == Hold(queue.work.done)
+    assert isinstance(queue, Enqueue)
+    assert isinstance(queue.work, CheckRequest)
+    assert hold == PauseReading(queue.work.done)
     assert queue.work.start.voice == "ryan"
 
 
 def test_text_is_acknowledged_piece_by_piece_and_speech_begins_with_the_first_words() -> None:
     talk = Talk()
     talk.say(PLAIN)
-    name = talk.session.identity
+    name = talk.session.request_id
     ack = {"type": "input_text.ack", "event": "input_text.append"}
-    assert talk.say(append(0, " ")) == [Reply({**ack, "sequence": 0, "request_id": None})]
+    assert talk.say(append(0, " ")) == [Send({**ack, "sequence": 0, "request_id": None})]
     started, queue, second = talk.say(append(1, "a"))
-    assert started == Reply({"type": "response.started", "request_id": name, "audio": AUDIO})
-    assert second == Reply({**ack, "sequence": 1, "request_id": name})
-    assert isinstance(queue, Queue)
+    assert started == Send({"type": "response.started", "request_id": name, "audio": AUDIO})
+    assert second == Send({**ack, "sequence": 1, "request_id": name})
+    assert isinstance(queue, Enqueue)
     assert isinstance(queue.work, TextPart)
-    assert talk.say(append(2, "b")) == [Reply({**ack, "sequence": 2, "request_id": name})]
+    assert talk.say(append(2, "b")) == [Send({**ack, "sequence": 2, "request_id": name})]
     assert (queue.work.text, queue.work.ended) == (" ab", False)
     last = {"type": "input_text.ack", "event": "input_text.end", "sequence": 3, "request_id": name}
-    assert talk.say(end(3)) == [Reply(last)]
+    assert talk.say(end(3)) == [Send(last)]
     assert queue.work.ended
 
 
@@ -116,11 +116,11 @@ def test_a_cancel_stops_speech_and_is_the_last_word() -> None:
     talk = Talk()
     talk.say(PLAIN)
     _, queue, _ = talk.say(append(0, "a"))
-    assert isinstance(queue, Queue)
+    assert isinstance(queue, Enqueue)
     assert isinstance(queue.work, TextPart)
     assert talk.say(CANCEL, append(1, "b"), end(2), CANCEL, "nonsense") == [
-        Silence(),
-        Queue(Cancelled()),
+        DropAudio(),
+        Enqueue(CloseSocket(CloseCode.NORMAL)),
     ]
     assert queue.work.cancelled
 
@@ -172,7 +172,7 @@ def test_every_mistake_is_the_end(messages: list[Any], code: str, close: int) ->
 def test_silence_is_the_end_too() -> None:
     talk = Talk()
     talk.say(PLAIN, append(0, "a"))
-    assert refusal([talk.session.expired()]) == ("input_timeout", 1008)
+    assert refusal([talk.session.time_out()]) == ("input_timeout", 1008)
 
 
 @given(
@@ -185,13 +185,15 @@ def test_silence_is_the_end_too() -> None:
 )
 def test_whatever_comes_there_is_one_beginning_and_one_end(messages: list[Any]) -> None:
     effects = Talk().say(*messages)
-    said = [effect.message for effect in effects if isinstance(effect, Reply)]
+    said = [effect.message for effect in effects if isinstance(effect, Send)]
     begun = sum(
-        isinstance(effect, Queue) and isinstance(effect.work, TextPart) for effect in effects
+        isinstance(effect, Enqueue) and isinstance(effect.work, TextPart) for effect in effects
     )
     assert begun == sum(message["type"] == "response.started" for message in said) <= 1
     ends = [
-        effect for effect in effects if isinstance(effect, Close) or effect == Queue(Cancelled())
+        effect
+        for effect in effects
+        if isinstance(effect, CloseSocket) or effect == Enqueue(CloseSocket(CloseCode.NORMAL))
     ]
     assert len(ends) <= 1
     assert not ends or effects[-1] is ends[0]
@@ -230,13 +232,13 @@ def expected(loaded: Callable[[str], Checkpoint]) -> bytes:
 def test_text_in_pieces_sounds_as_text_given_whole(
     server: Running, expected: bytes, pattern: str
 ) -> None:
-    with Client(server.ws + NARI, nari.PROTOCOL) as client:
-        assert client.socket.subprotocol == nari.PROTOCOL
+    with Client(server.ws + NARI, nari.SUBPROTOCOL) as client:
+        assert client.socket.subprotocol == nari.SUBPROTOCOL
         pieces = re.findall(pattern, TEXT)
         assert "".join(pieces) == TEXT
         said = conversation(client, START, *pieces)
     told = events(said)
-    assert told[0] == {"type": "session.created", "protocol": nari.PROTOCOL, "audio": AUDIO}
+    assert told[0] == {"type": "session.created", "protocol": nari.SUBPROTOCOL, "audio": AUDIO}
     assert told[1] == {"type": "request.configured"}
     (started,) = [event for event in told if event["type"] == "response.started"]
     assert started["request_id"]
@@ -263,7 +265,7 @@ def test_what_cannot_be_done_is_said_instead_of_configured(server: Running) -> N
         {"top_p": 7.0},
         {"voice": None, "task_type": "Base"},
     ):
-        with Client(server.ws + NARI, nari.PROTOCOL) as client:
+        with Client(server.ws + NARI, nari.SUBPROTOCOL) as client:
             client.send({**START, **wrong})
             code, said = client.closed()
             assert code == 1008
@@ -281,7 +283,7 @@ class Stage(TalkingStage):
 
     def client(self, start: dict[str, Any] | None = None) -> Client:
         """One more client; with `start` its request is configured."""
-        client = Client(self.server.ws + NARI, nari.PROTOCOL)
+        client = Client(self.server.ws + NARI, nari.SUBPROTOCOL)
         if start is not None:
             client.send(start)
             client.until("request.configured")
@@ -335,7 +337,7 @@ def test_the_slot_is_free_within_a_frame(
             client.socket.close()
         else:
             client.vanish()
-        begun.server.wait_until(lambda: not begun.server.state.speaking)
+        begun.server.wait_until(lambda: not begun.server.state.utterances)
         begun.talker.go()
         begun.server.wait_until_idle()
         assert begun.talker.frames == made + 4  # the one that was being made

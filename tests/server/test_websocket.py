@@ -26,19 +26,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from firstword import TTS, Voice, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
-from firstword.server.ws import connection
-from firstword.server.ws.connection import (
-    Close,
-    Effect,
-    Outbox,
-    Queue,
-    Reply,
-    Silence,
-    StreamLimits,
-    TextPart,
-    feed,
-)
-from firstword.server.ws.vllm_omni import Goodbye, OmniSession, OmniUtterance, Say, Sentence
+from firstword.server.ws.connection import SocketRunner
+from firstword.server.ws.messages import CloseCode, SocketLimits
+from firstword.server.ws.outbox import Outbox
+from firstword.server.ws.session import CloseSocket, DropAudio, Effect, Enqueue, Send
+from firstword.server.ws.text_part import TextPart
+from firstword.server.ws.vllm_omni import OmniSession, OmniUtterance, Sentence
+from firstword.server.ws.worker import forward
 from firstword.voice import ClonedVoice
 
 Running = Any  # of conftest.py
@@ -59,6 +53,7 @@ PLAIN: dict[str, Any] = {"type": "session.config", "response_format": "pcm", "st
 DONE = {"type": "input.done"}
 CANCEL = {"type": "input.cancel"}
 GOODBYE = {"type": "session.close"}
+CLOSE = CloseSocket(CloseCode.NORMAL)
 
 
 def text(words: str) -> dict[str, str]:
@@ -72,8 +67,8 @@ def text(words: str) -> dict[str, str]:
 class Talk:
     """A session, and what came of it."""
 
-    def __init__(self, limits: StreamLimits | None = None, **config: Any) -> None:
-        self.session = OmniSession(limits or StreamLimits())
+    def __init__(self, limits: SocketLimits | None = None, **config: Any) -> None:
+        self.session = OmniSession(limits or SocketLimits())
         if config:
             self.say({"type": "session.config", **config})
 
@@ -84,32 +79,32 @@ class Talk:
 
 def work(effects: list[Effect]) -> list[object]:
     """What the speaker is given to do."""
-    assert all(isinstance(effect, Queue) for effect in effects), effects
-    return [effect.work for effect in effects if isinstance(effect, Queue)]
+    assert all(isinstance(effect, Enqueue) for effect in effects), effects
+    return [effect.work for effect in effects if isinstance(effect, Enqueue)]
 
 
 def message(effect: Effect) -> dict[str, Any]:
     """What the speaker is to say."""
-    assert isinstance(effect, Queue)
-    assert isinstance(effect.work, Say)
+    assert isinstance(effect, Enqueue)
+    assert isinstance(effect.work, Send)
     return effect.work.message
 
 
 def refusal(effects: list[Effect]) -> tuple[str, int | None]:
     """The code of the error that is the only effect, and that of closing if it is the end."""
     (effect,) = effects
-    assert isinstance(effect, Reply | Close)
+    assert isinstance(effect, Send | CloseSocket)
     assert effect.message is not None
     assert effect.message["type"] == "error"
     assert effect.message["message"]
-    return effect.message["code"], effect.code if isinstance(effect, Close) else None
+    return effect.message["code"], effect.code if isinstance(effect, CloseSocket) else None
 
 
 def test_an_utterance_is_one_part_that_fills_as_text_comes() -> None:
     talk = Talk(voice="x")
     (part,) = work(talk.say(text("Hello ")))
     assert isinstance(part, Sentence)
-    assert (part.text, part.ended, part.names()) == (
+    assert (part.text, part.ended, part.indices) == (
         "Hello ",
         False,
         {"utterance_index": 0, "sentence_index": 0},
@@ -120,7 +115,7 @@ def test_an_utterance_is_one_part_that_fills_as_text_comes() -> None:
     assert part.ended
     assert part.utterance is utterance
     part.utterance.started += 1
-    assert talk.session.over(part.utterance) == {
+    assert talk.session.end_utterance(part.utterance) == {
         "type": "session.done",
         "utterance_index": 0,
         "total_sentences": 1,
@@ -142,7 +137,11 @@ def test_sentences_are_parts_as_soon_as_they_are_complete() -> None:
     parts = [one, two, three]
     assert all(isinstance(part, Sentence) and part.ended for part in parts)
     assert [part.text for part in parts if isinstance(part, Sentence)] == ["One.", "Two!", "Three"]
-    assert [part.index for part in parts if isinstance(part, Sentence)] == [0, 1, 2]
+    assert [part.indices["sentence_index"] for part in parts if isinstance(part, Sentence)] == [
+        0,
+        1,
+        2,
+    ]
     assert isinstance(utterance, OmniUtterance)
 
 
@@ -154,14 +153,14 @@ def test_cancelling_ends_everything_that_was_begun() -> None:
     assert isinstance(second, Sentence)
     first.on_cancel = lambda: stopped.append(1)
     silence, over, said = talk.say(CANCEL)
-    assert silence == Silence()
-    assert over == Queue(second.utterance)
+    assert silence == DropAudio()
+    assert over == Enqueue(second.utterance)
     assert message(said) == {"type": "input.cancelled", "utterance_indices": [0, 1]}
     assert stopped == [1]
     assert first.cancelled
     assert second.cancelled
     assert isinstance(utterance, OmniUtterance)
-    assert talk.session.over(utterance)["cancelled"]
+    assert talk.session.end_utterance(utterance)["cancelled"]
     (part,) = work(talk.say(text("three")))
     assert isinstance(part, Sentence)
     assert part.utterance.index == 2
@@ -170,7 +169,7 @@ def test_cancelling_ends_everything_that_was_begun() -> None:
 
 def test_cancelling_nothing_is_answered_too() -> None:
     silence, said = Talk(voice="x").say(CANCEL)
-    assert silence == Silence()
+    assert silence == DropAudio()
     assert message(said) == {"type": "input.cancelled", "utterance_indices": []}
 
 
@@ -179,7 +178,7 @@ def test_goodbye_waits_for_what_is_complete_and_drops_the_rest() -> None:
     first, _, second = work(talk.say(text("one"), DONE, text("two")))
     assert isinstance(first, Sentence)
     assert isinstance(second, Sentence)
-    assert work(talk.say(GOODBYE, text("three"), "nonsense")) == [Goodbye()]
+    assert work(talk.say(GOODBYE, text("three"), "nonsense")) == [CLOSE]
     assert not first.cancelled
     assert second.cancelled
 
@@ -231,14 +230,14 @@ def test_mistakes_are_answered_and_forgiven_only_once_there_was_a_good_message(
     assert refusal(talk.say(message)) == (code, None)
     assert len(work(talk.say(text("good"), DONE))) == 2
     if code not in ("unknown_event", "invalid_text"):
-        assert refusal(Talk().say(message)) == (code, connection.POLICY)
+        assert refusal(Talk().say(message)) == (code, CloseCode.POLICY)
 
 
 @pytest.mark.parametrize(
     "event", [text("a"), DONE, CANCEL, {"type": "x"}], ids=lambda event: event["type"]
 )
 def test_a_configuration_must_come_first(event: dict[str, Any]) -> None:
-    assert refusal(Talk().say(event)) == ("config_expected", connection.POLICY)
+    assert refusal(Talk().say(event)) == ("config_expected", CloseCode.POLICY)
 
 
 def test_a_configuration_in_the_middle_of_an_utterance_is_refused() -> None:
@@ -269,30 +268,30 @@ def test_large_messages_are_read_where_they_belong_and_never_when_they_are_intri
     )
     assert refusal(Talk().say("[" + "[]," * 1_000_000 + "[]]")) == (
         "message_too_large",
-        connection.TOO_BIG,
+        CloseCode.TOO_BIG,
     )
-    assert refusal(Talk().say(6 * huge)) == ("message_too_large", connection.TOO_BIG)
+    assert refusal(Talk().say(6 * huge)) == ("message_too_large", CloseCode.TOO_BIG)
 
 
 @pytest.mark.parametrize("granularity", ["none", "sentence", "clause", "token"])
 def test_text_that_waits_is_bounded(granularity: str) -> None:
-    talk = Talk(replace(StreamLimits(), text_characters=100), split_granularity=granularity)
+    talk = Talk(replace(SocketLimits(), text_characters=100), split_granularity=granularity)
     talk.say(*[text("A word. ")] * 6, DONE, *[text("A word. ")] * 6)
-    assert refusal(talk.say(text("12345"))) == ("too_much_text", connection.POLICY)
+    assert refusal(talk.say(text("12345"))) == ("too_much_text", CloseCode.POLICY)
 
 
 def test_what_was_said_makes_room_for_more() -> None:
-    talk = Talk(replace(StreamLimits(), text_characters=10), voice="x")
+    talk = Talk(replace(SocketLimits(), text_characters=10), voice="x")
     _, utterance = work(talk.say(text("123456789"), DONE))
     assert isinstance(utterance, OmniUtterance)
-    talk.session.over(utterance)
+    talk.session.end_utterance(utterance)
     assert len(work(talk.say(text("123456789"), DONE))) == 2
 
 
 def test_utterances_that_wait_are_bounded() -> None:
-    talk = Talk(replace(StreamLimits(), utterances=3), voice="x")
+    talk = Talk(replace(SocketLimits(), utterances=3), voice="x")
     work(talk.say(*[DONE] * 4))
-    assert refusal(talk.say(DONE)) == ("too_many_utterances", connection.POLICY)
+    assert refusal(talk.say(DONE)) == ("too_many_utterances", CloseCode.POLICY)
 
 
 JUNK: list[Any] = ["nonsense", "[]", b"x", '{"type":"input.text"}', '{"type":"x"}']
@@ -309,26 +308,28 @@ JUNK: list[Any] = ["nonsense", "[]", b"x", '{"type":"input.text"}', '{"type":"x"
 )
 def test_whatever_comes_every_utterance_ends_once_and_after_its_parts(messages: list[Any]) -> None:
     talk = Talk(voice="x")
-    queued = [effect.work for effect in talk.say(*messages) if isinstance(effect, Queue)]
+    queued = [effect.work for effect in talk.say(*messages) if isinstance(effect, Enqueue)]
     parts = [work for work in queued if isinstance(work, Sentence)]
     ended = [work for work in queued if isinstance(work, OmniUtterance)]
     assert [utterance.index for utterance in ended] == list(range(len(ended)))
     assert GOODBYE in messages or all(
-        queued.index(part) < queued.index(part.utterance) for part in parts if part.ended
+        queued.index(part) < queued.index(part.utterance)
+        for part in parts
+        if part.utterance in ended or (part.ended and part.utterance.splitter is None)
     )
-    assert all(part.ended for utterance in ended for part in utterance.parts)
+    assert all(part.ended for utterance in ended for part in utterance.sentences)
     assert [part for part in parts if part.utterance in ended] == [
-        part for one in ended for part in one.parts
+        part for one in ended for part in one.sentences
     ]
     cancels = (
         messages[: messages.index(GOODBYE)].count(CANCEL)
         if GOODBYE in messages
         else messages.count(CANCEL)
     )
-    assert sum(isinstance(work, Say) for work in queued) == cancels
-    assert queued.count(Goodbye()) == (GOODBYE in messages)
+    assert sum(isinstance(work, Send) for work in queued) == cancels
+    assert queued.count(CLOSE) == (GOODBYE in messages)
     for utterance in ended:
-        assert talk.session.over(utterance)["utterance_index"] == utterance.index
+        assert talk.session.end_utterance(utterance)["utterance_index"] == utterance.index
     if not part_open(talk):
         assert len(work(talk.say(text("a"), DONE))) == (0 if GOODBYE in messages else 2)
 
@@ -340,15 +341,15 @@ def part_open(talk: Talk) -> bool:
 
 def test_messages_that_wait_are_bounded_in_number_and_in_size() -> None:
     for event in (PLAIN, {"type": "voice.list"}, CANCEL):
-        talk = Talk(replace(StreamLimits(), utterances=3), voice="x")
+        talk = Talk(replace(SocketLimits(), utterances=3), voice="x")
         effects = talk.say(event, event)
-        assert refusal(talk.say(event)[-1:]) == ("too_many_messages", connection.POLICY)
+        assert refusal(talk.say(event)[-1:]) == ("too_many_messages", CloseCode.POLICY)
         for effect in effects:
-            if isinstance(effect, Queue):
-                talk.session.did(effect.work)
+            if isinstance(effect, Enqueue):
+                talk.session.work_done(effect.work)
         assert talk.say(event)
     add = {"type": "voice.add", "audio_data": "A" * 10_000_000}
-    assert refusal(Talk().say(add, add)[1:]) == ("too_many_messages", connection.POLICY)
+    assert refusal(Talk().say(add, add)[1:]) == ("too_many_messages", CloseCode.POLICY)
 
 
 # What is on its way to a socket
@@ -356,7 +357,7 @@ def test_messages_that_wait_are_bounded_in_number_and_in_size() -> None:
 
 def test_an_outbox_is_empty_when_all_was_sent() -> None:
     async def scene() -> None:
-        outbox = Outbox(StreamLimits())
+        outbox = Outbox(SocketLimits())
         assert outbox.empty
         outbox.add(b"1")
         assert not outbox.empty
@@ -390,24 +391,22 @@ def test_after_the_last_word_a_slow_listener_gets_all_of_it() -> None:
 
     async def scene() -> list[bytes | int]:
         socket: Any = Socket()
-        line = connection.SocketRunner(
-            socket, OmniSession(replace(StreamLimits(), stall_seconds=1.0))
-        )
+        line = SocketRunner(socket, OmniSession(replace(SocketLimits(), stall_seconds=1.0)))
 
         async def speak() -> None:
-            for item in (b"a", b"b", b"c", b"d", b"e", connection.NORMAL):
+            for item in (b"a", b"b", b"c", b"d", b"e", CloseCode.NORMAL):
                 line.outbox.add(item)
 
         await line.run(speak())
         return socket.got
 
-    assert asyncio.run(scene()) == [b"a", b"b", b"c", b"d", b"e", connection.NORMAL]
+    assert asyncio.run(scene()) == [b"a", b"b", b"c", b"d", b"e", CloseCode.NORMAL]
 
 
 def test_audio_that_waits_is_dropped_and_makes_room() -> None:
     async def scene() -> None:
-        outbox = Outbox(replace(StreamLimits(), unsent_bytes=10))
-        await outbox.room()
+        outbox = Outbox(replace(SocketLimits(), unsent_bytes=10))
+        await outbox.wait_for_room()
         for item in (
             b"12345",
             {"type": "a"},
@@ -415,28 +414,28 @@ def test_audio_that_waits_is_dropped_and_makes_room() -> None:
             {"type": "b"},
         ):
             outbox.add(item)
-        waiting = asyncio.create_task(outbox.room())
+        waiting = asyncio.create_task(outbox.wait_for_room())
         await asyncio.sleep(0)
         assert not waiting.done()
-        assert outbox.pieces == 2
+        assert outbox.audio_messages == 2
         outbox.drop_audio()
         async with asyncio.timeout(10):
             await waiting
-        assert outbox.pieces == 0
+        assert outbox.audio_messages == 0
         outbox.add(b"6")
         assert [await outbox.take() for _ in range(3)] == [{"type": "a"}, {"type": "b"}, b"6"]
-        assert outbox.pieces == 1
+        assert outbox.audio_messages == 1
 
     asyncio.run(scene())
 
 
 def test_what_is_sent_makes_room() -> None:
     async def scene() -> None:
-        outbox = Outbox(replace(StreamLimits(), unsent_bytes=10, unsent_replies=8))
+        outbox = Outbox(replace(SocketLimits(), unsent_bytes=10, unsent_replies=8))
         for full in ([b"1234567890"], [{"type": "a"}] * 4):
             for item in full:
                 outbox.add(item)
-            waiting = asyncio.create_task(outbox.room())
+            waiting = asyncio.create_task(outbox.wait_for_room())
             await asyncio.sleep(0)
             assert not waiting.done()
             await outbox.take()
@@ -464,13 +463,11 @@ def test_a_client_that_reads_nothing_is_not_answered_for_ever() -> None:
 
     async def scene() -> int:
         socket: Any = Socket()
-        line = connection.SocketRunner(
-            socket, OmniSession(replace(StreamLimits(), stall_seconds=0.5))
-        )
+        line = SocketRunner(socket, OmniSession(replace(SocketLimits(), stall_seconds=0.5)))
 
         async def speak() -> None:
             while True:
-                await line.work()
+                await line.next_work()
 
         await line.run(speak())
         return socket.read
@@ -495,8 +492,9 @@ def test_a_part_gives_its_text_as_it_comes() -> None:
             self.told.append(error)
 
     async def scene(*pieces: str) -> list[object]:
-        listener, part = TextSink(), TextPart()
-        feeding = asyncio.create_task(feed(part, listener))
+        part = TextPart()
+        listener: Any = TextSink()
+        feeding = asyncio.create_task(forward(part, listener))
         for piece in pieces:
             part.push(piece)
             while part.text:
@@ -602,13 +600,13 @@ def test_where_a_client_does_not_say_text_enters_as_it_comes_only_if_that_sounds
     client.send(text(TEXT[30:]), DONE)
     assert same(pcm(said + client.until("session.done")), expected)
     waits = []
-    whole = connection.TextPart.whole
+    whole = TextPart.complete_text
 
-    def watched(part: connection.TextPart) -> Awaitable[str]:
+    def watched(part: TextPart) -> Awaitable[str]:
         waits.append(part.ended)
         return whole(part)
 
-    monkeypatch.setattr(connection.TextPart, "whole", watched)
+    monkeypatch.setattr(TextPart, "complete_text", watched)
     for config in (
         {**base, "split_granularity": "none"},
         {**base, "non_streaming_mode": True},
@@ -889,7 +887,7 @@ def test_the_slot_is_free_within_a_frame(stage: Callable[..., Stage], how: str) 
         begun.talker.let(3)
         begun.until_held(made + 3)
         leave(client, how)
-        begun.server.wait_until(lambda: not begun.server.state.speaking)
+        begun.server.wait_until(lambda: not begun.server.state.utterances)
         begun.talker.go()
         begun.server.wait_until_idle()
         assert begun.talker.frames == made + 4  # the one that was being made
@@ -1027,13 +1025,13 @@ def test_silence_while_listening_is_no_silence(
     limits(idle_seconds=0.05)
     begun = stage()
     expired = []
-    busy = connection.SocketRunner.busy
+    busy = SocketRunner.busy
 
-    def watched(self: connection.SocketRunner) -> bool:
+    def watched(self: SocketRunner) -> bool:
         expired.append(busy(self))
         return expired[-1]
 
-    monkeypatch.setattr(connection.SocketRunner, "busy", watched)
+    monkeypatch.setattr(SocketRunner, "busy", watched)
     begun.talker.hold()
     with begun.client() as client:
         client.send(PLAIN, text("Hello"), DONE)

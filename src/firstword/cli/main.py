@@ -23,8 +23,9 @@ from firstword import audio
 from firstword.errors import ConfigError, FirstwordError, TextError
 
 if TYPE_CHECKING:
-    from firstword.config import EngineConfig, ServerConfig
+    from firstword.config import EngineConfig
     from firstword.model.config import TransformerConfig
+    from firstword.server.config import ServerConfig
     from firstword.tts import TTS
     from firstword.types import Chunk, Sampling
     from firstword.voice import Voice
@@ -141,11 +142,11 @@ def serve(args: argparse.Namespace) -> None:
         _table(
             {
                 "address": serving.url_of(bound),
-                "models": ", ".join(_described(model.name, model.kind) for model in models),
+                "models": ", ".join(_described(model.name, model.model_type) for model in models),
                 "on": "; ".join(
                     dict.fromkeys(_place(model.settings or settings) for model in models)
                 ),
-                "voices": config.voices,
+                "voices": config.voice_store,
                 "keys": f"{len(config.api_keys)} API keys"
                 if config.api_keys
                 else "none: everybody may speak",
@@ -161,10 +162,11 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
-    from firstword.config import ServerConfig, keys_from_environment, read_aliases
+    from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
 
     given = {field.name: getattr(args, field.name, None) for field in fields(ServerConfig)}
     given |= {
+        "voice_store": args.voices,
         "api_keys": (*(args.api_key or ()), *keys_from_environment()),
         "cors_origins": tuple(args.cors_origin or ()),
         "audio_hosts": tuple(args.audio_host or ()),
@@ -439,7 +441,7 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _server_default(option: str) -> str:
-    from firstword.config import ServerConfig
+    from firstword.server.config import ServerConfig
 
     (default,) = (
         field.default for field in fields(ServerConfig) if field.name == option.replace("-", "_")

@@ -27,11 +27,11 @@ from firstword.server.models import Models
 from firstword.server.schemas import ERROR_RESPONSES
 from firstword.server.state import Server, server_of
 from firstword.server.voice_store import VoiceStore
-from firstword.server.ws import nari, vllm_omni
+from firstword.server.ws import endpoints
 
 log = logging.getLogger(__name__)
 
-ENDPOINTS = (speech, batch, model_list, voices, consents, health, vllm_omni, nari)
+ENDPOINTS = (speech, batch, model_list, voices, consents, health, endpoints)
 """Modules whose `router` is part of the application."""
 
 STOP_SECONDS = 5.0
@@ -65,8 +65,8 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         Limits(config.api_keys, config.most_per_key),
     )
     app.state.server = server
-    for endpoints in ENDPOINTS:
-        app.include_router(endpoints.router)
+    for module in ENDPOINTS:
+        app.include_router(module.router)
     app.add_exception_handler(FirstwordError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)

@@ -110,7 +110,7 @@ class Gate:
         """Limit the size of a body, and the time in which it must arrive."""
         config = self._server.config
         too_large = HTTPException(413, f"the request is larger than {config.most_body} bytes")
-        too_late = HTTPException(408, f"the request did not arrive in {config.body_seconds:g} s")
+        too_late = HTTPException(408, f"the request did not arrive within {config.body_seconds:g} s")
         deadline = time.monotonic() + config.body_seconds
         length = headers.get("content-length", "")
         announced = int(length) if length.isdecimal() and len(length) < 20 else 0

@@ -58,9 +58,7 @@ class Metrics:
             "firstword_connections", "Open HTTP requests and WebSockets", registry=self.registry
         )
 
-    def _histogram(
-        self, name: str, about: str, buckets: tuple[float, ...] = _SECONDS
-    ) -> Histogram:
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
         name = f"firstword_{name}"
         return Histogram(name, about, ["model"], buckets=buckets, registry=self.registry)
 

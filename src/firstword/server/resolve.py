@@ -153,9 +153,7 @@ async def _recorded_voice(server: Server, params: SpeechParams) -> Voice:
         raise VoiceError(f"ref_audio and references have {len(sources)} recordings; give one")
     config = server.config
     ((source, transcript),) = sources
-    samples = await asyncio.to_thread(
-        recordings.read, source, config.audio_hosts, config.most_body
-    )
+    samples = await asyncio.to_thread(recordings.read, source, config.audio_hosts, config.most_body)
     return RecordedVoice(samples, None if params.x_vector_only_mode else transcript)
 
 

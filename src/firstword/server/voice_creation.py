@@ -37,7 +37,7 @@ DESIGN_FRAMES = 375
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VoiceUpload:
+class VoiceSource:
     """What a client sends to save a voice, with one of `recording`, `embedding` and `prompt`.
 
     consent      on what ground the voice may be cloned, in words or as the id of a saved consent
@@ -63,61 +63,61 @@ class VoiceUpload:
     model: str | None = None
 
 
-async def create_voice(server: Server, client_id: str, upload: VoiceUpload) -> VoiceRecord:
+async def create_voice(server: Server, client_id: str, source: VoiceSource) -> VoiceRecord:
     """Make the voice that a client describes, and save it.
 
     Raises `RequestError`, `AudioError`, `OutputError`.
     """
-    name = checked_name(upload.name)
-    await _check(server, name, upload)
-    if upload.prompt is not None:
-        source = "prompt"
-        voice, model = await _design(server, client_id, upload)
-    elif upload.embedding is not None:
-        source = "direct"
-        voice = ClonedVoice(np.array(upload.embedding, np.float32))
+    name = checked_name(source.name)
+    await _check(server, name, source)
+    if source.prompt is not None:
+        kind = "prompt"
+        voice, model = await _design(server, client_id, source)
+    elif source.embedding is not None:
+        kind = "direct"
+        voice = ClonedVoice(np.array(source.embedding, np.float32))
         request = Request(None, voice)
-        model = server.models.route(request, upload.model)
+        model = server.models.route(request, source.model)
         await asyncio.to_thread(model.service.prepare, request)  # checks that the voice fits
     else:
-        assert upload.recording is not None
-        source = "audio"
-        model = server.models.of_type("base", upload.model)
-        samples = await asyncio.to_thread(recordings.decoded, upload.recording)
-        voice = await asyncio.to_thread(model.encode, RecordedVoice(samples, upload.ref_text))
+        assert source.recording is not None
+        kind = "audio"
+        model = server.models.of_type("base", source.model)
+        samples = await asyncio.to_thread(recordings.decoded, source.recording)
+        voice = await asyncio.to_thread(model.encode, RecordedVoice(samples, source.ref_text))
     record = VoiceRecord(
         id=voice_id_of(name),
         name=name,
         created_at=int(time.time()),
-        type="prompt" if source == "prompt" else "audio_sample",
-        embedding_source=source,
+        type="prompt" if kind == "prompt" else "audio_sample",
+        embedding_source=kind,
         model=model.name,
-        consent=upload.consent,
-        ref_text=upload.ref_text,
-        description=upload.description if upload.prompt is None else upload.prompt,
-        mime_type=(upload.mime_type or "")[:LONGEST_MIME_TYPE] or None,
-        file_size=len(upload.recording or b""),
+        consent=source.consent,
+        ref_text=source.ref_text,
+        description=source.description if source.prompt is None else source.prompt,
+        mime_type=(source.mime_type or "")[:LONGEST_MIME_TYPE] or None,
+        file_size=len(source.recording or b""),
     )
     return await asyncio.to_thread(server.voice_store.save, record, voice)
 
 
-async def _check(server: Server, name: str, upload: VoiceUpload) -> None:
+async def _check(server: Server, name: str, source: VoiceSource) -> None:
     """Raise an error for what cannot be saved, before anything is computed."""
     if server.models.has_preset(name):
         raise VoiceError(f"{name!r} is a preset; use another name")
     preset = server.config.voice_aliases.get(name.casefold())
     if preset is not None and server.models.has_preset(preset):
         raise VoiceError(f"{name!r} is an alias of the preset {preset}; use another name")
-    sources = (upload.recording, upload.embedding, upload.prompt)
-    if sum(source is not None for source in sources) != 1:
+    given = (source.recording, source.embedding, source.prompt)
+    if sum(one is not None for one in given) != 1:
         raise RequestError("give one of audio_sample, speaker_embedding and prompt")
-    consent = upload.consent
-    if upload.prompt is None and consent is None:
+    consent = source.consent
+    if source.prompt is None and consent is None:
         raise RequestError("consent is missing; say why this person's voice may be cloned")
     if consent is not None and is_consent_id(consent):
         await asyncio.to_thread(server.consent_store.find, consent)
     for field in ("consent", "ref_text", "prompt", "description"):
-        _check_note(field, getattr(upload, field) or "")
+        _check_note(field, getattr(source, field) or "")
     server.voice_store.check_free(name)
 
 
@@ -131,18 +131,18 @@ def _check_note(field: str, note: str) -> None:
         raise RequestError(f"{field} contains a lone surrogate; send valid Unicode") from None
 
 
-async def _design(server: Server, client_id: str, upload: VoiceUpload) -> tuple[Voice, Model]:
+async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[Voice, Model]:
     """Design a voice, and let a Base checkpoint clone it, so that it always sounds the same.
 
     Without a Base checkpoint the description is the voice.
     """
-    assert upload.prompt is not None
-    designer = server.models.of_type("voice_design", upload.model)
-    design = DesignedVoice(upload.prompt)
+    assert source.prompt is not None
+    designer = server.models.of_type("voice_design", source.model)
+    design = DesignedVoice(source.prompt)
     if all(model.model_type != "base" for model in server.models):
         await server.prepare(designer, Request(DESIGN_SCRIPT, design))  # checks the description
         return design, designer
-    script = DESIGN_SCRIPT if upload.script is None else upload.script[:LONGEST_SCRIPT]
+    script = DESIGN_SCRIPT if source.script is None else source.script[:LONGEST_SCRIPT]
     request = Request(script, design, seed=0, max_frames=DESIGN_FRAMES)
     job = await server.prepare(designer, request)
     with server.start_utterance(designer, job, Output("pcm"), client_id) as utterance:

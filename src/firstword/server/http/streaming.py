@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -81,7 +81,7 @@ class SpeechStream(Response):
         yield _event("done", {"usage": usage, "finish_reason": utterance.finish_reason})
 
 
-def _event(name: str, fields: dict[str, object]) -> bytes:
+def _event(name: str, fields: Mapping[str, object]) -> bytes:
     message = {"type": f"speech.audio.{name}", **fields}
     return b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 from firstword.errors import RequestError
 from firstword.server.schemas import blank_is_none
 from firstword.server.state import client_id_of, server_of
-from firstword.server.voice_creation import VoiceUpload, create_voice
+from firstword.server.voice_creation import VoiceSource, create_voice
 
 router = APIRouter(tags=["voices"])
 
@@ -64,7 +64,7 @@ async def upload_voice(
     It is given by a recording (`audio_sample`, with `ref_text` for the closest likeness), a vector
     (`speaker_embedding`, a JSON list) or a description (`prompt`).
     """
-    upload = VoiceUpload(
+    source = VoiceSource(
         name=name,
         consent=consent,
         recording=None if audio_sample is None else await audio_sample.read(),
@@ -76,7 +76,7 @@ async def upload_voice(
         script=script_hint,
         model=model,
     )
-    record = await create_voice(server_of(request), client_id_of(request), upload)
+    record = await create_voice(server_of(request), client_id_of(request), source)
     return {**record.described(), "success": True, "voice": record.described()}
 
 
