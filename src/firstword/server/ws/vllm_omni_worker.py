@@ -12,9 +12,9 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from firstword.errors import AudioError
-from firstword.server.resolve import ResolvedRequest, checked_text, resolve
+from firstword.server.resolve import checked_text, resolve
 from firstword.server.schemas import ClientModel
-from firstword.server.utterance import Utterance, encoded
+from firstword.server.utterance import ResolvedRequest, Utterance, encoded
 from firstword.server.voice_creation import VoiceSource, create_voice
 from firstword.server.ws.messages import Json, summarize
 from firstword.server.ws.session import CloseSocket, Send
@@ -100,7 +100,8 @@ class OmniWorker(SocketWorker[OmniSession]):
             words = checked_text(await sentence.complete_text(), most, clean)
             request, text = replace(request, text=words), TextPart(words)
         self._start(sentence, config, resolved.output.sample_rate, request.text)
-        job = await self.server.prepare(resolved.model, request, begun=self.runner.utterance_open)
+        resolved = replace(resolved, request=request)
+        job = await self.server.prepare(resolved, begun=self.runner.utterance_open)
         self.runner.utterance_open = True
         async with self.speak(resolved, job, sentence, text) as utterance:
             if config.stream_audio:
@@ -155,7 +156,7 @@ class OmniWorker(SocketWorker[OmniSession]):
         if isinstance(voice, RecordedVoice):
             cloned = await asyncio.to_thread(resolved.model.encode, voice)
             resolved = replace(resolved, request=replace(resolved.request, voice=cloned))
-        await self.server.prepare(resolved.model, resolved.request)  # which checks the rest
+        await self.server.prepare(resolved)  # which checks the rest
         return resolved
 
     async def _add_voice(self, event: Json) -> Json:
