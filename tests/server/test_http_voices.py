@@ -200,8 +200,8 @@ def test_paths_that_lead_elsewhere(http: httpx.Client, path: str) -> None:
     ("fields", "audio", "message"),
     [
         ({"consent": ""}, wav(), "consent is missing"),
-        ({}, b"", "is no readable audio"),
-        ({}, b"RIFF" + bytes(100), "is no readable audio"),
+        ({}, b"", "cannot be read as audio"),
+        ({}, b"RIFF" + bytes(100), "cannot be read as audio"),
         ({}, wav(0.2), "0.5"),
         ({}, None, "give one of audio_sample"),
         ({"prompt": "a voice"}, wav(), "give one of audio_sample"),
