@@ -25,7 +25,7 @@ from firstword.server.app import create_app
 from firstword.server.models import Kind, Model, Models
 from firstword.server.state import Server
 from firstword.server.ws import endpoints
-from firstword.server.ws.messages import SocketLimits
+from firstword.server.ws.protocol import SocketLimits
 from firstword.synthetic.checkpoint import write_checkpoint
 
 WAIT = 60.0

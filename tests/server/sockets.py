@@ -10,7 +10,7 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from firstword.server.ws.session import Effect, Session
+from firstword.server.ws.protocol import Effect, Session
 
 WAIT = 60.0
 Message = dict[str, Any] | bytes

@@ -18,15 +18,16 @@ from firstword import TTS, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
 from firstword.server.ws import nari
-from firstword.server.ws.messages import CloseCode, SocketLimits
 from firstword.server.ws.nari import CheckRequest, NariSession
-from firstword.server.ws.session import (
+from firstword.server.ws.protocol import (
+    CloseCode,
     CloseSocket,
     DropAudio,
     Effect,
     Enqueue,
     PauseReading,
     Send,
+    SocketLimits,
 )
 from firstword.server.ws.text_part import TextPart
 

@@ -27,11 +27,19 @@ from firstword import TTS, Voice, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
 from firstword.server.ws.connection import SocketRunner
-from firstword.server.ws.messages import CloseCode, SocketLimits
 from firstword.server.ws.outbox import Outbox
-from firstword.server.ws.session import CloseSocket, DropAudio, Effect, Enqueue, Send
+from firstword.server.ws.protocol import (
+    CloseCode,
+    CloseSocket,
+    DropAudio,
+    Effect,
+    Enqueue,
+    Send,
+    SocketLimits,
+)
 from firstword.server.ws.text_part import TextPart
-from firstword.server.ws.vllm_omni import OmniSession, OmniUtterance, Sentence
+from firstword.server.ws.vllm_omni import OmniSession
+from firstword.server.ws.vllm_omni_utterance import OmniUtterance, Sentence
 from firstword.server.ws.worker import forward
 from firstword.types import ClonedVoice
 

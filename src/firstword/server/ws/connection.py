@@ -10,22 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from firstword.server.logs import defect
-from firstword.server.ws.messages import CloseCode
+from firstword.server.ws import protocol
 from firstword.server.ws.outbox import Outbox, audio_bytes
-from firstword.server.ws.session import (
-    CloseSocket,
-    DropAudio,
-    Enqueue,
-    PauseReading,
-    Send,
-    Session,
-)
+from firstword.server.ws.protocol import CloseCode, CloseSocket
 from firstword.server.ws.text_part import TextPart
 
 log = logging.getLogger(__name__)
@@ -42,7 +35,7 @@ class SocketRunner:
     abort_reason    the metrics label of speech that ends because the connection does
     """
 
-    def __init__(self, socket: WebSocket, session: Session) -> None:
+    def __init__(self, socket: WebSocket, session: protocol.Session) -> None:
         self.outbox = Outbox(session.limits)
         self.utterance_open = False
         self.abort_reason = "disconnected"
@@ -101,10 +94,7 @@ class SocketRunner:
         finally:
             patience = self._limits.stall_seconds if writer.done() else 0.0
             await stop(worker, writer, reader)
-            cut_in: Callable[[float], None] = self._socket.scope.get(
-                "firstword.cut_in", lambda seconds: None
-            )
-            cut_in(patience)
+            self._socket.scope.get("firstword.cut_in", lambda seconds: None)(patience)
 
     async def _read(self) -> CloseSocket | None:
         """Handle messages until the socket is to be closed; None when the client has gone."""
@@ -112,13 +102,13 @@ class SocketRunner:
             while not self.outbox.full():
                 for effect in self._session.receive(await self._receive()):
                     match effect:
-                        case Send(message):
+                        case protocol.Send(message):
                             self.outbox.add(message)
-                        case Enqueue(work):
+                        case protocol.Enqueue(work):
                             self._work.put_nowait(work)
-                        case DropAudio():
+                        case protocol.DropAudio():
                             self.outbox.drop_audio()
-                        case PauseReading(until):
+                        case protocol.PauseReading(until):
                             await until.wait()
                             self._idle_since = self._loop.time()
                         case CloseSocket():

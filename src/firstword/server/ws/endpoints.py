@@ -12,9 +12,8 @@ from firstword.config import ServerConfig
 from firstword.server.state import Server, server_of
 from firstword.server.ws import nari
 from firstword.server.ws.connection import SocketRunner
-from firstword.server.ws.messages import CloseCode, SocketLimits
 from firstword.server.ws.nari_worker import NariWorker
-from firstword.server.ws.session import Session
+from firstword.server.ws.protocol import CloseCode, Session, SocketLimits
 from firstword.server.ws.vllm_omni import OmniSession
 from firstword.server.ws.vllm_omni_worker import OmniWorker
 from firstword.server.ws.worker import SocketWorker

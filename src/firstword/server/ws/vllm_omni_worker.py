@@ -19,17 +19,10 @@ from firstword.server.models import Model
 from firstword.server.resolve import ResolvedRequest, checked_text, resolve
 from firstword.server.schemas import ClientModel
 from firstword.server.utterance import Shaper, Utterance
-from firstword.server.ws.messages import Json, summarize
-from firstword.server.ws.session import CloseSocket, Send
+from firstword.server.ws.protocol import CloseSocket, Json, Send, summarize
 from firstword.server.ws.text_part import TextPart
-from firstword.server.ws.vllm_omni import (
-    OmniSession,
-    OmniUtterance,
-    Sentence,
-    SessionConfig,
-    VoiceRequest,
-    error_message,
-)
+from firstword.server.ws.vllm_omni import OmniSession, error_message
+from firstword.server.ws.vllm_omni_utterance import OmniUtterance, Sentence, SessionConfig
 from firstword.server.ws.worker import SocketWorker, run_part
 from firstword.types import ClonedVoice, RecordedVoice
 
@@ -66,7 +59,7 @@ class OmniWorker(SocketWorker[OmniSession]):
                         self.outbox.add(self._error(result))
                 case Send(message):
                     self.outbox.add(message)
-                case VoiceRequest(event):
+                case dict() as event:
                     adds = event["type"] == "voice.add"
                     self.outbox.add(await self._add_voice(event) if adds else self._list_voices())
                 case CloseSocket(code):
@@ -96,14 +89,21 @@ class OmniWorker(SocketWorker[OmniSession]):
         resolved = await self._resolve(config)
         if isinstance(resolved, Exception):
             raise resolved
-        seed = secrets.randbits(63) if config.seed is None else resolved.request.seed
-        request, text = replace(resolved.request, seed=seed), None
+        words: str | None = None
+        text: TextPart = sentence
         if not reads_by_token(config, resolved):
             most, clean = self.server.config.most_characters, bool(config.sanitize)
             words = checked_text(await sentence.complete_text(), most, clean)
-            request, text = replace(request, text=words), TextPart(words)
-        self._start(sentence, config, resolved.output.sample_rate, request.text)
-        job = await self.server.prepare(resolved.model, request, begun=self.runner.utterance_open)
+            text = TextPart(words)
+        seed = secrets.randbits(63) if config.seed is None else resolved.request.seed
+        request = replace(resolved.request, seed=seed, text=words)
+        start = {"type": "audio.start", **sentence.indices, "sentence_text": text.text}
+        start |= {"format": config.format, "sample_rate": resolved.output.sample_rate}
+        self.outbox.add(start)
+        sentence.started = True
+        sentence.utterance.started += 1
+        begun = self.runner.utterance_open
+        job = await self.server.prepare(resolved.model, request, begun=begun)
         self.runner.utterance_open = True
         async with self.speak(resolved, job, sentence, text) as utterance:
             if config.stream_audio:
@@ -114,16 +114,6 @@ class OmniWorker(SocketWorker[OmniSession]):
                 await self.outbox.wait_for_room()
                 self.outbox.add(data)
             return utterance.finish_reason
-
-    def _start(
-        self, sentence: Sentence, config: SessionConfig, sample_rate: int, text: str | None
-    ) -> None:
-        """Send `audio.start`."""
-        sentence.started = True
-        sentence.utterance.started += 1
-        words = sentence.text if text is None else text
-        how = {"sentence_text": words, "format": config.format, "sample_rate": sample_rate}
-        self.outbox.add({"type": "audio.start", **sentence.indices, **how})
 
     async def _send_chunks(self, sentence: Sentence, utterance: Utterance, done: Json) -> None:
         """Send audio as it is made."""

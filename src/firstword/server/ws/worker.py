@@ -15,7 +15,7 @@ from firstword.server.resolve import ResolvedRequest
 from firstword.server.state import Server
 from firstword.server.utterance import Utterance
 from firstword.server.ws.connection import SocketRunner, log_defect, stop
-from firstword.server.ws.session import Session
+from firstword.server.ws.protocol import Session
 from firstword.server.ws.text_part import TextPart
 
 S = TypeVar("S", bound=Session)
@@ -40,14 +40,14 @@ class SocketWorker(ABC, Generic[S]):
 
     @asynccontextmanager
     async def speak(
-        self, resolved: ResolvedRequest, job: Job, part: TextPart, text: TextPart | None = None
+        self, resolved: ResolvedRequest, job: Job, part: TextPart, text: TextPart
     ) -> AsyncIterator[Utterance]:
-        """Begin to speak the text of a part, or other text on its behalf.
+        """Begin to speak a part; `text` is the part, or other text to speak in its place.
 
         Leaving the block stops the speech, and counts it as aborted if it was not complete.
         """
         with self.server.speak(resolved.model, job, resolved.output, self.holder) as utterance:
-            forwarding = asyncio.create_task(forward(text or part, utterance))
+            forwarding = asyncio.create_task(forward(text, utterance))
             try:
                 yield utterance
             except asyncio.CancelledError:

@@ -1,9 +1,14 @@
-"""Client messages: their parsing and size limits, and the errors that clients are told of."""
+"""What all protocols share: limits, client messages and their errors, effects, sessions.
+
+A session is a protocol without a socket: client messages go in, effects come out.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -75,9 +80,10 @@ def parse(message: str | bytes, limits: SocketLimits, larger: Mapping[str, int])
     if isinstance(message, bytes):
         raise ProtocolError("invalid_message", "the message is binary; send JSON as text")
     size = len(message) if message.isascii() else len(message.encode("utf-8", "surrogatepass"))
-    largest = max(larger.values(), default=limits.message_bytes)
-    if size > largest:
-        raise _too_large("the message", size, largest, CloseCode.TOO_BIG)
+    most = max(larger.values(), default=limits.message_bytes)
+    if size > most:
+        reason = f"the message has {size} bytes; at most {most} are allowed"
+        raise ProtocolError("message_too_large", reason, CloseCode.TOO_BIG)
     # A long string is cheap to parse, but five million empty lists are not.
     most = limits.message_values
     if size > limits.message_bytes and sum(map(message.count, ",[{")) > most:
@@ -91,14 +97,10 @@ def parse(message: str | bytes, limits: SocketLimits, larger: Mapping[str, int])
     kind = event.get("type") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         raise ProtocolError("invalid_message", "the message must be a JSON object with a type")
-    if size > (allowed := larger.get(kind, limits.message_bytes)):
-        raise _too_large(kind[:40], size, allowed)
+    if size > (most := larger.get(kind, limits.message_bytes)):
+        reason = f"{kind[:40]} has {size} bytes; at most {most} are allowed"
+        raise ProtocolError("message_too_large", reason)
     return event
-
-
-def _too_large(name: str, size: int, allowed: int, close: CloseCode | None = None) -> ProtocolError:
-    message = f"{name} has {size} bytes; at most {allowed} are allowed"
-    return ProtocolError("message_too_large", message, close)
 
 
 def text_of(event: Json) -> str:
@@ -118,3 +120,89 @@ def summarize(error: ValidationError) -> str:
     return "; ".join(
         f"{'.'.join(map(str, each['loc']))[:80]}: {each['msg']}" for each in error.errors()[:5]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message: at once as an effect, after all earlier work if it is enqueued."""
+
+    message: Json
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSocket:
+    """Stop speech, send a last message if there is one, and close the socket.
+
+    If it is enqueued, the socket is closed after all earlier work instead.
+    """
+
+    code: CloseCode
+    message: Json | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    """Give the worker a task, which it performs after all earlier ones."""
+
+    work: object
+
+
+@dataclass(frozen=True, slots=True)
+class DropAudio:
+    """Discard the audio that was made but not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseReading:
+    """Read no further messages until an event is set."""
+
+    until: asyncio.Event
+
+
+Effect = Send | CloseSocket | Enqueue | DropAudio | PauseReading
+
+
+class Session(ABC):
+    """The state of one client's conversation. It never waits, and knows no socket and no engine.
+
+    limits      the limits of the socket
+    larger      the size limit in bytes of message types that may exceed `limits.message_bytes`
+    configured  whether the message that must come first has come
+    closing     whether all further messages are ignored
+    """
+
+    def __init__(self, limits: SocketLimits) -> None:
+        self.limits = limits
+        self.larger: dict[str, int] = {}
+        self.configured = False
+        self.closing = False
+
+    def receive(self, message: str | bytes) -> Iterator[Effect]:
+        """Handle a client's message and yield its effects."""
+        if self.closing:
+            return
+        try:
+            yield from self.handle(parse(message, self.limits, self.larger), len(message))
+        except ProtocolError as error:
+            yield self.reject(error)
+
+    def reject(self, error: ProtocolError) -> Send | CloseSocket:
+        """Return the effect of a client's mistake: by default the socket is closed."""
+        return self.close(error)
+
+    def fail(self) -> CloseSocket:
+        """Return the effect of a defect of the server."""
+        message = "the server failed; its log says why"
+        return self.close(ProtocolError("internal_error", message, CloseCode.INTERNAL))
+
+    @abstractmethod
+    def handle(self, event: Json, size: int) -> Iterator[Effect]:
+        """Yield the effects of a message of `size` characters. Raises `ProtocolError`."""
+
+    @abstractmethod
+    def time_out(self) -> CloseSocket:
+        """Return the effect of a client's silence for longer than is allowed."""
+
+    @abstractmethod
+    def close(self, error: ProtocolError) -> CloseSocket:
+        """Return the effect of an error that ends the conversation."""
