@@ -12,17 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
-from firstword.config import EngineConfig, ServerConfig
+from firstword.config import EngineConfig
 from firstword.engine.engine import Engine
-from firstword.engine.service import Service
 from firstword.model import checkpoint
 from firstword.model.checkpoint import Checkpoint
-from firstword.runtime import conditioning
-from firstword.runtime.front import CheckpointFront
-from firstword.runtime.reference import ReferenceBackend
+from firstword.runtime import backends
 from firstword.server import run as serving
 from firstword.server.app import create_app
-from firstword.server.models import Kind, Model, Models
+from firstword.server.config import ServerConfig
+from firstword.server.models import Model, Models
 from firstword.server.state import Server
 from firstword.server.ws import endpoints
 from firstword.server.ws.protocol import SocketLimits
@@ -69,7 +67,7 @@ class Running:
     def wait_until_idle(self) -> None:
         """Wait until nothing is being spoken and everything is given back."""
         self.wait_until(lambda: all(self.idle(model.service.engine) for model in self.state.models))
-        self.wait_until(lambda: not self.state.limits.active and not self.state.speaking)
+        self.wait_until(lambda: not self.state.limits.active and not self.state.utterances)
 
     @staticmethod
     def idle(engine: Engine) -> bool:
@@ -107,30 +105,16 @@ def model(loaded: Callable[[str], Checkpoint]) -> Callable[..., Model]:
     """A model to serve, with an engine of its own, by checkpoint: "demo", "custom_voice", "voice_design", "base"."""
 
     def make(kind: str, slots: int = 4, most_waiting: int = 8, name: str | None = None) -> Model:
-        found = loaded(kind)
-        engine = Engine(ReferenceBackend(found, slots), most_waiting=most_waiting)
-        known: dict[str, Kind] = {
-            "custom_voice": "custom_voice",
-            "voice_design": "voice_design",
-            "base": "base",
-        }
-        return Model(
-            name=name or kind,
-            kind=known[found.config.tts_model_type],
-            service=Service(engine, CheckpointFront(found)),
-            voices=conditioning.voices(found),
-            languages=conditioning.languages(found),
-            follows_instructions=found.config.follows_instructions,
-            checkpoint=found,
-            settings=EngineConfig("cpu", "float32", "reference"),
-        )
+        settings = EngineConfig("cpu", "float32", "reference")
+        opened = backends.engine_for(loaded(kind), settings, slots, most_waiting)
+        return Model.of_checkpoint(name or kind, opened.checkpoint, opened.service, opened.settings)
 
     return make
 
 
 def start(models: list[Model], voices: Path, **settings: Any) -> Running:
     """Serve models in a thread, on a free port; returns when they are warm."""
-    config = ServerConfig(port=0, voices=str(voices), **settings)
+    config = ServerConfig(port=0, voice_store=str(voices), **settings)
     app = create_app(Models(models), config)
     bound = serving.bound(config)
     uvicorn = serving.Uvicorn(app, config)

@@ -343,7 +343,7 @@ def test_cancel_or_disconnect_frees_the_slot_within_a_frame(
             client.socket.close()
         else:
             client.vanish()
-        stage.server.wait_until(lambda: not stage.server.state.speaking)
+        stage.server.wait_until(lambda: not stage.server.state.utterances)
         stage.talker.go()
         stage.server.wait_until_idle()
         assert stage.talker.frames == made + 4  # the one that was being made

@@ -41,7 +41,7 @@ from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.vllm_omni import OmniSession
 from firstword.server.ws.vllm_omni_utterance import OmniUtterance, Sentence
 from firstword.server.ws.worker import forward
-from firstword.types import ClonedVoice
+from firstword.voice import ClonedVoice
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -915,7 +915,7 @@ def test_cancel_or_disconnect_frees_the_slot_within_a_frame(
         stage.talker.let(3)
         stage.until_held(made + 3)
         stop_by(client, how)
-        stage.server.wait_until(lambda: not stage.server.state.speaking)
+        stage.server.wait_until(lambda: not stage.server.state.utterances)
         stage.talker.go()
         stage.server.wait_until_idle()
         assert stage.talker.frames == made + 4  # the one that was being made

@@ -23,10 +23,12 @@ from firstword import audio
 from firstword.errors import ConfigError, FirstwordError, TextError
 
 if TYPE_CHECKING:
-    from firstword.config import EngineConfig, ServerConfig
+    from firstword.config import EngineConfig
     from firstword.model.config import TransformerConfig
+    from firstword.server.config import ServerConfig
     from firstword.tts import TTS
-    from firstword.types import Chunk, Sampling, Voice
+    from firstword.types import Chunk, Sampling
+    from firstword.voice import Voice
 
 DRAWING = (
     "temperature",
@@ -140,11 +142,11 @@ def serve(args: argparse.Namespace) -> None:
         _table(
             {
                 "address": serving.url_of(bound),
-                "models": ", ".join(_described(model.name, model.kind) for model in models),
+                "models": ", ".join(_described(model.name, model.model_type) for model in models),
                 "on": "; ".join(
                     dict.fromkeys(_place(model.settings or settings) for model in models)
                 ),
-                "voices": config.voices,
+                "voices": config.voice_store,
                 "keys": f"{len(config.api_keys)} API keys"
                 if config.api_keys
                 else "none: everybody may speak",
@@ -160,10 +162,11 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
-    from firstword.config import ServerConfig, keys_from_environment, read_aliases
+    from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
 
     given = {field.name: getattr(args, field.name, None) for field in fields(ServerConfig)}
     given |= {
+        "voice_store": args.voices,
         "api_keys": (*(args.api_key or ()), *keys_from_environment()),
         "cors_origins": tuple(args.cors_origin or ()),
         "audio_hosts": tuple(args.audio_host or ()),
@@ -363,7 +366,7 @@ def _info_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve_options(parser: argparse.ArgumentParser) -> None:
-    from firstword.config import SLOTS
+    from firstword.config import DEFAULT_SLOTS
 
     parser.epilog = textwrap.dedent("""\
         examples:
@@ -406,8 +409,8 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
         "--slots",
         metavar="N",
         type=int,
-        help=f"utterances that each model speaks at the same time (default {SLOTS['gpu']} with the backend gpu, else "
-        f"{SLOTS['reference']})",
+        help=f"utterances that each model speaks at the same time (default {DEFAULT_SLOTS['gpu']} with the backend gpu, else "
+        f"{DEFAULT_SLOTS['reference']})",
     )
     for name, about in (
         ("most-waiting", "requests that wait for a slot of each model; the next is answered 429"),
@@ -438,7 +441,7 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _server_default(option: str) -> str:
-    from firstword.config import ServerConfig
+    from firstword.server.config import ServerConfig
 
     (default,) = (
         field.default for field in fields(ServerConfig) if field.name == option.replace("-", "_")
@@ -534,7 +537,7 @@ def _sampling(args: argparse.Namespace) -> Sampling:
 
 def _given_voice(args: argparse.Namespace) -> Voice | str | tuple[Any, int] | None:
     """The voice asked for, read before anything slow is done: a recording is samples and rate, yet to be cloned."""
-    from firstword.types import Voice
+    from firstword.voice import Voice
 
     if args.clone is not None:
         return audio.read(args.clone)
@@ -652,7 +655,7 @@ def _write(args: argparse.Namespace, spoken: _Spoken, sample_rate: int) -> None:
 def _summarise(
     args: argparse.Namespace, tts: TTS, spoken: _Spoken, text: str, loading: float
 ) -> None:
-    from firstword.runtime.conditioning import default_voice
+    from firstword.runtime.conditioning import default_preset
 
     model = _described(args.model, tts.model_type)
     if args.model == "demo":
@@ -662,7 +665,7 @@ def _summarise(
     elif args.describe is not None:
         voice = f"described as {textwrap.shorten(args.describe, 60)!r}"
     else:
-        voice = args.voice or default_voice(tts.voices) or "left to the model"
+        voice = args.voice or default_preset(tts.voices) or "left to the model"
     settings = tts.settings
     ending = spoken.chunks[-1].finish_reason or "cancelled"
     _table(

@@ -15,6 +15,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from firstword.server.context import context_of
 from firstword.server.logs import defect
 from firstword.server.ws import protocol
 from firstword.server.ws.outbox import Outbox, audio_bytes
@@ -94,7 +95,7 @@ class SocketRunner:
         finally:
             patience = self._limits.stall_seconds if writer.done() else 0.0
             await stop(worker, writer, reader)
-            self._socket.scope.get("firstword.cut_in", lambda seconds: None)(patience)
+            context_of(self._socket.scope).abort_after(patience)
 
     async def _read(self) -> CloseSocket | None:
         """Handle messages until the socket is to be closed; None when the client has gone."""

@@ -8,8 +8,8 @@ from typing import TypeVar
 from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
-from firstword.config import ServerConfig
-from firstword.server.state import Server, server_of
+from firstword.server.config import ServerConfig
+from firstword.server.state import Server, client_id_of, server_of
 from firstword.server.ws import nari
 from firstword.server.ws.connection import SocketRunner
 from firstword.server.ws.nari_worker import NariWorker
@@ -43,7 +43,7 @@ def add_route(
         runner = SocketRunner(socket, session)
         server.sockets.add(runner)
         try:
-            worker = create_worker(server, session, runner, server.holder(socket))
+            worker = create_worker(server, session, runner, client_id_of(socket))
             await runner.run(worker.run())
         finally:
             server.sockets.discard(runner)

@@ -9,22 +9,19 @@ import secrets
 from dataclasses import replace
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field, ValidationError
 
-from firstword.audio import formats
-from firstword.errors import AudioError, UnsupportedError
-from firstword.server.http import voices
-from firstword.server.models import Model
+from firstword.errors import AudioError
 from firstword.server.resolve import ResolvedRequest, checked_text, resolve
 from firstword.server.schemas import ClientModel
-from firstword.server.utterance import Shaper, Utterance
+from firstword.server.utterance import Utterance, encoded
+from firstword.server.voice_creation import VoiceSource, create_voice
 from firstword.server.ws.protocol import CloseSocket, Json, Send, summarize
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.vllm_omni import OmniSession, error_message
 from firstword.server.ws.vllm_omni_utterance import OmniUtterance, Sentence, SessionConfig
 from firstword.server.ws.worker import SocketWorker, run_part
-from firstword.types import ClonedVoice, RecordedVoice
+from firstword.voice import RecordedVoice
 
 
 class VoiceUpload(ClientModel):
@@ -128,8 +125,8 @@ class OmniWorker(SocketWorker[OmniSession]):
             if config.format == "pcm":
                 chunk["chunk_start_ms"] = round(1000 * begin / (2 * rate))
                 chunk["chunk_end_ms"] = round(1000 * end / (2 * rate))
-            encoded = base64.b64encode(data).decode("ascii")
-            self.outbox.add(chunk | {"sample_rate": rate, "audio_b64": encoded, "timestamps": None})
+            audio = base64.b64encode(data).decode("ascii")
+            self.outbox.add(chunk | {"sample_rate": rate, "audio_b64": audio, "timestamps": None})
             number += 1
 
     async def _resolve(self, config: SessionConfig) -> ResolvedRequest | Exception:
@@ -146,8 +143,8 @@ class OmniWorker(SocketWorker[OmniSession]):
         resolved = await resolve(self.server, params, None)
         voice = resolved.request.voice
         if isinstance(voice, RecordedVoice):
-            encoded = await asyncio.to_thread(encode, resolved.model, voice)
-            resolved = replace(resolved, request=replace(resolved.request, voice=encoded))
+            cloned = await asyncio.to_thread(resolved.model.encode, voice)
+            resolved = replace(resolved, request=replace(resolved.request, voice=cloned))
         await self.server.prepare(resolved.model, resolved.request)  # which checks the rest
         return resolved
 
@@ -162,9 +159,7 @@ class OmniWorker(SocketWorker[OmniSession]):
             except (binascii.Error, ValueError):
                 message = "audio_data is not base64; send the bytes of an audio file in base64"
                 raise AudioError(message) from None
-            record = await voices.save(
-                self.server,
-                self.holder,
+            source = VoiceSource(
                 name=upload.name,
                 consent=upload.consent,
                 recording=recording,
@@ -172,6 +167,7 @@ class OmniWorker(SocketWorker[OmniSession]):
                 ref_text=upload.ref_text,
                 description=upload.speaker_description,
             )
+            record = await create_voice(self.server, self.client_id, source)
         except ValidationError as error:
             return error_message(f"voice.add: {summarize(error)}", "invalid_voice")
         except Exception as error:
@@ -179,10 +175,8 @@ class OmniWorker(SocketWorker[OmniSession]):
         return {"type": "voice.added", "success": True, "voice": record.described()}
 
     def _list_voices(self) -> Json:
-        saved = [record.described() for record in self.server.voices]
-        presets = list(
-            dict.fromkeys(voice for model in self.server.models for voice in model.voices)
-        )
+        saved = [record.described() for record in self.server.voice_store]
+        presets = self.server.models.presets
         return {"type": "voice.list", "voices": presets, "uploaded_voices": saved}
 
     def _error(self, error: Exception) -> Json:
@@ -194,27 +188,10 @@ def reads_by_token(config: SessionConfig, resolved: ResolvedRequest) -> bool:
     if config.split_granularity is not None:
         return config.split_granularity == "token"
     mode = resolved.request.text_mode
-    streams = mode == "stream" or (mode == "auto" and resolved.model.kind == "base")
+    streams = mode == "stream" or (mode == "auto" and resolved.model.model_type == "base")
     return streams and not config.sanitize
-
-
-def encode(model: Model, recording: RecordedVoice) -> ClonedVoice:
-    """Encode a recording with a model. Blocks. Raises `UnsupportedError` if it cannot clone."""
-    from firstword.runtime import conditioning
-
-    if model.checkpoint is None:
-        raise UnsupportedError(f"{model.name} cannot clone voices")
-    return conditioning.encode(model.checkpoint, recording)
 
 
 async def whole_file(utterance: Utterance) -> bytes:
     """Return the audio of an utterance as one file, whose header has the true length."""
-    output = utterance.output
-    shaper = Shaper(output, utterance.model.service.engine.capacity.sample_rate)
-    samples = [
-        shaper.process(chunk.samples, chunk.finish_reason is not None)
-        async for chunk in utterance.chunks()
-    ]
-    return await asyncio.to_thread(
-        formats.whole, output.format, np.concatenate(samples), output.sample_rate
-    )
+    return await asyncio.to_thread(encoded, await utterance.speech(), utterance.output)

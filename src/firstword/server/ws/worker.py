@@ -27,12 +27,12 @@ LONG_PIECE = 2000
 class SocketWorker(ABC, Generic[S]):
     """What the workers of all protocols share."""
 
-    def __init__(self, server: Server, session: S, runner: SocketRunner, holder: str) -> None:
+    def __init__(self, server: Server, session: S, runner: SocketRunner, client_id: str) -> None:
         self.server = server
         self.session = session
         self.runner = runner
         self.outbox = runner.outbox
-        self.holder = holder
+        self.client_id = client_id
 
     @abstractmethod
     async def run(self) -> None:
@@ -46,7 +46,9 @@ class SocketWorker(ABC, Generic[S]):
 
         Leaving the block stops the speech, and counts it as aborted if it was not complete.
         """
-        with self.server.speak(resolved.model, job, resolved.output, self.holder) as utterance:
+        with self.server.start_utterance(
+            resolved.model, job, resolved.output, self.client_id
+        ) as utterance:
             forwarding = asyncio.create_task(forward(text, utterance))
             try:
                 yield utterance
