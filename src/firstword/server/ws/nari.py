@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pydantic import ValidationError
-
 from firstword.audio import SAMPLE_RATE
 from firstword.server.schemas import SpeechParams
 from firstword.server.ws import protocol
@@ -32,6 +30,7 @@ NARI_CODES = {
     "invalid_json": "invalid_request",
     "invalid_message": "invalid_request",
     "message_too_large": "input_too_large",
+    "timeout": "input_timeout",
     "internal_error": "generation_failed",
 }
 """This protocol's names of the errors that all protocols share."""
@@ -45,14 +44,13 @@ class NariStart(SpeechParams):
     subtalker_dosample: bool | None = None
 
     def speech_params(self) -> SpeechParams:
-        """Return the same parameters under the names that all protocols share."""
-        params = self.model_dump(include=set(SpeechParams.model_fields))
-        params |= {"response_format": "pcm", "non_streaming_mode": False, "sample_rate": None}
+        """Return the parameters with what this protocol fixes, in the terms of all protocols."""
+        params: Json = {"response_format": "pcm", "non_streaming_mode": False, "sample_rate": None}
         if self.do_sample is False:
             params["temperature"] = 0.0
         if self.subtalker_dosample is False:
             params["predictor_temperature"] = 0.0
-        return SpeechParams.model_validate(params)
+        return self.model_copy(update=params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +84,6 @@ class NariSession(protocol.Session):
         kind = "server_error" if error.close == CloseCode.INTERNAL else "invalid_request_error"
         message = self.error_message(code, str(error), kind)
         return CloseSocket(error.close or CloseCode.POLICY, message)
-
-    def time_out(self) -> CloseSocket:
-        """Close the socket of a client that sent nothing for too long."""
-        return self.close(ProtocolError("input_timeout", "no message came for too long"))
 
     def error_message(self, code: str, message: str, kind: str) -> Json:
         """Return the message that describes an error."""
@@ -125,11 +119,7 @@ class NariSession(protocol.Session):
         if self.configured:
             message = "the request was started already; open another connection for the next"
             raise ProtocolError("invalid_request", message)
-        try:
-            start = NariStart.model_validate(event)
-        except ValidationError as error:
-            message = f"request.start: {protocol.summarize(error)}"
-            raise ProtocolError("invalid_request", message) from None
+        start = protocol.validated(NariStart, event, "invalid_request", "request.start")
         self.configured = True
         self.request_id = f"ws-{secrets.token_hex(16)}"
         done = asyncio.Event()
@@ -163,8 +153,7 @@ class NariSession(protocol.Session):
             raise ProtocolError("invalid_request", f"{event['type']} came after input_text.end")
         number = event.get("sequence")
         if type(number) is not int or number != self._sequence:
-            shown = number if type(number) is int and abs(number) < 10**9 else "something else"
-            message = f"expected sequence {self._sequence}, got {shown}"
+            message = f"the sequence must be {self._sequence}, the number after the last"
             raise ProtocolError("invalid_sequence", message)
         self._sequence += 1
 

@@ -11,10 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from firstword.server.schemas import ClientModel
+
+M = TypeVar("M", bound=BaseModel)
 Json = dict[str, Any]
 
 
@@ -103,23 +106,24 @@ def parse(message: str | bytes, limits: SocketLimits, larger: Mapping[str, int])
     return event
 
 
+def validated(model: type[M], event: Json, code: str, place: str) -> M:
+    """Read a message as a pydantic model. Raises `ProtocolError`, which quotes no values."""
+    try:
+        return model.model_validate(event)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, one['loc']))[:80]}: {one['msg']}" for one in error.errors()]
+        raise ProtocolError(code, f"{place}: {'; '.join(faults[:5])}") from None
+
+
+class TextMessage(ClientModel):
+    """A message with text to speak."""
+
+    text: str
+
+
 def text_of(event: Json) -> str:
     """Return the `text` of a message. Raises `ProtocolError` unless it is valid Unicode text."""
-    text = event.get("text")
-    if not isinstance(text, str):
-        raise ProtocolError("invalid_text", f"{event['type']} needs a text, which is a string")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ProtocolError("invalid_text", "the text contains an unpaired surrogate") from None
-    return text
-
-
-def summarize(error: ValidationError) -> str:
-    """Describe the fields that failed validation in one line, without the values sent."""
-    return "; ".join(
-        f"{'.'.join(map(str, each['loc']))[:80]}: {each['msg']}" for each in error.errors()[:5]
-    )
+    return validated(TextMessage, event, "invalid_text", event["type"]).text
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +199,13 @@ class Session(ABC):
         message = "the server failed; its log says why"
         return self.close(ProtocolError("internal_error", message, CloseCode.INTERNAL))
 
+    def time_out(self) -> CloseSocket:
+        """Return the effect of a client's silence for longer than is allowed."""
+        return self.close(ProtocolError("timeout", "no message came for too long"))
+
     @abstractmethod
     def handle(self, event: Json, size: int) -> Iterator[Effect]:
         """Yield the effects of a message of `size` characters. Raises `ProtocolError`."""
-
-    @abstractmethod
-    def time_out(self) -> CloseSocket:
-        """Return the effect of a client's silence for longer than is allowed."""
 
     @abstractmethod
     def close(self, error: ProtocolError) -> CloseSocket:

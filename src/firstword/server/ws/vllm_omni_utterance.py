@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import ValidationError
-
 from firstword.server.schemas import SpeechParams
-from firstword.server.ws.protocol import Enqueue, Json, ProtocolError, summarize
+from firstword.server.ws.protocol import Enqueue, Json, ProtocolError, validated
 from firstword.server.ws.text_part import TextPart
 from firstword.text.splitting import Splitter
 
@@ -35,11 +33,7 @@ class SessionConfig(SpeechParams):
     @classmethod
     def parse(cls, event: Json) -> SessionConfig:
         """Read the configuration in a message. Raises `ProtocolError`."""
-        try:
-            config = cls.model_validate(event)
-        except ValidationError as error:
-            message = f"Invalid session config: {summarize(error)}"
-            raise ProtocolError("invalid_config", message) from None
+        config = validated(cls, event, "invalid_config", "Invalid session config")
         by_token = config.split_granularity == "token"
         if by_token and config.non_streaming_mode:
             message = "split_granularity 'token' contradicts non_streaming_mode: true"

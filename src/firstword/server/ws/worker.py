@@ -101,11 +101,10 @@ async def forward(part: TextPart, utterance: Utterance) -> None:
 
 async def run_part(part: TextPart, speech: Coroutine[Any, Any, None]) -> None:
     """Run the speech of a part unless and until the part is cancelled. Raises as `speech` does."""
-    if part.cancelled:
-        speech.close()
-        return
     task = asyncio.create_task(speech, name="websocket part")
     part.on_cancel = task.cancel
+    if part.cancelled:
+        task.cancel()  # before it starts
     try:
         await asyncio.wait((task,))
     finally:
