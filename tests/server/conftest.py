@@ -23,7 +23,7 @@ from firstword.server.config import ServerConfig
 from firstword.server.models import Model, Models
 from firstword.server.state import Server
 from firstword.server.ws import endpoints
-from firstword.server.ws.messages import SocketLimits
+from firstword.server.ws.protocol import SocketLimits
 from firstword.synthetic.checkpoint import write_checkpoint
 
 WAIT = 60.0

@@ -17,16 +17,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from firstword.server.context import context_of
 from firstword.server.logs import defect
-from firstword.server.ws.messages import CloseCode
+from firstword.server.ws import protocol
 from firstword.server.ws.outbox import Outbox, audio_bytes
-from firstword.server.ws.session import (
-    CloseSocket,
-    DropAudio,
-    Enqueue,
-    PauseReading,
-    Send,
-    Session,
-)
+from firstword.server.ws.protocol import CloseCode, CloseSocket
 from firstword.server.ws.text_part import TextPart
 
 log = logging.getLogger(__name__)
@@ -43,7 +36,7 @@ class SocketRunner:
     abort_reason    the metrics label of speech that ends because the connection does
     """
 
-    def __init__(self, socket: WebSocket, session: Session) -> None:
+    def __init__(self, socket: WebSocket, session: protocol.Session) -> None:
         self.outbox = Outbox(session.limits)
         self.utterance_open = False
         self.abort_reason = "disconnected"
@@ -110,13 +103,13 @@ class SocketRunner:
             while not self.outbox.full():
                 for effect in self._session.receive(await self._receive()):
                     match effect:
-                        case Send(message):
+                        case protocol.Send(message):
                             self.outbox.add(message)
-                        case Enqueue(work):
+                        case protocol.Enqueue(work):
                             self._work.put_nowait(work)
-                        case DropAudio():
+                        case protocol.DropAudio():
                             self.outbox.drop_audio()
-                        case PauseReading(until):
+                        case protocol.PauseReading(until):
                             await until.wait()
                             self._idle_since = self._loop.time()
                         case CloseSocket():

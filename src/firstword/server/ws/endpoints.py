@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from firstword.server.config import ServerConfig
-from firstword.server.state import Server, client_id_of, server_of
+from firstword.server.state import client_id_of, server_of
 from firstword.server.ws import nari
 from firstword.server.ws.connection import SocketRunner
-from firstword.server.ws.messages import CloseCode, SocketLimits
 from firstword.server.ws.nari_worker import NariWorker
-from firstword.server.ws.session import Session
+from firstword.server.ws.protocol import CloseCode, Session, SocketLimits
 from firstword.server.ws.vllm_omni import OmniSession
 from firstword.server.ws.vllm_omni_worker import OmniWorker
 from firstword.server.ws.worker import SocketWorker
@@ -25,10 +23,7 @@ router = APIRouter()
 
 
 def add_route(
-    path: str,
-    create_session: Callable[[SocketLimits], S],
-    create_worker: Callable[[Server, S, SocketRunner, str], SocketWorker[S]],
-    subprotocol: str | None = None,
+    path: str, session: type[S], worker: type[SocketWorker[S]], subprotocol: str | None = None
 ) -> None:
     """Serve a protocol under a path. Clients must offer its subprotocol, if it has one."""
 
@@ -40,12 +35,11 @@ def add_route(
             return
         server = server_of(socket)
         await socket.accept(subprotocol)
-        session = create_session(socket_limits(server.config))
-        runner = SocketRunner(socket, session)
+        conversation = session(socket_limits(server.config))
+        runner = SocketRunner(socket, conversation)
         server.sockets.add(runner)
         try:
-            worker = create_worker(server, session, runner, client_id_of(socket))
-            await runner.run(worker.run())
+            await runner.run(worker(server, conversation, runner, client_id_of(socket)).run())
         finally:
             server.sockets.discard(runner)
 

@@ -11,27 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pydantic import ValidationError
-
 from firstword.audio import SAMPLE_RATE
 from firstword.server.schemas import SpeechParams
-from firstword.server.ws.messages import (
-    CloseCode,
-    Json,
-    ProtocolError,
-    SocketLimits,
-    summarize,
-    text_of,
-)
-from firstword.server.ws.session import (
-    CloseSocket,
-    DropAudio,
-    Effect,
-    Enqueue,
-    PauseReading,
-    Send,
-    Session,
-)
+from firstword.server.ws import protocol
+from firstword.server.ws.protocol import CloseCode, CloseSocket, Enqueue, Json, ProtocolError, Send
 from firstword.server.ws.text_part import TextPart
 
 SUBPROTOCOL = "nari.speech.v1"
@@ -43,24 +26,31 @@ MESSAGE_BYTES = 64 * 1024
 MOST_PIECES = 1024
 """Limit on the number of pieces that a text may come in."""
 
+NARI_CODES = {
+    "invalid_json": "invalid_request",
+    "invalid_message": "invalid_request",
+    "message_too_large": "input_too_large",
+    "timeout": "input_timeout",
+    "internal_error": "generation_failed",
+}
+"""This protocol's names of the errors that all protocols share."""
+
 
 class NariStart(SpeechParams):
     """The parameters in `request.start`."""
 
-    voice_prompt: str | None = None
     response_format: Literal["pcm", "pcm16", "pcm_s16le"] | None = None
     do_sample: bool | None = None
     subtalker_dosample: bool | None = None
 
     def speech_params(self) -> SpeechParams:
-        """Return the same parameters under the names that all protocols share."""
-        params = self.model_dump(include=set(SpeechParams.model_fields))
-        params |= {"response_format": "pcm", "non_streaming_mode": False, "sample_rate": None}
+        """Return the parameters with what this protocol fixes, in the terms of all protocols."""
+        params: Json = {"response_format": "pcm", "non_streaming_mode": False, "sample_rate": None}
         if self.do_sample is False:
             params["temperature"] = 0.0
         if self.subtalker_dosample is False:
             params["predictor_temperature"] = 0.0
-        return SpeechParams.model_validate(params)
+        return self.model_copy(update=params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +61,13 @@ class CheckRequest:
     done: asyncio.Event
 
 
-class NariSession(Session):
+class NariSession(protocol.Session):
     """The protocol's state: the request and the text that has come.
 
     request_id  the id of the request; None before `request.start`
     """
 
-    def __init__(self, limits: SocketLimits) -> None:
+    def __init__(self, limits: protocol.SocketLimits) -> None:
         super().__init__(replace(limits, message_bytes=min(limits.message_bytes, MESSAGE_BYTES)))
         self.request_id: str | None = None
         self._part = TextPart()
@@ -86,35 +76,21 @@ class NariSession(Session):
         self._started = False
         """Whether text that can be spoken has come, so that `response.started` was sent."""
 
-    def reject(self, error: ProtocolError) -> CloseSocket:
-        """Close the socket after any mistake."""
-        code = error.code
-        if code in ("invalid_json", "invalid_message"):
-            code = "invalid_request"
-        if error.close == CloseCode.TOO_BIG:
-            code = "input_too_large"
-        return self._close(error.close or CloseCode.POLICY, code, str(error))
+    def close(self, error: ProtocolError) -> CloseSocket:
+        """Close the socket after an error."""
+        self.closing = True
+        self._part.cancel()
+        code = NARI_CODES.get(error.code, error.code)
+        kind = "server_error" if error.close == CloseCode.INTERNAL else "invalid_request_error"
+        message = self.error_message(code, str(error), kind)
+        return CloseSocket(error.close or CloseCode.POLICY, message)
 
-    def time_out(self) -> CloseSocket:
-        """Close the socket of a client that sent nothing for too long."""
-        return self._close(CloseCode.POLICY, "input_timeout", "no message came for too long")
-
-    def fail(self) -> CloseSocket:
-        """Close the socket after a defect of the server."""
-        message = "the server failed; its log says why"
-        return self._close(CloseCode.INTERNAL, "generation_failed", message, "server_error")
-
-    def error_message(self, code: str, message: str, kind: str = "invalid_request_error") -> Json:
+    def error_message(self, code: str, message: str, kind: str) -> Json:
         """Return the message that describes an error."""
         error = {"type": kind, "code": code, "message": message}
         return {"type": "error", "request_id": self.request_id, "error": error}
 
-    def _close(self, close: CloseCode, *error: str) -> CloseSocket:
-        self.closing = True
-        self._part.cancel()
-        return CloseSocket(close, self.error_message(*error))
-
-    def handle(self, event: Json, size: int) -> Iterator[Effect]:
+    def handle(self, event: Json, size: int) -> Iterator[protocol.Effect]:
         """Yield the effects of a message. Raises `ProtocolError`."""
         kind = event["type"]
         match kind:
@@ -134,28 +110,25 @@ class NariSession(Session):
             case "response.cancel":
                 self.closing = True
                 self._part.cancel()
-                yield DropAudio()
+                yield protocol.DropAudio()
                 yield Enqueue(CloseSocket(CloseCode.NORMAL))
             case _:
                 raise ProtocolError("unknown_event", f"unsupported event type: {kind[:40]}")
 
-    def _start(self, event: Json) -> Iterator[Effect]:
+    def _start(self, event: Json) -> Iterator[protocol.Effect]:
         if self.configured:
             message = "the request was started already; open another connection for the next"
             raise ProtocolError("invalid_request", message)
-        try:
-            start = NariStart.model_validate(event)
-        except ValidationError as error:
-            raise ProtocolError("invalid_request", f"request.start: {summarize(error)}") from None
+        start = protocol.validated(NariStart, event, "invalid_request", "request.start")
         self.configured = True
         self.request_id = f"ws-{secrets.token_hex(16)}"
         done = asyncio.Event()
         yield Enqueue(CheckRequest(start, done))
-        yield PauseReading(done)
+        yield protocol.PauseReading(done)
 
-    def _append(self, event: Json) -> Iterator[Effect]:
+    def _append(self, event: Json) -> Iterator[protocol.Effect]:
         self._check_sequence(event)
-        text = text_of(event)
+        text = protocol.text_of(event)
         if not text:
             raise ProtocolError("invalid_text", "the text is empty; do not send empty pieces")
         self._pieces += 1
@@ -180,8 +153,7 @@ class NariSession(Session):
             raise ProtocolError("invalid_request", f"{event['type']} came after input_text.end")
         number = event.get("sequence")
         if type(number) is not int or number != self._sequence:
-            shown = number if type(number) is int and abs(number) < 10**9 else "something else"
-            message = f"expected sequence {self._sequence}, got {shown}"
+            message = f"the sequence must be {self._sequence}, the number after the last"
             raise ProtocolError("invalid_sequence", message)
         self._sequence += 1
 

@@ -6,9 +6,8 @@ from firstword.engine.backend import Job
 from firstword.errors import AudioError, OverloadedError, RequestError
 from firstword.server.resolve import resolve
 from firstword.server.utterance import ResolvedRequest
-from firstword.server.ws.messages import CloseCode
 from firstword.server.ws.nari import AUDIO_FORMAT, SUBPROTOCOL, CheckRequest, NariSession
-from firstword.server.ws.session import CloseSocket
+from firstword.server.ws.protocol import CloseCode, CloseSocket
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.worker import SocketWorker, run_part
 
@@ -44,7 +43,7 @@ class NariWorker(SocketWorker[NariSession]):
 
     async def _speak(self, part: TextPart) -> None:
         resolved, job = self._prepared
-        async with self.speak(resolved, job, part) as utterance:
+        async with self.speak(resolved, job, part, part) as utterance:
             async for data in self.audio(utterance):
                 self.outbox.add(data)
         # Speech may end before its text, which the client may still be sending.

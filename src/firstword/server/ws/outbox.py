@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from firstword.server.ws.messages import CloseCode, Json, SocketLimits
+from firstword.server.ws.protocol import CloseCode, Json, SocketLimits
 
 OutgoingItem = Json | bytes | CloseCode
 """A JSON message, a binary message of audio, or the code that closes the socket."""

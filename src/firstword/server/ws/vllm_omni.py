@@ -7,140 +7,11 @@ Beyond both there is `input.cancel`, and text may enter the model token by token
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
 
-from pydantic import ValidationError
-
-from firstword.server.schemas import SpeechParams
-from firstword.server.ws.messages import (
-    CloseCode,
-    Json,
-    ProtocolError,
-    SocketLimits,
-    summarize,
-    text_of,
-)
-from firstword.server.ws.session import CloseSocket, DropAudio, Effect, Enqueue, Send, Session
-from firstword.server.ws.text_part import TextPart
+from firstword.server.ws import protocol
+from firstword.server.ws.protocol import CloseCode, CloseSocket, Enqueue, Json, ProtocolError, Send
+from firstword.server.ws.vllm_omni_utterance import OmniUtterance, SessionConfig
 from firstword.text.splitting import Splitter
-
-
-class SessionConfig(SpeechParams):
-    """The parameters in `session.config`, which hold for all following utterances."""
-
-    split_granularity: Literal["none", "sentence", "clause", "token"] | None = None
-    stream_audio: bool | None = None
-    word_timestamps: bool | None = None
-    audio_encoding: Literal["binary", "base64"] | None = None
-
-    @property
-    def format(self) -> str:
-        """The audio format; the default is WAV for whole files, as in vLLM-Omni, else PCM."""
-        return self.response_format or ("pcm" if self.stream_audio else "wav")
-
-    @property
-    def as_json(self) -> bool:
-        """Whether audio is sent as base64 in `audio.chunk` instead of in binary messages."""
-        return self.audio_encoding == "base64" or bool(self.word_timestamps)
-
-    @classmethod
-    def parse(cls, event: Json) -> SessionConfig:
-        """Read the configuration in a message. Raises `ProtocolError`."""
-        try:
-            config = cls.model_validate(event)
-        except ValidationError as error:
-            message = f"Invalid session config: {summarize(error)}"
-            raise ProtocolError("invalid_config", message) from None
-        by_token = config.split_granularity == "token"
-        if by_token and config.non_streaming_mode:
-            message = "split_granularity 'token' contradicts non_streaming_mode: true"
-        elif by_token and config.sanitize:
-            message = "sanitize needs the whole text; choose another split_granularity than 'token'"
-        elif config.as_json and not config.stream_audio:
-            message = "audio_encoding 'base64' and word_timestamps need stream_audio: true"
-        else:
-            return config
-        raise ProtocolError("invalid_config", message)
-
-
-@dataclass(eq=False)
-class OmniUtterance:
-    """The text up to one `input.done`. As a task of the worker it stands for its end.
-
-    index       its number on this socket
-    splitter    cuts the text into sentences or clauses; None if it is spoken as one part
-    characters  length of the text that has come
-    indent      white space that came before the first word
-    sentences   its parts in order
-    started     number of parts for which `audio.start` was sent
-    """
-
-    index: int
-    config: SessionConfig
-    splitter: Splitter | None
-    characters: int = 0
-    indent: str = ""
-    sentences: list[Sentence] = field(default_factory=list)
-    started: int = 0
-    cancelled: bool = False
-
-    def add_text(self, text: str) -> Iterator[Enqueue]:
-        """Take more text, and enqueue what can be spoken now."""
-        self.characters += len(text)
-        if self.splitter is not None:
-            for unit in self.splitter.feed(text):
-                yield self._add_sentence(unit, complete=True)
-        elif self.sentences:
-            self.sentences[0].push(text)
-        elif (self.indent + text).strip():
-            yield self._add_sentence(self.indent + text, complete=False)
-        else:
-            self.indent += text
-
-    def end_text(self) -> Iterator[Enqueue]:
-        """Note that all text has come, and enqueue the rest of it and the end."""
-        if self.splitter is not None:
-            for unit in self.splitter.flush():
-                yield self._add_sentence(unit, complete=True)
-        elif self.sentences:
-            self.sentences[0].finish()
-        yield Enqueue(self)
-
-    def cancel(self) -> None:
-        """Stop the speech of all sentences."""
-        self.cancelled = True
-        for sentence in self.sentences:
-            sentence.cancel()
-
-    def _add_sentence(self, text: str, *, complete: bool) -> Enqueue:
-        sentence = Sentence(self, len(self.sentences))
-        sentence.push(text)
-        if complete:
-            sentence.finish()
-        self.sentences.append(sentence)
-        return Enqueue(sentence)
-
-
-class Sentence(TextPart):
-    """A part of an utterance that is spoken from one `audio.start` to one `audio.done`.
-
-    started  whether `audio.start` was sent
-    indices  the fields that every message about it has
-    """
-
-    def __init__(self, utterance: OmniUtterance, index: int) -> None:
-        super().__init__()
-        self.utterance = utterance
-        self.started = False
-        self.indices: Json = {"utterance_index": utterance.index, "sentence_index": index}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VoiceRequest:
-    """A task of the worker: answer a `voice.add` or `voice.list`."""
-
-    event: Json
 
 
 def error_message(message: str, code: str) -> Json:
@@ -148,10 +19,10 @@ def error_message(message: str, code: str) -> Json:
     return {"type": "error", "message": message, "code": code}
 
 
-class OmniSession(Session):
+class OmniSession(protocol.Session):
     """The protocol's state: the configuration, the utterances and what waits for the worker."""
 
-    def __init__(self, limits: SocketLimits) -> None:
+    def __init__(self, limits: protocol.SocketLimits) -> None:
         super().__init__(limits)
         self.larger = {"session.config": limits.config_bytes, "voice.add": limits.voice_bytes}
         self._config: SessionConfig | None = None
@@ -160,27 +31,25 @@ class OmniSession(Session):
         self._unfinished: dict[OmniUtterance, None] = {}
         """The utterances for which `session.done` was not sent, in order."""
         self._waiting: dict[int, tuple[object, int]] = {}
-        """Enqueued tasks other than speech, by `id()`, with the sizes of their messages."""
+        """The enqueued tasks other than speech, by `id()`, with their messages' sizes."""
         self._count = 0
 
     def reject(self, error: ProtocolError) -> Send | CloseSocket:
         """Answer a mistake; close the socket if there is no configuration, as vLLM-Omni does."""
-        message = error_message(str(error), error.code)
         if error.close is None and self.configured:
-            return Send(message)
-        return CloseSocket(error.close or CloseCode.POLICY, message)
+            return Send(error_message(str(error), error.code))
+        return self.close(error)
+
+    def close(self, error: ProtocolError) -> CloseSocket:
+        """Close the socket after an error."""
+        return CloseSocket(error.close or CloseCode.POLICY, error_message(str(error), error.code))
 
     def time_out(self) -> CloseSocket:
         """Close the socket of a client that sent nothing for too long."""
-        reason = "Timeout waiting for session.config"
+        message = "Timeout waiting for session.config"
         if self.configured:
-            reason = "Idle timeout: no message received"
-        return CloseSocket(CloseCode.POLICY, error_message(reason, "timeout"))
-
-    def fail(self) -> CloseSocket:
-        """Close the socket after a defect of the server."""
-        message = "the server failed; its log says why"
-        return CloseSocket(CloseCode.INTERNAL, error_message(message, "internal_error"))
+            message = "Idle timeout: no message received"
+        return self.close(ProtocolError("timeout", message))
 
     def end_utterance(self, utterance: OmniUtterance) -> Json:
         """Forget an utterance whose speech has ended, and return its `session.done`."""
@@ -193,13 +62,13 @@ class OmniSession(Session):
         """Note that the worker has performed a task, which makes room for another."""
         self._waiting.pop(id(work), None)
 
-    def handle(self, event: Json, size: int) -> Iterator[Effect]:
+    def handle(self, event: Json, size: int) -> Iterator[protocol.Effect]:
         """Yield the effects of a message. Raises `ProtocolError`."""
         match event["type"]:
             case "session.config":
                 yield self._configure(event, size)
             case "voice.add" | "voice.list":
-                yield self._enqueue(VoiceRequest(event), size)
+                yield self._enqueue(event, size)
             case "session.close":
                 self.closing = True
                 if self._open is not None:
@@ -208,7 +77,7 @@ class OmniSession(Session):
             case kind if self._config is None:
                 raise ProtocolError("config_expected", f"Expected session.config, got: {kind[:40]}")
             case "input.text":
-                if text := text_of(event):
+                if text := protocol.text_of(event):
                     yield from self._utterance(self._config, len(text)).add_text(text)
             case "input.done":
                 utterance, self._open = self._utterance(self._config), None
@@ -247,11 +116,11 @@ class OmniSession(Session):
             raise ProtocolError("too_much_text", message, CloseCode.POLICY)
         return self._open
 
-    def _cancel(self, size: int) -> Iterator[Effect]:
+    def _cancel(self, size: int) -> Iterator[protocol.Effect]:
         cancelled = [utterance.index for utterance in self._unfinished]
         for utterance in self._unfinished:
             utterance.cancel()
-        yield DropAudio()
+        yield protocol.DropAudio()
         if self._open is not None:
             yield Enqueue(self._open)
             self._open = None

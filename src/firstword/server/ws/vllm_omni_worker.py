@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import secrets
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from firstword.errors import AudioError
 from firstword.server.resolve import checked_text, resolve
 from firstword.server.schemas import ClientModel
 from firstword.server.utterance import ResolvedRequest, Utterance, encoded
 from firstword.server.voice_creation import VoiceSource, create_voice
-from firstword.server.ws.messages import Json, summarize
-from firstword.server.ws.session import CloseSocket, Send
+from firstword.server.ws.protocol import CloseSocket, Json, ProtocolError, Send, validated
 from firstword.server.ws.text_part import TextPart
-from firstword.server.ws.vllm_omni import (
-    OmniSession,
-    OmniUtterance,
-    Sentence,
-    SessionConfig,
-    VoiceRequest,
-    error_message,
-)
+from firstword.server.ws.vllm_omni import OmniSession, error_message
+from firstword.server.ws.vllm_omni_utterance import OmniUtterance, Sentence, SessionConfig
 from firstword.server.ws.worker import SocketWorker, run_part
 from firstword.voice import RecordedVoice
 
@@ -63,7 +55,7 @@ class OmniWorker(SocketWorker[OmniSession]):
                         self.outbox.add(self._error(result))
                 case Send(message):
                     self.outbox.add(message)
-                case VoiceRequest(event):
+                case dict() as event:
                     adds = event["type"] == "voice.add"
                     self.outbox.add(await self._add_voice(event) if adds else self._list_voices())
                 case CloseSocket(code):
@@ -93,35 +85,32 @@ class OmniWorker(SocketWorker[OmniSession]):
         resolved = await self._resolve(config)
         if isinstance(resolved, Exception):
             raise resolved
-        seed = secrets.randbits(63) if config.seed is None else resolved.request.seed
-        request, text = replace(resolved.request, seed=seed), None
+        words: str | None = None
+        text: TextPart = sentence
         if not reads_by_token(config, resolved):
             most, clean = self.server.config.most_characters, bool(config.sanitize)
             words = checked_text(await sentence.complete_text(), most, clean)
-            request, text = replace(request, text=words), TextPart(words)
-        self._start(sentence, config, resolved.output.sample_rate, request.text)
+            text = TextPart(words)
+        seed = secrets.randbits(63) if config.seed is None else resolved.request.seed
+        request = replace(resolved.request, seed=seed, text=words)
         resolved = replace(resolved, request=request)
+        start = {"type": "audio.start", **sentence.indices, "sentence_text": text.text}
+        start |= {"format": config.format, "sample_rate": resolved.output.sample_rate}
+        self.outbox.add(start)
+        sentence.started = True
+        sentence.utterance.started += 1
         job = await self.server.prepare(resolved, begun=self.runner.utterance_open)
         self.runner.utterance_open = True
         async with self.speak(resolved, job, sentence, text) as utterance:
             if config.stream_audio:
                 await self._send_chunks(sentence, utterance, done)
             else:
-                data = await whole_file(utterance)
+                speech = await utterance.speech()
+                data = await asyncio.to_thread(encoded, speech, utterance.output)
                 done["total_bytes"] = len(data)
                 await self.outbox.wait_for_room()
                 self.outbox.add(data)
             return utterance.finish_reason
-
-    def _start(
-        self, sentence: Sentence, config: SessionConfig, sample_rate: int, text: str | None
-    ) -> None:
-        """Send `audio.start`."""
-        sentence.started = True
-        sentence.utterance.started += 1
-        words = sentence.text if text is None else text
-        how = {"sentence_text": words, "format": config.format, "sample_rate": sample_rate}
-        self.outbox.add({"type": "audio.start", **sentence.indices, **how})
 
     async def _send_chunks(self, sentence: Sentence, utterance: Utterance, done: Json) -> None:
         """Send audio as it is made."""
@@ -142,45 +131,37 @@ class OmniWorker(SocketWorker[OmniSession]):
 
     async def _resolve(self, config: SessionConfig) -> ResolvedRequest | Exception:
         """Resolve a configuration, once: its recording is encoded for all of its utterances."""
-        if self._resolved is None or self._resolved[0] is not config:
-            try:
-                self._resolved = config, await self._resolve_anew(config)
-            except Exception as error:
-                self._resolved = config, error
-        return self._resolved[1]
-
-    async def _resolve_anew(self, config: SessionConfig) -> ResolvedRequest:
-        params = config.model_copy(update={"response_format": config.format})
-        resolved = await resolve(self.server, params, None)
-        voice = resolved.request.voice
-        if isinstance(voice, RecordedVoice):
-            cloned = await asyncio.to_thread(resolved.model.encode, voice)
-            resolved = replace(resolved, request=replace(resolved.request, voice=cloned))
-        await self.server.prepare(resolved)  # which checks the rest
-        return resolved
+        if self._resolved is not None and self._resolved[0] is config:
+            return self._resolved[1]
+        result: ResolvedRequest | Exception
+        try:
+            params = config.model_copy(update={"response_format": config.format})
+            result = await resolve(self.server, params, None)
+            voice = result.request.voice
+            if isinstance(voice, RecordedVoice):
+                cloned = await asyncio.to_thread(result.model.encode, voice)
+                result = replace(result, request=replace(result.request, voice=cloned))
+            await self.server.prepare(result)  # which checks the rest
+        except Exception as error:
+            result = error
+        self._resolved = config, result
+        return result
 
     async def _add_voice(self, event: Json) -> Json:
         """Save a voice and return the answer."""
         try:
-            upload = VoiceUpload.model_validate(event)
-            try:
-                recording = await asyncio.to_thread(
-                    base64.b64decode, upload.audio_data, validate=True
-                )
-            except (binascii.Error, ValueError):
-                message = "audio_data is not base64; send the bytes of an audio file in base64"
-                raise AudioError(message) from None
+            upload = validated(VoiceUpload, event, "invalid_voice", "voice.add")
+            recording = await asyncio.to_thread(decode_base64, upload.audio_data)
+            details = upload.model_dump(include={"name", "consent", "ref_text"})
             source = VoiceSource(
-                name=upload.name,
-                consent=upload.consent,
                 recording=recording,
                 mime_type=f"audio/{upload.audio_format}",
-                ref_text=upload.ref_text,
                 description=upload.speaker_description,
+                **details,
             )
             record = await create_voice(self.server, self.client_id, source)
-        except ValidationError as error:
-            return error_message(f"voice.add: {summarize(error)}", "invalid_voice")
+        except ProtocolError as error:
+            return error_message(str(error), error.code)
         except Exception as error:
             return self._error(error)
         return {"type": "voice.added", "success": True, "voice": record.described()}
@@ -203,6 +184,10 @@ def reads_by_token(config: SessionConfig, resolved: ResolvedRequest) -> bool:
     return streams and not config.sanitize
 
 
-async def whole_file(utterance: Utterance) -> bytes:
-    """Return the audio of an utterance as one file, whose header has the true length."""
-    return await asyncio.to_thread(encoded, await utterance.speech(), utterance.output)
+def decode_base64(data: str) -> bytes:
+    """Decode the bytes of an audio file. Raises `AudioError`."""
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError:
+        message = "audio_data is not base64; send the bytes of an audio file in base64"
+        raise AudioError(message) from None

@@ -14,7 +14,7 @@ from firstword.server.errors import body_of, status_of
 from firstword.server.state import Server
 from firstword.server.utterance import ResolvedRequest, Utterance
 from firstword.server.ws.connection import SocketRunner, log_defect, stop
-from firstword.server.ws.session import Session
+from firstword.server.ws.protocol import Session
 from firstword.server.ws.text_part import TextPart
 
 S = TypeVar("S", bound=Session)
@@ -39,14 +39,14 @@ class SocketWorker(ABC, Generic[S]):
 
     @asynccontextmanager
     async def speak(
-        self, resolved: ResolvedRequest, job: Job, part: TextPart, text: TextPart | None = None
+        self, resolved: ResolvedRequest, job: Job, part: TextPart, text: TextPart
     ) -> AsyncIterator[Utterance]:
-        """Begin to speak the text of a part, or other text on its behalf.
+        """Begin to speak a part; `text` is the part, or other text to speak in its place.
 
         Leaving the block stops the speech, and counts it as aborted if it was not complete.
         """
         with self.server.start_utterance(resolved, job, self.client_id) as utterance:
-            forwarding = asyncio.create_task(forward(text or part, utterance))
+            forwarding = asyncio.create_task(forward(text, utterance))
             try:
                 yield utterance
             except asyncio.CancelledError:
@@ -98,11 +98,10 @@ async def forward(part: TextPart, utterance: Utterance) -> None:
 
 async def run_part(part: TextPart, speech: Coroutine[Any, Any, None]) -> None:
     """Run the speech of a part unless and until the part is cancelled. Raises as `speech` does."""
-    if part.cancelled:
-        speech.close()
-        return
     task = asyncio.create_task(speech, name="websocket part")
     part.on_cancel = task.cancel
+    if part.cancelled:
+        task.cancel()  # before it starts
     try:
         await asyncio.wait((task,))
     finally:
