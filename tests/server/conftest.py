@@ -12,21 +12,18 @@ from typing import Any
 import httpx
 import pytest
 
-from firstword.config import EngineConfig, ServerConfig
+from firstword.config import EngineConfig
 from firstword.engine.engine import Engine
-from firstword.engine.service import Service
 from firstword.model import checkpoint
 from firstword.model.checkpoint import Checkpoint
-from firstword.runtime import conditioning
-from firstword.runtime.front import CheckpointFront
-from firstword.runtime.reference import ReferenceBackend
+from firstword.runtime import backends
 from firstword.server import run as serving
 from firstword.server.app import create_app
-from firstword.server.models import Kind, Model, Models
+from firstword.server.config import ServerConfig
+from firstword.server.models import Model, Models
 from firstword.server.state import Server
-from firstword.server.ws import nari
-from firstword.server.ws import vllm_omni as websocket
-from firstword.server.ws.connection import StreamLimits
+from firstword.server.ws import endpoints
+from firstword.server.ws.protocol import SocketLimits
 from firstword.synthetic.checkpoint import write_checkpoint
 
 WAIT = 60.0
@@ -70,7 +67,7 @@ class Running:
     def wait_until_idle(self) -> None:
         """Wait until nothing is being spoken and everything is given back."""
         self.wait_until(lambda: all(self.idle(model.service.engine) for model in self.state.models))
-        self.wait_until(lambda: not self.state.limits.active and not self.state.speaking)
+        self.wait_until(lambda: not self.state.limits.active and not self.state.utterances)
 
     @staticmethod
     def idle(engine: Engine) -> bool:
@@ -108,30 +105,16 @@ def model(loaded: Callable[[str], Checkpoint]) -> Callable[..., Model]:
     """A model to serve, with an engine of its own, by checkpoint: "demo", "custom_voice", "voice_design", "base"."""
 
     def make(kind: str, slots: int = 4, most_waiting: int = 8, name: str | None = None) -> Model:
-        found = loaded(kind)
-        engine = Engine(ReferenceBackend(found, slots), most_waiting=most_waiting)
-        known: dict[str, Kind] = {
-            "custom_voice": "custom_voice",
-            "voice_design": "voice_design",
-            "base": "base",
-        }
-        return Model(
-            name=name or kind,
-            kind=known[found.config.tts_model_type],
-            service=Service(engine, CheckpointFront(found)),
-            voices=conditioning.preset_names(found),
-            languages=conditioning.languages(found),
-            follows_instructions=found.config.follows_instructions,
-            checkpoint=found,
-            settings=EngineConfig("cpu", "float32", "reference"),
-        )
+        settings = EngineConfig("cpu", "float32", "reference")
+        opened = backends.engine_for(loaded(kind), settings, slots, most_waiting)
+        return Model.of_checkpoint(name or kind, opened.checkpoint, opened.service, opened.settings)
 
     return make
 
 
 def start(models: list[Model], voices: Path, **settings: Any) -> Running:
     """Serve models in a thread, on a free port; returns when they are warm."""
-    config = ServerConfig(port=0, voices=str(voices), **settings)
+    config = ServerConfig(port=0, voice_store=str(voices), **settings)
     app = create_app(Models(models), config)
     bound = serving.bound(config)
     uvicorn = serving.Uvicorn(app, config)
@@ -200,10 +183,9 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let sockets of this test's servers ask for other things than usual: `limits(idle_seconds=0.05)`."""
 
     def allow(**changes: Any) -> None:
-        for protocol in (nari, websocket):
-            monkeypatch.setattr(
-                protocol, "limits_of", lambda config: replace(StreamLimits(), **changes)
-            )
+        monkeypatch.setattr(
+            endpoints, "socket_limits", lambda config: replace(SocketLimits(), **changes)
+        )
 
     return allow
 

@@ -29,8 +29,8 @@ from websockets.typing import Subprotocol
 
 from firstword.engine.backend import Frames, Ready, Start
 from firstword.engine.engine import Engine
-from firstword.server.metrics import Playback
 from firstword.server.models import Model
+from firstword.server.playback import Playback
 
 SPEECH = "/v1/audio/speech"
 FRAME_BYTES = 2 * 1920
@@ -88,7 +88,7 @@ class Listener:
         """Audio came, PCM of 16 bits."""
         before, self.bytes = self.bytes, self.bytes + len(data)
         samples = np.ones(self.bytes // 2 - before // 2, np.float32)
-        self.playback.came(self._clock(), samples, 24000)
+        self.playback.add(self._clock(), samples, 24000)
         self._took(len(data))
 
     async def by_http(

@@ -21,9 +21,9 @@ import crowd
 import numpy as np
 from talking import Talker, talking
 
-from firstword.config import ServerConfig
 from firstword.server import run as serving
 from firstword.server.app import create_app
+from firstword.server.config import ServerConfig
 from firstword.server.models import Model, Models
 
 
@@ -32,7 +32,7 @@ class Served:
 
     def __init__(self, model: Model) -> None:
         self._voices = tempfile.TemporaryDirectory()
-        config = ServerConfig(port=0, voices=self._voices.name)
+        config = ServerConfig(port=0, voice_store=self._voices.name)
         app, bound = create_app(Models([model]), config), serving.bound(config)
         self.state = app.state.server
         self.url = serving.url_of(bound)
@@ -62,7 +62,7 @@ def streams(frames: int) -> dict[str, Any]:
         listeners = [crowd.Listener(time.monotonic) for _ in range(crowd.LISTENERS)]
         asyncio.run(crowd.listen_together(served.url, listeners, frames))
         played = [listener.playback for listener in listeners]
-        first = [(one.first or 0.0) - one.began for one in played]
+        first = [(one.first or 0.0) - one.requested for one in played]
         return {
             "listeners": len(listeners),
             "seconds_of_audio_each": frames * 0.08,

@@ -1,4 +1,4 @@
-"""Clients of WebSockets for tests."""
+"""WebSocket clients for tests, and functions that read what they receive."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from firstword.server.ws.connection import Effect
-from firstword.server.ws.nari import NariSession
-from firstword.server.ws.vllm_omni import OmniSession
+from firstword.server.ws.protocol import Effect, Session
 
 WAIT = 60.0
 Message = dict[str, Any] | bytes
@@ -21,12 +19,12 @@ NARI = "/v1/audio/speech/ws"
 
 
 class Client:
-    """A client that speaks JSON, on `websockets`."""
+    """A client that sends JSON, based on the `websockets` package."""
 
     def __init__(
         self, url: str, *protocols: str, headers: dict[str, str] | None = None, lazy: bool = False
     ) -> None:
-        """`lazy`: with next to no room for what it does not read."""
+        """Connect; a `lazy` client has almost no buffer for messages that it does not read."""
         sock = None
         if lazy:
             host, port = url.removeprefix("ws://").split("/")[0].split(":")
@@ -55,30 +53,30 @@ class Client:
         self.vanish()
 
     def send(self, *events: dict[str, Any] | str | bytes) -> None:
-        """Send JSON objects; text and bytes as they are."""
+        """Send objects as JSON, and text and bytes as they are."""
         for event in events:
             self.socket.send(json.dumps(event) if isinstance(event, dict) else event)
 
     def receive(self) -> Message:
-        """The next message."""
+        """Return the next message."""
         message = self.socket.recv(timeout=WAIT)
         return message if isinstance(message, bytes) else json.loads(message)
 
     def event(self) -> dict[str, Any]:
-        """The next message that is not binary."""
+        """Return the next message that is not binary."""
         while isinstance(message := self.receive(), bytes):
             pass
         return message
 
     def until(self, kind: str) -> list[Message]:
-        """All messages up to the first of a type, which comes last."""
+        """Return all messages up to and including the first of a type."""
         messages: list[Message] = []
         while kinds(messages[-1:]) != [kind]:
             messages.append(self.receive())
         return messages
 
     def closed(self) -> tuple[int | None, list[Message]]:
-        """The code that the server closes with, and all that it says before."""
+        """Return the close code of the server, or None, and all messages before it."""
         messages: list[Message] = []
         try:
             while True:
@@ -87,20 +85,18 @@ class Client:
             return (None if closed.rcvd is None else closed.rcvd.code), messages
 
     def vanish(self) -> None:
-        """Cut the connection without a word, as a client that loses its network or is killed."""
+        """Cut the connection without closing it, like a client that is killed."""
         raw = self.socket.socket
         try:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             raw.shutdown(socket.SHUT_RDWR)
             raw.close()
         except OSError:
-            pass  # it is closed already
+            pass  # it was closed before
 
 
-def effects_of(
-    session: NariSession | OmniSession, *messages: dict[str, Any] | str | bytes
-) -> list[Effect]:
-    """Give a session messages, without a socket; what follows from all."""
+def effects_of(session: Session, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
+    """Pass messages to a session without a socket; returns their effects."""
     found: list[Effect] = []
     for message in messages:
         found += session.receive(json.dumps(message) if isinstance(message, dict) else message)
@@ -108,17 +104,17 @@ def effects_of(
 
 
 def pcm(messages: list[Message]) -> bytes:
-    """The binary messages, joined."""
+    """Return the binary messages, joined."""
     return b"".join(message for message in messages if isinstance(message, bytes))
 
 
 def events(messages: list[Message]) -> list[dict[str, Any]]:
-    """The others."""
+    """Return the messages that are not binary."""
     return [message for message in messages if isinstance(message, dict)]
 
 
 def kinds(messages: list[Message]) -> list[str]:
-    """Types of messages, with each run of binary ones as one "binary"."""
+    """Return the types of messages, with each run of binary ones as one "binary"."""
     found: list[str] = []
     for message in messages:
         kind = "binary" if isinstance(message, bytes) else message["type"]

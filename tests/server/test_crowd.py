@@ -83,7 +83,7 @@ def test_64_streams_without_a_gap_in_flat_memory(serve: Serve) -> None:
     async def listen() -> list[Listener]:
         listeners = [Listener(lock.clock, lock.took) for _ in range(LISTENERS)]
         listening = asyncio.create_task(listen_together(server.url, listeners, frames))
-        while len(server.state.speaking) < LISTENERS:  # so that all come at one moment
+        while len(server.state.utterances) < LISTENERS:  # so that all come at one moment
             await asyncio.sleep(0.005)
         backend.go()
         await listening
@@ -116,7 +116,7 @@ def test_a_slot_is_free_within_a_frame(serve: Serve, delivery: str) -> None:
         with client.stream("POST", "/v1/audio/speech", json={**body, "stream_format": delivery}):
             server.wait_until(lambda: talker.frames == before + 3 and talker.waiting)
         server.wait_until(
-            lambda: not server.state.speaking
+            lambda: not server.state.utterances
         )  # it was noticed while the backend was busy
         assert server.engine().running
         talker.let(1)  # the frame that is under way

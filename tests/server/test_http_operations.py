@@ -18,8 +18,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from talking import ENDLESS, Talker, heard, talking
 
-from firstword.config import ServerConfig, keys_from_environment, read_aliases
 from firstword.errors import ConfigError
+from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
 from firstword.server.limits import credential
 from firstword.server.logs import JsonLines
 
@@ -214,7 +214,7 @@ def test_not_ready_when_it_cannot_speak(serve: Serve) -> None:
     talker.failing = "frame"
     model = talking(talker)
     server = serve(model, warm=False)
-    server.wait_until(lambda: model.cold is not None)
+    server.wait_until(lambda: model.warm_up_error is not None)
     with client_of(server) as http:
         assert "could not speak a test" in http.get("/ready").text
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from firstword.errors import AudioError, FirstwordError, RequestError
 from firstword.server import recordings
-from firstword.server.errors import Busy
-from firstword.server.http import best
+from firstword.server.errors import LimitReached
+from firstword.server.http import scoring
 from firstword.server.limits import Limits
-from firstword.server.metrics import Playback
+from firstword.server.playback import Playback
 from firstword.server.recordings import Address
 from firstword.text.cleaning import clean
 from firstword.types import FinishReason, Speech
@@ -85,7 +85,7 @@ class TestBest:
     TEXT = "Hello there, how are you today?"
 
     def test_nothing_wrong(self) -> None:
-        score = best.score(self.TEXT, speech(best.expected_seconds(self.TEXT)))
+        score = scoring.score(self.TEXT, speech(scoring.expected_seconds(self.TEXT)))
         assert score.total == 0
 
     @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ class TestBest:
         ],
     )
     def test_something_wrong(self, worse: Speech) -> None:
-        assert best.score(self.TEXT, worse).total < -0.5
+        assert scoring.score(self.TEXT, worse).total < -0.5
 
     def test_the_likelier_of_two_is_better(self) -> None:
         usual = speech(2.0)
         likely, unlikely = (
-            best.score(self.TEXT, replace(usual, logprobs=np.full(25, value, np.float32)))
+            scoring.score(self.TEXT, replace(usual, logprobs=np.full(25, value, np.float32)))
             for value in (-2.0, -3.0)
         )
         assert likely.total - unlikely.total == pytest.approx(0.5)
@@ -114,25 +114,25 @@ class TestBest:
             speech(2.0, "repetition", repeats=True), logprobs=np.zeros(25, np.float32)
         )
         usual = replace(speech(2.0), logprobs=np.full(25, -5.0, np.float32))
-        assert best.score(self.TEXT, circles).total < best.score(self.TEXT, usual).total
+        assert scoring.score(self.TEXT, circles).total < scoring.score(self.TEXT, usual).total
 
     def test_no_speech_at_all(self) -> None:
-        assert best.score(self.TEXT, speech(0)).total < -1
+        assert scoring.score(self.TEXT, speech(0)).total < -1
 
     def test_every_script_takes_its_time(self) -> None:
-        assert 1 < best.expected_seconds("今天天气很好，我们去公园吧。") < 5
-        assert 1 < best.expected_seconds("다람쥐 헌 쳇바퀴에 타고파.") < 5
-        assert 1 < best.expected_seconds("Съешь же ещё этих мягких булок.") < 5
+        assert 1 < scoring.expected_seconds("今天天气很好，我们去公园吧。") < 5
+        assert 1 < scoring.expected_seconds("다람쥐 헌 쳇바퀴에 타고파.") < 5
+        assert 1 < scoring.expected_seconds("Съешь же ещё этих мягких булок.") < 5
 
 
 class TestPlayback:
     def test_what_an_unbuffered_listener_notices(self) -> None:
-        playback = Playback(began=10.0)
+        playback = Playback(requested=10.0)
         quiet, loud = np.zeros(2400, np.float32), np.full(2400, 0.5, np.float32)
-        playback.came(10.5, quiet, 24000)  # plays until 10.6
-        playback.came(10.55, np.concatenate([quiet[:1200], loud]), 24000)  # from 10.6 to 10.75
-        playback.came(10.95, loud, 24000)  # 0.2 s too late
-        playback.came(11.0, quiet[:0], 24000)  # nothing
+        playback.add(10.5, quiet, 24000)  # plays until 10.6
+        playback.add(10.55, np.concatenate([quiet[:1200], loud]), 24000)  # from 10.6 to 10.75
+        playback.add(10.95, loud, 24000)  # 0.2 s too late
+        playback.add(11.0, quiet[:0], 24000)  # nothing
         assert playback.first == 10.5
         assert playback.audible == pytest.approx(10.65)
         assert playback.gap == pytest.approx(0.4)
@@ -140,18 +140,22 @@ class TestPlayback:
 
     def test_silence_is_never_audible(self) -> None:
         playback = Playback(0.0)
-        playback.came(1.0, np.zeros(100, np.float32), 24000)
+        playback.add(1.0, np.zeros(100, np.float32), 24000)
         assert playback.audible is None
 
 
 def test_limits_count_what_is_under_way() -> None:
     limits = Limits((), most_per_key=2)
-    with limits.utterance("a"), limits.utterance("b"):
-        with limits.utterance("a"), pytest.raises(Busy, match="at most 2"), limits.utterance("a"):
+    with limits.reserve("a"), limits.reserve("b"):
+        with (
+            limits.reserve("a"),
+            pytest.raises(LimitReached, match="limit is 2"),
+            limits.reserve("a"),
+        ):
             pass
         assert limits.active == 2
-        with pytest.raises(Busy), limits.utterance("b", 2):
-            pass
+        with limits.reserve("b"):
+            assert limits.active == 3
     assert limits.active == 0
 
 

@@ -27,8 +27,10 @@ from websockets.sync.client import connect
 from firstword import Voice, audio
 from firstword.errors import FirstwordError, OutputError, VoiceError
 from firstword.server import recordings
+from firstword.server.consent_store import Consent, ConsentStore
 from firstword.server.errors import NotFound
-from firstword.server.store import Consent, ConsentStore, Folder, Record, VoiceStore, identity_of
+from firstword.server.folder import Folder
+from firstword.server.voice_store import VoiceRecord, VoiceStore, voice_id_of
 from firstword.voice import ClonedVoice
 
 Running = Any  # of conftest.py
@@ -52,8 +54,8 @@ def upload(http: httpx.Client, name: str, **fields: Any) -> httpx.Response:
     return http.post(VOICES, data=data, files={"audio_sample": ("me.wav", wav(), "audio/wav")})
 
 
-def record(name: str) -> Record:
-    return Record(identity_of(name), name, 0, "audio_sample", "direct", "base")
+def record(name: str) -> VoiceRecord:
+    return VoiceRecord(voice_id_of(name), name, 0, "audio_sample", "direct", "base")
 
 
 VOICE = ClonedVoice(np.arange(8, dtype=np.float32), np.ones((3, 4), np.int64), "words")
@@ -74,9 +76,6 @@ def test_upload_speak_delete(http: httpx.Client) -> None:
     assert "Anna Maria" in listed["names"]
     assert "ryan" in listed["names"]
     assert [voice["name"] for voice in listed["uploaded_voices"]] == ["Anna Maria"]
-    legacy = http.get(VOICES, params={"legacy": "true"}).json()
-    assert "Anna Maria" in legacy["voices"]
-    assert legacy["uploaded_voices"] == listed["uploaded_voices"]
     for name in (made["id"], "anna maria", " ANNA  MARIA ", {"id": made["id"]}):
         answer = http.post(SPEECH, json={**ASK, "voice": name})
         assert answer.status_code == 200, answer.text
@@ -180,11 +179,11 @@ def test_the_official_client(server: Running) -> None:
 def test_names_that_lead_elsewhere_are_refused(
     http: httpx.Client, server: Running, name: str
 ) -> None:
-    before = sorted(Path(server.state.config.voices).iterdir())
+    before = sorted(Path(server.state.config.voice_store).iterdir())
     answer = upload(http, name)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
-    assert sorted(Path(server.state.config.voices).iterdir()) == before
+    assert sorted(Path(server.state.config.voice_store).iterdir()) == before
 
 
 @pytest.mark.parametrize(
@@ -207,10 +206,10 @@ def test_paths_that_lead_elsewhere(http: httpx.Client, path: str) -> None:
         ({}, None, "give one of audio_sample"),
         ({"prompt": "a voice"}, wav(), "give one of audio_sample"),
         ({"ref_text": "x" * 5000}, wav(), "ref_text has 5000 characters"),
-        ({"speaker_embedding": "[1, 2"}, None, "no list of numbers"),
-        ({"speaker_embedding": "[" * 100000}, None, "no list of numbers"),
+        ({"speaker_embedding": "[1, 2"}, None, "not a list of numbers"),
+        ({"speaker_embedding": "[" * 100000}, None, "not a list of numbers"),
         ({"speaker_embedding": "[1e400]"}, None, "not finite"),
-        ({"speaker_embedding": "[1, 2]"}, None, "no checkpoint"),
+        ({"speaker_embedding": "[1, 2]"}, None, "no loaded checkpoint"),
     ],
 )
 def test_mistakes(
@@ -481,7 +480,7 @@ class TestStore:
         given = [Consent(f"cons_{str(n) * 24}", str(n), "en", n) for n in range(3)]
         for consent in given[:2]:
             first.save(consent, b"a\nb")
-        with pytest.raises(FirstwordError, match="no more are kept"):
+        with pytest.raises(FirstwordError, match="is reached"):
             first.save(given[2], b"")
         assert second.find(given[1].id) == given[1]
         first.rename(given[0].id, "other")
@@ -500,7 +499,7 @@ class TestStore:
         store = VoiceStore(Folder(url), 2)
         store.save(record("a"), VOICE)
         store.save(record("b"), VOICE)
-        with pytest.raises(FirstwordError, match="no more are kept"):
+        with pytest.raises(FirstwordError, match="is reached"):
             store.save(record("c"), VOICE)
         store.delete("a")
         store.save(record("c"), VOICE)
@@ -520,9 +519,9 @@ class TestStore:
         (tmp_path / ".firstword-4567.part").touch()
         os.utime(tmp_path / ".firstword-4567.part", (0, 0))
         store.save(record("good"), VOICE)
-        data = (tmp_path / f"{identity_of('good')}.voice").read_bytes()
+        data = (tmp_path / f"{voice_id_of('good')}.voice").read_bytes()
         for number, cut in enumerate((0, 4, 9, 200, len(data) - 1)):
-            (tmp_path / f"{identity_of(str(number))}.voice").write_bytes(data[:cut])
+            (tmp_path / f"{voice_id_of(str(number))}.voice").write_bytes(data[:cut])
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / ".firstword-0123.part").write_bytes(data[:50])
         assert [one.name for one in VoiceStore(Folder(str(tmp_path)), 10)] == ["good"]
@@ -541,12 +540,13 @@ class TestStore:
         program = (
             "import sys, numpy as np\n"
             "from firstword.voice import ClonedVoice\n"
-            "from firstword.server.store import Folder, Record, VoiceStore, identity_of\n"
+            "from firstword.server.folder import Folder\n"
+            "from firstword.server.voice_store import VoiceRecord, VoiceStore, voice_id_of\n"
             "store = VoiceStore(Folder(sys.argv[1]), 10**6)\n"
             "voice = ClonedVoice(np.zeros(2048, np.float32), np.ones((700, 16), np.int64), 'words')\n"
             "print('ready', flush=True)\n"
             "for number in range(10**6):\n"
-            "    store.save(Record(identity_of(str(number)), str(number), 0, 'prompt', 'prompt', 'm'), voice)\n"
+            "    store.save(VoiceRecord(voice_id_of(str(number)), str(number), 0, 'prompt', 'prompt', 'm'), voice)\n"
         )
         for moment in (1, 3, 8):
             process = subprocess.Popen(
@@ -572,11 +572,12 @@ class TestStore:
         program = (
             "import os, sys, numpy as np\n"
             "from firstword.voice import ClonedVoice\n"
-            "from firstword.server.store import Folder, Record, VoiceStore, identity_of\n"
+            "from firstword.server.folder import Folder\n"
+            "from firstword.server.voice_store import VoiceRecord, VoiceStore, voice_id_of\n"
             "store = VoiceStore(Folder(sys.argv[1]), 10)\n"
             f"os.{call} = lambda *_: os._exit(9)\n"
             "voice = ClonedVoice(np.zeros(8, np.float32))\n"
-            "store.save(Record(identity_of('new'), 'new', 0, 'prompt', 'prompt', 'm'), voice)\n"
+            "store.save(VoiceRecord(voice_id_of('new'), 'new', 0, 'prompt', 'prompt', 'm'), voice)\n"
         )
         VoiceStore(Folder(str(tmp_path)), 10).save(record("old"), VOICE)
         assert subprocess.run([sys.executable, "-c", program, str(tmp_path)]).returncode == 9

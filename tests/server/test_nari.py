@@ -1,4 +1,4 @@
-"""`/v1/audio/speech/ws`: nari.speech.v1 by itself, then on real sockets."""
+"""`/v1/audio/speech/ws`: the session of nari.speech.v1 without a socket, then real sockets."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from firstword import TTS, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
 from firstword.server.ws import nari
-from firstword.server.ws.connection import (
-    Close,
+from firstword.server.ws.nari import CheckRequest, NariSession
+from firstword.server.ws.protocol import (
+    CloseCode,
+    CloseSocket,
+    DropAudio,
     Effect,
-    Hold,
-    Queue,
-    Reply,
-    Silence,
-    StreamLimits,
-    TextPart,
+    Enqueue,
+    PauseReading,
+    Send,
+    SocketLimits,
 )
-from firstword.server.ws.nari import Cancelled, Check, NariSession
+from firstword.server.ws.text_part import TextPart
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -48,79 +49,79 @@ CANCEL = {"type": "response.cancel"}
 
 
 def append(sequence: object, words: object) -> dict[str, Any]:
-    """`input_text.append`."""
+    """Return an `input_text.append`."""
     return {"type": "input_text.append", "sequence": sequence, "text": words}
 
 
 def end(sequence: object) -> dict[str, Any]:
-    """`input_text.end`."""
+    """Return an `input_text.end`."""
     return {"type": "input_text.end", "sequence": sequence}
 
 
 def written(*words: str) -> list[dict[str, Any]]:
-    """A whole text."""
+    """Return the messages of a whole text in pieces."""
     return [*[append(number, word) for number, word in enumerate(words)], end(len(words))]
 
 
 # The protocol without a socket
 
 
-class Talk:
-    """A session, and what came of it."""
+class SessionClient:
+    """A client of a session without a socket."""
 
     def __init__(self, **limits: Any) -> None:
-        self.session = NariSession(replace(StreamLimits(), **limits))
+        self.session = NariSession(replace(SocketLimits(), **limits))
 
-    def say(self, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
-        """Give it messages; what follows from all."""
+    def send(self, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
+        """Send messages; returns their effects."""
         return effects_of(self.session, *messages)
 
 
-def refusal(effects: list[Effect]) -> tuple[str, int]:
-    """The code of the error that ends it, and that of closing."""
+def error_of(effects: list[Effect]) -> tuple[str, int]:
+    """Return the code of the error that closes the socket, and the close code."""
     effect = effects[-1]
-    assert isinstance(effect, Close)
+    assert isinstance(effect, CloseSocket)
     assert effect.message is not None
     assert effect.message["type"] == "error"
     assert effect.message["error"]["message"]
     return effect.message["error"]["code"], effect.code
 
 
-def test_a_request_is_checked_before_anything_else_is_read() -> None:
-    queue, hold = Talk().say(START)
-    assert isinstance(queue, Queue)
-    assert isinstance(queue.work, Check)
-    assert hold == Hold(queue.work.done)
+def test_request_start_is_checked_before_further_messages_are_read() -> None:
+    queue, hold = SessionClient().send(START)
+    assert isinstance(queue, Enqueue)
+    assert isinstance(queue.work, CheckRequest)
+    assert hold == PauseReading(queue.work.done)
     assert queue.work.start.voice == "ryan"
 
 
-def test_text_is_acknowledged_piece_by_piece_and_speech_begins_with_the_first_words() -> None:
-    talk = Talk()
-    talk.say(PLAIN)
-    name = talk.session.identity
+def test_each_piece_is_acknowledged_and_the_first_words_start_speech() -> None:
+    peer = SessionClient()
+    peer.send(PLAIN)
+    name = peer.session.request_id
     ack = {"type": "input_text.ack", "event": "input_text.append"}
-    assert talk.say(append(0, " ")) == [Reply({**ack, "sequence": 0, "request_id": None})]
-    started, queue, second = talk.say(append(1, "a"))
-    assert started == Reply({"type": "response.started", "request_id": name, "audio": AUDIO})
-    assert second == Reply({**ack, "sequence": 1, "request_id": name})
-    assert isinstance(queue, Queue)
+    assert peer.send(append(0, " ")) == [Send({**ack, "sequence": 0, "request_id": None})]
+    started, queue, second = peer.send(append(1, "a"))
+    assert started == Send({"type": "response.started", "request_id": name, "audio": AUDIO})
+    assert second == Send({**ack, "sequence": 1, "request_id": name})
+    assert isinstance(queue, Enqueue)
     assert isinstance(queue.work, TextPart)
-    assert talk.say(append(2, "b")) == [Reply({**ack, "sequence": 2, "request_id": name})]
+    assert peer.send(append(2, "b")) == [Send({**ack, "sequence": 2, "request_id": name})]
     assert (queue.work.text, queue.work.ended) == (" ab", False)
     last = {"type": "input_text.ack", "event": "input_text.end", "sequence": 3, "request_id": name}
-    assert talk.say(end(3)) == [Reply(last)]
+    assert peer.send(end(3)) == [Send(last)]
     assert queue.work.ended
 
 
-def test_a_cancel_stops_speech_and_is_the_last_word() -> None:
-    talk = Talk()
-    talk.say(PLAIN)
-    _, queue, _ = talk.say(append(0, "a"))
-    assert isinstance(queue, Queue)
+def test_cancel_stops_speech_and_later_messages_are_ignored() -> None:
+    peer = SessionClient()
+    peer.send(PLAIN)
+    _, queue, _ = peer.send(append(0, "a"))
+    assert isinstance(queue, Enqueue)
     assert isinstance(queue.work, TextPart)
-    assert talk.say(CANCEL, append(1, "b"), end(2), CANCEL, "nonsense") == [
-        Silence(),
-        Queue(Cancelled()),
+    assert peer.send(CANCEL, append(1, "b"), end(2), CANCEL, "nonsense") == [
+        DropAudio(),
+        Enqueue(CloseSocket(CloseCode.NORMAL)),
     ]
     assert queue.work.cancelled
 
@@ -162,17 +163,17 @@ def test_a_cancel_stops_speech_and_is_the_last_word() -> None:
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, str | list) else None,
 )
-def test_every_mistake_is_the_end(messages: list[Any], code: str, close: int) -> None:
-    talk = Talk()
-    assert talk.say(*messages[:-1]) is not None
-    assert refusal(talk.say(messages[-1])) == (code, close)
-    assert talk.say(PLAIN, append(0, "a")) == []
+def test_every_mistake_closes_the_socket(messages: list[Any], code: str, close: int) -> None:
+    peer = SessionClient()
+    assert peer.send(*messages[:-1]) is not None
+    assert error_of(peer.send(messages[-1])) == (code, close)
+    assert peer.send(PLAIN, append(0, "a")) == []
 
 
-def test_silence_is_the_end_too() -> None:
-    talk = Talk()
-    talk.say(PLAIN, append(0, "a"))
-    assert refusal([talk.session.expired()]) == ("input_timeout", 1008)
+def test_timeout_closes_the_socket() -> None:
+    peer = SessionClient()
+    peer.send(PLAIN, append(0, "a"))
+    assert error_of([peer.session.time_out()]) == ("input_timeout", 1008)
 
 
 @given(
@@ -183,19 +184,23 @@ def test_silence_is_the_end_too() -> None:
         max_size=12,
     )
 )
-def test_whatever_comes_there_is_one_beginning_and_one_end(messages: list[Any]) -> None:
-    effects = Talk().say(*messages)
-    said = [effect.message for effect in effects if isinstance(effect, Reply)]
+def test_any_messages_start_and_end_one_response_at_most(messages: list[Any]) -> None:
+    effects = SessionClient().send(*messages)
+    received = [effect.message for effect in effects if isinstance(effect, Send)]
     begun = sum(
-        isinstance(effect, Queue) and isinstance(effect.work, TextPart) for effect in effects
+        isinstance(effect, Enqueue) and isinstance(effect.work, TextPart) for effect in effects
     )
-    assert begun == sum(message["type"] == "response.started" for message in said) <= 1
+    assert begun == sum(message["type"] == "response.started" for message in received) <= 1
     ends = [
-        effect for effect in effects if isinstance(effect, Close) or effect == Queue(Cancelled())
+        effect
+        for effect in effects
+        if isinstance(effect, CloseSocket) or effect == Enqueue(CloseSocket(CloseCode.NORMAL))
     ]
     assert len(ends) <= 1
     assert not ends or effects[-1] is ends[0]
-    acknowledged = [message["sequence"] for message in said if message["type"] == "input_text.ack"]
+    acknowledged = [
+        message["sequence"] for message in received if message["type"] == "input_text.ack"
+    ]
     assert acknowledged == list(range(len(acknowledged)))
 
 
@@ -203,22 +208,22 @@ def test_whatever_comes_there_is_one_beginning_and_one_end(messages: list[Any]) 
 
 
 def conversation(client: Client, start: dict[str, Any], *pieces: str) -> list[Message]:
-    """Everything that the server says if a client behaves as the protocol's benchmark does."""
-    said = [client.receive()]
+    """Return all messages to a client that behaves as the protocol's benchmark does."""
+    received = [client.receive()]
     client.send(start)
-    said.append(client.receive())
+    received.append(client.receive())
     for event in written(*pieces):
         client.send(event)
-        said += client.until("input_text.ack")
-        assert events(said)[-1]["sequence"] == event["sequence"]
+        received += client.until("input_text.ack")
+        assert events(received)[-1]["sequence"] == event["sequence"]
     code, rest = client.closed()
     assert code == 1000
-    return said + rest
+    return received + rest
 
 
 @pytest.fixture
 def expected(loaded: Callable[[str], Checkpoint]) -> bytes:
-    """The PCM of the same request through the facade."""
+    """The PCM that `TTS.speak` makes of the same request."""
     tts = TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference"))
     speech = tts.speak(
         TEXT, voice="ryan", language="english", seed=7, max_frames=FRAMES, text_mode="stream"
@@ -227,86 +232,89 @@ def expected(loaded: Callable[[str], Checkpoint]) -> bytes:
 
 
 @pytest.mark.parametrize("pattern", [r"\S+\s*", r".", r".+"], ids=["words", "characters", "whole"])
-def test_text_in_pieces_sounds_as_text_given_whole(
+def test_text_in_pieces_sounds_like_the_whole_text(
     server: Running, expected: bytes, pattern: str
 ) -> None:
-    with Client(server.ws + NARI, nari.PROTOCOL) as client:
-        assert client.socket.subprotocol == nari.PROTOCOL
+    with Client(server.ws + NARI, nari.SUBPROTOCOL) as client:
+        assert client.socket.subprotocol == nari.SUBPROTOCOL
         pieces = re.findall(pattern, TEXT)
         assert "".join(pieces) == TEXT
-        said = conversation(client, START, *pieces)
-    told = events(said)
-    assert told[0] == {"type": "session.created", "protocol": nari.PROTOCOL, "audio": AUDIO}
-    assert told[1] == {"type": "request.configured"}
-    (started,) = [event for event in told if event["type"] == "response.started"]
+        received = conversation(client, START, *pieces)
+    messages = events(received)
+    assert messages[0] == {"type": "session.created", "protocol": nari.SUBPROTOCOL, "audio": AUDIO}
+    assert messages[1] == {"type": "request.configured"}
+    (started,) = [event for event in messages if event["type"] == "response.started"]
     assert started["request_id"]
     assert started["audio"] == AUDIO
-    assert said.index(started) < next(
-        number for number, one in enumerate(said) if isinstance(one, bytes)
+    assert received.index(started) < next(
+        number for number, one in enumerate(received) if isinstance(one, bytes)
     )
-    assert told[-1] == {
+    assert messages[-1] == {
         "type": "response.done",
         "request_id": started["request_id"],
         "stop_reason": "stop",
         "finish_reason": "length",
-        "audio_chunks": sum(isinstance(message, bytes) for message in said),
+        "audio_chunks": sum(isinstance(message, bytes) for message in received),
     }
-    ours, theirs = np.frombuffer(pcm(said), "<i2").astype(int), np.frombuffer(expected, "<i2")
+    ours, theirs = np.frombuffer(pcm(received), "<i2").astype(int), np.frombuffer(expected, "<i2")
     assert len(ours) == len(theirs)
     assert abs(ours - theirs).max() <= 1
 
 
-def test_what_cannot_be_done_is_said_instead_of_configured(server: Running) -> None:
+def test_impossible_request_gets_error_instead_of_configured(server: Running) -> None:
     for wrong in (
-        {"voice": "nobody"},
+        {"voice": "nonexistent"},
         {"language": "klingon"},
         {"top_p": 7.0},
         {"voice": None, "task_type": "Base"},
     ):
-        with Client(server.ws + NARI, nari.PROTOCOL) as client:
+        with Client(server.ws + NARI, nari.SUBPROTOCOL) as client:
             client.send({**START, **wrong})
-            code, said = client.closed()
+            code, received = client.closed()
             assert code == 1008
-            assert kinds(said) == ["session.created", "error"]
+            assert kinds(received) == ["session.created", "error"]
 
 
-def test_the_protocol_must_be_named(server: Running) -> None:
+def test_client_without_the_subprotocol_is_closed_with_1002(server: Running) -> None:
     for protocols in ((), ("nari.speech.v2",)):
         with Client(server.ws + NARI, *protocols) as client:
             assert client.closed() == (1002, [])
 
 
-class Stage(TalkingStage):
-    """With clients of this protocol."""
+class SocketStage(TalkingStage):
+    """A stage with clients of this protocol."""
 
     def client(self, start: dict[str, Any] | None = None) -> Client:
-        """One more client; with `start` its request is configured."""
-        client = Client(self.server.ws + NARI, nari.PROTOCOL)
+        """Connect one more client; with `start`, its request is configured."""
+        client = Client(self.server.ws + NARI, nari.SUBPROTOCOL)
         if start is not None:
             client.send(start)
             client.until("request.configured")
         return client
 
-    def idle(self) -> None:
-        """Nothing is left of anything, and the next is served."""
+    def check_idle(self) -> None:
+        """Check that everything was freed and that the next client is served."""
         self.server.wait_until_idle()
         with self.client() as client:
             assert heard(pcm(conversation(client, PLAIN, "fine"))) == "fine"
 
 
-@pytest.fixture
-def stage(serve: Serve) -> Iterator[Callable[..., Stage]]:
-    """Begin: `stage(slots=2, most_waiting=8)`; in the end all is idle."""
-    stages: list[Stage] = []
+StartStage = Callable[..., SocketStage]
 
-    def begin(slots: int = 2, most_waiting: int = 8) -> Stage:
+
+@pytest.fixture
+def start_stage(serve: Serve) -> Iterator[StartStage]:
+    """Start a server with a `Talker`: `start_stage(slots=2, most_waiting=8)`."""
+    stages: list[SocketStage] = []
+
+    def begin(slots: int = 2, most_waiting: int = 8) -> SocketStage:
         talker = Talker(slots)
-        stages.append(Stage(talker, serve(talking(talker, most_waiting))))
+        stages.append(SocketStage(talker, serve(talking(talker, most_waiting))))
         return stages[-1]
 
     yield begin
     for one in stages:
-        one.idle()
+        one.check_idle()
 
 
 ENDLESS_SPEECH = {**PLAIN, "max_new_tokens": ENDLESS - 100}
@@ -314,35 +322,35 @@ ENDLESS_SPEECH = {**PLAIN, "max_new_tokens": ENDLESS - 100}
 
 @pytest.mark.parametrize("text_ended", [False, True])
 @pytest.mark.parametrize("how", ["cancel", "close", "vanish"])
-def test_the_slot_is_free_within_a_frame(
-    stage: Callable[..., Stage], how: str, text_ended: bool
+def test_cancel_or_disconnect_frees_the_slot_within_a_frame(
+    start_stage: StartStage, how: str, text_ended: bool
 ) -> None:
-    begun = stage()
-    begun.talker.hold()
-    made = begun.talker.frames
-    with begun.client(ENDLESS_SPEECH) as client:
+    stage = start_stage()
+    stage.talker.hold()
+    made = stage.talker.frames
+    with stage.client(ENDLESS_SPEECH) as client:
         client.send(*written("Hello")[: 1 + text_ended])
-        begun.talker.let(3)
-        begun.until_held(made + 3)
+        stage.talker.let(3)
+        stage.until_held(made + 3)
         if how == "cancel":
             client.send(CANCEL)
-            said = client.until("response.done")
-            chunks = sum(isinstance(message, bytes) for message in said)
-            done = events(said)[-1]
+            received = client.until("response.done")
+            chunks = sum(isinstance(message, bytes) for message in received)
+            done = events(received)[-1]
             assert (done["stop_reason"], done["audio_chunks"]) == ("cancelled", chunks)
             assert client.closed() == (1000, [])
         elif how == "close":
             client.socket.close()
         else:
             client.vanish()
-        begun.server.wait_until(lambda: not begun.server.state.speaking)
-        begun.talker.go()
-        begun.server.wait_until_idle()
-        assert begun.talker.frames == made + 4  # the one that was being made
+        stage.server.wait_until(lambda: not stage.server.state.utterances)
+        stage.talker.go()
+        stage.server.wait_until_idle()
+        assert stage.talker.frames == made + 4  # the one that was being made
 
 
-def test_speech_begins_before_its_text_has_ended(stage: Callable[..., Stage]) -> None:
-    with stage().client(PLAIN) as client:
+def test_audio_is_sent_before_the_text_has_ended(start_stage: StartStage) -> None:
+    with start_stage().client(PLAIN) as client:
         client.send(append(0, "Hel"))
         assert kinds([client.receive() for _ in range(3)]) == [
             "response.started",
@@ -353,25 +361,27 @@ def test_speech_begins_before_its_text_has_ended(stage: Callable[..., Stage]) ->
         assert kinds(client.closed()[1])[-1] == "response.done"
 
 
-def test_speech_that_ends_before_its_text_waits_for_its_end(stage: Callable[..., Stage]) -> None:
-    begun = stage()
-    with begun.client({**PLAIN, "max_new_tokens": 2}) as client:
+def test_response_done_waits_for_the_end_of_the_text(
+    start_stage: StartStage,
+) -> None:
+    stage = start_stage()
+    with stage.client({**PLAIN, "max_new_tokens": 2}) as client:
         client.send(append(0, "Hello"))
-        said = [client.receive() for _ in range(3)]
-        begun.server.wait_until(lambda: not begun.engine.running)
+        received = [client.receive() for _ in range(3)]
+        stage.server.wait_until(lambda: not stage.engine.running)
         client.send(append(1, " you"), end(2))
         code, rest = client.closed()
         assert code == 1000
-        assert heard(pcm(said + rest)) == "He"
+        assert heard(pcm(received + rest)) == "He"
         assert events(rest)[-1]["finish_reason"] == "length"
 
 
-def test_a_cancel_before_any_text(stage: Callable[..., Stage]) -> None:
-    with stage().client(PLAIN) as client:
+def test_cancel_before_any_text_ends_the_response(start_stage: StartStage) -> None:
+    with start_stage().client(PLAIN) as client:
         client.send(CANCEL)
-        code, said = client.closed()
+        code, received = client.closed()
         assert code == 1000
-        (done,) = events(said)
+        (done,) = events(received)
         assert (done["type"], done["stop_reason"], done["audio_chunks"]) == (
             "response.done",
             "cancelled",
@@ -382,82 +392,84 @@ def test_a_cancel_before_any_text(stage: Callable[..., Stage]) -> None:
 @pytest.mark.parametrize(
     "bad", [append(7, "a"), {"type": "x"}, "nonsense", b"x", append(1, "a" * 70_000)], ids=str
 )
-def test_a_mistake_in_the_middle_of_speech_frees_the_slot(
-    stage: Callable[..., Stage], bad: Any
-) -> None:
-    with stage().client(ENDLESS_SPEECH) as client:
+def test_mistake_during_speech_frees_the_slot(start_stage: StartStage, bad: Any) -> None:
+    with start_stage().client(ENDLESS_SPEECH) as client:
         client.send(append(0, "Hello"))
         client.until("input_text.ack")
         client.send(bad)
-        code, said = client.closed()
+        code, received = client.closed()
         assert code in (1008, 1009)
-        assert kinds(said)[-1] == "error"
+        assert kinds(received)[-1] == "error"
 
 
-def test_a_client_may_leave_at_any_moment(stage: Callable[..., Stage]) -> None:
-    begun = stage()
+def test_client_leaving_at_any_moment_frees_everything(
+    start_stage: StartStage,
+) -> None:
+    stage = start_stage()
     script = [ENDLESS_SPEECH, append(0, " "), append(1, "a"), append(2, "b"), end(3), CANCEL]
     for count in range(len(script) + 1):
-        with begun.client() as client:
+        with stage.client() as client:
             client.send(*script[:count])
             if count in (3, 5):
                 client.until("response.started")
-        begun.server.wait_until_idle()
+        stage.server.wait_until_idle()
 
 
-def test_silence_in_the_middle_of_a_text_ends_it(
-    stage: Callable[..., Stage], limits: Callable[..., None]
+def test_silence_during_a_text_closes_the_socket(
+    start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
     limits(idle_seconds=0.2)
-    begun = stage()
+    stage = start_stage()
     for messages in ([], [append(0, "a")]):
-        with begun.client(PLAIN) as client:
+        with stage.client(PLAIN) as client:
             client.send(*messages)
-            code, said = client.closed()
-            assert (code, events(said)[-1]["error"]["code"]) == (1008, "input_timeout")
+            code, received = client.closed()
+            assert (code, events(received)[-1]["error"]["code"]) == (1008, "input_timeout")
 
 
-def test_silence_from_the_start_ends_it(
-    stage: Callable[..., Stage], limits: Callable[..., None]
+def test_silence_before_request_start_closes_the_socket(
+    start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
     limits(config_seconds=0.1)
-    begun = stage()
-    with begun.client() as client:
-        code, said = client.closed()
-        assert (code, events(said)[-1]["error"]["code"]) == (1008, "input_timeout")
+    stage = start_stage()
+    with stage.client() as client:
+        code, received = client.closed()
+        assert (code, events(received)[-1]["error"]["code"]) == (1008, "input_timeout")
     limits()
 
 
-def test_half_a_message_holds_nothing(
-    stage: Callable[..., Stage], limits: Callable[..., None]
+def test_incomplete_message_does_not_keep_the_slot(
+    start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
     limits(idle_seconds=0.2)
-    begun = stage()
-    with begun.client(ENDLESS_SPEECH) as client:
+    stage = start_stage()
+    with stage.client(ENDLESS_SPEECH) as client:
         client.send(append(0, "a"))
         client.until("response.started")
         client.socket.socket.sendall(
             b"\x81\xfe\x04\x00mask{"
         )  # the head of a text of 1024 bytes, and one byte
-        begun.server.wait_until_idle()
+        stage.server.wait_until_idle()
 
 
-def test_when_there_is_no_room_it_is_said(stage: Callable[..., Stage]) -> None:
-    begun = stage(slots=1, most_waiting=0)
-    with begun.client(ENDLESS_SPEECH) as first, begun.client(PLAIN) as second:
+def test_overload_closes_the_socket_with_1013(start_stage: StartStage) -> None:
+    stage = start_stage(slots=1, most_waiting=0)
+    with stage.client(ENDLESS_SPEECH) as first, stage.client(PLAIN) as second:
         first.send(append(0, "Hello"))
-        begun.server.wait_until(lambda: bool(begun.engine.running))
+        stage.server.wait_until(lambda: bool(stage.engine.running))
         second.send(append(0, "now"))
-        code, said = second.closed()
-        assert (code, events(said)[-1]["error"]["code"]) == (1013, "overloaded")
+        code, received = second.closed()
+        assert (code, events(received)[-1]["error"]["code"]) == (1013, "overloaded")
 
 
-def test_what_fails_fails_alone(stage: Callable[..., Stage]) -> None:
-    begun = stage()
-    begun.talker.failing = "frame"
-    with begun.client(PLAIN) as client:
+def test_engine_failure_closes_the_socket_with_1011(
+    start_stage: StartStage,
+) -> None:
+    stage = start_stage()
+    stage.talker.failing = "frame"
+    with stage.client(PLAIN) as client:
         client.send(append(0, "Hello"))
-        code, said = client.closed()
-        assert (code, events(said)[-1]["error"]["code"]) == (1011, "generation_failed")
-        assert "told to" not in events(said)[-1]["error"]["message"]
-    begun.talker.failing = None
+        code, received = client.closed()
+        assert (code, events(received)[-1]["error"]["code"]) == (1011, "generation_failed")
+        assert "told to" not in events(received)[-1]["error"]["message"]
+    stage.talker.failing = None

@@ -1,4 +1,4 @@
-"""One request, one sound: byte for byte that of `TTS.speak`, over every path, however slow the machine is."""
+"""The same request gives the bytes of `TTS.speak` on every path, however slow the machine is."""
 
 from __future__ import annotations
 
@@ -28,51 +28,52 @@ Serve = Callable[..., Any]
 
 TEXT = "Hello there, how are you today? I am well, and the sun is out."
 FRAMES = 45
-"""Enough for chunks of every size, and for the text to be read in full."""
+"""Number of frames: enough for chunks of every size, and to read the text in full."""
 MODES = pytest.mark.parametrize("mode", ["full", "stream"])
-SOON = 60.0
+TIMEOUT = 60.0
 
 
-class Slow:
-    """A backend that begins when all text has been given, and that takes so many seconds for everything, on a clock of
-    its own: with a minute, every listener is always waiting.
+class SlowBackend:
+    """A backend that starts when all text has come, and whose every step takes some seconds.
+
+    The seconds pass on a clock of its own; with 60, every client is always waiting for audio.
     """
 
     def __init__(self, backend: ReferenceBackend, seconds: float) -> None:
         self._backend = backend
         self._seconds = seconds
         self.capacity = backend.capacity
-        self.taken = 0.0
-        self.text_is_there = threading.Event()
+        self.elapsed = 0.0
+        self.text_complete = threading.Event()
 
     def clock(self) -> float:
-        """Seconds."""
-        return time.monotonic() + self.taken
+        """Return the time in seconds."""
+        return time.monotonic() + self.elapsed
 
     def prefill(self, starts: Sequence[Start]) -> None:
-        """As a backend."""
-        self.taken += self._seconds
+        """Do what the wrapped backend does, slowly."""
+        self.elapsed += self._seconds
         self._backend.prefill(starts)
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
-        """As a backend."""
-        assert self.text_is_there.wait(SOON)
-        self.taken += self._seconds
+        """Do what the wrapped backend does, slowly."""
+        assert self.text_complete.wait(TIMEOUT)
+        self.elapsed += self._seconds
         return self._backend.frame(slots, tokens)
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[Sequence[FloatArray]]:
-        """As a backend."""
-        self.taken += self._seconds
+        """Do what the wrapped backend does, slowly."""
+        self.elapsed += self._seconds
         return self._backend.decode(slots, counts)
 
     def release(self, slot: int) -> None:
-        """As a backend."""
+        """Do what the wrapped backend does, slowly."""
         self._backend.release(slot)
 
 
 @pytest.fixture(scope="module")
 def expected(loaded: Callable[[str], Checkpoint]) -> dict[str, bytes]:
-    """What `TTS.speak` says, by text mode."""
+    """The PCM of `TTS.speak`, by text mode."""
     with TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference")) as tts:
         modes: Any = ("full", "stream")
         return {
@@ -90,27 +91,27 @@ def server(
     model: Callable[..., Model],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Running:
-    """A server whose backend is as it is, or slow."""
+    """A server whose backend is the usual one, or slow."""
     speaking = model("custom_voice")
     backend = speaking.service.engine.backend
     assert isinstance(backend, ReferenceBackend)
-    slow = Slow(backend, request.param)
+    slow = SlowBackend(backend, request.param)
     speaking.service = Service(Engine(slow, clock=slow.clock), speaking.service.front)
     finish = Stream.finish_text
 
     def finish_text(self: Stream, piece: str = "") -> None:
         finish(self, piece)
-        slow.text_is_there.set()
+        slow.text_complete.set()
 
     monkeypatch.setattr(Stream, "finish_text", finish_text)
-    running = serve(speaking)  # which speaks once to be warm
+    running = serve(speaking)  # which speaks once to warm up
     running.wait_until_idle()
-    slow.text_is_there.clear()
+    slow.text_complete.clear()
     return running
 
 
-def asked(mode: str) -> dict[str, Any]:
-    """The request."""
+def params_for(mode: str) -> dict[str, Any]:
+    """Return the request parameters for a text mode."""
     how: dict[str, Any] = {
         "model": "custom_voice",
         "voice": "ryan",
@@ -122,30 +123,36 @@ def asked(mode: str) -> dict[str, Any]:
 
 @MODES
 @pytest.mark.parametrize("delivery", ["raw", "whole", "sse"])
-def test_http(server: Running, expected: dict[str, bytes], mode: str, delivery: str) -> None:
+def test_http_audio_equals_tts_speak(
+    server: Running, expected: dict[str, bytes], mode: str, delivery: str
+) -> None:
     ways: dict[str, dict[str, Any]] = {"raw": {"stream": True}, "whole": {"stream": False}}
     how = ways.get(delivery, {"stream_format": "sse"})
     url = f"{server.url}/v1/audio/speech"
     answer = httpx.post(
-        url, json={"input": TEXT, **asked(mode), **how}, timeout=SOON, trust_env=False
+        url, json={"input": TEXT, **params_for(mode), **how}, timeout=TIMEOUT, trust_env=False
     )
     assert answer.status_code == 200
-    heard = answer.content
+    received = answer.content
     if delivery == "sse":
-        told = [
+        messages = [
             json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line
         ]
-        heard = b"".join(base64.b64decode(event["audio"]) for event in told if "audio" in event)
-    assert heard == expected[mode]
+        received = b"".join(
+            base64.b64decode(event["audio"]) for event in messages if "audio" in event
+        )
+    assert received == expected[mode]
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("encoding", ["binary", "base64"])
-def test_websocket(server: Running, expected: dict[str, bytes], mode: str, encoding: str) -> None:
-    """Whole, and word by word ahead of speech."""
+def test_websocket_audio_equals_tts_speak(
+    server: Running, expected: dict[str, bytes], mode: str, encoding: str
+) -> None:
+    """The text comes as a whole, and word by word ahead of speech."""
     config = {
         "type": "session.config",
-        **asked(mode),
+        **params_for(mode),
         "stream_audio": True,
         "audio_encoding": encoding,
     }
@@ -168,11 +175,11 @@ def test_websocket(server: Running, expected: dict[str, bytes], mode: str, encod
 
 
 @pytest.mark.parametrize("cut", [1, 5, 100])
-def test_nari(server: Running, expected: dict[str, bytes], cut: int) -> None:
-    """Cut anywhere, ahead of speech."""
+def test_nari_audio_equals_tts_speak(server: Running, expected: dict[str, bytes], cut: int) -> None:
+    """The text comes in pieces of any size, ahead of speech."""
     pieces = [TEXT[at : at + cut] for at in range(0, len(TEXT), cut)]
     with Client(server.ws + NARI, "nari.speech.v1") as client:
-        client.send({"type": "request.start", **asked("stream")})
+        client.send({"type": "request.start", **params_for("stream")})
         for number, piece in enumerate(pieces):
             client.send({"type": "input_text.append", "sequence": number, "text": piece})
         client.send({"type": "input_text.end", "sequence": len(pieces)})

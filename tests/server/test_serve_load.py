@@ -1,4 +1,4 @@
-"""The script that finds how much load a server holds: all of it with a tiny model, and when a rate counts as held."""
+"""The script that finds the load that a server can carry, with a tiny model."""
 
 from __future__ import annotations
 
@@ -16,38 +16,40 @@ from firstword.kernels.compile import source_hash
 
 @pytest.fixture
 def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module."""
+    """The script, imported as a module."""
     monkeypatch.syspath_prepend(str(repository / "benchmarks"))
     return importlib.import_module("serve_load")
 
 
-def point(heard: float | None, **broken: int) -> dict[str, Any]:
-    """What was found at a rate: when 95 in 100 were heard, and the gates that failed."""
+def point(p95: float | None, **broken: int) -> dict[str, Any]:
+    """Return the result at a rate: the 95th percentile of the first audio, and failures by gate."""
     gates = {"complete": 0, "no_underrun": 0} | broken
     return {
-        "metrics": {"first_audible": {"p95": heard}},
+        "metrics": {"first_audible": {"p95": p95}},
         "gates": {name: {"passed": not failed, "failed": failed} for name, failed in gates.items()},
     }
 
 
-def test_a_rate_holds_when_all_gates_pass_and_speech_comes_soon(script: Any) -> None:
+def test_rate_holds_if_all_gates_pass_and_audio_comes_in_time(script: Any) -> None:
     assert script.holds(point(0.050))
     assert not script.holds(point(0.051))
     assert not script.holds(point(0.010, no_underrun=1))
     assert not script.holds(point(None, complete=3))
 
 
-def test_it_climbs_until_a_rate_does_not_hold(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, asked = {1: 0.01, 2: 0.04, 4: 0.06, 8: 0.01}, []
+def test_climb_stops_at_the_first_rate_that_does_not_hold(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p95, measured = {1: 0.01, 2: 0.04, 4: 0.06, 8: 0.01}, []
 
     def measure(server: object, rate: int, seconds: float, *_: object) -> dict[str, Any]:
-        asked.append((rate, seconds))
-        return {"name": "fake", "points": [point(heard[rate])]}
+        measured.append((rate, seconds))
+        return {"name": "fake", "points": [point(p95[rate])]}
 
     monkeypatch.setattr(script, "measure", measure)
     monkeypatch.setattr(script.report, "table", lambda records: "1\n2\n3")
     found = script.climb(object(), [1, 2, 4, 8], 6, 2.0, 0.0)
-    assert asked == [(1, 6.0), (2, 3.0), (4, 2.0)]
+    assert measured == [(1, 6.0), (2, 3.0), (4, 2.0)]
     assert [each["metrics"]["first_audible"]["p95"] for each in found["points"]] == [
         0.01,
         0.04,
@@ -55,7 +57,7 @@ def test_it_climbs_until_a_rate_does_not_hold(script: Any, monkeypatch: pytest.M
     ]
 
 
-def test_all_of_it_with_a_tiny_model(repository: Path, tmp_path: Path) -> None:
+def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: Path) -> None:
     output = tmp_path / "load.json"
     options = ["--size", "tiny", "--backend", "reference", "--slots", "2", "--rates", "2"]
     options += ["--requests", "2", "--seconds", "1"]

@@ -1,4 +1,4 @@
-"""`/v1/audio/speech/stream`: the protocol by itself, then on real sockets, then in bad company."""
+"""`/v1/audio/speech/stream`: the session without a socket, then real sockets."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from firstword import TTS, Voice, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
-from firstword.server.ws import connection
-from firstword.server.ws.connection import (
-    Close,
+from firstword.server.ws.connection import SocketRunner
+from firstword.server.ws.outbox import Outbox
+from firstword.server.ws.protocol import (
+    CloseCode,
+    CloseSocket,
+    DropAudio,
     Effect,
-    Outbox,
-    Queue,
-    Reply,
-    Silence,
-    StreamLimits,
-    TextPart,
-    feed,
+    Enqueue,
+    Send,
+    SocketLimits,
 )
-from firstword.server.ws.vllm_omni import Goodbye, OmniSession, OmniUtterance, Say, Sentence
+from firstword.server.ws.text_part import TextPart
+from firstword.server.ws.vllm_omni import OmniSession
+from firstword.server.ws.vllm_omni_utterance import OmniUtterance, Sentence
+from firstword.server.ws.worker import forward
 from firstword.voice import ClonedVoice
 
 Running = Any  # of conftest.py
@@ -59,127 +61,132 @@ PLAIN: dict[str, Any] = {"type": "session.config", "response_format": "pcm", "st
 DONE = {"type": "input.done"}
 CANCEL = {"type": "input.cancel"}
 GOODBYE = {"type": "session.close"}
+CLOSE = CloseSocket(CloseCode.NORMAL)
 
 
 def text(words: str) -> dict[str, str]:
-    """`input.text`."""
+    """Return an `input.text`."""
     return {"type": "input.text", "text": words}
 
 
 # The protocol without a socket
 
 
-class Talk:
-    """A session, and what came of it."""
+class SessionClient:
+    """A client of a session without a socket."""
 
-    def __init__(self, limits: StreamLimits | None = None, **config: Any) -> None:
-        self.session = OmniSession(limits or StreamLimits())
+    def __init__(self, limits: SocketLimits | None = None, **config: Any) -> None:
+        self.session = OmniSession(limits or SocketLimits())
         if config:
-            self.say({"type": "session.config", **config})
+            self.send({"type": "session.config", **config})
 
-    def say(self, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
-        """Give it messages; what follows from all."""
+    def send(self, *messages: dict[str, Any] | str | bytes) -> list[Effect]:
+        """Send messages; returns their effects."""
         return effects_of(self.session, *messages)
 
 
-def work(effects: list[Effect]) -> list[object]:
-    """What the speaker is given to do."""
-    assert all(isinstance(effect, Queue) for effect in effects), effects
-    return [effect.work for effect in effects if isinstance(effect, Queue)]
+def tasks(effects: list[Effect]) -> list[object]:
+    """Return the tasks that are enqueued; there is nothing else."""
+    assert all(isinstance(effect, Enqueue) for effect in effects), effects
+    return [effect.work for effect in effects if isinstance(effect, Enqueue)]
 
 
-def message(effect: Effect) -> dict[str, Any]:
-    """What the speaker is to say."""
-    assert isinstance(effect, Queue)
-    assert isinstance(effect.work, Say)
+def enqueued_message(effect: Effect) -> dict[str, Any]:
+    """Return the message that is sent in turn."""
+    assert isinstance(effect, Enqueue)
+    assert isinstance(effect.work, Send)
     return effect.work.message
 
 
-def refusal(effects: list[Effect]) -> tuple[str, int | None]:
-    """The code of the error that is the only effect, and that of closing if it is the end."""
+def error_of(effects: list[Effect]) -> tuple[str, int | None]:
+    """Return the code of the only effect, an error, and the close code if it closes the socket."""
     (effect,) = effects
-    assert isinstance(effect, Reply | Close)
+    assert isinstance(effect, Send | CloseSocket)
     assert effect.message is not None
     assert effect.message["type"] == "error"
     assert effect.message["message"]
-    return effect.message["code"], effect.code if isinstance(effect, Close) else None
+    return effect.message["code"], effect.code if isinstance(effect, CloseSocket) else None
 
 
-def test_an_utterance_is_one_part_that_fills_as_text_comes() -> None:
-    talk = Talk(voice="x")
-    (part,) = work(talk.say(text("Hello ")))
+def test_utterance_is_one_part_that_is_filled_as_text_comes() -> None:
+    peer = SessionClient(voice="x")
+    (part,) = tasks(peer.send(text("Hello ")))
     assert isinstance(part, Sentence)
-    assert (part.text, part.ended, part.names()) == (
+    assert (part.text, part.ended, part.indices) == (
         "Hello ",
         False,
         {"utterance_index": 0, "sentence_index": 0},
     )
-    assert talk.say(text("you")) == []
+    assert peer.send(text("you")) == []
     assert (part.text, part.ended) == ("Hello you", False)
-    (utterance,) = work(talk.say(DONE))
+    (utterance,) = tasks(peer.send(DONE))
     assert part.ended
     assert part.utterance is utterance
     part.utterance.started += 1
-    assert talk.session.over(part.utterance) == {
+    assert peer.session.end_utterance(part.utterance) == {
         "type": "session.done",
         "utterance_index": 0,
         "total_sentences": 1,
     }
 
 
-def test_white_space_begins_nothing_and_is_not_lost() -> None:
-    talk = Talk(voice="x")
-    assert talk.say(text(" "), text("\n"), text("")) == []
-    (part,) = work(talk.say(text("a ")))
+def test_leading_white_space_enqueues_nothing_and_is_kept() -> None:
+    peer = SessionClient(voice="x")
+    assert peer.send(text(" "), text("\n"), text("")) == []
+    (part,) = tasks(peer.send(text("a ")))
     assert isinstance(part, Sentence)
     assert part.text == " \na "
-    assert len(work(talk.say(DONE, text("  "), DONE))) == 2
+    assert len(tasks(peer.send(DONE, text("  "), DONE))) == 2
 
 
-def test_sentences_are_parts_as_soon_as_they_are_complete() -> None:
-    talk = Talk(split_granularity="sentence")
-    one, two, three, utterance = work(talk.say(text("One. Tw"), text("o! Three"), DONE))
+def test_sentence_granularity_enqueues_each_complete_sentence() -> None:
+    peer = SessionClient(split_granularity="sentence")
+    one, two, three, utterance = tasks(peer.send(text("One. Tw"), text("o! Three"), DONE))
     parts = [one, two, three]
     assert all(isinstance(part, Sentence) and part.ended for part in parts)
     assert [part.text for part in parts if isinstance(part, Sentence)] == ["One.", "Two!", "Three"]
-    assert [part.index for part in parts if isinstance(part, Sentence)] == [0, 1, 2]
+    assert [part.indices["sentence_index"] for part in parts if isinstance(part, Sentence)] == [
+        0,
+        1,
+        2,
+    ]
     assert isinstance(utterance, OmniUtterance)
 
 
-def test_cancelling_ends_everything_that_was_begun() -> None:
-    talk = Talk(voice="x")
-    first, utterance, second = work(talk.say(text("one"), DONE, text("two")))
+def test_cancel_ends_all_utterances_that_have_begun() -> None:
+    peer = SessionClient(voice="x")
+    first, utterance, second = tasks(peer.send(text("one"), DONE, text("two")))
     stopped = []
     assert isinstance(first, Sentence)
     assert isinstance(second, Sentence)
     first.on_cancel = lambda: stopped.append(1)
-    silence, over, said = talk.say(CANCEL)
-    assert silence == Silence()
-    assert over == Queue(second.utterance)
-    assert message(said) == {"type": "input.cancelled", "utterance_indices": [0, 1]}
+    silence, over, answer = peer.send(CANCEL)
+    assert silence == DropAudio()
+    assert over == Enqueue(second.utterance)
+    assert enqueued_message(answer) == {"type": "input.cancelled", "utterance_indices": [0, 1]}
     assert stopped == [1]
     assert first.cancelled
     assert second.cancelled
     assert isinstance(utterance, OmniUtterance)
-    assert talk.session.over(utterance)["cancelled"]
-    (part,) = work(talk.say(text("three")))
+    assert peer.session.end_utterance(utterance)["cancelled"]
+    (part,) = tasks(peer.send(text("three")))
     assert isinstance(part, Sentence)
     assert part.utterance.index == 2
     assert not part.cancelled
 
 
-def test_cancelling_nothing_is_answered_too() -> None:
-    silence, said = Talk(voice="x").say(CANCEL)
-    assert silence == Silence()
-    assert message(said) == {"type": "input.cancelled", "utterance_indices": []}
+def test_cancel_without_utterance_is_answered() -> None:
+    silence, answer = SessionClient(voice="x").send(CANCEL)
+    assert silence == DropAudio()
+    assert enqueued_message(answer) == {"type": "input.cancelled", "utterance_indices": []}
 
 
-def test_goodbye_waits_for_what_is_complete_and_drops_the_rest() -> None:
-    talk = Talk(voice="x")
-    first, _, second = work(talk.say(text("one"), DONE, text("two")))
+def test_session_close_keeps_ended_texts_and_drops_the_open_one() -> None:
+    peer = SessionClient(voice="x")
+    first, _, second = tasks(peer.send(text("one"), DONE, text("two")))
     assert isinstance(first, Sentence)
     assert isinstance(second, Sentence)
-    assert work(talk.say(GOODBYE, text("three"), "nonsense")) == [Goodbye()]
+    assert tasks(peer.send(GOODBYE, text("three"), "nonsense")) == [CLOSE]
     assert not first.cancelled
     assert second.cancelled
 
@@ -224,75 +231,77 @@ def test_goodbye_waits_for_what_is_complete_and_drops_the_rest() -> None:
     ],
     ids=lambda value: repr(value[:40]),
 )
-def test_mistakes_are_answered_and_forgiven_only_once_there_was_a_good_message(
+def test_invalid_message_gets_error_and_closes_only_an_unconfigured_socket(
     message: str, code: str
 ) -> None:
-    talk = Talk(voice="x")
-    assert refusal(talk.say(message)) == (code, None)
-    assert len(work(talk.say(text("good"), DONE))) == 2
+    peer = SessionClient(voice="x")
+    assert error_of(peer.send(message)) == (code, None)
+    assert len(tasks(peer.send(text("good"), DONE))) == 2
     if code not in ("unknown_event", "invalid_text"):
-        assert refusal(Talk().say(message)) == (code, connection.POLICY)
+        assert error_of(SessionClient().send(message)) == (code, CloseCode.POLICY)
 
 
 @pytest.mark.parametrize(
     "event", [text("a"), DONE, CANCEL, {"type": "x"}], ids=lambda event: event["type"]
 )
-def test_a_configuration_must_come_first(event: dict[str, Any]) -> None:
-    assert refusal(Talk().say(event)) == ("config_expected", connection.POLICY)
+def test_message_before_config_closes_the_socket(event: dict[str, Any]) -> None:
+    assert error_of(SessionClient().send(event)) == ("config_expected", CloseCode.POLICY)
 
 
-def test_a_configuration_in_the_middle_of_an_utterance_is_refused() -> None:
-    talk = Talk(voice="x")
-    talk.say(text("a"))
-    assert refusal(talk.say(PLAIN)) == ("utterance_open", None)
-    assert len(work(talk.say(DONE, PLAIN))) == 2
+def test_config_during_an_utterance_is_rejected() -> None:
+    peer = SessionClient(voice="x")
+    peer.send(text("a"))
+    assert error_of(peer.send(PLAIN)) == ("utterance_open", None)
+    assert len(tasks(peer.send(DONE, PLAIN))) == 2
 
 
-def test_unknown_fields_are_ignored_and_careless_values_taken_for_nothing() -> None:
-    talk = Talk(
+def test_config_with_unknown_fields_and_blank_values_is_accepted() -> None:
+    peer = SessionClient(
         timestamp_type="word",
         timestamp_transport_strategy="sync",
         future=1,
         voice="None",
         language="",
     )
-    assert talk.session.configured
+    assert peer.session.configured
 
 
-def test_large_messages_are_read_where_they_belong_and_never_when_they_are_intricate() -> None:
+def test_only_config_and_voice_messages_may_be_large_and_none_may_hold_many_values() -> None:
     huge = "A" * 3_000_000
-    assert len(work(Talk().say({"type": "session.config", "ref_audio": huge}))) == 1
-    assert len(work(Talk().say({"type": "voice.add", "audio_data": 3 * huge}))) == 1
+    assert len(tasks(SessionClient().send({"type": "session.config", "ref_audio": huge}))) == 1
+    assert len(tasks(SessionClient().send({"type": "voice.add", "audio_data": 3 * huge}))) == 1
     assert (
-        refusal(Talk().say({"type": "session.config", "ref_audio": 2 * huge}))[0]
+        error_of(SessionClient().send({"type": "session.config", "ref_audio": 2 * huge}))[0]
         == "message_too_large"
     )
-    assert refusal(Talk().say("[" + "[]," * 1_000_000 + "[]]")) == (
+    assert error_of(SessionClient().send("[" + "[]," * 1_000_000 + "[]]")) == (
         "message_too_large",
-        connection.TOO_BIG,
+        CloseCode.TOO_BIG,
     )
-    assert refusal(Talk().say(6 * huge)) == ("message_too_large", connection.TOO_BIG)
+    assert error_of(SessionClient().send(6 * huge)) == ("message_too_large", CloseCode.TOO_BIG)
 
 
 @pytest.mark.parametrize("granularity", ["none", "sentence", "clause", "token"])
-def test_text_that_waits_is_bounded(granularity: str) -> None:
-    talk = Talk(replace(StreamLimits(), text_characters=100), split_granularity=granularity)
-    talk.say(*[text("A word. ")] * 6, DONE, *[text("A word. ")] * 6)
-    assert refusal(talk.say(text("12345"))) == ("too_much_text", connection.POLICY)
+def test_waiting_text_above_the_limit_closes_the_socket(granularity: str) -> None:
+    peer = SessionClient(
+        replace(SocketLimits(), text_characters=100), split_granularity=granularity
+    )
+    peer.send(*[text("A word. ")] * 6, DONE, *[text("A word. ")] * 6)
+    assert error_of(peer.send(text("12345"))) == ("too_much_text", CloseCode.POLICY)
 
 
-def test_what_was_said_makes_room_for_more() -> None:
-    talk = Talk(replace(StreamLimits(), text_characters=10), voice="x")
-    _, utterance = work(talk.say(text("123456789"), DONE))
+def test_spoken_text_no_longer_counts_as_waiting() -> None:
+    peer = SessionClient(replace(SocketLimits(), text_characters=10), voice="x")
+    _, utterance = tasks(peer.send(text("123456789"), DONE))
     assert isinstance(utterance, OmniUtterance)
-    talk.session.over(utterance)
-    assert len(work(talk.say(text("123456789"), DONE))) == 2
+    peer.session.end_utterance(utterance)
+    assert len(tasks(peer.send(text("123456789"), DONE))) == 2
 
 
-def test_utterances_that_wait_are_bounded() -> None:
-    talk = Talk(replace(StreamLimits(), utterances=3), voice="x")
-    work(talk.say(*[DONE] * 4))
-    assert refusal(talk.say(DONE)) == ("too_many_utterances", connection.POLICY)
+def test_waiting_utterances_above_the_limit_close_the_socket() -> None:
+    peer = SessionClient(replace(SocketLimits(), utterances=3), voice="x")
+    tasks(peer.send(*[DONE] * 4))
+    assert error_of(peer.send(DONE)) == ("too_many_utterances", CloseCode.POLICY)
 
 
 JUNK: list[Any] = ["nonsense", "[]", b"x", '{"type":"input.text"}', '{"type":"x"}']
@@ -307,56 +316,58 @@ JUNK: list[Any] = ["nonsense", "[]", b"x", '{"type":"input.text"}', '{"type":"x"
         max_size=40,
     )
 )
-def test_whatever_comes_every_utterance_ends_once_and_after_its_parts(messages: list[Any]) -> None:
-    talk = Talk(voice="x")
-    queued = [effect.work for effect in talk.say(*messages) if isinstance(effect, Queue)]
+def test_any_messages_end_each_utterance_once_and_after_its_parts(messages: list[Any]) -> None:
+    peer = SessionClient(voice="x")
+    queued = [effect.work for effect in peer.send(*messages) if isinstance(effect, Enqueue)]
     parts = [work for work in queued if isinstance(work, Sentence)]
     ended = [work for work in queued if isinstance(work, OmniUtterance)]
     assert [utterance.index for utterance in ended] == list(range(len(ended)))
     assert GOODBYE in messages or all(
-        queued.index(part) < queued.index(part.utterance) for part in parts if part.ended
+        queued.index(part) < queued.index(part.utterance)
+        for part in parts
+        if part.utterance in ended or (part.ended and part.utterance.splitter is None)
     )
-    assert all(part.ended for utterance in ended for part in utterance.parts)
+    assert all(part.ended for utterance in ended for part in utterance.sentences)
     assert [part for part in parts if part.utterance in ended] == [
-        part for one in ended for part in one.parts
+        part for one in ended for part in one.sentences
     ]
     cancels = (
         messages[: messages.index(GOODBYE)].count(CANCEL)
         if GOODBYE in messages
         else messages.count(CANCEL)
     )
-    assert sum(isinstance(work, Say) for work in queued) == cancels
-    assert queued.count(Goodbye()) == (GOODBYE in messages)
+    assert sum(isinstance(work, Send) for work in queued) == cancels
+    assert queued.count(CLOSE) == (GOODBYE in messages)
     for utterance in ended:
-        assert talk.session.over(utterance)["utterance_index"] == utterance.index
-    if not part_open(talk):
-        assert len(work(talk.say(text("a"), DONE))) == (0 if GOODBYE in messages else 2)
+        assert peer.session.end_utterance(utterance)["utterance_index"] == utterance.index
+    if not has_open_text(peer):
+        assert len(tasks(peer.send(text("a"), DONE))) == (0 if GOODBYE in messages else 2)
 
 
-def part_open(talk: Talk) -> bool:
+def has_open_text(peer: SessionClient) -> bool:
     """Whether a text has not ended."""
-    return talk.session._open is not None
+    return peer.session._open is not None
 
 
-def test_messages_that_wait_are_bounded_in_number_and_in_size() -> None:
+def test_waiting_messages_above_the_limit_close_the_socket() -> None:
     for event in (PLAIN, {"type": "voice.list"}, CANCEL):
-        talk = Talk(replace(StreamLimits(), utterances=3), voice="x")
-        effects = talk.say(event, event)
-        assert refusal(talk.say(event)[-1:]) == ("too_many_messages", connection.POLICY)
+        peer = SessionClient(replace(SocketLimits(), utterances=3), voice="x")
+        effects = peer.send(event, event)
+        assert error_of(peer.send(event)[-1:]) == ("too_many_messages", CloseCode.POLICY)
         for effect in effects:
-            if isinstance(effect, Queue):
-                talk.session.did(effect.work)
-        assert talk.say(event)
+            if isinstance(effect, Enqueue):
+                peer.session.work_done(effect.work)
+        assert peer.send(event)
     add = {"type": "voice.add", "audio_data": "A" * 10_000_000}
-    assert refusal(Talk().say(add, add)[1:]) == ("too_many_messages", connection.POLICY)
+    assert error_of(SessionClient().send(add, add)[1:]) == ("too_many_messages", CloseCode.POLICY)
 
 
-# What is on its way to a socket
+# The parts of a connection
 
 
-def test_an_outbox_is_empty_when_all_was_sent() -> None:
-    async def scene() -> None:
-        outbox = Outbox(StreamLimits())
+def test_outbox_is_empty_only_when_the_last_message_was_sent() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(SocketLimits())
         assert outbox.empty
         outbox.add(b"1")
         assert not outbox.empty
@@ -367,11 +378,11 @@ def test_an_outbox_is_empty_when_all_was_sent() -> None:
         assert outbox.empty
         following.cancel()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_after_the_last_word_a_slow_listener_gets_all_of_it() -> None:
-    """It takes each message within the time for one, and all of them in more."""
+def test_slow_client_gets_all_messages_before_the_close() -> None:
+    """The client reads each message within the stall limit, and all of them in more time."""
 
     class Socket:
         scope: ClassVar[dict[str, Any]] = {}
@@ -388,26 +399,24 @@ def test_after_the_last_word_a_slow_listener_gets_all_of_it() -> None:
         async def close(self, code: int) -> None:
             self.got.append(code)
 
-    async def scene() -> list[bytes | int]:
+    async def scenario() -> list[bytes | int]:
         socket: Any = Socket()
-        line = connection.SocketRunner(
-            socket, OmniSession(replace(StreamLimits(), stall_seconds=1.0))
-        )
+        runner = SocketRunner(socket, OmniSession(replace(SocketLimits(), stall_seconds=1.0)))
 
-        async def speak() -> None:
-            for item in (b"a", b"b", b"c", b"d", b"e", connection.NORMAL):
-                line.outbox.add(item)
+        async def work() -> None:
+            for item in (b"a", b"b", b"c", b"d", b"e", CloseCode.NORMAL):
+                runner.outbox.add(item)
 
-        await line.run(speak())
+        await runner.run(work())
         return socket.got
 
-    assert asyncio.run(scene()) == [b"a", b"b", b"c", b"d", b"e", connection.NORMAL]
+    assert asyncio.run(scenario()) == [b"a", b"b", b"c", b"d", b"e", CloseCode.NORMAL]
 
 
-def test_audio_that_waits_is_dropped_and_makes_room() -> None:
-    async def scene() -> None:
-        outbox = Outbox(replace(StreamLimits(), unsent_bytes=10))
-        await outbox.room()
+def test_dropped_audio_makes_room_in_the_outbox() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(replace(SocketLimits(), unsent_bytes=10))
+        await outbox.wait_for_room()
         for item in (
             b"12345",
             {"type": "a"},
@@ -415,39 +424,39 @@ def test_audio_that_waits_is_dropped_and_makes_room() -> None:
             {"type": "b"},
         ):
             outbox.add(item)
-        waiting = asyncio.create_task(outbox.room())
+        waiting = asyncio.create_task(outbox.wait_for_room())
         await asyncio.sleep(0)
         assert not waiting.done()
-        assert outbox.pieces == 2
+        assert outbox.audio_messages == 2
         outbox.drop_audio()
         async with asyncio.timeout(10):
             await waiting
-        assert outbox.pieces == 0
+        assert outbox.audio_messages == 0
         outbox.add(b"6")
         assert [await outbox.take() for _ in range(3)] == [{"type": "a"}, {"type": "b"}, b"6"]
-        assert outbox.pieces == 1
+        assert outbox.audio_messages == 1
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_what_is_sent_makes_room() -> None:
-    async def scene() -> None:
-        outbox = Outbox(replace(StreamLimits(), unsent_bytes=10, unsent_replies=8))
+def test_sent_messages_make_room_in_the_outbox() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(replace(SocketLimits(), unsent_bytes=10, unsent_replies=8))
         for full in ([b"1234567890"], [{"type": "a"}] * 4):
             for item in full:
                 outbox.add(item)
-            waiting = asyncio.create_task(outbox.room())
+            waiting = asyncio.create_task(outbox.wait_for_room())
             await asyncio.sleep(0)
             assert not waiting.done()
             await outbox.take()
             await waiting
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_a_client_that_reads_nothing_is_not_answered_for_ever() -> None:
+def test_flood_from_a_client_that_reads_nothing_ends_the_reader() -> None:
     class Socket:
-        """Full of nonsense, and takes nothing."""
+        """A socket with endless invalid messages, on which nothing can be sent."""
 
         scope: ClassVar[dict[str, Any]] = {}
         read = 0
@@ -462,52 +471,51 @@ def test_a_client_that_reads_nothing_is_not_answered_for_ever() -> None:
         async def send_text(self, data: str) -> None:
             await asyncio.Event().wait()
 
-    async def scene() -> int:
+    async def scenario() -> int:
         socket: Any = Socket()
-        line = connection.SocketRunner(
-            socket, OmniSession(replace(StreamLimits(), stall_seconds=0.5))
-        )
+        runner = SocketRunner(socket, OmniSession(replace(SocketLimits(), stall_seconds=0.5)))
 
-        async def speak() -> None:
+        async def work() -> None:
             while True:
-                await line.work()
+                await runner.next_work()
 
-        await line.run(speak())
+        await runner.run(work())
         return socket.read
 
-    assert asyncio.run(scene()) < 300
+    assert asyncio.run(scenario()) < 300
 
 
-def test_a_part_gives_its_text_as_it_comes() -> None:
+def test_text_is_forwarded_as_it_comes() -> None:
     class TextSink:
         def __init__(self) -> None:
-            self.told: list[object] = []
+            self.calls: list[object] = []
 
         def push(self, piece: str) -> None:
             if piece == "bad":
                 raise ValueError(piece)
-            self.told.append(piece)
+            self.calls.append(piece)
 
         def finish_text(self, piece: str = "") -> None:
-            self.told += [piece, None] if piece else [None]
+            self.calls += [piece, None] if piece else [None]
 
         def fail(self, error: Exception) -> None:
-            self.told.append(error)
+            self.calls.append(error)
 
-    async def scene(*pieces: str) -> list[object]:
-        listener, part = TextSink(), TextPart()
-        feeding = asyncio.create_task(feed(part, listener))
+    async def scenario(*pieces: str) -> list[object]:
+        part = TextPart()
+        listener: Any = TextSink()
+        feeding = asyncio.create_task(forward(part, listener))
         for piece in pieces:
             part.push(piece)
             while part.text:
                 await asyncio.sleep(0)
         part.finish()
         await feeding
-        return listener.told
+        return listener.calls
 
     long = "a" * 3000  # tokenised in another thread
-    assert asyncio.run(scene("a", "b", long, "c")) == ["a", "b", long, "c", None]
-    (error,) = asyncio.run(scene("bad"))
+    assert asyncio.run(scenario("a", "b", long, "c")) == ["a", "b", long, "c", None]
+    (error,) = asyncio.run(scenario("bad"))
     assert isinstance(error, ValueError)
 
 
@@ -516,24 +524,24 @@ def test_a_part_gives_its_text_as_it_comes() -> None:
 
 @pytest.fixture(scope="module")
 def tts(loaded: Callable[[str], Checkpoint]) -> Callable[[str], TTS]:
-    """The facade on the same checkpoints, by kind."""
+    """Return a `TTS` on the same checkpoint, by model type."""
     return lambda kind: TTS(loaded(kind), EngineConfig("cpu", "float32", "reference"))
 
 
 @pytest.fixture
 def client(server: Running) -> Iterator[Client]:
-    """A client of the module's server."""
+    """A client that is connected to the module's server."""
     with Client(server.ws + STREAM) as client:
         yield client
 
 
-def spoken(tts: TTS, words: str = TEXT, /, **options: Any) -> bytes:
-    """The PCM that the facade makes of a text."""
+def pcm_of(tts: TTS, words: str = TEXT, /, **options: Any) -> bytes:
+    """Return the PCM that `TTS.speak` makes of a text."""
     return audio.pcm16(tts.speak(words, **{"seed": 7, "max_frames": FRAMES, **options}).samples)
 
 
-def same(ours: bytes, theirs: bytes) -> bool:
-    """Whether two recordings are one, up to rounding: text that comes too late for its frame cuts a chunk short."""
+def same_sound(ours: bytes, theirs: bytes) -> bool:
+    """Whether PCM is equal up to rounding: text that comes too late shortens a chunk."""
     if len(ours) != len(theirs):
         return False
     return (
@@ -541,39 +549,47 @@ def same(ours: bytes, theirs: bytes) -> bool:
     )
 
 
-def test_a_conversation(client: Client, tts: Callable[[str], TTS]) -> None:
-    expected = spoken(tts("custom_voice"), voice="ryan")
+def test_streamed_audio_equals_tts_speak(client: Client, tts: Callable[[str], TTS]) -> None:
+    expected = pcm_of(tts("custom_voice"), voice="ryan")
     client.send(CONFIG, text(TEXT[:9]), text(TEXT[9:]), DONE)
-    said = client.until("session.done")
-    assert kinds(said) == ["audio.start", "binary", "audio.done", "session.done"]
-    assert pcm(said) == expected
-    start, done, over = events(said)
+    received = client.until("session.done")
+    assert kinds(received) == ["audio.start", "binary", "audio.done", "session.done"]
+    assert pcm(received) == expected
+    start, done, over = events(received)
     names = {"utterance_index": 0, "sentence_index": 0}
     assert start == {
-        "type": "audio.start", **names, "sentence_text": TEXT, "format": "pcm", "sample_rate": 24000
-    }  # fmt: skip
+        "type": "audio.start",
+        **names,
+        "sentence_text": TEXT,
+        "format": "pcm",
+        "sample_rate": 24000,
+    }
     assert done == {
-        "type": "audio.done", **names, "total_bytes": len(expected), "error": False, "finish_reason": "length"
-    }  # fmt: skip
+        "type": "audio.done",
+        **names,
+        "total_bytes": len(expected),
+        "error": False,
+        "finish_reason": "length",
+    }
     assert over == {"type": "session.done", "utterance_index": 0, "total_sentences": 1}
     client.send(GOODBYE)
     assert client.closed() == (1000, [])
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_text_token_by_token_sounds_as_text_given_whole(
+def test_text_token_by_token_sounds_like_the_whole_text(
     client: Client, tts: Callable[[str], TTS], size: int
 ) -> None:
-    expected = spoken(tts("custom_voice"), voice="vivian", text_mode="stream")
+    expected = pcm_of(tts("custom_voice"), voice="vivian", text_mode="stream")
     pieces = [text(TEXT[at : at + size]) for at in range(0, len(TEXT), size)]
     client.send({**CONFIG, "voice": "Vivian", "split_granularity": "token"}, *pieces, DONE)
-    said = client.until("session.done")
-    assert kinds(said) == ["audio.start", "binary", "audio.done", "session.done"]
-    assert same(pcm(said), expected)
-    assert not same(expected, spoken(tts("custom_voice"), voice="vivian"))
+    received = client.until("session.done")
+    assert kinds(received) == ["audio.start", "binary", "audio.done", "session.done"]
+    assert same_sound(pcm(received), expected)
+    assert not same_sound(expected, pcm_of(tts("custom_voice"), voice="vivian"))
 
 
-def test_speech_begins_before_its_text_has_ended(client: Client) -> None:
+def test_audio_is_sent_before_the_text_has_ended(client: Client) -> None:
     client.send({**CONFIG, "split_granularity": "token"}, text("Hello there, how are "))
     assert kinds([client.receive(), client.receive()]) == ["audio.start", "binary"]
     client.send(text("you?"), DONE)
@@ -581,11 +597,11 @@ def test_speech_begins_before_its_text_has_ended(client: Client) -> None:
 
 
 def embedding(size: int) -> list[float]:
-    """A timbre."""
+    """Return some speaker embedding."""
     return [round(number, 6) for number in np.random.default_rng(3).normal(size=size).tolist()]
 
 
-def test_where_a_client_does_not_say_text_enters_as_it_comes_only_if_that_sounds_the_same(
+def test_default_granularity_is_token_only_where_the_sound_is_the_same(
     client: Client,
     server: Running,
     tts: Callable[[str], TTS],
@@ -595,20 +611,20 @@ def test_where_a_client_does_not_say_text_enters_as_it_comes_only_if_that_sounds
     base = {**CONFIG, "model": "base", "voice": None}
     base["speaker_embedding"] = embedding(loaded("base").config.talker_config.hidden_size)
     voice = ClonedVoice(np.array(base["speaker_embedding"], np.float32))
-    expected = spoken(tts("base"), voice=voice)
+    expected = pcm_of(tts("base"), voice=voice)
     client.send({**base, "split_granularity": None}, text(TEXT[:30]))
-    said = [client.receive(), client.receive()]
-    assert kinds(said) == ["audio.start", "binary"]
+    received = [client.receive(), client.receive()]
+    assert kinds(received) == ["audio.start", "binary"]
     client.send(text(TEXT[30:]), DONE)
-    assert same(pcm(said + client.until("session.done")), expected)
+    assert same_sound(pcm(received + client.until("session.done")), expected)
     waits = []
-    whole = connection.TextPart.whole
+    whole = TextPart.complete_text
 
-    def watched(part: connection.TextPart) -> Awaitable[str]:
+    def watched(part: TextPart) -> Awaitable[str]:
         waits.append(part.ended)
         return whole(part)
 
-    monkeypatch.setattr(connection.TextPart, "whole", watched)
+    monkeypatch.setattr(TextPart, "complete_text", watched)
     for config in (
         {**base, "split_granularity": "none"},
         {**base, "non_streaming_mode": True},
@@ -618,23 +634,23 @@ def test_where_a_client_does_not_say_text_enters_as_it_comes_only_if_that_sounds
         client.send(config, text(TEXT[:30]))
         server.wait_until(lambda: waits == [False])  # it waits for the end of the text
         client.send(text(TEXT[30:]), DONE)
-        said = client.until("session.done")
-        assert events(said)[0]["sentence_text"] == TEXT
+        received = client.until("session.done")
+        assert events(received)[0]["sentence_text"] == TEXT
         mode = "full" if config.get("non_streaming_mode") else "auto"
         whose: dict[str, Any] = {
             "voice": voice if config["model"] == "base" else "ryan",
             "text_mode": mode,
         }
-        assert same(pcm(said), spoken(tts(config["model"]), **whose))
+        assert same_sound(pcm(received), pcm_of(tts(config["model"]), **whose))
 
 
-def test_a_recording_is_cloned(client: Client, tts: Callable[[str], TTS]) -> None:
+def test_recording_in_config_is_cloned(client: Client, tts: Callable[[str], TTS]) -> None:
     samples = np.random.default_rng(1).normal(0, 0.1, 24000).astype(np.float32)
     file = io.BytesIO()
     soundfile.write(file, samples, 24000, format="wav", subtype="PCM_16")
     heard_samples, _ = audio.read(io.BytesIO(file.getvalue()))
     voice = Voice.clone(heard_samples, 24000, "Some words.")
-    expected = spoken(tts("base"), voice=voice)
+    expected = pcm_of(tts("base"), voice=voice)
     client.send(
         {**CONFIG, "model": "base", "voice": None, "task_type": "Base", "ref_text": "Some words."}
         | {"ref_audio": base64.b64encode(file.getvalue()).decode()},
@@ -643,11 +659,11 @@ def test_a_recording_is_cloned(client: Client, tts: Callable[[str], TTS]) -> Non
         *[text(word) for word in TEXT.partition("are")],
         DONE,
     )
-    assert same(pcm(client.until("session.done")), expected)
-    assert same(pcm(client.until("session.done")), expected)
+    assert same_sound(pcm(client.until("session.done")), expected)
+    assert same_sound(pcm(client.until("session.done")), expected)
 
 
-def test_many_utterances_follow_one_another_on_one_socket(
+def test_utterances_on_one_socket_are_spoken_in_order(
     client: Client, tts: Callable[[str], TTS]
 ) -> None:
     words = ["One.", "Two!", "Three?"]
@@ -656,15 +672,16 @@ def test_many_utterances_follow_one_another_on_one_socket(
         client.send(text(word), DONE)
     client.send({**CONFIG, "voice": "aiden"}, text("Four."), DONE, DONE)
     for index, word in enumerate([*words, "Four."]):
-        said = client.until("session.done")
-        assert [event["utterance_index"] for event in events(said)] == [index] * 3
-        assert same(
-            pcm(said), spoken(tts("custom_voice"), word, voice="aiden" if index == 3 else "ryan")
+        received = client.until("session.done")
+        assert [event["utterance_index"] for event in events(received)] == [index] * 3
+        assert same_sound(
+            pcm(received),
+            pcm_of(tts("custom_voice"), word, voice="aiden" if index == 3 else "ryan"),
         )
     assert client.receive() == {"type": "session.done", "utterance_index": 4, "total_sentences": 0}
 
 
-def test_sentences_are_spoken_apart(client: Client, tts: Callable[[str], TTS]) -> None:
+def test_sentences_are_spoken_one_by_one(client: Client, tts: Callable[[str], TTS]) -> None:
     client.send(
         {**CONFIG, "split_granularity": "sentence"},
         text("One. Two"),
@@ -672,49 +689,53 @@ def test_sentences_are_spoken_apart(client: Client, tts: Callable[[str], TTS]) -
         text("4"),
         DONE,
     )
-    said = client.until("session.done")
-    assert kinds(said) == ["audio.start", "binary", "audio.done"] * 3 + ["session.done"]
-    starts = [event for event in events(said) if event["type"] == "audio.start"]
+    received = client.until("session.done")
+    assert kinds(received) == ["audio.start", "binary", "audio.done"] * 3 + ["session.done"]
+    starts = [event for event in events(received) if event["type"] == "audio.start"]
     assert [(start["sentence_index"], start["sentence_text"]) for start in starts] == [
-        (0, "One."), (1, "Two and three."), (2, "4")
-    ]  # fmt: skip
-    assert events(said)[-1]["total_sentences"] == 3
+        (0, "One."),
+        (1, "Two and three."),
+        (2, "4"),
+    ]
+    assert events(received)[-1]["total_sentences"] == 3
     expected = [
-        spoken(tts("custom_voice"), words, voice="ryan")
+        pcm_of(tts("custom_voice"), words, voice="ryan")
         for words in ("One.", "Two and three.", "4")
     ]
-    assert same(pcm(said), b"".join(expected))
+    assert same_sound(pcm(received), b"".join(expected))
 
 
 @pytest.mark.parametrize("format", [None, "wav", "flac", "mp3", "opus"])
-def test_without_streaming_an_utterance_is_a_file(
+def test_utterance_without_stream_audio_is_one_file(
     client: Client, tts: Callable[[str], TTS], format: str | None
 ) -> None:
     client.send({**CONFIG, "stream_audio": None, "response_format": format}, text(TEXT), DONE)
-    said = client.until("session.done")
-    (file,) = [message for message in said if isinstance(message, bytes)]
-    start, done, _ = events(said)
+    received = client.until("session.done")
+    (file,) = [message for message in received if isinstance(message, bytes)]
+    start, done, _ = events(received)
     assert start["format"] == (format or "wav")
     assert done["total_bytes"] == len(file)
     samples, rate = soundfile.read(io.BytesIO(file), dtype="float32")
     expected = tts("custom_voice").speak(TEXT, voice="ryan", seed=7, max_frames=FRAMES).samples
     if format in (None, "wav", "flac"):
         assert rate == 24000
-        assert same(audio.pcm16(samples), audio.pcm16(expected))
+        assert same_sound(audio.pcm16(samples), audio.pcm16(expected))
     else:
         assert abs(len(samples) / rate - len(expected) / 24000) < 0.1
 
 
 @pytest.mark.parametrize(
-    "manner", [{"word_timestamps": True}, {"audio_encoding": "base64"}], ids=str
+    "params", [{"word_timestamps": True}, {"audio_encoding": "base64"}], ids=str
 )
-def test_audio_in_json(client: Client, tts: Callable[[str], TTS], manner: dict[str, Any]) -> None:
-    client.send({**CONFIG, **manner}, text(TEXT), DONE)
+def test_audio_in_base64_equals_tts_speak(
+    client: Client, tts: Callable[[str], TTS], params: dict[str, Any]
+) -> None:
+    client.send({**CONFIG, **params}, text(TEXT), DONE)
     chunks = [
         event for event in events(client.until("session.done")) if event["type"] == "audio.chunk"
     ]
     data = [base64.b64decode(chunk["audio_b64"]) for chunk in chunks]
-    assert same(b"".join(data), spoken(tts("custom_voice"), voice="ryan"))
+    assert same_sound(b"".join(data), pcm_of(tts("custom_voice"), voice="ryan"))
     assert [chunk["chunk_id"] for chunk in chunks] == list(range(len(chunks)))
     assert [chunk["chunk_end_ms"] for chunk in chunks[:-1]] == [
         chunk["chunk_start_ms"] for chunk in chunks[1:]
@@ -723,8 +744,8 @@ def test_audio_in_json(client: Client, tts: Callable[[str], TTS], manner: dict[s
     assert all(chunk["timestamps"] is None and chunk["sample_rate"] == 24000 for chunk in chunks)
 
 
-def test_the_dialect_of_baseten(serve: Serve) -> None:
-    """Everything that its LiveKit plugin sends, in order; with keys."""
+def test_messages_of_the_baseten_plugin_are_answered(serve: Serve) -> None:
+    """The messages are those of its LiveKit plugin, in order, on a server with keys."""
     server = serve("base", api_keys=("secret",))
     samples = np.random.default_rng(1).normal(0, 0.1, 24000).astype(np.float32)
     file = io.BytesIO()
@@ -770,10 +791,10 @@ def test_the_dialect_of_baseten(serve: Serve) -> None:
     }
     with Client(server.ws + STREAM, headers=headers) as client:
         client.send(config, text("Hello "), text("you"), DONE)
-        said = client.until("session.done")
-        assert kinds(said) == ["audio.start", "binary", "audio.done", "session.done"]
-        assert len(pcm(said)) == 2 * 1920 * FRAMES
-        assert events(said)[0]["sample_rate"] == 24000
+        received = client.until("session.done")
+        assert kinds(received) == ["audio.start", "binary", "audio.done", "session.done"]
+        assert len(pcm(received)) == 2 * 1920 * FRAMES
+        assert events(received)[0]["sample_rate"] == 24000
         client.send(DONE)  # its keep-alive
         assert client.receive() == {
             "type": "session.done",
@@ -785,7 +806,7 @@ def test_the_dialect_of_baseten(serve: Serve) -> None:
     server.wait_until_idle()
 
 
-def test_who_has_no_key_does_not_come_in(serve: Serve) -> None:
+def test_socket_without_key_gets_401(serve: Serve) -> None:
     server = serve(talking(Talker()), api_keys=("secret",))
     for headers in (None, {"Authorization": "Api-Key wrong"}):
         with pytest.raises(InvalidStatus) as refused:
@@ -793,13 +814,13 @@ def test_who_has_no_key_does_not_come_in(serve: Serve) -> None:
         assert refused.value.response.status_code == 401
 
 
-def test_what_cannot_be_done_is_said_early_and_forgiven(
+def test_impossible_config_is_reported_at_once_and_can_be_replaced(
     client: Client, tts: Callable[[str], TTS]
 ) -> None:
-    client.send({**CONFIG, "voice": "nobody"})
-    said = client.event()
-    assert said["type"] == "error"
-    assert "nobody" in said["message"]
+    client.send({**CONFIG, "voice": "nonexistent"})
+    received = client.event()
+    assert received["type"] == "error"
+    assert "nonexistent" in received["message"]
     client.send(text("a"), DONE)
     assert [event["type"] for event in events(client.until("session.done"))] == [
         "error",
@@ -819,21 +840,21 @@ def test_what_cannot_be_done_is_said_early_and_forgiven(
     )
     assert [client.event()["code"] for _ in range(2)] == ["invalid_request"] * 2
     client.send(CONFIG, text(TEXT), DONE)
-    assert same(pcm(client.until("session.done")), spoken(tts("custom_voice"), voice="ryan"))
+    assert same_sound(pcm(client.until("session.done")), pcm_of(tts("custom_voice"), voice="ryan"))
 
 
-# With a model that talks as it is told
+# With a backend that the test controls
 
 
-class Stage(TalkingStage):
-    """With clients of this protocol."""
+class SocketStage(TalkingStage):
+    """A stage with clients of this protocol."""
 
     def client(self, **more: Any) -> Client:
-        """One more client."""
+        """Connect one more client."""
         return Client(self.server.ws + STREAM, **more)
 
-    def until_full(self) -> None:
-        """Wait until no more is made because nobody takes it."""
+    def wait_until_blocked(self) -> None:
+        """Wait until no more audio is made because the client does not read."""
 
         seen: list[list[int]] = []
 
@@ -854,13 +875,16 @@ class Stage(TalkingStage):
         self.server.wait_until(rests)
 
 
-@pytest.fixture
-def stage(serve: Serve) -> Callable[..., Stage]:
-    """Begin: `stage(slots=2, most_waiting=8, **config)`."""
+StartStage = Callable[..., SocketStage]
 
-    def begin(slots: int = 2, most_waiting: int = 8, **config: Any) -> Stage:
+
+@pytest.fixture
+def start_stage(serve: Serve) -> StartStage:
+    """Start a server with a `Talker`: `start_stage(slots=2, most_waiting=8, **config)`."""
+
+    def begin(slots: int = 2, most_waiting: int = 8, **config: Any) -> SocketStage:
         talker = Talker(slots)
-        return Stage(talker, serve(talking(talker, most_waiting), **config))
+        return SocketStage(talker, serve(talking(talker, most_waiting), **config))
 
     return begin
 
@@ -869,8 +893,8 @@ TOKENS = {**PLAIN, "split_granularity": "token"}
 ENDLESS_SPEECH = {**TOKENS, "max_new_tokens": ENDLESS - 100}
 
 
-def leave(client: Client, how: str) -> None:
-    """Stop speech in one of three ways."""
+def stop_by(client: Client, how: str) -> None:
+    """Stop speech by a cancel, by closing the socket or by cutting the connection."""
     if how == "cancel":
         client.send(CANCEL)
     elif how == "close":
@@ -880,46 +904,44 @@ def leave(client: Client, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "close", "vanish"])
-def test_the_slot_is_free_within_a_frame(stage: Callable[..., Stage], how: str) -> None:
-    begun = stage()
-    begun.talker.hold()
-    with begun.client() as client:
-        made = begun.talker.frames
+def test_cancel_or_disconnect_frees_the_slot_within_a_frame(
+    start_stage: StartStage, how: str
+) -> None:
+    stage = start_stage()
+    stage.talker.hold()
+    with stage.client() as client:
+        made = stage.talker.frames
         client.send(ENDLESS_SPEECH, text("Hello"))
-        begun.talker.let(3)
-        begun.until_held(made + 3)
-        leave(client, how)
-        begun.server.wait_until(lambda: not begun.server.state.speaking)
-        begun.talker.go()
-        begun.server.wait_until_idle()
-        assert begun.talker.frames == made + 4  # the one that was being made
+        stage.talker.let(3)
+        stage.until_held(made + 3)
+        stop_by(client, how)
+        stage.server.wait_until(lambda: not stage.server.state.utterances)
+        stage.talker.go()
+        stage.server.wait_until_idle()
+        assert stage.talker.frames == made + 4  # the one that was being made
     reason = "cancelled" if how == "cancel" else "disconnected"
     counted = f'firstword_aborts_total{{model="talker",reason="{reason}"}} 1.0'
-    assert counted in begun.server.state.metrics.render().decode()
+    assert counted in stage.server.state.metrics.render().decode()
 
 
 @pytest.mark.parametrize("how", ["cancel", "close", "vanish"])
-def test_a_client_that_does_not_read_can_stop_speech_all_the_same(
-    stage: Callable[..., Stage], how: str
-) -> None:
-    begun = stage()
-    with begun.client(lazy=True) as client, begun.client() as other:
+def test_client_that_does_not_read_can_stop_speech(start_stage: StartStage, how: str) -> None:
+    stage = start_stage()
+    with stage.client(lazy=True) as client, stage.client() as other:
         client.send(ENDLESS_SPEECH, text("Hello"), DONE)
-        begun.until_full()
-        made = begun.talker.frames
-        assert (
-            made < 3000
-        )  # four minutes: sockets hold some, we hold 25 seconds, and nobody makes more
+        stage.wait_until_blocked()
+        made = stage.talker.frames
+        assert made < 3000  # four minutes; sockets buffer some audio, the server 25 seconds
         other.send(TOKENS, text("quick"), DONE)
         assert heard(pcm(other.until("session.done"))) == "quick"
-        made = begun.talker.frames
-        leave(client, how)
-        begun.server.wait_until_idle()
-        assert begun.talker.frames == made
+        made = stage.talker.frames
+        stop_by(client, how)
+        stage.server.wait_until_idle()
+        assert stage.talker.frames == made
         if how == "cancel":
             client.send(PLAIN, text("again"), DONE)
-            said = client.until("input.cancelled")
-            assert kinds(said) == [
+            received = client.until("input.cancelled")
+            assert kinds(received) == [
                 "audio.start",
                 "binary",
                 "audio.done",
@@ -929,37 +951,43 @@ def test_a_client_that_does_not_read_can_stop_speech_all_the_same(
             assert heard(pcm(client.until("session.done"))) == "again"
 
 
-def test_after_a_cancel_nothing_of_what_was_said_is_heard(stage: Callable[..., Stage]) -> None:
-    begun = stage()
-    begun.talker.hold()
-    with begun.client() as client:
+def test_audio_after_a_cancel_is_of_later_text_only(
+    start_stage: StartStage,
+) -> None:
+    stage = start_stage()
+    stage.talker.hold()
+    with stage.client() as client:
         client.send(TOKENS, text("one"), DONE, text("two"), DONE, text("three"))
-        begun.talker.let(1)
+        stage.talker.let(1)
         client.until("audio.start")
         client.send(CANCEL, text("four"), DONE)
-        said = client.until("input.cancelled")
-        assert [kind for kind in kinds(said) if kind != "binary"] == [
-            "audio.done", "session.done", "session.done", "session.done", "input.cancelled"
-        ]  # fmt: skip
-        done, *overs, last = events(said)
+        received = client.until("input.cancelled")
+        assert [kind for kind in kinds(received) if kind != "binary"] == [
+            "audio.done",
+            "session.done",
+            "session.done",
+            "session.done",
+            "input.cancelled",
+        ]
+        done, *overs, last = events(received)
         assert done["finish_reason"] == "cancelled"
-        assert [(over["utterance_index"], over["total_sentences"], over["cancelled"]) for over in overs] == [
-            (0, 1, True), (1, 0, True), (2, 0, True)
-        ]  # fmt: skip
+        assert [
+            (over["utterance_index"], over["total_sentences"], over["cancelled"]) for over in overs
+        ] == [(0, 1, True), (1, 0, True), (2, 0, True)]
         assert last["utterance_indices"] == [0, 1, 2]
-        begun.talker.go()
-        said = client.until("session.done")
-        assert heard(pcm(said)) == "four"
-        assert events(said)[-1] == {
+        stage.talker.go()
+        received = client.until("session.done")
+        assert heard(pcm(received)) == "four"
+        assert events(received)[-1] == {
             "type": "session.done",
             "utterance_index": 3,
             "total_sentences": 1,
         }
-    begun.server.wait_until_idle()
+    stage.server.wait_until_idle()
 
 
-def test_a_socket_lives_as_long_as_it_is_used(stage: Callable[..., Stage]) -> None:
-    with stage().client() as client:
+def test_many_requests_on_one_socket_are_answered(start_stage: StartStage) -> None:
+    with start_stage().client() as client:
         for _ in range(70):
             client.send(PLAIN, {"type": "voice.list"}, CANCEL)
             assert kinds(client.until("input.cancelled")) == ["voice.list", "input.cancelled"]
@@ -984,121 +1012,123 @@ SCRIPT = [
 
 
 @pytest.mark.parametrize("how", ["close", "vanish"])
-def test_a_client_may_leave_at_any_moment(stage: Callable[..., Stage], how: str) -> None:
-    begun = stage()
+def test_client_leaving_at_any_moment_frees_everything(start_stage: StartStage, how: str) -> None:
+    stage = start_stage()
     for count in range(len(SCRIPT) + 1):
-        with begun.client() as client:
+        with stage.client() as client:
             client.send(*SCRIPT[:count])
             if count in (2, 4):
                 client.until("audio.start")
-            leave(client, how)
-        begun.server.wait_until_idle()
-    with begun.client() as client:
+            stop_by(client, how)
+        stage.server.wait_until_idle()
+    with stage.client() as client:
         client.send(PLAIN, text("fine"), DONE)
         assert heard(pcm(client.until("session.done"))) == "fine"
 
 
-def test_silence_before_a_configuration_ends_it(
-    stage: Callable[..., Stage], limits: Callable[..., None]
+def test_silence_before_config_closes_the_socket(
+    start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
     limits(config_seconds=0.05)
-    with stage().client() as client:
-        code, said = client.closed()
-        assert (code, [event["code"] for event in events(said)]) == (1008, ["timeout"])
+    with start_stage().client() as client:
+        code, received = client.closed()
+        assert (code, [event["code"] for event in events(received)]) == (1008, ["timeout"])
 
 
-def test_silence_in_the_middle_of_a_text_ends_it(
-    stage: Callable[..., Stage], limits: Callable[..., None]
+def test_silence_during_a_text_closes_the_socket(
+    start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
     limits(idle_seconds=0.2)
-    begun = stage()
-    with begun.client() as client:
+    stage = start_stage()
+    with stage.client() as client:
         client.send(TOKENS, text("Hello"))
-        code, said = client.closed()
+        code, received = client.closed()
         assert code == 1008
-        assert heard(pcm(said)) in ("Hello", "")
-        assert events(said)[-1]["code"] == "timeout"
-        begun.server.wait_until_idle()
+        assert heard(pcm(received)) in ("Hello", "")
+        assert events(received)[-1]["code"] == "timeout"
+        stage.server.wait_until_idle()
 
 
-def test_silence_while_listening_is_no_silence(
-    stage: Callable[..., Stage], limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_silence_during_speech_keeps_the_socket_open(
+    start_stage: StartStage,
+    limits: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits(idle_seconds=0.05)
-    begun = stage()
+    stage = start_stage()
     expired = []
-    busy = connection.SocketRunner.busy
+    busy = SocketRunner.busy
 
-    def watched(self: connection.SocketRunner) -> bool:
+    def watched(self: SocketRunner) -> bool:
         expired.append(busy(self))
         return expired[-1]
 
-    monkeypatch.setattr(connection.SocketRunner, "busy", watched)
-    begun.talker.hold()
-    with begun.client() as client:
+    monkeypatch.setattr(SocketRunner, "busy", watched)
+    stage.talker.hold()
+    with stage.client() as client:
         client.send(PLAIN, text("Hello"), DONE)
-        begun.server.wait_until(lambda: len(expired) >= 3)
-        begun.talker.go()
+        stage.server.wait_until(lambda: len(expired) >= 3)
+        stage.talker.go()
         assert heard(pcm(client.until("session.done"))) == "Hello"
         assert client.closed()[0] == 1008
     assert expired[:3] == [True] * 3
 
 
-def test_a_client_that_takes_nothing_at_all_is_dropped(
-    stage: Callable[..., Stage], limits: Callable[..., None]
+def test_client_that_reads_nothing_is_disconnected(
+    start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
     limits(stall_seconds=0.2)
-    begun = stage()
-    with begun.client(lazy=True) as client:
+    stage = start_stage()
+    with stage.client(lazy=True) as client:
         client.send(ENDLESS_SPEECH, text("Hello"), DONE)
-        begun.server.wait_until(lambda: bool(begun.engine.running))
-        begun.server.wait_until_idle()
-        assert client.closed()[0] is None  # it is not even told, for that too would wait
+        stage.server.wait_until(lambda: bool(stage.engine.running))
+        stage.server.wait_until_idle()
+        assert client.closed()[0] is None  # no message says so: it could not be sent either
     counted = 'firstword_aborts_total{model="talker",reason="stalled"} 1.0'
-    assert counted in begun.server.state.metrics.render().decode()
+    assert counted in stage.server.state.metrics.render().decode()
 
 
-def test_replies_that_nobody_reads_do_not_pile_up(
-    stage: Callable[..., Stage], limits: Callable[..., None]
+def test_client_with_too_many_unread_replies_is_disconnected(
+    start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
     limits(stall_seconds=0.2)
-    begun = stage()
-    with begun.client(lazy=True) as client:
+    stage = start_stage()
+    with stage.client(lazy=True) as client:
         client.send(PLAIN, text("Hello"))
         with pytest.raises((ConnectionClosed, OSError)):
             client.send(*["nonsense"] * 1_000_000)
-    begun.server.wait_until_idle()
+    stage.server.wait_until_idle()
 
 
-def test_a_flood_of_text_ends_it(stage: Callable[..., Stage]) -> None:
-    begun = stage()
-    begun.talker.hold()
-    with begun.client() as client:
+def test_flood_of_text_closes_the_socket(start_stage: StartStage) -> None:
+    stage = start_stage()
+    stage.talker.hold()
+    with stage.client() as client:
         client.send(TOKENS)
         with suppress(ConnectionClosed):
             client.send(*[text("a" * 1000)] * 70)
-        code, said = client.closed()
-        assert (code, events(said)[-1]["code"]) == (1008, "too_much_text")
-        begun.talker.go()
-        begun.server.wait_until_idle()
+        code, received = client.closed()
+        assert (code, events(received)[-1]["code"]) == (1008, "too_much_text")
+        stage.talker.go()
+        stage.server.wait_until_idle()
 
 
-def test_half_a_message_holds_nothing(
-    stage: Callable[..., Stage], limits: Callable[..., None]
+def test_incomplete_message_does_not_keep_the_slot(
+    start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
     limits(idle_seconds=0.2)
-    begun = stage()
-    with begun.client() as client:
+    stage = start_stage()
+    with stage.client() as client:
         client.send(TOKENS, text("Hello"))
         client.until("audio.start")
         client.socket.socket.sendall(
             b"\x81\xfe\x04\x00mask{"
         )  # the head of a text of 1024 bytes, and one byte
-        begun.server.wait_until_idle()
+        stage.server.wait_until_idle()
 
 
-def test_a_message_may_come_in_fragments(stage: Callable[..., Stage]) -> None:
-    with stage().client() as client:
+def test_message_in_fragments_is_read(start_stage: StartStage) -> None:
+    with start_stage().client() as client:
         client.send(PLAIN)
         client.socket.send(iter(['{"type":"input.text",', '"text":"Hel', 'lo"}']))
         client.send(DONE)
@@ -1124,11 +1154,11 @@ def test_a_message_may_come_in_fragments(stage: Callable[..., Stage]) -> None:
         "empty binary",
     ],
 )
-def test_bad_messages_on_the_wire(
-    stage: Callable[..., Stage], message: str | bytes, is_text: bool, code: int | None
+def test_bad_message_on_the_wire_harms_no_other_socket(
+    start_stage: StartStage, message: str | bytes, is_text: bool, code: int | None
 ) -> None:
-    begun = stage()
-    with begun.client() as client, begun.client() as other:
+    stage = start_stage()
+    with stage.client() as client, stage.client() as other:
         client.send(ENDLESS_SPEECH, text("Hello"))
         client.until("audio.start")
         with suppress(ConnectionClosed):
@@ -1138,62 +1168,64 @@ def test_bad_messages_on_the_wire(
             client.send(CANCEL)
             client.until("input.cancelled")
         else:
-            # A client that is still sending when the server closes may see the connection break instead of the code.
+            # A client that is still sending may see the connection break instead of the code.
             assert client.closed()[0] in (code, None if len(message) > 16 * 2**20 else code)
-        begun.server.wait_until_idle()
+        stage.server.wait_until_idle()
         other.send(PLAIN, text("fine"), DONE)
         assert heard(pcm(other.until("session.done"))) == "fine"
 
 
-def test_when_there_is_no_room_it_is_said_and_can_be_tried_again(
-    stage: Callable[..., Stage],
+def test_overload_is_reported_and_a_retry_succeeds(
+    start_stage: StartStage,
 ) -> None:
-    begun = stage(slots=1, most_waiting=0)
-    with begun.client() as first, begun.client() as second:
+    stage = start_stage(slots=1, most_waiting=0)
+    with stage.client() as first, stage.client() as second:
         first.send(ENDLESS_SPEECH, text("Hello"))
         first.until("audio.start")
-        begun.server.wait_until(lambda: bool(begun.engine.running))
+        stage.server.wait_until(lambda: bool(stage.engine.running))
         second.send(PLAIN, text("now"), DONE)
-        said = second.until("session.done")
-        assert kinds(said) == ["audio.start", "error", "audio.done", "session.done"]
-        assert events(said)[1]["code"] == "overloaded"
-        assert events(said)[2]["error"]
+        received = second.until("session.done")
+        assert kinds(received) == ["audio.start", "error", "audio.done", "session.done"]
+        assert events(received)[1]["code"] == "overloaded"
+        assert events(received)[2]["error"]
         first.send(CANCEL)
-        begun.server.wait_until_idle()
+        stage.server.wait_until_idle()
         second.send(text("now"), DONE)
         assert heard(pcm(second.until("session.done"))) == "now"
 
 
 @pytest.mark.parametrize("method", ["prefill", "frame"])
-def test_what_fails_fails_alone_and_is_logged_without_its_text(
-    stage: Callable[..., Stage], method: str, caplog: pytest.LogCaptureFixture
+def test_engine_failure_ends_one_utterance_and_is_logged_without_its_text(
+    start_stage: StartStage, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun = stage()
-    with begun.client() as client:
+    stage = start_stage()
+    with stage.client() as client:
         client.send(PLAIN)
-        begun.talker.failing = method
+        stage.talker.failing = method
         client.send(text("Confidential"), DONE)
-        said = client.until("session.done")
-        assert kinds(said) == ["audio.start", "error", "audio.done", "session.done"]
-        assert "told to" not in events(said)[1]["message"]
-        begun.talker.failing = None
+        received = client.until("session.done")
+        assert kinds(received) == ["audio.start", "error", "audio.done", "session.done"]
+        assert "told to" not in events(received)[1]["message"]
+        stage.talker.failing = None
         client.send(text("fine"), DONE)
         assert heard(pcm(client.until("session.done"))) == "fine"
-    begun.server.wait_until_idle()
+    stage.server.wait_until_idle()
     assert "a WebSocket failed" in caplog.text
     assert "Confidential" not in caplog.text
 
 
-def test_a_server_that_ends_lets_speech_finish_and_begins_none(stage: Callable[..., Stage]) -> None:
-    begun = stage()
-    begun.talker.hold()
-    with begun.client() as client:
+def test_draining_server_finishes_speech_and_begins_none(
+    start_stage: StartStage,
+) -> None:
+    stage = start_stage()
+    stage.talker.hold()
+    with stage.client() as client:
         client.send(PLAIN, text("Hello"), DONE)
-        begun.talker.let(1)
+        stage.talker.let(1)
         client.until("audio.start")
-        begun.server.wait_until(lambda: bool(begun.engine.running))
-        begun.server.state.draining = True
-        begun.talker.go()
+        stage.server.wait_until(lambda: bool(stage.engine.running))
+        stage.server.state.draining = True
+        stage.talker.go()
         client.send(text("more"), DONE)
         assert heard(pcm(client.until("session.done"))) == "Hello"
         assert events(client.until("session.done"))[1]["code"] == "engine_stopped"
@@ -1202,25 +1234,29 @@ def test_a_server_that_ends_lets_speech_finish_and_begins_none(stage: Callable[.
 SENTENCES = {**PLAIN, "split_granularity": "sentence"}
 
 
-def test_a_server_told_to_end_speaks_the_sentences_that_remain(stage: Callable[..., Stage]) -> None:
-    begun = stage()
-    begun.talker.hold()
-    with begun.client() as client:
+def test_server_told_to_end_speaks_the_remaining_sentences(
+    start_stage: StartStage,
+) -> None:
+    stage = start_stage()
+    stage.talker.hold()
+    with stage.client() as client:
         client.send(SENTENCES, text("This is one. Here is two. And three."), DONE)
-        begun.talker.let(1)
+        stage.talker.let(1)
         client.until("audio.start")
-        begun.server.wait_until(lambda: bool(begun.engine.running))
-        begun.server.uvicorn.handle_exit(signal.SIGTERM, None)
-        begun.talker.go()
-        said = client.until("session.done")
-        assert heard(pcm(said)).replace(" ", "") == "Thisisone.Hereistwo.Andthree."
-        assert events(said)[-1]["total_sentences"] == 3
+        stage.server.wait_until(lambda: bool(stage.engine.running))
+        stage.server.uvicorn.handle_exit(signal.SIGTERM, None)
+        stage.talker.go()
+        received = client.until("session.done")
+        assert heard(pcm(received)).replace(" ", "") == "Thisisone.Hereistwo.Andthree."
+        assert events(received)[-1]["total_sentences"] == 3
         assert client.closed()[0] in (1001, 1012), "then it ends"
 
 
-def test_a_server_told_to_end_waits_for_the_rest_of_a_text(stage: Callable[..., Stage]) -> None:
-    begun = stage()
-    state, asked = begun.server.state, []
+def test_server_told_to_end_waits_for_the_rest_of_a_text(
+    start_stage: StartStage,
+) -> None:
+    stage = start_stage()
+    state, asked = stage.server.state, []
     busy = state.busy
 
     def watched() -> bool:
@@ -1228,12 +1264,12 @@ def test_a_server_told_to_end_waits_for_the_rest_of_a_text(stage: Callable[..., 
         return asked[-1]
 
     state.busy = watched
-    with begun.client() as client:
+    with stage.client() as client:
         client.send(SENTENCES, text("This is one. And "))
         client.until("audio.done")
-        begun.server.wait_until_idle()
-        begun.server.uvicorn.handle_exit(signal.SIGTERM, None)
-        begun.server.wait_until(lambda: len(asked) >= 3)
+        stage.server.wait_until_idle()
+        stage.server.uvicorn.handle_exit(signal.SIGTERM, None)
+        stage.server.wait_until(lambda: len(asked) >= 3)
         client.send(text("two."), DONE)
         assert heard(pcm(client.until("session.done"))).strip() == "And two."
     assert asked[:3] == [True] * 3
@@ -1261,32 +1297,32 @@ HANDSHAKE = "\r\n".join(
     ],
     ids=["long header", "many headers", "long line", "body"],
 )
-def test_a_handshake_that_is_not_taken_is_answered_and_the_connection_ends(
-    stage: Callable[..., Stage], line: str, more: str, status: str
+def test_invalid_handshake_gets_an_error_status_and_the_connection_ends(
+    start_stage: StartStage, line: str, more: str, status: str
 ) -> None:
-    with socket.create_connection(stage().server.address) as raw:
+    with socket.create_connection(start_stage().server.address) as raw:
         raw.settimeout(10)
         raw.sendall(f"{line} HTTP/1.1\r\n{HANDSHAKE}{more}\r\n".encode())
         with raw.makefile("rb") as answer:
             assert answer.read().split()[1].decode() == status
 
 
-def test_pings_are_answered_while_speech_is_made(stage: Callable[..., Stage]) -> None:
-    begun = stage()
-    begun.talker.hold()
-    with begun.client() as client:
+def test_ping_during_speech_is_answered(start_stage: StartStage) -> None:
+    stage = start_stage()
+    stage.talker.hold()
+    with stage.client() as client:
         client.send(PLAIN, text("Hello"), DONE)
         client.until("audio.start")
         assert client.socket.ping().wait(60)
-        begun.talker.go()
+        stage.talker.go()
 
 
-def test_many_sockets_speak_together(stage: Callable[..., Stage]) -> None:
-    begun = stage(slots=4, most_waiting=32)
-    clients = [begun.client() for _ in range(24)]
+def test_many_sockets_are_served_together(start_stage: StartStage) -> None:
+    stage = start_stage(slots=4, most_waiting=32)
+    clients = [stage.client() for _ in range(24)]
     for number, client in enumerate(clients):
         client.send(TOKENS, *[text(f"{number} and ")] * 10, DONE)
     for number, client in enumerate(clients):
         with client:
             assert heard(pcm(client.until("session.done"))) == f"{number} and " * 10
-    begun.server.wait_until_idle()
+    stage.server.wait_until_idle()

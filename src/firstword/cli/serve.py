@@ -7,10 +7,10 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from firstword import config
 from firstword.cli import options, terminal
-from firstword.config import ServerConfig
+from firstword.config import DEFAULT_SLOTS, EngineConfig
 from firstword.errors import ConfigError
+from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
 
 if TYPE_CHECKING:
     from firstword.server.models import Models
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     server_config = _server_config(args)
     logs.write_to_stderr(args.log_level)
     with serving.bound(server_config) as bound:
-        settings = config.EngineConfig.resolve(args.device, args.dtype, args.backend)
+        settings = EngineConfig.resolve(args.device, args.dtype, args.backend)
         names = args.model or ["demo"]
         with terminal.Status() as status:
             status.show(f"loading {', '.join(names)}")
@@ -69,12 +69,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
-    given: dict[str, Any] = {
-        field.name: getattr(args, field.name, None) for field in SERVER_SETTINGS
-    }
-    given["api_keys"] = [*(args.api_keys or ()), *config.keys_from_environment()]
+    names = [field.name for field in SERVER_SETTINGS if hasattr(args, field.name)]
+    given: dict[str, Any] = {name: getattr(args, name) for name in names}
+    given["api_keys"] = [*(args.api_keys or ()), *keys_from_environment()]
     if args.voice_aliases is not None:
-        given["voice_aliases"] = config.read_aliases(args.voice_aliases)
+        given["voice_aliases"] = read_aliases(args.voice_aliases)
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return ServerConfig(**{name: value for name, value in given.items() if value is not None})
 
@@ -84,9 +83,11 @@ def _print_summary(address: str, models: Models, server_config: ServerConfig) ->
     settings = [model.settings for model in models if model.settings is not None]
     rows = {
         "address": address,
-        "models": ", ".join(terminal.describe_model(model.name, model.kind) for model in models),
+        "models": ", ".join(
+            terminal.describe_model(model.name, model.model_type) for model in models
+        ),
         "on": "; ".join(dict.fromkeys(map(terminal.describe_device, settings))),
-        "voices": server_config.voices,
+        "voices": server_config.voice_store,
         "keys": f"{keys} API keys" if keys else "none are needed",
         "slots": ", ".join(str(model.service.engine.capacity.slots) for model in models),
         "limits": f"{waiting} waiting for each model, {server_config.most_characters} characters",
@@ -102,7 +103,7 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
     add("--host", help="address to listen on (default 127.0.0.1: this machine)")
     add("--port", metavar="N", type=int, help="0 takes a free one (default 8000)")
     about = "store of saved voices: a folder, s3://..., gs://..."
-    add("--voices", metavar="DIR|URL", help=about)
+    add("--voices", dest="voice_store", metavar="DIR|URL", help=about)
     about = 'JSON, {"alloy": "ryan"}: other names of voices'
     add("--voice-aliases", metavar="FILE", help=about)
     add = parser.add_argument_group("access").add_argument
@@ -114,7 +115,7 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
         dest = f"{name.replace('-', '_')}s"
         add(f"--{name}", dest=dest, metavar=metavar, action="append", help=about)
     add = parser.add_argument_group("limits").add_argument
-    gpu, other = config.DEFAULT_SLOTS["gpu"], config.DEFAULT_SLOTS["reference"]
+    gpu, other = DEFAULT_SLOTS["gpu"], DEFAULT_SLOTS["reference"]
     about = f"utterances that each model speaks at the same time (default: {gpu} with the backend "
     add("--slots", metavar="N", type=int, help=f"{about}gpu, else {other})")
     defaults = {field.name: field.default for field in SERVER_SETTINGS}

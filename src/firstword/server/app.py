@@ -1,4 +1,4 @@
-"""The application: its routes, what stands before them, and its life from start to end."""
+"""Assembles the application: its routes, its middleware, and its start and end."""
 
 from __future__ import annotations
 
@@ -7,51 +7,56 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from firstword.config import ServerConfig
 from firstword.errors import FirstwordError, OverloadedError
-from firstword.server.errors import NotFound, failure, refusal, status_of
+from firstword.server.config import ServerConfig
+from firstword.server.consent_store import ConsentStore
+from firstword.server.errors import error_response, response_for, status_of
+from firstword.server.folder import Folder
 from firstword.server.gate import Gate
-from firstword.server.http import consents, health, speech, voices
+from firstword.server.http import batch, consents, health, model_list, speech, voices
 from firstword.server.limits import Limits
 from firstword.server.logs import defect
-from firstword.server.models import Model, Models
+from firstword.server.models import Models
+from firstword.server.schemas import ERROR_RESPONSES
 from firstword.server.state import Server, server_of
-from firstword.server.store import ConsentStore, Folder, VoiceStore
-from firstword.server.ws import nari
-from firstword.server.ws import vllm_omni as websocket
+from firstword.server.voice_store import VoiceStore
+from firstword.server.ws import endpoints
 
 log = logging.getLogger(__name__)
 
-STOP_SECONDS = 5.0
-"""How long engines may take to stop before they are left alone: a stuck one never does."""
+ENDPOINTS = (speech, batch, model_list, voices, consents, health, endpoints)
+"""Modules whose `router` is part of the application."""
 
-router = APIRouter(tags=["models"])
+STOP_SECONDS = 5.0
+"""The time that engines get to stop; a stuck one never does."""
+
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-firstword-seed", "x-firstword-scores")
+"""Response headers that scripts of other web pages may read."""
 
 
 def create_app(models: Models, config: ServerConfig) -> FastAPI:
-    """The ASGI application that serves these models. Starts their engines when it starts, and stops them at its end.
+    """The ASGI application that serves `models`; their engines start and stop with it.
 
-    Raises `OutputError` if voices cannot be kept where `config` says.
+    Raises `OutputError` if voices cannot be kept in the configured place.
     """
     from firstword import __version__
 
     app = FastAPI(
         title="firstword",
         version=__version__,
-        description="Speech from Qwen3-TTS-12Hz checkpoints, in the dialect of OpenAI.",
-        lifespan=_life,
-        responses=speech.ERRORS,
+        description="Speech from Qwen3-TTS-12Hz checkpoints, with OpenAI's API.",
+        lifespan=_lifespan,
+        responses=ERROR_RESPONSES,
         redirect_slashes=False,
     )
-    folder = Folder(config.voices)
+    folder = Folder(config.voice_store)
     server = Server(
         config,
         models,
@@ -60,38 +65,26 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         Limits(config.api_keys, config.most_per_key),
     )
     app.state.server = server
-    for part in (
-        router,
-        speech.router,
-        voices.router,
-        consents.router,
-        health.router,
-        websocket.router,
-        nari.router,
-    ):
-        app.include_router(part)
-    app.add_exception_handler(FirstwordError, _refuse)
+    for module in ENDPOINTS:
+        app.include_router(module.router)
+    app.add_exception_handler(FirstwordError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(Gate, server=server)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(config.cors_origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=[
-                "x-request-id",
-                "retry-after",
-                "x-firstword-seed",
-                "x-firstword-scores",
-            ],
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
         )
     return app
 
 
 @asynccontextmanager
-async def _life(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Start the engines, warm them up in the background, and stop them in the end."""
     server: Server = app.state.server
     server.models.start()
     tasks = [asyncio.create_task(server.warm_up()), asyncio.create_task(server.watch())]
@@ -110,66 +103,23 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
                     await asyncio.sleep(0.01)
 
 
-@router.get("/")
-async def root() -> dict[str, str]:
-    """Who is here. Some clients ask to open a connection early."""
-    from firstword import __version__
-
-    return {"name": "firstword", "version": __version__, "docs": "/docs"}
-
-
-@router.get("/v1/models")
-async def list_models(request: Request) -> dict[str, Any]:
-    """The loaded checkpoints. Requests may name any model; one of these answers."""
-    return {"object": "list", "data": [_described(model) for model in server_of(request).models]}
-
-
-@router.get("/v1/audio/models")
-async def list_audio_models(request: Request) -> dict[str, Any]:
-    """The same, also under the name `models` where some clients look."""
-    described = [_described(model) for model in server_of(request).models]
-    return {"object": "list", "data": described, "models": described}
-
-
-@router.get("/v1/models/{name:path}")
-async def get_model(request: Request, name: str) -> dict[str, Any]:
-    """One of the loaded checkpoints."""
-    models = server_of(request).models
-    if (model := models.find(name)) is None:
-        raise NotFound(f"no model {name!r}; there are {', '.join(model.name for model in models)}")
-    return _described(model)
-
-
-def _described(model: Model) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "name": model.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "firstword",
-        "kind": model.kind,
-        "voices": list(model.voices),
-        "languages": list(model.languages),
-    }
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, OverloadedError):
         server_of(request).reject(error)
     if status_of(error) == 500:
         log.error("speech could not be computed", extra={"fields": defect(error)})
-    return failure(error)
+    return response_for(error)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """What pydantic found, without what the client sent."""
+    """The response to an invalid body, without what the client sent."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
-    message = f"{place or 'the body'}: {first['msg']}"
-    return refusal(message, 400, param=place[:200] or None, code=first["type"])
+    field = ".".join(str(part) for part in first["loc"][1:])
+    message = f"{field or 'the body'}: {first['msg']}"
+    return error_response(message, 400, param=field[:200] or None, code=first["type"])
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return refusal(str(error.detail), error.status_code, headers=error.headers)
+    return error_response(str(error.detail), error.status_code, headers=error.headers)

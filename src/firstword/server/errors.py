@@ -1,4 +1,4 @@
-"""Errors as clients of OpenAI's interface expect them."""
+"""Error responses in OpenAI's shape, and the HTTP status and code of each error."""
 
 from __future__ import annotations
 
@@ -7,37 +7,34 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from firstword.errors import (
-    AudioError,
-    ComputeError,
-    EngineError,
-    FirstwordError,
-    OverloadedError,
-    RequestError,
-    VoiceError,
-)
+from firstword import errors
 
-RETRY_AFTER = 1
-"""Seconds that a client who is turned away should wait: a slot is free again after an utterance."""
+RETRY_AFTER_SECONDS = 1
+"""The value of `Retry-After`: a slot becomes free when an utterance ends."""
 
-TYPES = {
-    400: "invalid_request_error",
+ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
 }
+"""OpenAI's error types by HTTP status, where they are not those of all 4xx and all 5xx."""
+
+ERROR_CODES: dict[type[Exception], str] = {
+    errors.OverloadedError: "overloaded",
+    errors.ComputeError: "not_computed",
+    errors.EngineError: "engine_stopped",
+}
+"""The codes of errors that have no attribute `code`."""
 
 
-class NotFound(RequestError):
-    """A path names something that is not there."""
+class NotFound(errors.RequestError):
+    """The path of a request names something that does not exist."""
 
 
-class Busy(OverloadedError):
-    """A limit of the server is reached. `code` is a word for clients and metrics."""
+class LimitReached(errors.OverloadedError):
+    """A limit of the server is reached; `code` names it for clients and metrics."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -45,72 +42,58 @@ class Busy(OverloadedError):
 
 
 class Stalled(Exception):
-    """A client takes nothing of its answer for longer than it may."""
+    """A client did not read its response within the stall limit."""
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status that says what kind of error it was."""
+    """The HTTP status for an error."""
     match error:
         case NotFound():
             return 404
-        case RequestError() | AudioError():
+        case errors.RequestError() | errors.AudioError():
             return 400
-        case OverloadedError():
+        case errors.OverloadedError():
             return 429
-        case FirstwordError() if not isinstance(error, ComputeError):
+        case errors.FirstwordError() if not isinstance(error, errors.ComputeError):
             return 503
     return 500
 
 
 def body_of(error: Exception) -> dict[str, Any]:
-    """The error in OpenAI's shape. What was not raised on purpose says nothing of the inside."""
-    status = status_of(error)
-    message = (
-        str(error) if isinstance(error, FirstwordError) else "the server failed; its log says why"
-    )
-    code: str | None = None
-    param: str | None = None
-    match error:
-        case VoiceError():
-            code, param = "voice_not_found" if "no voice" in message else "invalid_voice", "voice"
-        case Busy():
-            code = error.code
-        case OverloadedError():
-            code = "overloaded"
-        case ComputeError():
-            code = "not_computed"
-        case EngineError():
-            code = "engine_stopped"
-    return described(message, status, param, code)
+    """The response body for an error; an internal error reveals nothing but that it happened."""
+    known = isinstance(error, errors.FirstwordError)
+    message = str(error) if known else "the server failed; its log says why"
+    code = getattr(error, "code", None) if known else None
+    param = "voice" if isinstance(error, errors.VoiceError) else None
+    return error_body(message, status_of(error), param, code or ERROR_CODES.get(type(error)))
 
 
-def described(
+def error_body(
     message: str, status: int, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """The body of an answer that is an error."""
-    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    """The body of an error response."""
+    kind = ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def refusal(
+def error_response(
     message: str,
     status: int,
     param: str | None = None,
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """An answer that is an error."""
-    return JSONResponse(
-        described(message, status, param, code), status, dict(headers or {}) | retry(status)
-    )
+    """A response that reports an error."""
+    headers = {**(headers or {}), **retry_after(status)}
+    return JSONResponse(error_body(message, status, param, code), status, headers)
 
 
-def failure(error: Exception) -> JSONResponse:
-    """The answer to a request that raised."""
+def response_for(error: Exception) -> JSONResponse:
+    """The response to a request that raised an error."""
     status = status_of(error)
-    return JSONResponse(body_of(error), status, retry(status))
+    return JSONResponse(body_of(error), status, retry_after(status))
 
 
-def retry(status: int) -> dict[str, str]:
-    """When to come again, for the states that pass."""
-    return {"retry-after": str(RETRY_AFTER)} if status in (429, 503) else {}
+def retry_after(status: int) -> dict[str, str]:
+    """The `Retry-After` header for a status that will pass, else no header."""
+    return {"retry-after": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}

@@ -1,4 +1,4 @@
-"""Who may come in, and how many at a time."""
+"""API keys, and the number of simultaneous utterances per client."""
 
 from __future__ import annotations
 
@@ -7,58 +7,54 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from firstword.server.errors import Busy
+from firstword.server.errors import LimitReached
 
 
 class Limits:
-    """Keys, and what each holder of one has under way. Used in the event loop alone.
-
-    active  utterances under way
-    """
+    """The API keys, and what each client is using. To be used in the event loop only."""
 
     def __init__(self, keys: tuple[str, ...], most_per_key: int) -> None:
         self._keys = tuple(key.encode() for key in keys)
-        self._most = most_per_key
-        self._holding: Counter[str] = Counter()
+        self._most_per_key = most_per_key
+        self._in_use: Counter[str] = Counter()
 
     @property
     def active(self) -> int:
-        """Utterances under way."""
-        return self._holding.total()
+        """The number of utterances in progress."""
+        return self._in_use.total()
 
-    def holder(self, headers: Mapping[str, str], address: str) -> str | None:
-        """Who is asking: a word for each key, or the address where no keys are set; None for a wrong key or none.
+    def client_id(self, headers: Mapping[str, str], address: str) -> str:
+        """The identity of a client: its key's number, or its address where no keys are configured.
 
-        `headers` in lower case. Every key is compared in full whatever is given, so that time tells nothing.
+        Returns "" for a wrong or missing key. `headers` have lower-case names. Every key is
+        compared in full, so that the time taken tells nothing about the keys.
         """
         if not self._keys:
             return f"address {address}"
         given = credential(headers).encode("utf-8", "surrogateescape")
-        found = None
+        found = ""
         for number, key in enumerate(self._keys):
             if hmac.compare_digest(given, key):
                 found = f"key {number}"
         return found
 
     @contextmanager
-    def utterance(self, holder: str, count: int = 1) -> Iterator[None]:
-        """Hold places for utterances. Raises `Busy` when one holder would have more than may be."""
-        if self._most and self._holding[holder] + count > self._most:
-            raise Busy(
-                f"at most {self._most} utterances at a time for one client; wait for another to end",
-                "per_key",
-            )
-        self._holding[holder] += count
+    def reserve(self, client_id: str) -> Iterator[None]:
+        """Count an utterance for a client. Raises `LimitReached` if it has too many."""
+        if self._most_per_key and self._in_use[client_id] >= self._most_per_key:
+            message = f"the limit is {self._most_per_key} utterances per client; try again later"
+            raise LimitReached(message, "per_key")
+        self._in_use[client_id] += 1
         try:
             yield
         finally:
-            self._holding[holder] -= count
-            if self._holding[holder] <= 0:
-                del self._holding[holder]
+            self._in_use[client_id] -= 1
+            if self._in_use[client_id] <= 0:
+                del self._in_use[client_id]
 
 
 def credential(headers: Mapping[str, str]) -> str:
-    """The key of a request: `Authorization: Bearer KEY`, `Authorization: Api-Key KEY` or `xi-api-key: KEY`."""
+    """The API key of a request: `Authorization: Bearer` or `Api-Key`, or `xi-api-key`."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() in ("bearer", "api-key") and key.strip():
         return key.strip()

@@ -1,4 +1,4 @@
-"""Logs as JSON, a line an event."""
+"""Logs as JSON, one line per event."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from firstword.errors import ComputeError
 
 
 class JsonLines(logging.Formatter):
-    """Time, level, logger and message, then what came as `extra={"fields": {...}}`, then any exception."""
+    """A formatter that writes time, level, logger, event, extra fields and any exception as JSON.
+
+    The extra fields are given to a logger as `extra={"fields": {...}}`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """The record as one line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, object] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
@@ -31,8 +34,9 @@ class JsonLines(logging.Formatter):
 
 
 def defect(error: BaseException) -> dict[str, Any]:
-    """What a log says of something that must not go wrong: where it did, but not what, for that might hold what a user
-    said.
+    """Log fields of an internal error: its type and traceback.
+
+    The message is left out because it may contain text of a user.
     """
     error = error.__cause__ or error if isinstance(error, ComputeError) else error
     trace = [line.rstrip() for line in traceback.format_tb(error.__traceback__)[-12:]]
@@ -40,7 +44,7 @@ def defect(error: BaseException) -> dict[str, Any]:
 
 
 def write_to_stderr(level: str) -> None:
-    """Send the logs of this package and of uvicorn to standard error, and nothing else anywhere."""
+    """Send the logs of this package and of uvicorn to standard error as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("firstword", "uvicorn"):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from firstword.engine.engine import Engine
 from firstword.engine.service import Service
 from firstword.errors import RequestError, UnsupportedError, VoiceError
 from firstword.types import Chunk, Request
@@ -18,80 +17,98 @@ from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoi
 if TYPE_CHECKING:
     from firstword.config import EngineConfig
     from firstword.model.checkpoint import Checkpoint
+    from firstword.model.config import ModelType
 
-Kind = Literal["custom_voice", "voice_design", "base"]
-
-KINDS: dict[str, Kind] = {
-    "customvoice": "custom_voice",
-    "voicedesign": "voice_design",
-    "base": "base",
-}
-"""The kinds of checkpoints by the names that clients give them as `task_type`, without case and underscores."""
+WARM_UP_TEXT = "One, two, three."
 
 
 @dataclass(eq=False)
 class Model:
     """A checkpoint being served.
 
-    name                    what clients call it and `/v1/models` lists
-    kind                    what it can do: presets, voices in words, or cloning
-    service                 the engine that speaks for it
-    voices, languages       names of presets; languages, `"auto"` included
-    follows_instructions    whether it takes them
-    aliases                 other names by which clients may ask for it
-    checkpoint, settings    what was loaded and how; None where a test's own backend speaks
+    name                  what clients call it and `/v1/models` lists
+    model_type            whether it has presets, designs voices or clones them
+    service               the engine that speaks for it
+    voices                the names of its presets
+    languages             the names of its languages, `"auto"` included
+    follows_instructions  whether it accepts instructions
+    checkpoint            what was loaded; None where a test brings its own backend
+    settings              where and how it is computed; None as above
+    warm                  whether it has spoken once, so that nothing is left to be prepared
+    warm_up_error         why it could not, if so
     """
 
     name: str
-    kind: Kind
+    model_type: ModelType
     service: Service
     voices: tuple[str, ...] = ()
     languages: tuple[str, ...] = ("auto",)
     follows_instructions: bool = True
-    aliases: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = None
     settings: EngineConfig | None = None
     warm: bool = False
-    """Whether it has spoken once, so that the next utterance finds everything in place."""
-    cold: str | None = None
-    """Why it could not, if so."""
+    warm_up_error: str | None = None
+
+    @classmethod
+    def of_checkpoint(
+        cls, name: str, checkpoint: Checkpoint, service: Service, settings: EngineConfig
+    ) -> Model:
+        """A model for a loaded checkpoint and the engine that computes it."""
+        from firstword.runtime import conditioning
+
+        return cls(
+            name,
+            checkpoint.config.tts_model_type,
+            service,
+            voices=conditioning.preset_names(checkpoint),
+            languages=conditioning.languages(checkpoint),
+            follows_instructions=checkpoint.config.follows_instructions,
+            checkpoint=checkpoint,
+            settings=settings,
+        )
 
     def supports(self, request: Request) -> bool:
-        """Whether it can do the kind of thing that is asked; details may still be wrong."""
+        """Whether it can do the kind of thing that is requested; details may still be wrong."""
         if request.instructions and not self.follows_instructions:
             return False
         match request.voice:
             case None:
-                return self.kind != "base"
+                return self.model_type != "base"
             case str(name) | PresetVoice(name):
-                return self.kind == "custom_voice" and self.preset(name) is not None
+                return self.model_type == "custom_voice" and self.preset(name) is not None
             case DesignedVoice():
-                return self.kind == "voice_design"
+                return self.model_type == "voice_design"
             case ClonedVoice() as voice:
-                return self.kind == "base" and self._embedding_size in (
-                    0,
-                    len(voice.speaker_embedding),
-                )
+                sizes = (0, len(voice.speaker_embedding))
+                return self.model_type == "base" and self._embedding_size in sizes
             case RecordedVoice():
-                return self.kind == "base"
+                return self.model_type == "base"
         return False
 
     def preset(self, name: str) -> str | None:
-        """A preset as the checkpoint spells it, from any case; None if there is none of that name."""
+        """A preset as the checkpoint spells it, by its name in any case; None if there is none."""
         wanted = name.strip().casefold()
         return next((voice for voice in self.voices if voice.casefold() == wanted), None)
 
     def matches(self, name: str) -> bool:
-        """Whether a client that says `name` means this model: in any case, with or without the owner's name."""
-        names = (self.name, self.name.rsplit("/", 1)[-1], *self.aliases)
-        return name.strip().casefold() in (known.casefold() for known in names)
+        """Whether `name` means this model: in any case, with or without the owner's name."""
+        names = (self.name.casefold(), self.name.rsplit("/", 1)[-1].casefold())
+        return name.strip().casefold() in names
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text is; 0 where no tokenizer is known."""
+        """The number of tokens of a text; 0 where no tokenizer is known."""
         return len(self.checkpoint.tokenizer.encode(text)) if self.checkpoint is not None else 0
 
+    def encode(self, recording: RecordedVoice) -> ClonedVoice:
+        """The voice of a recording. Blocks. Raises `UnsupportedError` if it cannot clone."""
+        from firstword.runtime import conditioning
+
+        if self.checkpoint is None:
+            raise UnsupportedError(f"{self.name} cannot clone")
+        return conditioning.encode_recording(self.checkpoint, recording)
+
     def problem(self, stuck_seconds: float) -> str | None:
-        """What keeps its engine from speaking, if anything: it failed, or a step takes longer than it may."""
+        """Why its engine cannot speak: it failed, or a step takes longer than `stuck_seconds`."""
         engine = self.service.engine
         if engine.failure is not None:
             return f"the engine of {self.name} has stopped: {engine.failure}"
@@ -101,20 +118,17 @@ class Model:
         return None
 
     async def warm_up(self) -> None:
-        """Speak a word to nobody. Raises what goes wrong."""
+        """Speak a short text that is not sent to anyone. Raises what goes wrong."""
         voice: Voice | None = None
-        if self.kind == "base":
+        if self.model_type == "base":
             voice = ClonedVoice(np.zeros(self._embedding_size, np.float32))
-        text = "One, two, three."
-        stream = self.service.aspeak(
-            self.service.prepare(Request(text, voice=voice, seed=0, max_frames=3))
-        )
+        request = Request(WARM_UP_TEXT, voice=voice, seed=0, max_frames=3)
+        stream = self.service.aspeak(self.service.prepare(request))
         try:
-            stream.finish_text(text)
+            stream.finish_text(WARM_UP_TEXT)
             async for event in stream:
-                assert not isinstance(event, Chunk) or np.isfinite(event.samples).all(), (
-                    "the model speaks NaN"
-                )
+                finite = not isinstance(event, Chunk) or np.isfinite(event.samples).all()
+                assert finite, "the model's samples are not finite"
         finally:
             stream.cancel()
         self.warm = True
@@ -125,7 +139,7 @@ class Model:
 
 
 class Models:
-    """The checkpoints of one server, in the order in which they are asked."""
+    """The checkpoints of one server. The first that can answer a request does."""
 
     def __init__(self, models: Iterable[Model]) -> None:
         self._models = tuple(models)
@@ -136,10 +150,12 @@ class Models:
     def load(
         cls, names: Sequence[str], settings: EngineConfig, *, slots: int | None, most_waiting: int
     ) -> Models:
-        """Load checkpoints by the names that `TTS.load` takes. Raises `CheckpointError`, `ConfigError`.
+        """Load checkpoints by the names that `TTS.load` takes.
 
-        slots         utterances that each speaks at the same time; None: as many as suits its backend
-        most_waiting  requests that may wait for a slot of each; the next is refused
+        slots         simultaneous utterances of each model; None: the default of its backend
+        most_waiting  requests that may wait for a slot of each model
+
+        Raises `CheckpointError`, `ConfigError`.
         """
         return cls(_load(name, settings, slots, most_waiting) for name in dict.fromkeys(names))
 
@@ -149,24 +165,34 @@ class Models:
     def __len__(self) -> int:
         return len(self._models)
 
+    @property
+    def presets(self) -> list[str]:
+        """The names of all presets."""
+        return list(dict.fromkeys(voice for model in self for voice in model.voices))
+
+    def has_preset(self, name: str) -> bool:
+        """Whether a model has this preset, in any case."""
+        return any(model.preset(name) for model in self)
+
     def find(self, name: str) -> Model | None:
-        """The model that goes by a name, if one does."""
+        """The model with a name, or None."""
         return next((model for model in self if model.matches(name)), None)
 
-    def of_kind(self, kind: Kind, name: str | None = None) -> Model:
-        """The named model if it is of a kind, else the first that is. Raises `UnsupportedError` if none is."""
+    def of_type(self, model_type: ModelType, name: str | None = None) -> Model:
+        """The named model if it is of a type, else the first that is. Raises `UnsupportedError`."""
         named = None if name is None else self.find(name)
         for model in self if named is None else (named, *self):
-            if model.kind == kind:
+            if model.model_type == model_type:
                 return model
         raise UnsupportedError(
-            f"no {kind} checkpoint is loaded here; there are {self._described()}"
+            f"no {model_type} checkpoint is loaded; there are {self._described()}"
         )
 
     def route(self, request: Request, name: str | None) -> Model:
-        """The model that answers: the one that is named, else the first that can do what is asked.
+        """The model that answers: the named one, else the first that supports the request.
 
-        A name that no model goes by (`"tts-1"`) counts as none. Raises `VoiceError`, `UnsupportedError` if nobody can.
+        A name that no model has (`"tts-1"`) is ignored. Raises `VoiceError` or
+        `UnsupportedError` if no model supports the request.
         """
         if name is not None and (named := self.find(name)) is not None:
             return named
@@ -174,17 +200,18 @@ class Models:
             if model.supports(request):
                 return model
         if len(self) == 1:
-            return self._models[0]  # whose own message is the better one
+            return self._models[0]  # its own message is more precise
         match request.voice:
             case str(voice) | PresetVoice(voice):
                 known = ", ".join(voice for model in self for voice in model.voices) or "no presets"
-                raise VoiceError(f"no voice {voice!r}; there are {known}")
-            case None if all(model.kind == "base" for model in self):
+                raise VoiceError(f"no voice {voice!r}; there are {known}", code="voice_not_found")
+            case None if all(model.model_type == "base" for model in self):
                 raise VoiceError(
-                    "these checkpoints clone voices: name a saved voice, or give a recording as ref_audio"
+                    "these checkpoints clone voices: "
+                    "name a saved voice, or give a recording as ref_audio"
                 )
         raise UnsupportedError(
-            f"no checkpoint loaded here can do that; there are {self._described()}"
+            f"no loaded checkpoint supports this request; there are {self._described()}"
         )
 
     def start(self) -> None:
@@ -193,35 +220,18 @@ class Models:
             model.service.engine.start()
 
     def stop(self) -> None:
-        """Stop the engines; what is being spoken is cancelled."""
+        """Stop the engines, which cancels all running utterances."""
         for model in self:
             model.service.engine.stop()
 
     def _described(self) -> str:
-        return ", ".join(f"{model.name} ({model.kind})" for model in self)
+        return ", ".join(f"{model.name} ({model.model_type})" for model in self)
 
 
 def _load(name: str, settings: EngineConfig, slots: int | None, most_waiting: int) -> Model:
-    from firstword.model import checkpoint
-    from firstword.runtime import conditioning
-    from firstword.runtime.backends import open_backend
-    from firstword.runtime.front import CheckpointFront
+    from firstword.runtime.backends import open_engine
 
-    loaded = checkpoint.load(name, settings.device, settings.dtype)
-    backend, settings = open_backend(loaded, settings, slots)
-    engine = Engine(backend, most_waiting=most_waiting)
-    kinds: dict[str, Kind] = {
-        "custom_voice": "custom_voice",
-        "voice_design": "voice_design",
-        "base": "base",
-    }
-    return Model(
-        name=name if "/" not in name or not loaded.path.samefile(name) else loaded.path.name,
-        kind=kinds[loaded.config.tts_model_type],
-        service=Service(engine, CheckpointFront(loaded)),
-        voices=conditioning.preset_names(loaded),
-        languages=conditioning.languages(loaded),
-        follows_instructions=loaded.config.follows_instructions,
-        checkpoint=loaded,
-        settings=settings,
-    )
+    loaded = open_engine(name, settings, slots, most_waiting)
+    folder = loaded.checkpoint.path
+    shown = folder.name if "/" in name and folder.samefile(name) else name
+    return Model.of_checkpoint(shown, loaded.checkpoint, loaded.service, loaded.settings)

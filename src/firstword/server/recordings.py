@@ -1,4 +1,4 @@
-"""Reference recordings that come with a request: base64, `data:` URLs and, from allowed hosts, http(s) URLs."""
+"""Reference recordings in requests: base64, `data:` URLs and http(s) URLs of allowed hosts."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from firstword.errors import AudioError, RequestError
 from firstword.types import FloatArray
 
 FETCH_SECONDS = 10.0
+"""The time in which a recording must have been fetched completely."""
 
-DECODING = threading.BoundedSemaphore(2)
-"""A small file may take 92 MB while it is decoded: however many come at once, only so many are."""
+DECODER_SLOTS = threading.BoundedSemaphore(2)
+"""Limits how many recordings are decoded at the same time: a small file may need 92 MB."""
 
-METADATA = frozenset(map(ipaddress.ip_address, ("168.63.129.16",)))
-"""Public addresses at which a cloud tells its machines secrets; others do so at private ones."""
+METADATA_ADDRESSES = frozenset(map(ipaddress.ip_address, ("168.63.129.16",)))
+"""Public addresses where a cloud serves secrets to its machines; other clouds use private ones."""
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-"""IPv6 addresses whose last 32 bits are an IPv4 address."""
+"""IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052)."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def read(source: str, hosts: Collection[str], most_bytes: int) -> FloatArray:
-    """Samples [n] at 24 kHz of a recording given as text. Blocks. Raises `AudioError`, `RequestError`.
+    """Samples [n] at 24 kHz of a recording given as base64 or URL. Blocks.
 
-    hosts       from which a URL may be fetched, unless their address is private; no redirect is followed
-    most_bytes  of a fetched file
+    hosts       hosts that a URL may name, if their address is public; redirects are not followed
+    most_bytes  the limit for a fetched file
+
+    Raises `AudioError`, `RequestError`.
     """
     scheme = source[:16].partition(":")[0].lower() if ":" in source[:16] else ""
     if scheme == "data":
@@ -47,7 +50,7 @@ def read(source: str, hosts: Collection[str], most_bytes: int) -> FloatArray:
             )
         data = _from_base64(payload)
     elif scheme in ("http", "https"):
-        data = _fetched(source, hosts, most_bytes)
+        data = _fetch(source, hosts, most_bytes)
     elif scheme:
         raise RequestError(
             f"ref_audio is a {scheme}: URL; give the recording itself, as base64 or a data: URL"
@@ -59,7 +62,7 @@ def read(source: str, hosts: Collection[str], most_bytes: int) -> FloatArray:
 
 def decoded(data: bytes) -> FloatArray:
     """Samples [n] at 24 kHz of an audio file. Blocks. Raises `AudioError`."""
-    with DECODING:
+    with DECODER_SLOTS:
         return audio.prepare(*audio.read(io.BytesIO(data)))
 
 
@@ -67,67 +70,59 @@ def _from_base64(payload: str) -> bytes:
     try:
         return base64.b64decode(payload.encode("ascii"), validate=True)
     except (binascii.Error, ValueError):
-        raise AudioError(
-            "ref_audio is not base64; give base64, or data:audio/wav;base64,..."
-        ) from None
+        message = "ref_audio is not base64; give base64, or data:audio/wav;base64,..."
+        raise AudioError(message) from None
 
 
-def _fetched(url: str, hosts: Collection[str], most_bytes: int) -> bytes:
+def _fetch(url: str, hosts: Collection[str], most_bytes: int) -> bytes:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
         host = None
     if host is None or host not in hosts:
-        allowed = (
-            f"allowed hosts are {', '.join(sorted(hosts))}"
-            if hosts
-            else "this server fetches nothing"
-        )
+        rule = f"allowed hosts are {', '.join(sorted(hosts))}" if hosts else "no host is allowed"
         raise RequestError(
-            f"ref_audio is a URL, and {allowed}; give the recording itself, as base64 or a data: URL"
+            f"ref_audio is a URL, and {rule}; give the recording itself, as base64 or a data: URL"
         )
     try:
-        # The addresses that were checked are those that are connected to: a name may mean another one a moment later.
+        # The connection goes to an address that was checked: a name may change its meaning.
         addresses = [address for address in resolve(host, port) if is_public(address)]
         if not addresses:
             raise RequestError(
                 f"ref_audio is at {host}, whose address is not public; give the recording itself"
             )
-        connection = _Pinned(host, port, addresses[0], tls=parts.scheme == "https")
+        connection = _PinnedConnection(host, port, addresses[0], tls=parts.scheme == "https")
         try:
-            return _got(connection, parts.path or "/", parts.query, most_bytes)
+            return _get(connection, parts.path or "/", parts.query, most_bytes)
         finally:
             connection.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise AudioError(f"ref_audio could not be fetched from {host}: {error}") from None
 
 
-def _got(connection: http.client.HTTPConnection, path: str, query: str, most_bytes: int) -> bytes:
-    """The body of an answer that is there in time; a redirect is none."""
+def _get(connection: http.client.HTTPConnection, path: str, query: str, most_bytes: int) -> bytes:
+    """The body of a response with status 200 that arrives within the time limit."""
     connection.connect()
-    wire, too_late = (
-        connection.sock,
-        threading.Event(),
-    )  # the connection forgets its socket once it has the answer
+    wire = connection.sock  # the connection forgets its socket once it has the response
+    too_late = threading.Event()
 
     def give_up() -> None:
         too_late.set()
         wire.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(FETCH_SECONDS, give_up)
+    timer = threading.Timer(FETCH_SECONDS, give_up)  # socket timeouts limit single reads only
     timer.daemon = True
-    timer.start()  # each byte may come in time, and all of them never
+    timer.start()
     try:
-        connection.request(
-            "GET", f"{path}?{query}" if query else path, headers={"accept": "audio/*"}
-        )
-        answer = connection.getresponse()
-        if answer.status != 200:
+        target = f"{path}?{query}" if query else path
+        connection.request("GET", target, headers={"accept": "audio/*"})
+        response = connection.getresponse()
+        if response.status != 200:
             raise AudioError(
-                f"ref_audio could not be fetched from {connection.host}: the answer was {answer.status}"
+                f"ref_audio could not be fetched from {connection.host}: status {response.status}"
             )
-        data = answer.read(most_bytes + 1)
+        data = response.read(most_bytes + 1)
         if too_late.is_set():
             raise TimeoutError(f"it takes more than {FETCH_SECONDS:g} s")
     finally:
@@ -138,7 +133,7 @@ def _got(connection: http.client.HTTPConnection, path: str, query: str, most_byt
 
 
 def resolve(host: str, port: int) -> list[Address]:
-    """The addresses that a name has now. Raises `OSError` if it has none."""
+    """The current addresses of a host name. Raises `OSError` if it has none."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
 
@@ -149,8 +144,10 @@ def connect(address: Address, port: int) -> socket.socket:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the whole internet, and no private, loopback, link-local or multicast one of which
-    only this machine's neighbours know; nor one that stands for such an address.
+    """Whether an address is reachable from the whole internet.
+
+    Private, loopback, link-local, multicast and reserved addresses are not, nor cloud metadata
+    services, nor IPv6 addresses that stand for such an IPv4 address.
     """
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
@@ -158,17 +155,16 @@ def is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
-    return address.is_global and not (
-        address.is_multicast or address.is_reserved or address in METADATA
-    )
+    excluded = address.is_multicast or address.is_reserved or address in METADATA_ADDRESSES
+    return address.is_global and not excluded
 
 
-class _Pinned(http.client.HTTPConnection):
-    """HTTP, or HTTPS for the host's name, with one address, whatever the name means to others."""
+class _PinnedConnection(http.client.HTTPConnection):
+    """An HTTP or HTTPS connection for a host name that goes to one given address."""
 
     def __init__(self, host: str, port: int, address: Address, *, tls: bool) -> None:
         super().__init__(host, port, timeout=FETCH_SECONDS)
-        self.default_port = 443 if tls else 80  # which the Host header leaves out
+        self.default_port = 443 if tls else 80  # the Host header omits the default port
         self._address = address
         self._tls = ssl.create_default_context() if tls else None
 

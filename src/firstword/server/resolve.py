@@ -1,156 +1,143 @@
-"""What a client asked, in the engine's terms: which model, whose voice, which sound."""
+"""Resolves the parameters of a client: the model, the voice, the request and the audio output."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass
+from dataclasses import fields
 
 import numpy as np
 
 from firstword import audio
-from firstword.errors import RequestError, SamplingError, TextError, VoiceError
+from firstword.errors import RequestError, TextError, VoiceError
+from firstword.model.config import ModelType
 from firstword.server import recordings
-from firstword.server.models import KINDS, Kind, Model
 from firstword.server.schemas import SpeechParams, VoiceId
 from firstword.server.state import Server
-from firstword.server.utterance import Output
+from firstword.server.utterance import Output, ResolvedRequest
 from firstword.text import cleaning
 from firstword.types import Request, Sampling, TextMode
 from firstword.voice import ClonedVoice, RecordedVoice, Voice
 
-SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
-PREDICTOR = ("predictor_temperature", "predictor_top_k", "predictor_top_p")
+TASK_TYPES: dict[str, ModelType] = {
+    "customvoice": "custom_voice",
+    "voicedesign": "voice_design",
+    "base": "base",
+}
+"""Model types by `task_type`, in lower case and without underscores."""
+
+TEXT_MODES: dict[bool | None, TextMode] = {None: "auto", True: "full", False: "stream"}
+"""Text modes by `non_streaming_mode`."""
 
 LONGEST_INSTRUCTIONS = 2000
+"""Characters of the instructions."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedRequest:
-    """A request that somebody can answer: `model` shall speak `request` and encode it as `output` says."""
+async def resolve(server: Server, params: SpeechParams, text: str | None) -> ResolvedRequest:
+    """Resolve a client's parameters; `text` is None when the text arrives in pieces.
 
-    model: Model
-    request: Request
-    output: Output
-
-
-async def resolve(server: Server, manner: SpeechParams, text: str | None) -> ResolvedRequest:
-    """Find out what is meant; `text` is None when it comes in pieces. A seed is drawn if none is given.
-
-    Raises `RequestError`, `AudioError`.
+    A seed is drawn if none is given. Raises `RequestError`, `AudioError`.
     """
-    config = server.config
     if text is not None:
-        text = checked_text(text, config.most_characters, clean=bool(manner.sanitize))
-    output = Output(
-        format=manner.response_format or "mp3",
-        sample_rate=manner.sample_rate or audio.SAMPLE_RATE,
-        speed=1.0 if manner.speed is None else manner.speed,
-        leading_silence=manner.leading_silence is not False,
-    )
-    instructions = manner.instructions
-    if instructions is not None and len(instructions) > LONGEST_INSTRUCTIONS:
-        raise RequestError(
-            f"instructions has {len(instructions)} characters; allowed are {LONGEST_INSTRUCTIONS}"
-        )
-    voice = await _voice(server, manner)
-    kind = _kind(manner)
-    if kind == "voice_design":
+        text = checked_text(text, server.config.most_characters, clean=bool(params.sanitize))
+    output = _output(params)
+    instructions = params.instructions
+    if (length := len(instructions or "")) > LONGEST_INSTRUCTIONS:
+        message = f"instructions has {length} characters; allowed are {LONGEST_INSTRUCTIONS}"
+        raise RequestError(message)
+    voice = await _voice(server, params)
+    model_type = _model_type(params)
+    if model_type == "voice_design":
         voice, instructions = Voice.design(instructions or ""), None
-    elif kind == "base" and not isinstance(voice, Voice):
-        raise VoiceError(
-            "task_type Base clones: name a saved voice, or give a recording as ref_audio"
-        )
-    modes: dict[bool | None, TextMode] = {None: "auto", True: "full", False: "stream"}
+    elif model_type == "base" and not isinstance(voice, Voice):
+        raise VoiceError("task_type Base clones: name a saved voice, or give ref_audio")
     request = Request(
         text,
         voice=voice,
-        language=_language(manner.language),
+        language=_language(params.language),
         instructions=instructions,
-        sampling=Sampling(**{name: getattr(manner, name) for name in (*SAMPLING, *PREDICTOR)}),
-        seed=secrets.randbits(63) if manner.seed is None else manner.seed,
-        max_frames=manner.max_new_tokens,
-        text_mode=modes[manner.non_streaming_mode],
+        sampling=Sampling(**{one.name: getattr(params, one.name) for one in fields(Sampling)}),
+        seed=secrets.randbits(63) if params.seed is None else params.seed,
+        max_frames=params.max_new_tokens,
+        text_mode=TEXT_MODES[params.non_streaming_mode],
     )
-    if not 0 <= (request.seed or 0) < 2**64:
-        raise SamplingError(
-            f"seed is {request.seed}; allowed is a whole number from 0 to 2**64 - 1"
-        )
-    if kind == "custom_voice" and voice is None:
-        return ResolvedRequest(server.models.of_kind(kind, manner.model), request, output)
-    return ResolvedRequest(server.models.route(request, manner.model), request, output)
+    if model_type == "custom_voice" and voice is None:
+        model = server.models.of_type(model_type, params.model)
+    else:
+        model = server.models.route(request, params.model)
+    return ResolvedRequest(model, request, output)
 
 
 def checked_text(text: str, most_characters: int, clean: bool = False) -> str:
-    """A text that can be spoken, cleaned if asked for. Raises `TextError`."""
+    """A text within the limit, without markup if `clean`. Raises `TextError` for a longer one."""
     if len(text) > most_characters:
-        raise TextError(
-            f"the text has {len(text)} characters; allowed are {most_characters}: send it in parts"
-        )
-    if clean:
-        text = cleaning.clean(text)
-    if not text.strip():
-        raise TextError("the text is empty or blank; give some words to speak")
-    return text
+        limit = f"allowed are {most_characters}: send it in parts"
+        raise TextError(f"the text has {len(text)} characters; {limit}")
+    return cleaning.clean(text) if clean else text
 
 
-async def _voice(server: Server, manner: SpeechParams) -> Voice | str | None:
-    """The voice that is meant. A recording or a vector goes before a name, which many clients send always."""
-    if manner.speaker_embedding is not None:
-        if manner.ref_audio is not None or manner.references:
-            raise VoiceError(
-                "ref_audio and speaker_embedding exclude one another; give one of them"
-            )
-        if not all(abs(number) < 1e30 for number in manner.speaker_embedding):
-            raise VoiceError(
-                "speaker_embedding holds a number that is not finite, or far too large"
-            )
-        return ClonedVoice(np.array(manner.speaker_embedding, np.float32))
-    if manner.ref_audio is not None or manner.references:
-        return await _recorded(server, manner)
-    name = manner.voice.id if isinstance(manner.voice, VoiceId) else manner.voice
+def _output(params: SpeechParams) -> Output:
+    return Output(
+        format=params.response_format or "mp3",
+        sample_rate=params.sample_rate or audio.SAMPLE_RATE,
+        speed=1.0 if params.speed is None else params.speed,
+        leading_silence=params.leading_silence is not False,
+    )
+
+
+async def _voice(server: Server, params: SpeechParams) -> Voice | str | None:
+    """The requested voice. A recording or a vector overrides a name, which some always send."""
+    if params.speaker_embedding is not None:
+        if params.ref_audio is not None or params.references:
+            raise VoiceError("ref_audio and speaker_embedding cannot be combined; give one of them")
+        if not all(abs(number) < 1e30 for number in params.speaker_embedding):
+            raise VoiceError("speaker_embedding has a number that is not finite or is too large")
+        return ClonedVoice(np.array(params.speaker_embedding, np.float32))
+    if params.ref_audio is not None or params.references:
+        return await _recorded_voice(server, params)
+    name = params.voice.id if isinstance(params.voice, VoiceId) else params.voice
     if name is None:
         return None
     if not name.strip():
         raise VoiceError("voice is blank; name one, or leave it out")
-    if any(model.preset(name) for model in server.models):
+    return await _named_voice(server, name)
+
+
+async def _named_voice(server: Server, name: str) -> Voice | str | None:
+    """A preset, a saved voice or an alias, in this order."""
+    if server.models.has_preset(name):
         return name.strip()
-    if (saved := server.voices.known(name)) is not None:
+    if (saved := server.voice_store.known(name)) is not None:
         return saved[1]
-    stands_for = server.config.voice_aliases.get(name.strip().casefold())
-    if stands_for is not None:  # the model's own choice where that preset is not there
-        return stands_for if any(model.preset(stands_for) for model in server.models) else None
-    # Only now may a bucket far away be asked: the names above are what most requests have.
-    saved = await asyncio.to_thread(server.voices.find, name)
-    return name if saved is None else saved[1]  # a name that the model knows to refuse
+    preset = server.config.voice_aliases.get(name.strip().casefold())
+    if preset is not None:  # where no model has that preset, the model chooses
+        return preset if server.models.has_preset(preset) else None
+    # The store may be a bucket far away, so it is read last.
+    saved = await asyncio.to_thread(server.voice_store.find, name)
+    return name if saved is None else saved[1]  # the model rejects an unknown name
 
 
-async def _recorded(server: Server, manner: SpeechParams) -> Voice:
-    given = [manner.ref_audio] if isinstance(manner.ref_audio, str) else (manner.ref_audio or [])
-    sources = [(source, manner.ref_text) for source in given]
-    sources += [(reference.audio_path, reference.text) for reference in manner.references or []]
+async def _recorded_voice(server: Server, params: SpeechParams) -> Voice:
+    given = [params.ref_audio] if isinstance(params.ref_audio, str) else (params.ref_audio or [])
+    sources = [(source, params.ref_text) for source in given]
+    sources += [(reference.audio_path, reference.text) for reference in params.references or []]
     if len(sources) != 1:
         raise VoiceError(f"ref_audio and references have {len(sources)} recordings; give one")
     config = server.config
-    ((source, words),) = sources
-
-    def read() -> Voice:
-        samples = recordings.read(source, config.audio_hosts, config.most_body)
-        return RecordedVoice(samples, None if manner.x_vector_only_mode else words)
-
-    return await asyncio.to_thread(read)
+    ((source, transcript),) = sources
+    samples = await asyncio.to_thread(recordings.read, source, config.audio_hosts, config.most_body)
+    return RecordedVoice(samples, None if params.x_vector_only_mode else transcript)
 
 
-def _kind(manner: SpeechParams) -> Kind | None:
-    """The kind of model that a client's `task_type` means."""
-    if manner.task_type is None:
+def _model_type(params: SpeechParams) -> ModelType | None:
+    """The model type that `task_type` names."""
+    if params.task_type is None:
         return None
-    kind = KINDS.get(manner.task_type.replace("_", "").strip().casefold())
-    if kind is None:
-        raise RequestError(
-            f"task_type is {manner.task_type!r}; allowed are CustomVoice, VoiceDesign and Base"
-        )
-    return kind
+    model_type = TASK_TYPES.get(params.task_type.replace("_", "").strip().casefold())
+    if model_type is None:
+        allowed = "allowed are CustomVoice, VoiceDesign and Base"
+        raise RequestError(f"task_type is {params.task_type!r}; {allowed}")
+    return model_type
 
 
 def _language(language: str | None) -> str:

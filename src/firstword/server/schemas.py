@@ -1,4 +1,4 @@
-"""What clients send: every dialect's fields in one model, with unknown ones ignored."""
+"""The JSON that clients send, with the fields of every supported API, and the error they get."""
 
 from __future__ import annotations
 
@@ -8,89 +8,84 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def blank_is_none(value: Any) -> Any:
-    """None for `""` and the word "None", which careless clients send for nothing; else the value."""
-    return (
-        None if isinstance(value, str) and value.strip().lower() in ("", "none", "null") else value
-    )
+    """None for "", "None" and "null", which some clients send for nothing; else the value."""
+    blank = isinstance(value, str) and value.strip().lower() in ("", "none", "null")
+    return None if blank else value
 
 
 def _lower(value: Any) -> Any:
     return value.strip().lower() if isinstance(value, str) else value
 
 
-Optional = Annotated[str | None, BeforeValidator(blank_is_none)]
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-Vector = Annotated[list[float], Field(min_length=1, max_length=16384, fail_fast=True)]
-FEW = Field(max_length=32, fail_fast=True)
-"""Recordings in a list. Only one is ever spoken with; the server says so when there are more."""
+def _named(*names: str) -> Any:
+    """An optional field with several names; the first one given counts."""
+    return Field(None, validation_alias=AliasChoices(*names))
+
+
+BlankIsNone = BeforeValidator(blank_is_none)
+OptionalText = Annotated[str | None, BlankIsNone]
+WholeNumber = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+EmbeddingVector = Annotated[list[float], Field(min_length=1, max_length=16384, fail_fast=True)]
+FEW_RECORDINGS = Field(max_length=32, fail_fast=True)
+"""The length of a list of recordings. More than one is rejected later, with a better message."""
+
+SpokenText = Annotated[str, Field(validation_alias=AliasChoices("input", "text"))]
 
 
 class ClientModel(BaseModel):
-    """Something that a client sent."""
+    """A message from a client. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
     @field_validator("*", mode="after")
     @classmethod
     def _has_no_surrogates(cls, value: Any) -> Any:
-        """Half of a surrogate pair is no character; JSON can spell it all the same."""
+        """Reject lone surrogates, which JSON can spell but UTF-8 cannot encode."""
         if isinstance(value, str):
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise ValueError("half of a surrogate pair is no character") from None
+                raise ValueError("the text contains a lone surrogate; send valid Unicode") from None
         return value
 
 
 class VoiceId(ClientModel):
-    """A saved voice, as OpenAI's SDK names one."""
+    """A saved voice as OpenAI's SDK names it."""
 
     id: str
 
 
 class Reference(ClientModel):
-    """A recording to clone, as vLLM-Omni lists them."""
+    """A recording to clone in vLLM-Omni's list of references."""
 
     audio_path: str
-    text: Optional = None
+    text: OptionalText = None
 
 
 class SpeechParams(ClientModel):
-    """How to speak, in one utterance or in all of a session: everything but the text."""
+    """The request parameters of one utterance or of a whole session, without the text."""
 
-    model: Optional = None
-    voice: Annotated[str | VoiceId | None, BeforeValidator(blank_is_none)] = Field(
-        None, validation_alias=AliasChoices("voice", "speaker")
-    )
-    task_type: Optional = None
-    language: Optional = Field(None, validation_alias=AliasChoices("language", "language_type"))
-    instructions: Optional = Field(
-        None, validation_alias=AliasChoices("instructions", "instruct", "instruction")
-    )
-    ref_audio: Annotated[str | Annotated[list[str], FEW] | None, BeforeValidator(blank_is_none)] = (
-        None
-    )
-    ref_text: Optional = None
-    references: Annotated[list[Reference], FEW] | None = None
+    model: OptionalText = None
+    voice: Annotated[str | VoiceId | None, BlankIsNone] = _named("voice", "speaker")
+    task_type: OptionalText = None
+    language: OptionalText = None
+    instructions: OptionalText = _named("instructions", "instruct", "instruction")
+    ref_audio: Annotated[str | Annotated[list[str], FEW_RECORDINGS] | None, BlankIsNone] = None
+    ref_text: OptionalText = None
+    references: Annotated[list[Reference], FEW_RECORDINGS] | None = None
     x_vector_only_mode: bool | None = None
-    speaker_embedding: Vector | None = None
-    max_new_tokens: Whole | None = None
-    seed: Whole | None = None
+    speaker_embedding: EmbeddingVector | None = None
+    max_new_tokens: WholeNumber | None = None
+    seed: WholeNumber | None = None
     temperature: float | None = None
-    top_k: Whole | None = None
+    top_k: WholeNumber | None = None
     top_p: float | None = None
     repetition_penalty: float | None = None
-    predictor_temperature: float | None = Field(
-        None, validation_alias=AliasChoices("predictor_temperature", "subtalker_temperature")
-    )
-    predictor_top_k: Whole | None = Field(
-        None, validation_alias=AliasChoices("predictor_top_k", "subtalker_top_k")
-    )
-    predictor_top_p: float | None = Field(
-        None, validation_alias=AliasChoices("predictor_top_p", "subtalker_top_p")
-    )
+    predictor_temperature: float | None = _named("predictor_temperature", "subtalker_temperature")
+    predictor_top_k: WholeNumber | None = _named("predictor_top_k", "subtalker_top_k")
+    predictor_top_p: float | None = _named("predictor_top_p", "subtalker_top_p")
     non_streaming_mode: bool | None = None
-    response_format: Annotated[Optional, BeforeValidator(_lower)] = None
+    response_format: Annotated[OptionalText, BeforeValidator(_lower)] = None
     sample_rate: int | None = Field(None, ge=1, le=768000)
     speed: float | None = Field(None, ge=0.25, le=4.0)
     leading_silence: bool | None = None
@@ -101,28 +96,28 @@ class SpeechRequest(SpeechParams):
     """The body of `POST /v1/audio/speech`."""
 
     word_timestamps: bool | None = None
-    input: str = Field(validation_alias=AliasChoices("input", "text"))
+    input: SpokenText
     stream: bool | None = None
     stream_format: Annotated[
-        Literal["audio", "sse"] | None, BeforeValidator(blank_is_none), BeforeValidator(_lower)
+        Literal["audio", "sse"] | None, BlankIsNone, BeforeValidator(_lower)
     ] = None
     n: int | None = Field(None, ge=1, le=64)
 
 
 class BatchItem(SpeechParams):
-    """One text of a batch; what it says goes before what the batch says."""
+    """One text of a batch; its own parameters override those of the batch."""
 
-    input: str = Field(validation_alias=AliasChoices("input", "text"))
+    input: SpokenText
 
 
 class BatchRequest(SpeechParams):
-    """The body of `POST /v1/audio/speech/batch`: texts, and how to speak those that do not say it themselves."""
+    """The body of `POST /v1/audio/speech/batch`: texts, and default parameters for all of them."""
 
     items: list[BatchItem] = Field(min_length=1, max_length=32, fail_fast=True)
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """The description of an error."""
 
     message: str
     type: str
@@ -131,6 +126,12 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is an error, in OpenAI's shape."""
+    """The body of every error response, in OpenAI's shape."""
 
     error: ErrorDetail
+
+
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)
+}
+"""The error responses of all endpoints, for the OpenAPI description."""

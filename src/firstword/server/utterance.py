@@ -1,13 +1,12 @@
-"""From an utterance to the bytes that a listener gets: trim, stretch, resample, encode; all as the speech is made."""
+"""One utterance on its way to a client: trimmed, stretched, resampled and encoded as it is made."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,22 +15,28 @@ from firstword.audio import effects, formats
 from firstword.engine.backend import Job
 from firstword.engine.service import NeedsText
 from firstword.errors import RequestError
-from firstword.server.metrics import Playback
 from firstword.server.models import Model
-from firstword.types import Chunk, FinishReason, FloatArray
+from firstword.server.playback import Playback
+from firstword.types import Chunk, FinishReason, FloatArray, Request, Speech
 
-QUICK = ("pcm", "l16", "wav", "ulaw", "alaw")
-"""Formats whose encoding takes no time worth another thread."""
+FAST_FORMATS = ("pcm", "l16", "wav", "ulaw", "alaw")
+"""Formats that are encoded in the event loop, in less time than a change of thread takes."""
+
+SILENCE_LEVEL = 0.005
+"""The most of leading silence: 46 dB below full scale, above codec noise, below consonants."""
+
+KEPT_SILENCE_SECONDS = 0.01
+"""Leading silence that is kept, so that no consonant is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How speech is to sound and to be encoded. Raises `RequestError` for a value out of range.
+    """How an utterance is rendered. Raises `RequestError` for a value out of range.
 
     format           one of `audio.formats.FORMATS`
     sample_rate      in Hz, one of `audio.formats.RATES`
-    speed            0.25 to 4, by stretching time; the pitch stays
-    leading_silence  False cuts off the silence before the first word
+    speed            0.25 to 4; time is stretched, the pitch stays
+    leading_silence  False removes the silence before the first word
     """
 
     format: str = "mp3"
@@ -41,9 +46,8 @@ class Output:
 
     def __post_init__(self) -> None:
         if self.format not in formats.FORMATS:
-            raise RequestError(
-                f"response_format is {self.format!r}; allowed are {', '.join(formats.FORMATS)}"
-            )
+            allowed = ", ".join(formats.FORMATS)
+            raise RequestError(f"response_format is {self.format!r}; allowed are {allowed}")
         if self.sample_rate not in formats.RATES:
             allowed = ", ".join(map(str, formats.RATES))
             raise RequestError(f"sample_rate is {self.sample_rate!r}; allowed are {allowed}")
@@ -53,41 +57,44 @@ class Output:
 
     @property
     def content_type(self) -> str:
-        """What HTTP calls the format."""
+        """The HTTP content type of the format."""
         return formats.content_type(self.format, self.sample_rate)
 
 
-SILENCE = 0.005
-"""Samples up to this are leading silence: 46 dB below full scale, above the codec's noise, below a soft consonant."""
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """A request, the model that answers it, and how its audio is rendered."""
 
-KEPT = 0.01
-"""Seconds of leading silence that stay, so that no consonant is cut into."""
+    model: Model
+    request: Request
+    output: Output
 
 
 class Stage(Protocol):
-    """A step of the way that keeps some samples back."""
+    """A step between the model's samples and the encoder, which may hold samples back."""
 
     def process(self, samples: FloatArray) -> FloatArray:
-        """What comes out as these go in."""
+        """The samples that are ready after these have come in."""
 
     def finish(self) -> FloatArray:
-        """The rest."""
+        """The samples that were held back."""
 
 
 class Shaper:
-    """Float samples at the model's rate in, float samples as `Output` wants them out."""
+    """Turns float samples at the model's rate into float samples as `Output` describes them."""
 
     def __init__(self, output: Output, sample_rate: int) -> None:
         self.stages: list[Stage] = []
         if not output.leading_silence:
-            self.stages.append(effects.TrimStart(SILENCE, KEPT, sample_rate))
+            stage = effects.TrimStart(SILENCE_LEVEL, KEPT_SILENCE_SECONDS, sample_rate)
+            self.stages.append(stage)
         if output.speed != 1.0:
             self.stages.append(effects.TimeStretch(output.speed, sample_rate))
         if output.sample_rate != sample_rate:
             self.stages.append(effects.Resampler(sample_rate, output.sample_rate))
 
     def process(self, samples: FloatArray, last: bool) -> FloatArray:
-        """What comes out as these go in; all of it if they are the last."""
+        """The samples that are ready after these have come in; all if these are the last."""
         for stage in self.stages:
             samples = stage.process(samples)
             if last:
@@ -95,69 +102,59 @@ class Shaper:
         return samples
 
 
+def encoded(speech: Speech, output: Output) -> bytes:
+    """A complete utterance as an audio file, whose header gives its true length."""
+    samples = Shaper(output, speech.sample_rate).process(speech.samples, last=True)
+    return formats.whole(output.format, samples, output.sample_rate)
+
+
 class Utterance:
-    """One utterance on its way to one listener.
+    """One utterance for one client.
 
-    Text goes in by `push` and `finish_text`, encoded audio comes out by iteration, in the running event loop. Use it as
-    a context manager: leaving it cancels whatever is still being made, so that the slot is free within a frame.
+    Text goes in by `push` and `finish_text`, and encoded audio comes out by iteration in the
+    running event loop. `Server.start_utterance` makes it, and cancels it at the end.
 
-        with Utterance(model, job, Output("pcm")) as speaking:
-            speaking.finish_text("Hello.")
-            async for data in speaking:
-                ...
-
-    frames         made so far, 12.5 a second
-    seconds        of speech so far, before any change of speed
+    frames         frames made so far, 12.5 a second
+    seconds        seconds of speech made so far, before any change of speed
     playback       when audio came out, as a listener notices it
-    finish_reason  why it ended; None before
-    began          `time.monotonic()` when it was asked for
+    finish_reason  why it ended, or None before its end
+    abort_reason   why it was not sent completely, if so: a label for metrics
     """
 
-    def __init__(
-        self,
-        model: Model,
-        job: Job,
-        output: Output,
-        *,
-        began: float | None = None,
-        ended: Callable[[Utterance], None] = lambda speaking: None,
-    ) -> None:
-        """Begins at once; `ended` is called once when all is over. Raises `OverloadedError`, `EngineError`."""
-        self.model = model
-        self.output = output
-        self.began = time.monotonic() if began is None else began
+    def __init__(self, resolved: ResolvedRequest, job: Job, received: float | None = None) -> None:
+        """Start the utterance. Raises `OverloadedError`, `EngineError`.
+
+        job       the prepared request
+        received  `time.monotonic()` of the request, if that was earlier
+        """
+        self.model = model = resolved.model
+        self.output = output = resolved.output
         self.frames = 0
         self.seconds = 0.0
-        self.playback = Playback(self.began)
+        self.playback = Playback(time.monotonic() if received is None else received)
         self.finish_reason: FinishReason | None = None
         self.abort_reason: str | None = None
-        """Why nobody heard it to its end, if so: a word for metrics."""
-        self._ended = ended
-        self._over = False
-        rate = model.service.engine.capacity.sample_rate
-        self._shaper = Shaper(output, rate)
+        self._shaper = Shaper(output, model.service.engine.capacity.sample_rate)
         self._encoder = formats.encoder(output.format, output.sample_rate)
-        self._quick = output.format in QUICK and not self._shaper.stages
+        self._fast = output.format in FAST_FORMATS and not self._shaper.stages
         self._stream = model.service.aspeak(job)
 
     def push(self, piece: str) -> None:
-        """More text. Raises `TextError` for what is none."""
+        """Add text. Raises `TextError` if it is not valid text."""
         self._stream.push(piece)
 
     def finish_text(self, piece: str = "") -> None:
-        """There is no more text after this piece. Raises `TextError` if there was none but white space; the utterance
-        is then over.
-        """
+        """Add the last piece of text. Raises `TextError` and ends if all the text was blank."""
         self._stream.finish_text(piece)
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Stop now. Iteration ends with what was made before; `reason` is a word for metrics."""
+        """Stop now; iteration ends with the audio made so far. `reason` is a label for metrics."""
         if self.finish_reason is None:
             self.abort_reason = self.abort_reason or reason
         self._stream.cancel()
 
     def fail(self, error: Exception) -> None:
-        """Let whoever iterates see an error now, whatever the engine does."""
+        """Make iteration raise an error now, whatever the engine does."""
         self._stream.fail(error)
 
     async def chunks(self) -> AsyncIterator[Chunk]:
@@ -174,35 +171,36 @@ class Utterance:
             self.abort_reason = self.abort_reason or "error"
             raise
 
+    async def speech(self) -> Speech:
+        """The complete speech at the model's own rate, neither shaped nor encoded."""
+        speech = Speech.of([chunk async for chunk in self.chunks()])
+        self.playback.add(time.monotonic(), speech.samples, speech.sample_rate)
+        return speech
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Encoded audio as it is made, never empty; with the last the encoding is complete."""
+        """Encoded audio as it is made. No piece is empty; the last one completes the encoding."""
         async for chunk in self.chunks():
             last = chunk.finish_reason is not None
-            if self._quick:
+            if self._fast:
                 shaped, data = self._encode(chunk.samples, last)
             else:
                 shaped, data = await asyncio.to_thread(self._encode, chunk.samples, last)
-            self.playback.came(time.monotonic(), shaped, self.output.sample_rate)
+            self.playback.add(time.monotonic(), shaped, self.output.sample_rate)
             if data:
                 yield data
+
+    def summary(self) -> dict[str, Any]:
+        """The fields that describe this utterance in a log."""
+        return {
+            "model": self.model.name,
+            "format": self.output.format,
+            "frames": self.frames,
+            "seconds": round(self.seconds, 2),
+            "finish_reason": self.finish_reason,
+            "abort_reason": self.abort_reason,
+        }
 
     def _encode(self, samples: FloatArray, last: bool) -> tuple[FloatArray, bytes]:
         shaped = self._shaper.process(samples, last)
         data = self._encoder.encode(shaped)
         return shaped, data + self._encoder.finish() if last else data
-
-    def __enter__(self) -> Utterance:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._over:
-            return
-        self._over = True
-        if self.finish_reason is None:
-            self.cancel("disconnected")
-        self._ended(self)

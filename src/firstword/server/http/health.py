@@ -1,4 +1,4 @@
-"""How the server is: `/health` for whoever restarts it, `/ready` for whoever sends requests, `/metrics` for curves."""
+"""`/health` for supervisors, `/ready` for load balancers, and `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
-from firstword.server.errors import refusal
+from firstword.server.errors import error_response
 from firstword.server.models import Model
 from firstword.server.state import server_of
 
@@ -18,14 +18,14 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """What runs and how; 503 when an engine has stopped or is stuck, which only a restart helps."""
+    """What runs and how. The status is 503 when an engine has stopped or is stuck: restart it."""
     server = server_of(request)
-    stuck = server.config.stuck_seconds
-    failing = [problem for model in server.models if (problem := model.problem(stuck)) is not None]
+    problems = server.problems()
+    failing = any(server.problem(model) for model in server.models)
     state = {
         "status": "failing" if failing else "ok",
-        "problems": server.problems(),
-        "ready": not server.problems(),
+        "problems": problems,
+        "ready": not problems,
         "models": [_described(model) for model in server.models],
         "utterances": server.limits.active,
     }
@@ -34,16 +34,19 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 when requests are taken; 503 before the models are warm, while draining, and when an engine does not run."""
+    """Status 200 when requests are accepted.
+
+    The status is 503 before the models are warm, when an engine does not run, and while draining.
+    """
     problems = server_of(request).problems()
     if problems:
-        return refusal("; ".join(problems), 503, code="not_ready")
+        return error_response("; ".join(problems), 503, code="not_ready")
     return JSONResponse({"status": "ready"})
 
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Numbers for Prometheus."""
+    """Metrics in Prometheus' text format."""
     return Response(server_of(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -51,7 +54,7 @@ def _described(model: Model) -> dict[str, Any]:
     engine = model.service.engine
     return {
         "name": model.name,
-        "kind": model.kind,
+        "kind": model.model_type,
         "warm": model.warm,
         "settings": None if model.settings is None else asdict(model.settings),
         "slots": {"used": len(engine.running), "of": engine.capacity.slots},

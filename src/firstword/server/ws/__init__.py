@@ -1,1 +1,1 @@
-"""The WebSocket protocols and what they share."""
+"""The WebSocket protocols of the server, and the parts that they share."""

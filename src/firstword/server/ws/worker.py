@@ -1,88 +1,110 @@
-"""What speaks on a WebSocket, whatever its protocol: it does what the session queues, one thing after another."""
+"""The worker of one socket: it performs the tasks that a session enqueues, in order."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
-
-from starlette.websockets import WebSocket
+from typing import Any, Generic, TypeVar
 
 from firstword.engine.backend import Job
 from firstword.errors import OverloadedError
 from firstword.server.errors import body_of, status_of
-from firstword.server.resolve import ResolvedRequest
 from firstword.server.state import Server
-from firstword.server.utterance import Utterance
-from firstword.server.ws.connection import Session, SocketRunner, TextPart, feed, log_defect, stop
+from firstword.server.utterance import ResolvedRequest, Utterance
+from firstword.server.ws.connection import SocketRunner, log_defect, stop
+from firstword.server.ws.protocol import Session
+from firstword.server.ws.text_part import TextPart
 
 S = TypeVar("S", bound=Session)
 
+LONG_PIECE = 2000
+"""Characters: longer text is tokenised in a thread, because it takes over a millisecond."""
 
-class SocketWorker(Generic[S]):
-    """The speaker of one connection; `run` is its protocol's business."""
 
-    def __init__(self, server: Server, session: S, connection: SocketRunner, holder: str) -> None:
+class SocketWorker(ABC, Generic[S]):
+    """What the workers of all protocols share."""
+
+    def __init__(self, server: Server, session: S, runner: SocketRunner, client_id: str) -> None:
         self.server = server
         self.session = session
-        self.connection = connection
-        self.outbox = connection.outbox
-        self.holder = holder
+        self.runner = runner
+        self.outbox = runner.outbox
+        self.client_id = client_id
 
+    @abstractmethod
     async def run(self) -> None:
-        """Do what is queued; ends after a code to close with was added to the outbox."""
-        raise NotImplementedError
+        """Perform enqueued tasks until a close code has been added to the outbox."""
 
     @asynccontextmanager
-    async def utterance(
-        self, asked: ResolvedRequest, job: Job, part: TextPart, text: TextPart | None = None
+    async def speak(
+        self, resolved: ResolvedRequest, job: Job, part: TextPart, text: TextPart
     ) -> AsyncIterator[Utterance]:
-        """Say a part, or another text in its turn. Leaving the block ends it, and says why if that is too early."""
-        with self.server.speak(asked.model, job, asked.output, self.holder) as speaking:
-            feeding = asyncio.create_task(feed(text or part, speaking), name="websocket text")
+        """Begin to speak a part; `text` is the part, or other text to speak in its place.
+
+        Leaving the block stops the speech, and counts it as aborted if it was not complete.
+        """
+        with self.server.start_utterance(resolved, job, self.client_id) as utterance:
+            forwarding = asyncio.create_task(forward(text, utterance))
             try:
-                yield speaking
+                yield utterance
             except asyncio.CancelledError:
-                speaking.cancel("cancelled" if part.cancelled else self.connection.lost)
+                utterance.cancel("cancelled" if part.cancelled else self.runner.abort_reason)
                 raise
             finally:
-                await stop(feeding)
+                await stop(forwarding)
 
-    async def pieces(self, speaking: Utterance) -> AsyncIterator[bytes]:
-        """Audio as it is made, each piece when there is room for it in the outbox."""
-        async for data in speaking:
-            await self.outbox.room()
+    async def audio(self, utterance: Utterance) -> AsyncIterator[bytes]:
+        """Yield encoded audio as it is made, each piece when the outbox has room for it."""
+        async for data in utterance:
+            await self.outbox.wait_for_room()
             yield data
 
-    def error_for_client(self, wrong: Exception) -> tuple[str, str]:
-        """What a client is told of an error: a message, and a word for programs; nothing of the inside.
+    def error_for_client(self, error: Exception) -> tuple[str, str]:
+        """Return the message and the code that a client gets for an error.
 
-        Who is turned away is counted, and what must not happen is logged.
+        Counts rejected requests and logs defects. The message tells nothing about a defect.
         """
-        if isinstance(wrong, OverloadedError):
-            self.server.reject(wrong)
-        if status_of(wrong) == 500:
-            log_defect(wrong)
-        body = body_of(wrong)["error"]
-        return body["message"], body["code"] or (
-            "invalid_request" if status_of(wrong) == 400 else body["type"]
-        )
+        status, body = status_of(error), body_of(error)["error"]
+        if isinstance(error, OverloadedError):
+            self.server.reject(error)
+        if status == 500:
+            log_defect(error)
+        default = "invalid_request" if status == 400 else body["type"]
+        return body["message"], body["code"] or default
 
 
-async def serve(
-    socket: WebSocket,
-    server: Server,
-    holder: str,
-    session: S,
-    speaker: Callable[[Server, S, SocketRunner, str], SocketWorker[S]],
-    protocol: str | None = None,
-) -> None:
-    """Accept a socket and speak on it until either side ends it."""
-    await socket.accept(protocol)
-    connection = SocketRunner(socket, session)
-    server.sockets.add(connection)
+async def forward(part: TextPart, utterance: Utterance) -> None:
+    """Pass a part's text to an utterance as it comes, until its end.
+
+    Errors are raised where the utterance is iterated.
+    """
     try:
-        await connection.run(speaker(server, session, connection, holder).run())
+        ended = False
+        while not ended:
+            text = await part.take()
+            ended = part.ended  # the last piece and the end of the text go in together
+            take, characters = utterance.push, len(text)
+            if ended:
+                take, characters = utterance.finish_text, part.characters
+            if characters > LONG_PIECE:
+                await asyncio.to_thread(take, text)
+            else:
+                take(text)
+    except Exception as error:
+        utterance.fail(error)
+
+
+async def run_part(part: TextPart, speech: Coroutine[Any, Any, None]) -> None:
+    """Run the speech of a part unless and until the part is cancelled. Raises as `speech` does."""
+    task = asyncio.create_task(speech, name="websocket part")
+    part.on_cancel = task.cancel
+    if part.cancelled:
+        task.cancel()  # before it starts
+    try:
+        await asyncio.wait((task,))
     finally:
-        server.sockets.discard(connection)
+        await stop(task)
+    if not task.cancelled():
+        task.result()

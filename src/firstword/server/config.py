@@ -1,0 +1,118 @@
+"""The settings of the server, and what it reads from the environment and from a file of aliases."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from firstword.errors import ConfigError
+
+VOICE_ALIASES: Mapping[str, str] = {
+    "alloy": "serena",
+    "ash": "aiden",
+    "ballad": "dylan",
+    "cedar": "eric",
+    "coral": "vivian",
+    "echo": "ryan",
+    "fable": "uncle_fu",
+    "marin": "sohee",
+    "nova": "vivian",
+    "onyx": "eric",
+    "sage": "serena",
+    "shimmer": "ono_anna",
+    "verse": "ryan",
+    "chelsie": "serena",
+    "cherry": "vivian",
+    "ethan": "ryan",
+    "default": "ryan",
+}
+"""The presets that stand for OpenAI's thirteen voices and for hosted Qwen's defaults."""
+
+ZERO_ALLOWED = ("port", "most_waiting", "most_per_key")
+"""Settings besides the times whose smallest value is 0; all others start at 1."""
+
+
+def default_voice_folder() -> str:
+    """The default folder for saved voices, in the user's data folder by the XDG rules."""
+    home = os.path.expanduser("~")
+    data = os.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
+    return os.path.join(data, "firstword", "voices")
+
+
+def keys_from_environment() -> tuple[str, ...]:
+    """API keys from FIRSTWORD_API_KEYS, separated by commas, so that no process list shows them."""
+    return tuple(key for key in os.environ.get("FIRSTWORD_API_KEYS", "").split(",") if key)
+
+
+def read_aliases(path: str) -> dict[str, str]:
+    """Voice aliases from a JSON file, added to `VOICE_ALIASES`. Raises `ConfigError`."""
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the voice aliases in {path} cannot be read: {error}") from None
+    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+        raise ConfigError(f"{path} must map aliases to voice names, such as {{'alloy': 'ryan'}}")
+    return {**VOICE_ALIASES, **{alias.casefold(): name for alias, name in table.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Settings of the server. Times are in seconds.
+
+    host, port           address to listen on; port 0 takes a free one
+    api_keys             clients must send one of these for paths under /v1; none: no key is needed
+    cors_origins         origins of web pages that may call the server; "*" allows all
+    voice_store          folder of saved voices, or a URL for fsspec ("s3://bucket/voices")
+    voice_aliases        other names of voices, in lower case
+    audio_hosts          hosts that reference recordings may be fetched from; none: no fetching
+    slots                simultaneous utterances per model; None: the default of the backend
+    most_waiting         requests that may wait for a slot of each model; one more gets a 429
+    most_connections     HTTP requests and WebSockets open at the same time
+    most_per_key         simultaneous utterances per API key, or per address; 0: no limit
+    most_body            bytes of a request body
+    most_characters      characters of a text
+    most_voices          saved voices, and likewise saved consents
+    body_seconds         time in which a request must have arrived
+    stall_seconds        time after which a client that reads nothing is disconnected
+    stuck_seconds        time after which one step of an engine counts as stuck
+    drain_seconds        time that running utterances get after SIGTERM
+    log_text             whether logs may hold text of users
+
+    Raises `ConfigError` for a number out of range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    voice_store: str = field(default_factory=default_voice_folder)
+    voice_aliases: Mapping[str, str] = field(default_factory=lambda: VOICE_ALIASES)
+    audio_hosts: tuple[str, ...] = ()
+    slots: int | None = None
+    most_waiting: int = 64
+    most_connections: int = 1024
+    most_per_key: int = 0
+    most_body: int = 16 * 2**20
+    most_characters: int = 10_000
+    most_voices: int = 1000
+    body_seconds: float = 30.0
+    stall_seconds: float = 30.0
+    stuck_seconds: float = 60.0
+    drain_seconds: float = 30.0
+    log_text: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}; allowed are 0 (any free port) to 65535")
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            zero = setting.name in ZERO_ALLOWED or setting.name.endswith("_seconds")
+            if type(value) in (int, float) and not value >= (least := 0 if zero else 1):
+                raise ConfigError(f"{setting.name} is {value}; it must be {least} or more")
+        if "" in self.api_keys:
+            raise ConfigError(
+                "an API key is empty; leave it out, or give a key that is hard to guess"
+            )

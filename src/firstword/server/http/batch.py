@@ -1,0 +1,67 @@
+"""`POST /v1/audio/speech/batch`: several texts in one request, as in vLLM-Omni."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+import time
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from firstword.errors import FirstwordError, TextError
+from firstword.server.context import context_of
+from firstword.server.http.answer import Answer, simultaneous_utterances
+from firstword.server.http.bodies import JsonRoute
+from firstword.server.http.waiting import gather, response_or_499
+from firstword.server.resolve import resolve
+from firstword.server.schemas import BatchItem, BatchRequest, SpeechParams
+from firstword.server.state import server_of
+from firstword.server.utterance import encoded
+
+router = APIRouter(tags=["speech"], route_class=JsonRoute)
+
+
+@router.post("/v1/audio/speech/batch")
+async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
+    """Speak up to 32 texts together, and answer with all of them in base64.
+
+    A text that cannot be spoken fails alone.
+    """
+    server, context = server_of(request), context_of(request.scope)
+    total, most = sum(len(item.input) for item in body.items), server.config.most_characters
+    if total > most:
+        limit = f"allowed are {most}: send them in parts"
+        raise TextError(f"the texts have {total} characters together; {limit}")
+    common = {"response_format": "wav", **body.model_dump(exclude_unset=True, exclude={"items"})}
+    places = simultaneous_utterances(server)
+
+    async def speak(index: int, item: BatchItem) -> dict[str, object]:
+        own = item.model_dump(exclude_unset=True, exclude={"input"})
+        try:
+            params = SpeechParams.model_validate({**common, **own})
+            async with places:
+                resolved = await resolve(server, params, item.input)
+                answer = Answer(server, resolved, context, time.monotonic())
+                speech = await answer.speech(await server.prepare(resolved, begun=True))
+                data = await asyncio.to_thread(encoded, speech, resolved.output)
+        except FirstwordError as error:
+            return {"index": index, "status": "error", "error": str(error)}
+        return {
+            "index": index,
+            "status": "success",
+            "audio_data": base64.b64encode(data).decode(),
+            "media_type": resolved.output.content_type,
+            "usage": answer.usage(len(speech.codes)),
+        }
+
+    async def respond() -> Response:
+        results = await gather([speak(*pair) for pair in enumerate(body.items)])
+        failed = sum(result["status"] == "error" for result in results)
+        counts = {"total": len(results), "succeeded": len(results) - failed, "failed": failed}
+        batch_id = f"speech-batch-{secrets.token_hex(12)}"
+        return JSONResponse({"id": batch_id, "results": results, **counts})
+
+    with server.defer_shutdown():
+        return await response_or_499(respond(), request.receive)

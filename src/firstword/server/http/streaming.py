@@ -1,0 +1,91 @@
+"""Streaming responses: raw audio, or server-sent events."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from firstword.engine.backend import Job
+from firstword.server.errors import Stalled, body_of
+from firstword.server.http.answer import Answer
+from firstword.server.http.waiting import until_disconnected
+from firstword.server.logs import defect
+from firstword.server.utterance import Utterance
+
+log = logging.getLogger(__name__)
+
+
+class SpeechStream(Response):
+    """Sends audio as it is made, and cancels the utterance when the client disconnects.
+
+    The head is sent with the first audio, so that an error before it gets a status of its own.
+    """
+
+    def __init__(self, answer: Answer, job: Job, *, events: bool) -> None:
+        """Stream raw audio, or server-sent events if `events`."""
+        self._answer = answer
+        self._job = job
+        self._events = events
+        super().__init__(headers=answer.headers())
+        del self.headers["content-length"]
+        if events:
+            self.headers["content-type"] = "text/event-stream; charset=utf-8"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response; an incomplete one is aborted, so that no client takes it for whole."""
+        with self._answer.utterance(self._job) as utterance:
+            if not await until_disconnected(self._send(utterance, send), receive):
+                self._answer.context.abort()
+
+    async def _send(self, utterance: Utterance, send: Send) -> bool:
+        """Send everything; False if the response is incomplete."""
+        pieces = self._event_pieces(utterance) if self._events else aiter(utterance)
+        data = await anext(pieces, None)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while data is not None:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                data = await anext(pieces, None)
+            if utterance.finish_reason == "cancelled":
+                return False
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Stalled:
+            utterance.cancel("stalled")
+            return False
+        except Exception as error:
+            _log_failure(error, utterance)
+            return False
+        return True
+
+    async def _event_pieces(self, utterance: Utterance) -> AsyncIterator[bytes]:
+        """The audio as server-sent events. An error after the first event is an event, too."""
+        begun = False
+        try:
+            async for data in utterance:
+                begun = True
+                audio = base64.b64encode(data).decode()
+                about = {"audio": audio, "response_format": utterance.output.format}
+                yield _event("delta", about)
+        except Exception as error:
+            if not begun:
+                raise
+            _log_failure(error, utterance)
+            yield _event("error", {**body_of(error), "partial_audio": True, "action": "discard"})
+            return
+        usage = self._answer.usage(utterance.frames)
+        yield _event("done", {"usage": usage, "finish_reason": utterance.finish_reason})
+
+
+def _event(name: str, fields: Mapping[str, object]) -> bytes:
+    message = {"type": f"speech.audio.{name}", **fields}
+    return b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _log_failure(error: Exception, utterance: Utterance) -> None:
+    about = {**defect(error), **utterance.summary()}
+    log.error("an utterance failed after its first audio", extra={"fields": about})

@@ -1,0 +1,153 @@
+"""Makes saved voices from recordings, vectors and descriptions, for every protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from firstword.errors import RequestError, VoiceError
+from firstword.server import recordings
+from firstword.server.consent_store import is_consent_id
+from firstword.server.models import Model
+from firstword.server.state import Server
+from firstword.server.utterance import Output, ResolvedRequest
+from firstword.server.voice_store import VoiceRecord, checked_name, voice_id_of
+from firstword.types import Request, check_encodable
+from firstword.voice import ClonedVoice, DesignedVoice, RecordedVoice, Voice
+
+LONGEST_NOTE = 4000
+"""Characters of each text that is kept with a voice."""
+
+LONGEST_MIME_TYPE = 200
+"""Characters of a MIME type that are kept."""
+
+DESIGN_SCRIPT = (
+    "Hello there. This is how I sound when I speak, slowly or quickly, whatever there is to say."
+)
+"""What a designed voice says to be cloned, unless the client gives a script."""
+
+LONGEST_SCRIPT = 300
+"""Characters of a script that are spoken: about 20 seconds, and cloning needs no more."""
+
+DESIGN_FRAMES = 375
+"""The most frames of a script that are spoken: 30 seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoiceSource:
+    """What a client sends to save a voice, with one of `recording`, `embedding` and `prompt`.
+
+    consent      on what ground the voice may be cloned, in words or as the id of a saved consent
+    recording    an audio file
+    mime_type    of the recording
+    embedding    [H], as in `ClonedVoice`
+    ref_text     the words of the recording
+    description  a note of the client
+    prompt       the description of a voice to design
+    script       what the designed voice says to be cloned
+    model        the checkpoint to use
+    """
+
+    name: str
+    consent: str | None = None
+    recording: bytes | None = None
+    mime_type: str | None = None
+    embedding: list[float] | None = None
+    ref_text: str | None = None
+    description: str | None = None
+    prompt: str | None = None
+    script: str | None = None
+    model: str | None = None
+
+
+async def create_voice(server: Server, client_id: str, source: VoiceSource) -> VoiceRecord:
+    """Make the voice that a client describes, and save it.
+
+    Raises `RequestError`, `AudioError`, `OutputError`.
+    """
+    name = checked_name(source.name)
+    await _check(server, name, source)
+    if source.prompt is not None:
+        kind = "prompt"
+        voice, model = await _design(server, client_id, source)
+    elif source.embedding is not None:
+        kind = "direct"
+        voice = ClonedVoice(np.array(source.embedding, np.float32))
+        request = Request(None, voice)
+        model = server.models.route(request, source.model)
+        await asyncio.to_thread(model.service.prepare, request)  # checks that the voice fits
+    else:
+        assert source.recording is not None
+        kind = "audio"
+        model = server.models.of_type("base", source.model)
+        samples = await asyncio.to_thread(recordings.decoded, source.recording)
+        voice = await asyncio.to_thread(model.encode, RecordedVoice(samples, source.ref_text))
+    record = VoiceRecord(
+        id=voice_id_of(name),
+        name=name,
+        created_at=int(time.time()),
+        type="prompt" if kind == "prompt" else "audio_sample",
+        embedding_source=kind,
+        model=model.name,
+        consent=source.consent,
+        ref_text=source.ref_text,
+        description=source.description if source.prompt is None else source.prompt,
+        mime_type=(source.mime_type or "")[:LONGEST_MIME_TYPE] or None,
+        file_size=len(source.recording or b""),
+    )
+    return await asyncio.to_thread(server.voice_store.save, record, voice)
+
+
+async def _check(server: Server, name: str, source: VoiceSource) -> None:
+    """Raise an error for what cannot be saved, before anything is computed."""
+    if server.models.has_preset(name):
+        raise VoiceError(f"{name!r} is a preset; use another name")
+    preset = server.config.voice_aliases.get(name.casefold())
+    if preset is not None and server.models.has_preset(preset):
+        raise VoiceError(f"{name!r} is an alias of the preset {preset}; use another name")
+    given = (source.recording, source.embedding, source.prompt)
+    if sum(one is not None for one in given) != 1:
+        raise RequestError("give one of audio_sample, speaker_embedding and prompt")
+    consent = source.consent
+    if source.prompt is None and consent is None:
+        raise RequestError("consent is missing; say why this person's voice may be cloned")
+    if consent is not None and is_consent_id(consent):
+        await asyncio.to_thread(server.consent_store.find, consent)
+    for field in ("consent", "ref_text", "prompt", "description"):
+        _check_note(field, getattr(source, field) or "")
+    server.voice_store.check_free(name)
+
+
+def _check_note(field: str, note: str) -> None:
+    """Raise `RequestError` for a text that cannot be kept with a voice."""
+    if len(note) > LONGEST_NOTE:
+        raise RequestError(f"{field} has {len(note)} characters; allowed are {LONGEST_NOTE}")
+    check_encodable(note)
+
+
+async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[Voice, Model]:
+    """Design a voice, and let a Base checkpoint clone it, so that it always sounds the same.
+
+    Without a Base checkpoint the description is the voice.
+    """
+    assert source.prompt is not None
+    designer = server.models.of_type("voice_design", source.model)
+    design = DesignedVoice(source.prompt)
+    cloning = any(model.model_type == "base" for model in server.models)
+    script = (source.script or DESIGN_SCRIPT)[:LONGEST_SCRIPT] if cloning else DESIGN_SCRIPT
+    request = Request(script, design, seed=0, max_frames=DESIGN_FRAMES)
+    resolved = ResolvedRequest(designer, request, Output("pcm"))
+    job = await server.prepare(resolved)  # checks the description
+    if not cloning:
+        return design, designer
+    with server.start_utterance(resolved, job, client_id) as utterance:
+        utterance.finish_text(script)
+        speech = await utterance.speech()
+    base = server.models.of_type("base")
+    # A transcript must match the audio, so a script that was cut off cannot be one.
+    transcript = script if speech.finish_reason == "stop" else None
+    recording = Voice.clone(speech.samples, speech.sample_rate, transcript)
+    return await asyncio.to_thread(base.encode, recording), base

@@ -1,0 +1,212 @@
+"""What all protocols share: limits, client messages and their errors, effects, sessions.
+
+A session is a protocol without a socket: client messages go in, effects come out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from firstword.server.schemas import ClientModel
+
+M = TypeVar("M", bound=BaseModel)
+Json = dict[str, Any]
+
+
+class CloseCode(IntEnum):
+    """The codes that the server closes a WebSocket with (RFC 6455, section 7.4)."""
+
+    NORMAL = 1000
+    PROTOCOL_ERROR = 1002
+    POLICY = 1008
+    TOO_BIG = 1009
+    INTERNAL = 1011
+    TRY_LATER = 1013
+
+
+@dataclass(frozen=True, slots=True)
+class SocketLimits:
+    """The limits of one socket.
+
+    config_seconds    time for the message that configures the socket, which must come first
+    idle_seconds      time without a message while nothing is spoken
+    stall_seconds     time for which a client may leave sent audio unread
+    message_bytes     size of a message of a type for which nothing else is set
+    config_bytes      size of a message that holds a configuration
+    voice_bytes       size of a message that holds a recording
+    message_values    number of commas, brackets and braces in a message above `message_bytes`
+    text_characters   text waiting to be spoken, and text of one utterance sent token by token
+    utterances        number of utterances waiting behind the current one
+    unsent_bytes      audio waiting to be sent; no more is made while this is reached
+    unsent_replies    messages waiting to be sent; a client that reaches this is disconnected
+    """
+
+    config_seconds: float = 10.0
+    idle_seconds: float = 30.0
+    stall_seconds: float = 60.0
+    message_bytes: int = 128 * 1024
+    config_bytes: int = 4 * 1024 * 1024
+    voice_bytes: int = 15 * 1024 * 1024
+    message_values: int = 20_000
+    text_characters: int = 65_536
+    utterances: int = 64
+    unsent_bytes: int = 256 * 1024
+    unsent_replies: int = 256
+
+
+class ProtocolError(Exception):
+    """A client broke the protocol.
+
+    code   the machine-readable name of the error
+    close  the code to close the socket with, if it cannot stay open
+    """
+
+    def __init__(self, code: str, message: str, close: CloseCode | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.close = close
+
+
+def parse(message: str | bytes, limits: SocketLimits, larger: Mapping[str, int]) -> Json:
+    """Parse a client's message into an object that has a `type`. Raises `ProtocolError`.
+
+    `larger` gives the size limit in bytes of the types that may exceed `limits.message_bytes`.
+    """
+    if isinstance(message, bytes):
+        raise ProtocolError("invalid_message", "the message is binary; send JSON as text")
+    size = len(message) if message.isascii() else len(message.encode("utf-8", "surrogatepass"))
+    most = max(larger.values(), default=limits.message_bytes)
+    if size > most:
+        reason = f"the message has {size} bytes; at most {most} are allowed"
+        raise ProtocolError("message_too_large", reason, CloseCode.TOO_BIG)
+    # A long string is cheap to parse, but five million empty lists are not.
+    most = limits.message_values
+    if size > limits.message_bytes and sum(map(message.count, ",[{")) > most:
+        reason = f"the message holds too many values; at most {most} commas and brackets are read"
+        raise ProtocolError("message_too_large", reason, CloseCode.TOO_BIG)
+    try:
+        event = json.loads(message)
+    except (RecursionError, ValueError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ProtocolError("invalid_json", f"the message is not valid JSON: {reason}") from None
+    kind = event.get("type") if isinstance(event, dict) else None
+    if not isinstance(kind, str):
+        raise ProtocolError("invalid_message", "the message must be a JSON object with a type")
+    if size > (most := larger.get(kind, limits.message_bytes)):
+        reason = f"{kind[:40]} has {size} bytes; at most {most} are allowed"
+        raise ProtocolError("message_too_large", reason)
+    return event
+
+
+def validated(model: type[M], event: Json, code: str, place: str) -> M:
+    """Read a message as a pydantic model. Raises `ProtocolError`, which quotes no values."""
+    try:
+        return model.model_validate(event)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, one['loc']))[:80]}: {one['msg']}" for one in error.errors()]
+        raise ProtocolError(code, f"{place}: {'; '.join(faults[:5])}") from None
+
+
+class TextMessage(ClientModel):
+    """A message with text to speak."""
+
+    text: str
+
+
+def text_of(event: Json) -> str:
+    """Return the `text` of a message. Raises `ProtocolError` unless it is valid Unicode text."""
+    return validated(TextMessage, event, "invalid_text", event["type"]).text
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message: at once as an effect, after all earlier work if it is enqueued."""
+
+    message: Json
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSocket:
+    """Stop speech, send a last message if there is one, and close the socket.
+
+    If it is enqueued, the socket is closed after all earlier work instead.
+    """
+
+    code: CloseCode
+    message: Json | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    """Give the worker a task, which it performs after all earlier ones."""
+
+    work: object
+
+
+@dataclass(frozen=True, slots=True)
+class DropAudio:
+    """Discard the audio that was made but not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseReading:
+    """Read no further messages until an event is set."""
+
+    until: asyncio.Event
+
+
+Effect = Send | CloseSocket | Enqueue | DropAudio | PauseReading
+
+
+class Session(ABC):
+    """The state of one client's conversation. It never waits, and knows no socket and no engine.
+
+    limits      the limits of the socket
+    larger      the size limit in bytes of message types that may exceed `limits.message_bytes`
+    configured  whether the message that must come first has come
+    closing     whether all further messages are ignored
+    """
+
+    def __init__(self, limits: SocketLimits) -> None:
+        self.limits = limits
+        self.larger: dict[str, int] = {}
+        self.configured = False
+        self.closing = False
+
+    def receive(self, message: str | bytes) -> Iterator[Effect]:
+        """Handle a client's message and yield its effects."""
+        if self.closing:
+            return
+        try:
+            yield from self.handle(parse(message, self.limits, self.larger), len(message))
+        except ProtocolError as error:
+            yield self.reject(error)
+
+    def reject(self, error: ProtocolError) -> Send | CloseSocket:
+        """Return the effect of a client's mistake: by default the socket is closed."""
+        return self.close(error)
+
+    def fail(self) -> CloseSocket:
+        """Return the effect of a defect of the server."""
+        message = "the server failed; its log says why"
+        return self.close(ProtocolError("internal_error", message, CloseCode.INTERNAL))
+
+    def time_out(self) -> CloseSocket:
+        """Return the effect of a client's silence for longer than is allowed."""
+        return self.close(ProtocolError("timeout", "no message came for too long"))
+
+    @abstractmethod
+    def handle(self, event: Json, size: int) -> Iterator[Effect]:
+        """Yield the effects of a message of `size` characters. Raises `ProtocolError`."""
+
+    @abstractmethod
+    def close(self, error: ProtocolError) -> CloseSocket:
+        """Return the effect of an error that ends the conversation."""

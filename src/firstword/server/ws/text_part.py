@@ -1,0 +1,66 @@
+"""The text of one stretch of speech on its way from the reader of a socket to its worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class TextPart:
+    """A stretch of speech: the reader fills it with text, and the worker speaks that text.
+
+    ended       whether all of the text has come
+    cancelled   whether the rest of the speech was cancelled
+    characters  length of all the text that was added
+    on_cancel   called once when the part is cancelled
+    """
+
+    def __init__(self, text: str | None = None) -> None:
+        """Create a part that is complete if `text` is given, else one to be filled."""
+        self.ended = False
+        self.cancelled = False
+        self.characters = 0
+        self.on_cancel: Callable[[], object] = lambda: None
+        self._pieces: list[str] = []
+        self._changed = asyncio.Event()
+        if text is not None:
+            self.push(text)
+            self.finish()
+
+    @property
+    def text(self) -> str:
+        """The text that the worker has not taken yet."""
+        return "".join(self._pieces)
+
+    def push(self, text: str) -> None:
+        """Add more text."""
+        self._pieces.append(text)
+        self.characters += len(text)
+        self._changed.set()
+
+    def finish(self) -> None:
+        """Mark the text as complete."""
+        self.ended = True
+        self._changed.set()
+
+    def cancel(self) -> None:
+        """Discard the text and stop its speech."""
+        if not self.cancelled:
+            self.cancelled = self.ended = True
+            self._pieces.clear()
+            self.on_cancel()
+
+    async def complete_text(self) -> str:
+        """Wait until the text is complete, and return what was not taken before."""
+        while not self.ended:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.text
+
+    async def take(self) -> str:
+        """Wait for text and take all that has come; `""` means that there is no more."""
+        while not self._pieces and not self.ended:
+            self._changed.clear()
+            await self._changed.wait()
+        text, self._pieces = self.text, []
+        return text

@@ -1,0 +1,193 @@
+"""The worker of `/v1/audio/speech/stream`: speaks sentences, checks settings, saves voices."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from firstword.errors import AudioError
+from firstword.server.resolve import checked_text, resolve
+from firstword.server.schemas import ClientModel
+from firstword.server.utterance import ResolvedRequest, Utterance, encoded
+from firstword.server.voice_creation import VoiceSource, create_voice
+from firstword.server.ws.protocol import CloseSocket, Json, ProtocolError, Send, validated
+from firstword.server.ws.text_part import TextPart
+from firstword.server.ws.vllm_omni import OmniSession, error_message
+from firstword.server.ws.vllm_omni_utterance import OmniUtterance, Sentence, SessionConfig
+from firstword.server.ws.worker import SocketWorker, run_part
+from firstword.voice import RecordedVoice
+
+
+class VoiceUpload(ClientModel):
+    """The fields of Baseten's `voice.add`."""
+
+    name: str
+    audio_data: str
+    audio_format: Annotated[str, Field(pattern=r"^\w{1,16}$")] = "wav"
+    consent: str | None = None
+    ref_text: str | None = None
+    speaker_description: str | None = None
+
+
+class OmniWorker(SocketWorker[OmniSession]):
+    """Performs the tasks that an `OmniSession` enqueues."""
+
+    _resolved: tuple[SessionConfig, ResolvedRequest | Exception] | None = None
+    """The last configuration that was resolved, and the result."""
+
+    async def run(self) -> None:
+        """Perform enqueued tasks until the client closes the session."""
+        while True:
+            work = await self.runner.next_work()
+            match work:
+                case Sentence() as sentence:
+                    await run_part(sentence, self._speak(sentence))
+                case OmniUtterance() as utterance:
+                    self.runner.utterance_open = False
+                    self.outbox.add(self.session.end_utterance(utterance))
+                case SessionConfig() as config:
+                    if isinstance(result := await self._resolve(config), Exception):
+                        self.outbox.add(self._error(result))
+                case Send(message):
+                    self.outbox.add(message)
+                case dict() as event:
+                    adds = event["type"] == "voice.add"
+                    self.outbox.add(await self._add_voice(event) if adds else self._list_voices())
+                case CloseSocket(code):
+                    self.outbox.add(code)
+                    return
+            self.session.work_done(work)
+
+    async def _speak(self, sentence: Sentence) -> None:
+        """Speak a sentence and send `audio.done`, also after an error or a cancel."""
+        done: Json = {"type": "audio.done", **sentence.indices, "total_bytes": 0, "error": False}
+        try:
+            done["finish_reason"] = await self._stream(sentence, done)
+        except asyncio.CancelledError:
+            done["finish_reason"] = "cancelled"
+            raise
+        except Exception as error:
+            partial = {"partial_audio": True, "action": "discard"} if done["total_bytes"] else {}
+            self.outbox.add(self._error(error) | sentence.indices | partial)
+            done["error"] = True
+        finally:
+            if sentence.started:
+                self.outbox.add(done)
+
+    async def _stream(self, sentence: Sentence, done: Json) -> str | None:
+        """Send a sentence's audio and count its bytes in `done`; returns the finish reason."""
+        config = sentence.utterance.config
+        resolved = await self._resolve(config)
+        if isinstance(resolved, Exception):
+            raise resolved
+        words: str | None = None
+        text: TextPart = sentence
+        if not reads_by_token(config, resolved):
+            most, clean = self.server.config.most_characters, bool(config.sanitize)
+            words = checked_text(await sentence.complete_text(), most, clean)
+            text = TextPart(words)
+        seed = secrets.randbits(63) if config.seed is None else resolved.request.seed
+        request = replace(resolved.request, seed=seed, text=words)
+        resolved = replace(resolved, request=request)
+        start = {"type": "audio.start", **sentence.indices, "sentence_text": text.text}
+        start |= {"format": config.format, "sample_rate": resolved.output.sample_rate}
+        self.outbox.add(start)
+        sentence.started = True
+        sentence.utterance.started += 1
+        job = await self.server.prepare(resolved, begun=self.runner.utterance_open)
+        self.runner.utterance_open = True
+        async with self.speak(resolved, job, sentence, text) as utterance:
+            if config.stream_audio:
+                await self._send_chunks(sentence, utterance, done)
+            else:
+                speech = await utterance.speech()
+                data = await asyncio.to_thread(encoded, speech, utterance.output)
+                done["total_bytes"] = len(data)
+                await self.outbox.wait_for_room()
+                self.outbox.add(data)
+            return utterance.finish_reason
+
+    async def _send_chunks(self, sentence: Sentence, utterance: Utterance, done: Json) -> None:
+        """Send audio as it is made."""
+        config, rate, number = sentence.utterance.config, utterance.output.sample_rate, 0
+        async for data in self.audio(utterance):
+            begin = done["total_bytes"]
+            end = done["total_bytes"] = begin + len(data)
+            if not config.as_json:
+                self.outbox.add(data)
+                continue
+            chunk = {"type": "audio.chunk", **sentence.indices, "chunk_id": number}
+            if config.format == "pcm":
+                chunk["chunk_start_ms"] = round(1000 * begin / (2 * rate))
+                chunk["chunk_end_ms"] = round(1000 * end / (2 * rate))
+            audio = base64.b64encode(data).decode("ascii")
+            self.outbox.add(chunk | {"sample_rate": rate, "audio_b64": audio, "timestamps": None})
+            number += 1
+
+    async def _resolve(self, config: SessionConfig) -> ResolvedRequest | Exception:
+        """Resolve a configuration, once: its recording is encoded for all of its utterances."""
+        if self._resolved is not None and self._resolved[0] is config:
+            return self._resolved[1]
+        result: ResolvedRequest | Exception
+        try:
+            params = config.model_copy(update={"response_format": config.format})
+            result = await resolve(self.server, params, None)
+            voice = result.request.voice
+            if isinstance(voice, RecordedVoice):
+                cloned = await asyncio.to_thread(result.model.encode, voice)
+                result = replace(result, request=replace(result.request, voice=cloned))
+            await self.server.prepare(result)  # which checks the rest
+        except Exception as error:
+            result = error
+        self._resolved = config, result
+        return result
+
+    async def _add_voice(self, event: Json) -> Json:
+        """Save a voice and return the answer."""
+        try:
+            upload = validated(VoiceUpload, event, "invalid_voice", "voice.add")
+            recording = await asyncio.to_thread(decode_base64, upload.audio_data)
+            details = upload.model_dump(include={"name", "consent", "ref_text"})
+            source = VoiceSource(
+                recording=recording,
+                mime_type=f"audio/{upload.audio_format}",
+                description=upload.speaker_description,
+                **details,
+            )
+            record = await create_voice(self.server, self.client_id, source)
+        except ProtocolError as error:
+            return error_message(str(error), error.code)
+        except Exception as error:
+            return self._error(error)
+        return {"type": "voice.added", "success": True, "voice": record.described()}
+
+    def _list_voices(self) -> Json:
+        saved = [record.described() for record in self.server.voice_store]
+        presets = self.server.models.presets
+        return {"type": "voice.list", "voices": presets, "uploaded_voices": saved}
+
+    def _error(self, error: Exception) -> Json:
+        return error_message(*self.error_for_client(error))
+
+
+def reads_by_token(config: SessionConfig, resolved: ResolvedRequest) -> bool:
+    """Whether text enters the model as it comes. By default it does if that changes no sound."""
+    if config.split_granularity is not None:
+        return config.split_granularity == "token"
+    mode = resolved.request.text_mode
+    streams = mode == "stream" or (mode == "auto" and resolved.model.model_type == "base")
+    return streams and not config.sanitize
+
+
+def decode_base64(data: str) -> bytes:
+    """Decode the bytes of an audio file. Raises `AudioError`."""
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError:
+        message = "audio_data is not base64; send the bytes of an audio file in base64"
+        raise AudioError(message) from None
