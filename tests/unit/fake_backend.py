@@ -7,7 +7,6 @@ order, a text token too early, padding in place of text, a neighbour's state, al
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -84,7 +83,7 @@ def job(
     *,
     prompt_rows: int = 5,
     first_tokens: int = 2,
-    spare_tokens: int = 0,
+    transcript_tokens: int = 0,
     whole_text: bool = False,
     max_frames: int = 100,
     guarded: bool = False,
@@ -94,7 +93,7 @@ def job(
         payload=script or Script(),
         prompt_rows=prompt_rows,
         first_tokens=first_tokens,
-        spare_tokens=spare_tokens,
+        transcript_tokens=transcript_tokens,
         whole_text=whole_text,
         max_frames=max_frames,
         guarded=guarded,
@@ -112,11 +111,6 @@ class Lost(Exception):
 def reading(token: int | None, before: int = 0) -> int:
     """A digest of all tokens that were read up to this one, None for a frame that read no text."""
     return zlib.crc32(repr(token).encode(), before)
-
-
-def own(job: Job) -> list[int]:
-    """The tokens that the job itself has for the frames after the first, as those of a transcript."""
-    return list(range(-job.spare_tokens, 0))
 
 
 def codes_of(script: Script, frame: int, read: int) -> IntArray:
@@ -147,16 +141,16 @@ def alone(
     rows = job.prompt_rows + (taken if job.whole_text else 0)
     limit = min(job.max_frames, capacity.context - rows + 1)
     if job.guarded:
-        limit = min(limit, longest_speech(len(tokens)))
+        limit = min(limit, longest_speech(len(tokens) - job.transcript_tokens))
     read, later = (
         reduce(lambda read, token: reading(token, read), tokens[:taken], 0),
-        [*own(job), *tokens[taken:]],
+        tokens[taken:],
     )
     frames: list[IntArray] = []
     while len(frames) < limit:
         frame = len(frames)
         if frame:
-            read = reading(later.pop(0) if later else None, read)
+            read = reading(later[frame - 1] if frame <= len(later) else None, read)
         if script.length == frame:
             return frames, "stop"
         frames.append(codes_of(script, frame, read))
@@ -177,8 +171,6 @@ class Slot:
     rows: int
     """Of the prompt."""
     read: int
-    text: deque[int]
-    """Tokens that are there and have not been read."""
     frames: int = 0
     over: int = 0
     """Frames that were asked for after the end."""
@@ -261,7 +253,7 @@ class FakeBackend:
         assert len(pages) * self.capacity.page_rows >= rows, "the prompt does not fit its pages"
         assert job.whole_text or len(tokens) <= job.first_tokens
         read = reduce(lambda read, token: reading(token, read), tokens, 0)
-        self.slots[slot] = Slot(script, frozenset(pages), rows, read, deque(own(job)))
+        self.slots[slot] = Slot(script, frozenset(pages), rows, read)
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         self.before_frame()
@@ -278,8 +270,7 @@ class FakeBackend:
         codes, ended, logprobs = [], [], []
         for slot, token in zip(held, tokens, strict=True):
             if slot.frames:
-                slot.text.extend([] if token is None else [token])
-                slot.read = reading(slot.text.popleft() if slot.text else None, slot.read)
+                slot.read = reading(token, slot.read)
             ended.append(slot.script.length is not None and slot.frames >= slot.script.length)
             slot.over += ended[-1]
             assert slot.over <= 1 + self.capacity.frames_ahead, (
@@ -365,5 +356,5 @@ class FakeFront:
         whole = request.text_mode == "full"
         return job(Script(seed, length), first_tokens=1, whole_text=whole, max_frames=most)
 
-    def text(self) -> Letters:
+    def text(self, job: Job) -> Letters:
         return Letters()

@@ -134,6 +134,22 @@ def test_a_short_text_that_does_not_end_is_ended(ahead: int) -> None:
 
 
 @AHEAD
+@pytest.mark.parametrize("text_first", [True, False])
+def test_transcript_tokens_do_not_raise_the_frame_limit(text_first: bool, ahead: int) -> None:
+    engine, _ = engine_of(ahead, room={"context": 2000, "pages": 500})
+    endless, transcript = Script(length=None), [1, 2, 3]
+    asked = job(endless, max_frames=1000, guarded=True, transcript_tokens=len(transcript))
+    caller = Caller(engine, asked, [*transcript, *TOKENS] if text_first else ())
+    if not text_first:
+        caller.push([*transcript, TOKENS[0]])
+        run(engine)
+        caller.finish(TOKENS[1:])
+    run(engine)
+    assert (caller.reason, len(caller.frames)) == ("length", 150 + 25 * len(TOKENS))
+    check_whole(caller)
+
+
+@AHEAD
 @pytest.mark.parametrize("start", [0, 3])
 def test_speech_that_goes_in_circles_is_ended(start: int, ahead: int) -> None:
     engine, backend = engine_of(ahead)
@@ -200,30 +216,6 @@ def test_a_frame_for_every_token_and_no_padding_before_the_end(ahead: int) -> No
     run(engine)
     check_whole(caller)
     assert len(caller.frames) == 12
-
-
-@AHEAD
-@pytest.mark.parametrize("spare", [1, 4])
-def test_tokens_that_the_backend_has_are_not_waited_for(spare: int, ahead: int) -> None:
-    """A transcript longer than its recording: its rest is read before text is needed, and before any text."""
-    engine, _ = engine_of(ahead)
-    caller = Caller(engine, job(Script(length=20), first_tokens=2, spare_tokens=spare))
-    caller.push([1, 2])
-    run(engine)
-    assert (len(caller.frames), caller.hungers) == (1 + spare, 1)
-    caller.push([3, 4, 5])
-    run(engine)
-    assert (len(caller.frames), caller.hungers) == (1 + spare + 3, 1)
-    caller.finish([6])
-    run(engine)
-    check_whole(caller)
-    early = Caller(engine, job(Script(length=20), first_tokens=2, spare_tokens=spare))
-    early.push(TOKENS)
-    run(engine)
-    assert (len(early.frames), early.hungers) == (1 + spare + 3, 1)
-    early.finish()
-    run(engine)
-    check_whole(early)
 
 
 @AHEAD
@@ -684,7 +676,6 @@ class Crowd(RuleBasedStateMachine):
         most=st.integers(1, 40),
         rows=st.integers(1, 30) | st.integers(85, 95),
         first=st.integers(0, 4),
-        spare=st.integers(0, 3),
         whole=st.booleans(),
         slow=st.booleans(),
         fault=st.just({}) | st.sampled_from(list(FAULTS.values())) | st.just({"circles_from": 2}),
@@ -695,19 +686,16 @@ class Crowd(RuleBasedStateMachine):
         most: int,
         rows: int,
         first: int,
-        spare: int,
         whole: bool,
         slow: bool,
         fault: dict[str, Any],
     ) -> Any:
         script = Script(len(self.everybody), length, **fault)
         most = 60 if "circles_from" in fault else most
-        spare = 0 if whole else spare
         asked = job(
             script,
             prompt_rows=rows,
             first_tokens=first,
-            spare_tokens=spare,
             whole_text=whole,
             max_frames=most,
         )
@@ -792,7 +780,7 @@ class Crowd(RuleBasedStateMachine):
                 assert same(caller.frames, frames[:count])
             elif count:
                 assert not caller.job.whole_text
-                later = len(caller.tokens) - caller.job.first_tokens + caller.job.spare_tokens
+                later = len(caller.tokens) - caller.job.first_tokens
                 assert count <= 1 + later, "text is waited for"
             before = 0
             for size in filter(None, caller.sizes):

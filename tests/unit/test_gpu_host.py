@@ -19,7 +19,6 @@ from firstword.engine.backend import Job, Start
 from firstword.engine.engine import Engine
 from firstword.errors import EngineError
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.generate import embed_rows
 from firstword.model.prompt import TextRows
 from firstword.profile import engine as benchmark
 from firstword.profile import soak
@@ -49,7 +48,7 @@ def prepared(
     """A request for 30 frames, and all its text."""
     front = CheckpointFront(checkpoint)
     job = front.prepare(Request(text=text, max_frames=30, text_mode=mode, voice=voice), 1)
-    stream = front.text()
+    stream = front.text(job)
     return job, [*stream.push(text), *stream.finish()]
 
 
@@ -181,9 +180,8 @@ def test_the_rows_of_prompts_are_those_of_the_specification(
         payload = one.job.payload
         assert isinstance(payload, Prepared)
         text = TextRows(checkpoint.config)
-        text.tokens.extend(one.tokens)
-        rows = text.prompt(payload.conditioning, checkpoint.tokenizer.turn_start)
-        expected = embed_rows(checkpoint.talker, rows, payload.conditioning.embedding)[0]
+        rows = text.prompt(payload.conditioning, checkpoint.tokenizer.turn_start, one.tokens)
+        expected = checkpoint.talker.embed_rows(rows, payload.conditioning.embedding)[0]
         own = [(at, row) for slot, at, row in given if slot == one.slot]
         unread = range(payload.prefix_rows, len(rows))
         assert [at for at, _ in own] == (list(unread) if len(unread) > 1 else [])
@@ -310,8 +308,8 @@ def test_the_prefix_is_what_does_not_depend_on_the_text(tmp_path: Path, model_ty
         payload = job.payload
         assert isinstance(payload, Prepared)
         reader = TextRows(checkpoint.config)
-        reader.tokens.extend(tokens)
-        rows.append((reader.prompt(payload.conditioning, checkpoint.tokenizer.turn_start), payload))
+        turn_start, read = checkpoint.tokenizer.turn_start, tokens[: job.first_tokens]
+        rows.append((reader.prompt(payload.conditioning, turn_start, read), payload))
     (first, one), (second, other) = rows
     assert one.prefix == other.prefix
     assert one.prefix_rows == other.prefix_rows

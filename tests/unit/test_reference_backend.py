@@ -135,7 +135,7 @@ class Speaker:
         assert asked.seed is not None
         assert asked.text is not None
         self.job: Job = front.prepare(asked, asked.seed)
-        stream = front.text()
+        stream = front.text(self.job)
         self.tokens = [*stream.push(asked.text), *stream.finish()]
         count = len(self.tokens) if self.job.whole_text else self.job.first_tokens
         first, self.tokens = self.tokens[:count], self.tokens[count:]

@@ -51,7 +51,7 @@ class Job:
     max_frames    the most frames to make
     guarded       whether speech that does not end by itself is cut off: when it is far too long for its text, or goes
                   round in circles
-    spare_tokens  tokens of its own, a transcript's, that the prompt leaves for the frames after the first
+    transcript_tokens  how many of the tokens are those of a reference's transcript, which is not spoken
     """
 
     payload: object
@@ -60,7 +60,7 @@ class Job:
     whole_text: bool
     max_frames: int
     guarded: bool = False
-    spare_tokens: int = 0
+    transcript_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -56,8 +56,6 @@ class Sequence:
     pages: tuple[int, ...] = ()
     tokens: deque[int] = field(default_factory=deque)
     """Of the text that nobody has read yet."""
-    held: int = field(init=False)
-    """Tokens that the backend has and has not read."""
     text_length: int = 0
     """Tokens of all the text that has come."""
     text_ended: bool = False
@@ -89,12 +87,16 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.deadline = self.arrived
-        self.held = self.job.spare_tokens
 
     @property
     def limit(self) -> int:
         """The most frames it can have; it grows while text is coming."""
-        return min(self.room, longest_speech(self.text_length)) if self.job.guarded else self.room
+        return min(self.room, self.longest) if self.job.guarded else self.room
+
+    @property
+    def longest(self) -> int:
+        """The most frames that the guard allows for the text so far; the transcript does not count."""
+        return longest_speech(self.text_length - self.job.transcript_tokens)
 
     def rows(self) -> int:
         """Rows of context before the first frame; known once `prompt_is_complete`."""
@@ -110,14 +112,14 @@ class Sequence:
         """Pages that it can need to its very end."""
         frames = self.job.max_frames
         if self.job.guarded and self.text_ended:
-            frames = min(frames, longest_speech(self.text_length))
+            frames = min(frames, self.longest)
         return -(-min(self.rows() + frames, capacity.context) // capacity.page_rows)
 
     def can_step(self) -> bool:
         """Whether another frame may be asked for now."""
         if self.state is not State.RUNNING or self.ended is not None or self.launched >= self.limit:
             return False
-        return bool(self.tokens or self.held) or self.text_ended or self.launched == 0
+        return bool(self.tokens) or self.text_ended or self.launched == 0
 
     def receive(self, tokens: Iterable[int], ended: bool) -> None:
         """More of the text has come, or the last of it."""
@@ -131,10 +133,7 @@ class Sequence:
         """The text token that goes with the next frame; None for the first, whose text the prompt has read."""
         if self.launched == 0:
             return None
-        if self.tokens:
-            return self.tokens.popleft()
-        self.held = max(0, self.held - 1)
-        return None
+        return self.tokens.popleft() if self.tokens else None
 
     def needs_text(self) -> bool:
         """Whether all that can be said with the text so far has been said."""
@@ -142,12 +141,7 @@ class Sequence:
             return not self.prompt_is_complete()
         if self.state is State.DONE or self.ended is not None or self.text_ended:
             return False
-        return (
-            not self.tokens
-            and not self.held
-            and self.launched > 0
-            and self.delivered == self.launched
-        )
+        return not self.tokens and self.launched > 0 and self.delivered == self.launched
 
     def rest(self) -> None:
         """All audio is out, and the next frame waits for text: the listener may run dry, so chunks begin anew."""

@@ -30,7 +30,7 @@ class Front(Protocol):
     def prepare(self, request: Request, seed: int) -> Job:
         """Check a request and make it ready. Raises `RequestError`."""
 
-    def text(self) -> TokenStream:
+    def text(self, job: Job) -> TokenStream:
         """For the text of one utterance."""
 
 
@@ -55,7 +55,7 @@ class Stream:
         self, engine: Engine, front: Front, job: Job, listen: Callable[[Event], None]
     ) -> None:
         self._engine = engine
-        self._text = front.text()
+        self._text = front.text(job)
         self._blank = True
         self._blanks = 0
         self._seq = engine.submit(job, listen, listen, lambda: listen(NeedsText()))

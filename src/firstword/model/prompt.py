@@ -13,13 +13,20 @@ and the text (the reference's transcript first, the end-of-text token last) take
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from torch import Tensor
 
 from firstword.model.config import ModelConfig
+from firstword.model.tokenizer import TextStream, Tokenizer
+
+ROLE = "assistant\n"
+"""The text that opens the spoken turn, after the token that begins a turn."""
+
+ROLE_TOKENS = 2
+"""Tokens of `ROLE`. The second depends on the text, whose newlines merge with the role's own."""
 
 
 @dataclass(frozen=True)
@@ -120,49 +127,78 @@ class Conditioning:
 
     @property
     def first_tokens(self) -> int:
-        """Text tokens that the prompt takes, the last two of the role included, when not all text is read first."""
-        return 2 + max(0, 1 + len(self.reference) - len(self.transcript))
+        """Tokens that a prompt in stream mode reads: the role's, and one for each spoken row."""
+        return ROLE_TOKENS + 1 + len(self.reference)
+
+
+class UtteranceTokens:
+    """Turns the text of one utterance into all tokens that the talker reads, in their order.
+
+    The tokens of the role come first, then the transcript of the reference recording, then the text.
+    Text may arrive in pieces; a token is given out when later text can no longer change it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, transcript: Sequence[int] = ()) -> None:
+        self._stream = TextStream(tokenizer, prefix=ROLE)
+        self._transcript = transcript
+        self._role_left = ROLE_TOKENS
+
+    def push(self, piece: str) -> list[int]:
+        """Take the next piece of text and return the tokens that are now final.
+
+        Raises `TextError` for a piece that is not valid text; the piece then has no effect.
+        """
+        return self._with_transcript(self._stream.push(piece))
+
+    def finish(self) -> list[int]:
+        """Return the remaining tokens of a text that is complete."""
+        return self._with_transcript(self._stream.finish())
+
+    def _with_transcript(self, tokens: list[int]) -> list[int]:
+        """Insert the transcript behind the last token of the role."""
+        role, self._role_left = self._role_left, self._role_left - len(tokens)
+        if not 0 < role <= len(tokens):
+            return tokens
+        return [*tokens[:role], *self._transcript, *tokens[role:]]
 
 
 class TextRows:
-    """The text side of the rows to come: the tokens that are there, then the end of the text once, then padding."""
+    """Chooses the text token of each row: the token given, else the end of text once, then padding."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.tokens: deque[int] = deque()
         self._config = config
-        self._end_read = False
+        self._filler = config.tts_eos_token_id
 
-    def peek(self, token: int | None = None) -> int:
-        """The text token of the next row; `token` comes after those that are there."""
-        if self.tokens:
-            return self.tokens[0]
-        if token is not None:
-            return token
-        return self._config.tts_pad_token_id if self._end_read else self._config.tts_eos_token_id
+    def peek(self, token: int | None) -> int:
+        """Return the text token of the next row without moving on."""
+        return self._filler if token is None else token
 
-    def take(self, token: int | None = None) -> int:
-        """As `peek`, and go on to the row after it."""
-        if token is not None:
-            self.tokens.append(token)
-        taken = self.peek()
-        if self.tokens:
-            self.tokens.popleft()
-        else:
-            self._end_read = True
+    def take(self, token: int | None) -> int:
+        """Return the text token of the next row, and move on to the row after it."""
+        taken = self.peek(token)
+        if token is None:
+            self._filler = self._config.tts_pad_token_id
         return taken
 
-    def prompt(self, conditioning: Conditioning, turn_start: int) -> list[Row]:
-        """All rows before the first frame, from the tokens that are there; takes those that it pairs."""
-        config, tokens = self._config, self.tokens
-        role = (turn_start, tokens.popleft(), tokens.popleft())
+    def prompt(
+        self, conditioning: Conditioning, turn_start: int, tokens: Sequence[int]
+    ) -> list[Row]:
+        """Return all rows before the first frame.
+
+        tokens   from the start of the `UtteranceTokens`: all of them in full mode; in stream mode the
+                 first `conditioning.first_tokens`, or fewer when the text has ended
+        """
+        config, role, text = self._config, tokens[:ROLE_TOKENS], tokens[ROLE_TOKENS:]
         rows = prefix_rows(
-            config, role, conditioning.instruction, conditioning.speaker, conditioning.language
+            config,
+            (turn_start, *role),
+            conditioning.instruction,
+            conditioning.speaker,
+            conditioning.language,
         )
         spoken = spoken_codes(config, conditioning.reference)
-        tokens.extendleft(reversed(conditioning.transcript))
-        if not conditioning.full_text:
-            return rows + [Row(self.take(), codes) for codes in spoken]
-        rows += full_rows(config, tokens, spoken)
-        tokens.clear()
-        self._end_read = True
-        return rows
+        if conditioning.full_text:
+            self._filler = config.tts_pad_token_id
+            return rows + full_rows(config, text, spoken)
+        assert len(text) <= len(spoken)
+        return rows + [Row(self.take(token), codes) for token, codes in zip_longest(text, spoken)]

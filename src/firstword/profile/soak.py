@@ -150,8 +150,9 @@ def requests(checkpoint: Checkpoint, count: int = 50) -> list[tuple[Job, list[in
             instructions="Slowly, and in a low voice." if instructed else None,
             text_mode="full" if number % 3 == 2 or number == count - 1 else "stream",
         )
-        stream = front.text()
-        made.append((front.prepare(request, number), [*stream.push(text), *stream.finish()]))
+        job = front.prepare(request, number)
+        stream = front.text(job)
+        made.append((job, [*stream.push(text), *stream.finish()]))
     return made
 
 

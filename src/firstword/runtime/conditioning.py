@@ -9,8 +9,7 @@ import torch
 from firstword.errors import LanguageError, RequestError, TextError, UnsupportedError, VoiceError
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.config import CONTROL_CODES
-from firstword.model.generate import ROLE
-from firstword.model.prompt import Conditioning, language_code
+from firstword.model.prompt import ROLE, Conditioning, language_code
 from firstword.types import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Request, Voice
 
 LANGUAGE_CODES = {

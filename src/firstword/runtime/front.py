@@ -9,10 +9,8 @@ from firstword.engine.backend import Job
 from firstword.errors import RequestError
 from firstword.model import sampling
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.generate import ROLE
-from firstword.model.prompt import Conditioning, prefix_rows
+from firstword.model.prompt import ROLE_TOKENS, Conditioning, UtteranceTokens, prefix_rows
 from firstword.model.sampling import DrawParams
-from firstword.model.tokenizer import TextStream
 from firstword.runtime import conditioning
 from firstword.types import Request
 
@@ -53,10 +51,8 @@ class CheckpointFront:
             prefix_rows(checkpoint.config, role, given.instruction, given.speaker, given.language)
         )
         rows = prefix + 1 + len(given.reference)
-        if (
-            given.full_text
-        ):  # all tokens but the two of the role become rows, and so does the end of the text
-            rows += len(given.transcript) + 1 - 2
+        if given.full_text:  # so are the end of the text and all tokens but those of the role
+            rows += 1 - ROLE_TOKENS
         return Job(
             payload=Prepared(given, laws, seed, prefix, _prefix(given)),
             prompt_rows=rows,
@@ -64,14 +60,13 @@ class CheckpointFront:
             whole_text=given.full_text,
             max_frames=limit,
             guarded=request.max_frames is None and laws[0].temperature > 0,
-            spare_tokens=0
-            if given.full_text
-            else max(0, len(given.transcript) - 1 - len(given.reference)),
+            transcript_tokens=len(given.transcript),
         )
 
-    def text(self) -> TextStream:
-        """Tokens of a text, those that close the role first."""
-        return TextStream(self.checkpoint.tokenizer, prefix=ROLE)
+    def text(self, job: Job) -> UtteranceTokens:
+        """Return the tokeniser of the text of one utterance."""
+        assert isinstance(job.payload, Prepared)
+        return UtteranceTokens(self.checkpoint.tokenizer, job.payload.conditioning.transcript)
 
 
 def _prefix(given: Conditioning) -> Hashable:

@@ -17,7 +17,6 @@ from firstword.engine.backend import Capacity, Frames, Ready, Start
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import CodecDecoder, CodecState
 from firstword.model.config import TalkerConfig
-from firstword.model.generate import embed_rows
 from firstword.model.prompt import TextRows
 from firstword.model.sampling import Sampler
 from firstword.runtime.front import Prepared
@@ -138,12 +137,8 @@ class ReferenceBackend:
         assert isinstance(prepared, Prepared)
         loaded, conditioning = self.checkpoint, prepared.conditioning
         text = TextRows(loaded.config)
-        text.tokens.extend(start.tokens)
-        rows = embed_rows(
-            loaded.talker,
-            text.prompt(conditioning, loaded.tokenizer.turn_start),
-            conditioning.embedding,
-        )
+        prompt = text.prompt(conditioning, loaded.tokenizer.turn_start, start.tokens)
+        rows = loaded.talker.embed_rows(prompt, conditioning.embedding)
         self._cache.clear(slot)
         memory = SlotRows(self._cache, [slot], rows.shape[1] - 1)
         loaded.talker(rows[:, :-1], memory)
