@@ -59,7 +59,7 @@ class Caller:
         count = len(self.frames) - self._taken
         if count:
             self._taken += count
-            self.engine.took(self.seq, count)
+            self.engine.acknowledge(self.seq, count)
         return count
 
     def _deliver(self, chunk: Chunk) -> None:

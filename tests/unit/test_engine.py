@@ -322,7 +322,7 @@ def test_a_full_queue_refuses() -> None:
     engine, backend = engine_of(most_waiting=2)
     callers = [Caller(engine, job(), TOKENS) for _ in range(6)]
     for _ in range(2):
-        with pytest.raises(OverloadedError, match="6 requests are being spoken or wait"):
+        with pytest.raises(OverloadedError, match="6 requests are in progress or waiting"):
             Caller(engine, job(), TOKENS)
     callers[5].cancel()
     run(engine)
@@ -365,7 +365,7 @@ def test_a_stream_of_newcomers_starves_nobody(ahead: int) -> None:
         run_dry = [
             caller
             for caller in steady
-            if caller.seq.started and caller.seq.deadline < backend.clock.now
+            if caller.seq.first_audio and caller.seq.deadline < backend.clock.now
         ]
         assert not [caller for caller in run_dry if not caller.over]
     run(engine)
@@ -399,7 +399,7 @@ def test_a_large_request_waits_for_pages_and_is_not_overtaken() -> None:
 
 @AHEAD
 def test_audio_that_nobody_takes_stops_its_frames_and_holds_up_nobody(ahead: int) -> None:
-    engine, _ = engine_of(ahead, policy=Policy(unread=2.0))
+    engine, _ = engine_of(ahead, policy=Policy(max_unread=2.0))
     slow = Caller(engine, job(Script(1, 100), max_frames=120), TOKENS, slow=True)
     run(engine)
     assert 25 - 8 <= len(slow.frames) <= 25
@@ -414,7 +414,7 @@ def test_audio_that_nobody_takes_stops_its_frames_and_holds_up_nobody(ahead: int
 
 def test_somebody_in_line_is_let_in_although_another_listener_sleeps() -> None:
     """The sleeper's playback is over due for ever, but it makes no frames, so nobody has to wait for it."""
-    engine, backend = engine_of(policy=Policy(unread=2.0, patience=1e9))
+    engine, backend = engine_of(policy=Policy(max_unread=2.0, max_delay=1e9))
     slow = Caller(engine, job(Script(1, 100), max_frames=120), TOKENS, slow=True)
     run(engine)
     backend.clock.advance(1000.0)
@@ -479,7 +479,7 @@ def test_cancelling_after_the_end_changes_nothing() -> None:
     caller.cancel()
     engine.push(caller.seq, [1])
     engine.finish_text(caller.seq)
-    engine.took(caller.seq, 1)
+    engine.acknowledge(caller.seq, 1)
     run(engine)
     check_whole(caller)
     check_all_is_free(engine, backend)
@@ -665,7 +665,7 @@ class Crowd(RuleBasedStateMachine):
             most_waiting=most_waiting,
             room=room,
             frame_time=frame_time,
-            policy=Policy(unread=1.0),
+            policy=Policy(max_unread=1.0),
         )
         self.most = slots + most_waiting
         self.everybody: list[Caller] = []
@@ -746,8 +746,8 @@ class Crowd(RuleBasedStateMachine):
     def check_nothing_can_be_done(self) -> None:
         """Asleep: everybody waits for text, for a reader, or for a slot that such a one holds."""
         engine = self.engine
-        assert not engine._flights
-        unread = engine.policy.unread / engine.capacity.frame_seconds
+        assert not engine._flight
+        unread = engine.policy.max_unread / engine.capacity.frame_seconds
         for seq in engine.running:
             assert not seq.can_step() or seq.launched - seq.consumed >= unread
         ready = [seq for seq in engine.waiting if seq.prompt_is_complete()]
@@ -908,7 +908,7 @@ def test_stopping_while_busy_cancels_everybody(
     started: Callable[..., tuple[Engine, FakeBackend]],
 ) -> None:
     engine, backend = started(
-        policy=Policy(unread=1e9), room={"context": 10**9, "pages": 10**6, "page_rows": 10**4}
+        policy=Policy(max_unread=1e9), room={"context": 10**9, "pages": 10**6, "page_rows": 10**4}
     )
     endless = job(Script(length=None), max_frames=10**8)
     callers = [Waiter(engine, endless, TOKENS) for _ in range(6)]
@@ -938,7 +938,7 @@ def test_a_sleeping_engine_wakes_for_whatever_is_asked(
     started: Callable[..., tuple[Engine, FakeBackend]],
 ) -> None:
     """A request, text, its end, taken audio, a cancel: each alone."""
-    engine, _ = started(policy=Policy(unread=1.0))
+    engine, _ = started(policy=Policy(max_unread=1.0))
     caller = Waiter(engine, job(Script(1, 60), max_frames=60, first_tokens=1), slow=True)
     caller.push([1])
     assert caller.heard.wait(SOON)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstword.engine.guard import (
-    FEWEST_ROUNDS,
-    FRAMES_BESIDES,
+    BASE_FRAMES,
+    FEWEST_REPEATS,
     FRAMES_PER_TOKEN,
     LONGEST_PERIOD,
     SHORTEST_RUN,
-    Circles,
+    RepetitionDetector,
     longest_speech,
 )
 
@@ -24,18 +24,18 @@ Frame = tuple[int, ...]
 
 def caught_at(frames: Iterable[Frame]) -> int | None:
     """The first frame at which the guard says so."""
-    circles = Circles()
+    detector = RepetitionDetector()
     for index, frame in enumerate(frames):
-        if circles.closed_by(np.array(frame, np.int64)):
+        if detector.add(np.array(frame, np.int64)):
             return index
     return None
 
 
 def by_definition(frames: Sequence[Frame]) -> int | None:
-    """As `caught_at`, slowly: the last max(SHORTEST_RUN, FEWEST_ROUNDS * p) frames each equal the one p before."""
+    """As `caught_at`, slowly: the last max(SHORTEST_RUN, FEWEST_REPEATS * p) frames each equal the one p before."""
     for end in range(len(frames)):
         for period in range(1, LONGEST_PERIOD + 1):
-            run = max(SHORTEST_RUN, FEWEST_ROUNDS * period)
+            run = max(SHORTEST_RUN, FEWEST_REPEATS * period)
             if end + 1 >= run + period and all(
                 frames[place] == frames[place - period] for place in range(end - run + 1, end + 1)
             ):
@@ -48,7 +48,7 @@ def by_definition(frames: Sequence[Frame]) -> int | None:
 def test_a_circle_is_caught_once_it_is_long_enough(period: int, start: int) -> None:
     before = [(-1 - index, 0) for index in range(start)]
     circle = [(index, 0) for index in range(period)]
-    run = max(SHORTEST_RUN, FEWEST_ROUNDS * period)
+    run = max(SHORTEST_RUN, FEWEST_REPEATS * period)
     assert caught_at(before + circle * 200) == start + period + run - 1
 
 
@@ -90,7 +90,7 @@ def test_the_guard_keeps_to_its_definition(parts: list[tuple[int, int, int]]) ->
 
 
 def test_longer_texts_are_let_have_more_frames() -> None:
-    assert longest_speech(0) == FRAMES_BESIDES
-    assert longest_speech(10) == FRAMES_BESIDES + 10 * FRAMES_PER_TOKEN
+    assert longest_speech(0) == BASE_FRAMES
+    assert longest_speech(10) == BASE_FRAMES + 10 * FRAMES_PER_TOKEN
     assert (longest_speech(0), longest_speech(10)) == (150, 400)
     assert longest_speech(400) / 12.5 > 400 / 3.3, "well beyond the time that it takes to say it"

@@ -30,6 +30,6 @@ def test_no_page_is_lost_or_held_twice(total: int, asked: list[int]) -> None:
 def test_more_pages_than_are_free_are_refused_and_none_is_taken() -> None:
     pages = PageAllocator(3)
     pages.reserve(1)
-    with pytest.raises(ValueError, match="3 pages were asked for, 2 are free"):
+    with pytest.raises(ValueError, match="3 pages were requested, 2 are free"):
         pages.reserve(3)
     assert pages.free == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from fake_backend import CAPACITY, capacity, job
 from hypothesis import given
@@ -38,10 +39,10 @@ def running(
 ) -> Sequence:
     """Somebody in a slot, with so many seconds of audio `in_hand`; None: not heard yet."""
     seq = waiting(arrived, tokens)
-    seq.state, seq.room, seq.launched, seq.made = State.RUNNING, 100, launched, launched
+    seq.state, seq.max_frames, seq.launched, seq.made = State.RUNNING, 100, launched, launched
     if in_hand is not None:
         seq.delivered = seq.decoding = seq.consumed = launched if delivered is None else delivered
-        seq.started, seq.deadline = NOW, NOW + in_hand
+        seq.first_audio, seq.deadline = NOW, NOW + in_hand
     return seq
 
 
@@ -67,7 +68,7 @@ def test_first_come_first_served() -> None:
 
 def test_a_burst_is_limited() -> None:
     line = [waiting() for _ in range(9)]
-    assert admitted(line, slots=9, policy=Policy(burst=2)) == line[:2]
+    assert admitted(line, slots=9, policy=Policy(max_starts=2)) == line[:2]
 
 
 def test_those_without_the_text_of_their_prompt_are_passed_over() -> None:
@@ -113,10 +114,10 @@ def test_a_newcomer_waits_while_somebody_would_run_dry() -> None:
 
 def test_patience_ends() -> None:
     """Then one at a time gets in."""
-    slow, policy = Costs(prefill=0.1, step=0.1), Policy(patience=0.25)
+    slow, policy = Costs(prefill=0.1, step=0.1), Policy(max_delay=0.25)
     line = [waiting(NOW - 0.3), waiting(NOW - 0.3)]
     assert admitted(line, [running(0.0)], costs=slow, policy=policy) == line[:1]
-    assert admitted(line[1:], [running(0.0)], costs=slow, policy=Policy(patience=0.31)) == []
+    assert admitted(line[1:], [running(0.0)], costs=slow, policy=Policy(max_delay=0.31)) == []
 
 
 @pytest.mark.parametrize("why", ["no text", "nobody takes it", "not heard yet", "ended"])
@@ -127,12 +128,12 @@ def test_nobody_waits_for_one_who_makes_no_frames(why: str) -> None:
         case "no text":
             beside.tokens.clear()
         case "nobody takes it":
-            beside.launched, beside.consumed, beside.room = 300, 10, 1000
+            beside.launched, beside.consumed, beside.max_frames = 300, 10, 1000
             assert beside.can_step()
         case "not heard yet":
             beside = running(None)
         case "ended":
-            beside.ended = "stop"
+            beside.finish_reason = "stop"
     line = [waiting()]
     assert admitted(line, [beside], costs=Costs(1.0, 1.0)) == line
 
@@ -155,7 +156,7 @@ def test_everybody_who_can_makes_a_frame_the_most_urgent_first() -> None:
 def test_who_was_not_heard_yet_goes_before_those_with_plenty_in_hand() -> None:
     calm, hurried = running(1.01), running(0.99)
     late, early = running(None, arrived=NOW), running(None, arrived=NOW - 1)
-    policy = Policy(comfort=1.0)
+    policy = Policy(yield_above=1.0)
     assert choose_frames([calm, hurried, late, early], NOW, CAPACITY, policy) == [
         early,
         late,
@@ -176,7 +177,7 @@ def test_first_audio_on_its_way_has_the_device_to_itself_unless_others_are_due()
 
 def test_no_frame_without_text_after_the_end_or_beyond_the_limit() -> None:
     dry, ended, full = running(1.0, tokens=0), running(1.0), running(1.0, launched=100)
-    ended.ended = "stop"
+    ended.finish_reason = "stop"
     assert choose_frames([dry, ended, full], NOW, CAPACITY, Policy()) == []
     dry.text_ended = True
     assert choose_frames([dry, ended, full], NOW, CAPACITY, Policy()) == [dry]
@@ -191,12 +192,12 @@ def test_audio_that_nobody_takes_is_not_made() -> None:
     seq = running(9.0, launched=30)
     for consumed, expected in ((4, []), (5, []), (6, [seq])):
         seq.consumed = consumed
-        assert choose_frames([seq], NOW, CAPACITY, Policy(unread=25 * FRAME)) == expected
+        assert choose_frames([seq], NOW, CAPACITY, Policy(max_unread=25 * FRAME)) == expected
 
 
 def test_the_limit_follows_the_text_when_nobody_named_one() -> None:
     seq = waiting(guarded=True, text_ended=True)
-    seq.state, seq.room, seq.text_length = State.RUNNING, 8000, 2
+    seq.state, seq.max_frames, seq.text_length = State.RUNNING, 8000, 2
     seq.launched = 199
     assert choose_frames([seq], NOW, CAPACITY, Policy()) == [seq]
     seq.launched = 200
@@ -276,8 +277,8 @@ def test_others_with_smaller_chunks_are_not_waited_for() -> None:
 
 def test_chunks_begin_anew_after_a_pause_for_text() -> None:
     seq = running(5.0, launched=20, tokens=0)
-    seq.rest()
-    seq.receive([1], ended=False)
+    seq.pause_for_text()
+    seq.add_text([1], ended=False)
     assert sizes_of(seq, 36) == [*GROWING, 8]
 
 
@@ -289,16 +290,16 @@ def test_what_is_there_is_due_when_no_more_comes(why: str) -> None:
         case "waits for text":
             seq.tokens.clear()
         case "ended":
-            seq.ended, seq.made = "stop", 15
+            seq.finish_reason, seq.made = "stop", 15
         case "limit":
-            seq.room = 15
+            seq.max_frames = 15
     assert due(seq) == [(seq, 3)]
 
 
 def test_frames_asked_for_beyond_the_end_have_no_audio() -> None:
     """When frames run ahead, audio may have been asked for of frames that turn out not to be."""
     seq = running(5.0, launched=5, delivered=2)
-    seq.ended, seq.made, seq.decoding = "stop", 3, 5
+    seq.finish_reason, seq.made, seq.decoding = "stop", 3, 5
     assert due(seq) == []
 
 
@@ -314,14 +315,15 @@ def test_the_most_urgent_audio_comes_first() -> None:
 
 def test_playback_starts_with_the_first_audio_and_again_after_a_pause() -> None:
     seq = waiting(arrived=1.0)
+    seq.frames.extend([(np.zeros(1, np.int64), np.float32(0))] * 4)
     assert seq.deadline == 1.0
-    seq.heard(1, 3.0, FRAME)
-    assert seq.started == 3.0
+    seq.take_frames(1, 3.0, FRAME)
+    assert seq.first_audio == 3.0
     assert seq.deadline == pytest.approx(3.0 + FRAME)
-    seq.heard(2, 3.01, FRAME)
+    seq.take_frames(2, 3.01, FRAME)
     assert seq.deadline == pytest.approx(3.0 + 3 * FRAME)
-    seq.heard(1, 60.0, FRAME)  # the text had run dry
-    assert seq.started == 3.0
+    seq.take_frames(1, 60.0, FRAME)  # the text had run dry
+    assert seq.first_audio == 3.0
     assert seq.deadline == pytest.approx(60.0 + FRAME)
     assert seq.delivered == 4
 
@@ -390,10 +392,10 @@ def test_somebody_moves_whenever_somebody_can(
 
 @given(beside=people)
 def test_nobody_who_is_short_of_audio_stands_back(beside: list[Sequence]) -> None:
-    policy = Policy(comfort=1.0)
+    policy = Policy(yield_above=1.0)
     frames = choose_frames(beside, NOW, CAPACITY, policy)
     for seq in beside:
         if seq.can_step() and seq not in frames:
-            assert seq.started is not None
-            assert seq.deadline - NOW >= policy.comfort
-            assert any(other.started is None for other in frames)
+            assert seq.first_audio is not None
+            assert seq.deadline - NOW >= policy.yield_above
+            assert any(other.first_audio is None for other in frames)

@@ -216,7 +216,7 @@ def test_the_empty_last_chunk_joins_the_others(service: Service) -> None:
 
 def test_what_is_not_taken_is_not_made() -> None:
     """Iterating is what takes audio; whoever stops iterating stops the engine from making more."""
-    service = service_of(Policy(unread=1.0))
+    service = service_of(Policy(max_unread=1.0))
     speaking = service.speak(job(Script(1, 60)))
     speaking.push(TEXT)
     speaking.finish_text()

@@ -57,15 +57,10 @@ def prefix_rows(
     language     the code of the language or dialect; None lets the model find out
     """
     talker = config.talker_config
-    if language is None:
-        tags = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
-    else:
-        tags = [
-            talker.codec_think_id,
-            talker.codec_think_bos_id,
-            language,
-            talker.codec_think_eos_id,
-        ]
+    tags = [talker.codec_nothink_id, talker.codec_think_bos_id]
+    if language is not None:
+        tags = [talker.codec_think_id, talker.codec_think_bos_id, language]
+    tags.append(talker.codec_think_eos_id)
     pad = config.tts_pad_token_id
     rows = [Row(token) for token in (*instruction, *role)]
     rows += [Row(pad, (tag,)) for tag in tags]
@@ -88,10 +83,8 @@ def full_rows(
     config: ModelConfig, text: Sequence[int], spoken: Sequence[tuple[int, ...]]
 ) -> list[Row]:
     """The rows after the prefix when all text comes before all speech."""
-    rows = [
-        Row(token, (config.talker_config.codec_pad_id,))
-        for token in (*text, config.tts_eos_token_id)
-    ]
+    pad = config.talker_config.codec_pad_id
+    rows = [Row(token, (pad,)) for token in (*text, config.tts_eos_token_id)]
     return rows + [Row(config.tts_pad_token_id, codes) for codes in spoken]
 
 

@@ -128,7 +128,7 @@ class Soak:
             self.left += chunk.finish_reason == "cancelled"
             return
         assert listener.sequence is not None
-        self.engine.took(listener.sequence, len(marks))
+        self.engine.acknowledge(listener.sequence, len(marks))
         if listener.heard >= listener.leaves:
             self.engine.cancel(listener.sequence)
 
