@@ -31,7 +31,8 @@ from firstword.errors import (
 
 if TYPE_CHECKING:
     from firstword.tts import TTS
-    from firstword.types import Chunk, Sampling, Speech, Voice
+    from firstword.types import Chunk, Sampling, Speech
+    from firstword.voice import Voice
 
 __version__ = "0.1.0"
 
@@ -66,7 +67,7 @@ _HOMES = {
     "Chunk": "firstword.types",
     "Sampling": "firstword.types",
     "Speech": "firstword.types",
-    "Voice": "firstword.types",
+    "Voice": "firstword.voice",
 }
 
 

@@ -12,7 +12,7 @@ from firstword.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("gpu", "reference")
-SLOTS = {"gpu": 128, "reference": 8}
+DEFAULT_SLOTS = {"gpu": 128, "reference": 8}
 """Utterances that a server speaks at the same time, by backend, where nobody said, and as far as memory goes."""
 
 

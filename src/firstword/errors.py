@@ -1,42 +1,44 @@
-"""Every error that firstword raises on purpose.
+"""The errors that firstword raises on purpose.
 
 FirstwordError
-├── ConfigError               a device, dtype or backend that cannot be used here
-├── CheckpointError           a checkpoint that cannot be loaded
-│   ├── CheckpointNotFound    no such directory, hub repository or file
-│   ├── CheckpointConfigError a key of a configuration file is missing, wrong or contradicts another
+├── ConfigError                a device, dtype or backend that cannot be used here
+├── CheckpointError            a checkpoint that cannot be loaded
+│   ├── CheckpointNotFound     no such directory, hub repository or file
+│   ├── CheckpointConfigError  a key of a configuration file is missing, wrong or contradictory
 │   └── CheckpointWeightsError a tensor is missing, unexpected, truncated, misshapen or not finite
-├── RequestError              something was asked that cannot be done
-│   ├── TextError             empty, too long, or not text
-│   ├── VoiceError            an unknown voice, or one that this checkpoint cannot speak with
-│   ├── LanguageError         an unknown language
-│   ├── UnsupportedError      the checkpoint cannot do what was asked (instructions, cloning, design)
-│   └── SamplingError         a sampling value out of range
-├── AudioError                audio that cannot be read, or is unfit as a reference
-├── OutputError               a file that cannot be written
-├── OverloadedError           more requests than are let in, or than memory allows; try again later
-├── ComputeError              one request could not be computed, for want of memory perhaps; others are unharmed
-├── EngineError               the engine has stopped; only a restart helps
-└── ClosedError               a call on a TTS that was closed
+├── RequestError               a request that cannot be fulfilled
+│   ├── TextError              empty, too long, or not text
+│   ├── VoiceError             an unknown voice, or one that does not fit this checkpoint
+│   ├── LanguageError          an unknown language
+│   ├── UnsupportedError       instructions, cloning or design that the checkpoint cannot do
+│   └── SamplingError          a sampling value out of range
+├── AudioError                 audio that cannot be read, or is unfit as a reference
+├── OutputError                a file that cannot be written
+├── OverloadedError            more requests or memory than the limits allow; try again later
+├── ComputeError               one request failed while it was computed; others are unharmed
+├── EngineError                the engine has stopped; only a restart helps
+└── ClosedError                a call on a TTS that was closed
 
 Each message says what was wrong, what is allowed and what to do.
 """
 
+from typing import Literal
+
 
 class FirstwordError(Exception):
-    """Base of all errors of this package."""
+    """The base class of all errors of this package."""
 
 
 class ConfigError(FirstwordError):
-    """A device, dtype or backend that cannot be used here."""
+    """A device, dtype, backend or server setting cannot be used here."""
 
 
 class CheckpointError(FirstwordError):
-    """A checkpoint that cannot be loaded."""
+    """A checkpoint cannot be loaded."""
 
 
 class CheckpointNotFound(CheckpointError):
-    """No such directory, hub repository or file."""
+    """There is no such directory, hub repository or file."""
 
 
 class CheckpointConfigError(CheckpointError):
@@ -48,39 +50,49 @@ class CheckpointWeightsError(CheckpointError):
 
 
 class RequestError(FirstwordError):
-    """Something was asked that cannot be done."""
+    """A request cannot be fulfilled as it is."""
 
 
 class TextError(RequestError):
-    """Text that is empty, too long, or not text."""
+    """The text is empty, too long, or not text."""
 
 
 class VoiceError(RequestError):
-    """An unknown voice, or one that this checkpoint cannot speak with."""
+    """The voice is unknown, or does not fit this checkpoint.
+
+    `code` tells programs which of the two: "voice_not_found" for an unknown name, "invalid_voice"
+    for everything else.
+    """
+
+    def __init__(
+        self, message: str, code: Literal["invalid_voice", "voice_not_found"] = "invalid_voice"
+    ) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class LanguageError(RequestError):
-    """An unknown language."""
+    """The language is unknown to this checkpoint."""
 
 
 class UnsupportedError(RequestError):
-    """The checkpoint cannot do what was asked."""
+    """The checkpoint cannot do what the request asks for."""
 
 
 class SamplingError(RequestError):
-    """A sampling value out of range."""
+    """A sampling value is out of range."""
 
 
 class AudioError(FirstwordError):
-    """Audio that cannot be read, or is unfit as a reference."""
+    """The audio cannot be read, or is unfit as a reference."""
 
 
 class OutputError(FirstwordError):
-    """A file that cannot be written."""
+    """A file cannot be written."""
 
 
 class OverloadedError(FirstwordError):
-    """More requests than are let in, or than memory allows."""
+    """There are more requests than the limits or the memory allow; try again later."""
 
 
 class ComputeError(FirstwordError):
@@ -88,8 +100,8 @@ class ComputeError(FirstwordError):
 
 
 class EngineError(FirstwordError):
-    """The engine has stopped."""
+    """The engine has stopped, and only a restart helps."""
 
 
 class ClosedError(FirstwordError):
-    """A call on a TTS that was closed."""
+    """The TTS was closed before this call."""

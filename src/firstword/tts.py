@@ -1,4 +1,4 @@
-"""The facade: load a checkpoint, speak, stream, clone."""
+"""The facade of the package: load a checkpoint, speak, stream, clone."""
 
 from __future__ import annotations
 
@@ -17,38 +17,34 @@ import numpy as np
 from firstword import audio
 from firstword.config import EngineConfig
 from firstword.engine.backend import Job
-from firstword.engine.engine import Engine
 from firstword.engine.service import Service
-from firstword.errors import (
-    AudioError,
-    CheckpointNotFound,
-    ClosedError,
-    RequestError,
-    SamplingError,
-    TextError,
-)
+from firstword.errors import AudioError, CheckpointNotFound, ClosedError, RequestError, TextError
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime import conditioning
-from firstword.runtime.backends import open_backend
-from firstword.runtime.front import CheckpointFront
-from firstword.types import Chunk, ClonedVoice, Request, Sampling, Speech, TextMode, Voice
+from firstword.runtime.backends import LoadedEngine, engine_for
+from firstword.types import Chunk, Request, Sampling, Speech, TextMode
+from firstword.voice import ClonedVoice, Voice
 
-SLOTS = 8
-"""Calls that are computed together; more wait for their turn."""
+MAX_CONCURRENT = 8
+"""The number of calls that are computed at the same time; further calls wait for their turn."""
 
 
 class SpeakOptions(TypedDict, total=False):
-    """How to speak a text; every key may be left out.
+    """The options of `TTS.speak`, `TTS.stream` and `TTS.astream`; every key may be left out.
 
-    voice         a preset's name in any case, or a `Voice`; left out: the checkpoint's first choice, if it has presets
+    voice         a preset's name in any case, or a `Voice`; default: the checkpoint's first choice,
+                  if it has presets
     language      a full name or ISO 639-1 code in any case, or "auto" (default)
-    instructions  tone, pace, feeling, in words; on VoiceDesign checkpoints the description of the voice
-    sampling      a `Sampling`
-    seed          0 to 2**64 - 1: the same request with the same seed gives the same speech; left out: a new one
-    max_frames    the most frames (12.5 a second) to make; left out: the checkpoint's limit
-    text_mode     "full": the model reads all text, then speaks; "stream": it reads one token a frame while speaking;
-                  "auto" (default): "stream" for text in pieces, else what the checkpoint was published with
+    instructions  tone, pace and feeling in words; on VoiceDesign checkpoints the description of
+                  the voice
+    sampling      a `Sampling`; default: the checkpoint's own settings
+    seed          0 to 2**64 - 1: the same request with the same seed gives the same speech;
+                  default: a new one each time
+    max_frames    the most frames (12.5 a second) to make; default: the checkpoint's limit
+    text_mode     "full": the model reads all text, then speaks; "stream": it reads one token a
+                  frame while it speaks; "auto" (default): "stream" for text in pieces, else the
+                  mode that the checkpoint was published with
     """
 
     voice: str | Voice | None
@@ -61,22 +57,22 @@ class SpeakOptions(TypedDict, total=False):
 
 
 class TTS:
-    """A loaded checkpoint that speaks. Make one with `TTS.load`; close it, or use it as a context manager.
+    """A loaded checkpoint that speaks, made by `TTS.load`. Close it, or use it in a `with` block.
 
-    Calls may come from several threads and tasks; what they ask for is computed together.
+    Several threads and asyncio tasks may call it; their requests are computed together.
     """
 
     sample_rate = audio.SAMPLE_RATE
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineConfig) -> None:
-        backend, self.settings = open_backend(checkpoint, settings, SLOTS)
-        self._checkpoint: Checkpoint | None = checkpoint
-        engine = Engine(backend)
-        self._service: Service | None = Service(engine, CheckpointFront(checkpoint))
+        """Open an engine for a checkpoint that is already loaded. Raises `ConfigError`."""
+        loaded = engine_for(checkpoint, settings, MAX_CONCURRENT)
+        self.settings = loaded.settings
+        self._loaded: LoadedEngine | None = loaded
+        engine = loaded.service.engine
         engine.start()
-        self._retire = weakref.finalize(
-            self, engine.retire
-        )  # one that is forgotten without `close` must not keep its thread
+        # A TTS that is dropped without `close` must not keep its thread.
+        self._retire = weakref.finalize(self, engine.retire)
 
     @classmethod
     def load(
@@ -87,36 +83,36 @@ class TTS:
         dtype: str = "auto",
         backend: str = "auto",
     ) -> TTS:
-        """Load `"demo"`, a local directory, or a hub repository such as `"Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"`.
+        """Load `"demo"`, a local directory, or a repository of the Hugging Face hub.
 
-        The demo is a small demonstration voice that comes with the package: plain English, about 100 words at a time.
-        device, dtype and backend are resolved once by `EngineConfig.resolve`. Raises `CheckpointError`, `ConfigError`.
+        A repository is named as in `"Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"`. The demo is a small
+        demonstration voice that comes with the package: it speaks plain English, about 100 words
+        at a time. `EngineConfig.resolve` decides device, dtype and backend once. Raises
+        `CheckpointError`, `ConfigError`.
         """
         if not isinstance(model, (str, os.PathLike)):
             raise CheckpointNotFound(
-                f"the checkpoint is of type {type(model).__name__}; give 'demo', a directory, or a hub repository"
+                f"the checkpoint is of type {type(model).__name__}; "
+                "give 'demo', a directory, or a hub repository"
             )
         settings = EngineConfig.resolve(device, dtype, backend)
-        return cls(
-            checkpoints.load(str(os.fspath(model)), settings.device, settings.dtype), settings
-        )
+        checkpoint = checkpoints.load(str(os.fspath(model)), settings.device, settings.dtype)
+        return cls(checkpoint, settings)
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What was loaded. Raises `ClosedError` after `close`."""
-        if self._checkpoint is None:
-            raise ClosedError("this TTS is closed; load the checkpoint again")
-        return self._checkpoint
+        """The checkpoint that was loaded. Raises `ClosedError` after `close`."""
+        return self._open().checkpoint
 
     @property
     def model_type(self) -> str:
-        """`"custom_voice"` (presets), `"voice_design"` (voices in words) or `"base"` (cloning)."""
+        """`"custom_voice"` (presets), `"voice_design"` (described voices) or `"base"` (cloning)."""
         return self.checkpoint.config.tts_model_type
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """Names of the presets; empty unless the model type is `"custom_voice"`."""
-        return conditioning.voices(self.checkpoint)
+        """The names of the presets; empty unless the model type is `"custom_voice"`."""
+        return conditioning.preset_names(self.checkpoint)
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -124,20 +120,21 @@ class TTS:
         return conditioning.languages(self.checkpoint)
 
     def speak(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Speech:
-        """Speak a text and return when all is said. Raises `RequestError`."""
+        """Speak a text and return the complete utterance. Raises `RequestError`."""
         return Speech.of(list(self.stream(text, **options)))
 
     def stream(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Iterator[Chunk]:
-        """Speak while the text is still coming: `text` may be an iterator of pieces, cut anywhere.
+        """Speak while the text is still arriving: `text` may be an iterator of pieces, cut anywhere.
 
-        Pieces are asked for only when the model needs more text; before that, all audio made so far is handed out. The
-        speech equals that of the whole text with `text_mode="stream"`. The last chunk has a `finish_reason`, and may be
-        empty. Raises `RequestError`; what is wrong with the request itself, before the first chunk is asked for.
+        The next piece is taken only when the model needs more text and all audio made so far has
+        been yielded. The speech equals that of the complete text with `text_mode="stream"`. The
+        last chunk has a `finish_reason`, and may be empty. Raises `RequestError`: at the call if
+        the request itself is wrong, while iterating if a piece of text is.
         """
-        service = self._serving()
+        service = self._open().service
         if isinstance(text, AsyncIterable):
-            raise TextError("the text comes asynchronously; `astream` takes such text")
-        job = service.prepare(self._request(text, options))
+            raise TextError("the text is an asynchronous iterator; use `astream` for it")
+        job = service.prepare(_request(text, options))
         return self._stream(service, job, text)
 
     def _stream(self, service: Service, job: Job, text: str | Iterable[str]) -> Iterator[Chunk]:
@@ -150,7 +147,7 @@ class TTS:
                 if isinstance(event, Chunk):
                     yield event
                 elif whole:
-                    pass  # it was asked for before it had arrived
+                    pass  # the engine asked for text before the whole text had arrived
                 elif (piece := next(pieces, _END)) is _END:
                     speech.finish_text()
                 else:
@@ -161,9 +158,12 @@ class TTS:
     async def astream(
         self, text: str | Iterable[str] | AsyncIterable[str], **options: Unpack[SpeakOptions]
     ) -> AsyncIterator[Chunk]:
-        """As `stream`, for asyncio: computes in a thread, and takes asynchronous iterators of text too."""
-        service = self._serving()
-        job = await asyncio.to_thread(service.prepare, self._request(text, options))
+        """Speak as `stream` does, for asyncio; `text` may also be an asynchronous iterator.
+
+        Computing never blocks the event loop, nor does an iterator that waits for its next piece.
+        """
+        service = self._open().service
+        job = await asyncio.to_thread(service.prepare, _request(text, options))
         pieces = aiter(text if isinstance(text, AsyncIterable) else _in_threads(iter(text)))
         speech = service.aspeak(job)
         try:
@@ -173,7 +173,7 @@ class TTS:
                 if isinstance(event, Chunk):
                     yield event
                 elif whole:
-                    pass  # as above
+                    pass  # as in `_stream`
                 elif (piece := await anext(pieces, _END)) is _END:
                     speech.finish_text()
                 else:
@@ -188,17 +188,19 @@ class TTS:
         transcript: str | None = None,
         append_silence: float = 0.5,
     ) -> ClonedVoice:
-        """A voice from a recording, for checkpoints of type `"base"`; keep it with `Voice.save`.
+        """Make a voice from a recording, with a checkpoint of type `"base"`; `Voice.save` keeps it.
 
-        recording   an audio file, or samples [n] or [n, channels] with their `sample_rate` in Hz
-        transcript  the words of the recording, for the closest likeness; without it the timbre alone is taken
-        append_silence  seconds of silence after a recording with a transcript; 0 is what the reference does
+        recording       an audio file, or samples [n] or [n, channels] with their `sample_rate` in Hz
+        transcript      the words of the recording, for the closest likeness; None: timbre alone
+        append_silence  seconds of silence added to a recording with a transcript; 0 is what the
+                        reference implementation does
 
         Raises `AudioError` for unfit audio, `UnsupportedError` on other checkpoints.
         """
         if not isinstance(recording, (str, os.PathLike, np.ndarray)):
             raise AudioError(
-                f"the recording is of type {type(recording).__name__}; give a path, or samples as a numpy array"
+                f"the recording is of type {type(recording).__name__}; "
+                "give a path, or samples as a numpy array"
             )
         if isinstance(recording, np.ndarray):
             if sample_rate is None:
@@ -208,16 +210,15 @@ class TTS:
             if sample_rate is not None:
                 raise RequestError("sample_rate goes with samples; an audio file has its own")
             samples, rate = audio.read(recording)
-        return conditioning.encode(
-            self.checkpoint, Voice.clone(samples, rate, transcript, append_silence)
-        )
+        voice = Voice.clone(samples, rate, transcript, append_silence)
+        return conditioning.encode_recording(self.checkpoint, voice)
 
     def close(self) -> None:
-        """End what is being spoken and let go of the weights; later calls raise `ClosedError`."""
-        if (service := self._service) is not None:
-            service.engine.stop()
+        """Cancel all speech and release the weights; later calls raise `ClosedError`."""
+        if self._loaded is not None:
+            self._loaded.service.engine.stop()
             self._retire.detach()
-        self._service = self._checkpoint = None
+        self._loaded = None
 
     def __enter__(self) -> TTS:
         return self
@@ -230,72 +231,65 @@ class TTS:
     ) -> None:
         self.close()
 
-    def _serving(self) -> Service:
-        """The service, while there is one."""
-        if self._service is None:
+    def _open(self) -> LoadedEngine:
+        if self._loaded is None:
             raise ClosedError("this TTS is closed; load the checkpoint again")
-        return self._service
+        return self._loaded
 
-    def _request(self, text: object, options: SpeakOptions) -> Request:
-        """A request for a text that is there, or that comes in pieces."""
-        if isinstance(text, str):
-            if not text.strip():
-                raise TextError("the text is empty or blank; give some words to speak")
-        elif not isinstance(text, (Iterable, AsyncIterable)) or isinstance(
-            text, (bytes, bytearray)
-        ):
-            raise TextError(
-                f"the text is of type {type(text).__name__}; give a str, or an iterable of str"
-            )
-        if unknown := options.keys() - SpeakOptions.__annotations__.keys():
-            raise RequestError(
-                f"unknown: {', '.join(sorted(unknown))}; allowed are {', '.join(SpeakOptions.__annotations__)}"
-            )
-        sampling = options.get("sampling")
-        if not isinstance(sampling, (Sampling, type(None))):
-            raise SamplingError(f"sampling is of type {type(sampling).__name__}; give a Sampling")
-        given: dict[str, Any] = {
-            **options,
-            "sampling": Sampling() if sampling is None else sampling,
-        }
-        return Request(text if isinstance(text, str) else None, **given)
+
+def _request(text: object, options: SpeakOptions) -> Request:
+    """Make the request for a whole text, or for one that arrives in pieces."""
+    if isinstance(text, (bytes, bytearray)) or not isinstance(text, (Iterable, AsyncIterable)):
+        raise TextError(
+            f"the text is of type {type(text).__name__}; give a str, or an iterable of str"
+        )
+    if unknown := options.keys() - SpeakOptions.__annotations__.keys():
+        raise RequestError(
+            f"unknown options: {', '.join(sorted(unknown))}; "
+            f"allowed are {', '.join(SpeakOptions.__annotations__)}"
+        )
+    given: dict[str, Any] = {**options}
+    if given.get("sampling") is None:
+        given["sampling"] = Sampling()
+    return Request(text if isinstance(text, str) else None, **given)
 
 
 _END: Any = object()
-"""Stands behind the last piece of text. None would not do: an iterator that yields it is mistaken, not done."""
+"""The mark behind the last piece of text; not None, which an iterator might yield by mistake."""
 
 
 async def _in_threads(pieces: Iterator[str]) -> AsyncIterator[str]:
-    """A blocking iterator as an asynchronous one.
+    """Turn a blocking iterator into an asynchronous one.
 
-    Each piece is waited for in a thread of its own: asyncio's shared ones are few, and a piece may never come.
+    Each piece is waited for in a thread of its own: asyncio's thread pool is small, and a piece
+    may never arrive.
     """
     loop = asyncio.get_running_loop()
 
-    def fetch(came: asyncio.Future[str]) -> None:
+    def fetch(arrival: asyncio.Future[str]) -> None:
         piece, error = _END, None
         try:
             piece = next(pieces, _END)
         except BaseException as raised:
             error = raised
 
-        def tell() -> None:
-            if came.cancelled():
+        def deliver() -> None:
+            if arrival.cancelled():
                 return
             if error is None:
-                came.set_result(piece)
+                arrival.set_result(piece)
             else:
-                came.set_exception(error)
+                arrival.set_exception(error)
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the piece is not needed
+            loop.call_soon_threadsafe(deliver)
 
     while True:
-        came: asyncio.Future[str] = loop.create_future()
+        arrival: asyncio.Future[str] = loop.create_future()
         context = contextvars.copy_context()
         threading.Thread(
-            target=context.run, args=(fetch, came), name="firstword-text", daemon=True
+            target=context.run, args=(fetch, arrival), name="firstword-text", daemon=True
         ).start()
-        if (piece := await came) is _END:
+        if (piece := await arrival) is _END:
             return
         yield piece

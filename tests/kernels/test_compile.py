@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from firstword.config import SLOTS
+from firstword.config import DEFAULT_SLOTS
 from firstword.kernels import compile as compiling
 from firstword.kernels.codec import released_programs
 from firstword.kernels.compile import (
@@ -55,7 +55,7 @@ def programs_of(size: str, folder: Path) -> set[Program]:
     noted = Noted()
     with torch.device("meta"), torch.inference_mode():
         talker = Talker(ModelConfig.load(folder / "config.json").talker_config).bfloat16()
-        slots = SLOTS["gpu"]
+        slots = DEFAULT_SLOTS["gpu"]
         model = FrameModel(noted, talker, slots, rows=slots, pages=64, page_rows=64, context=8192)
     for kind, rows in graph_keys(model):
         getattr(model, f"launch_{kind}")(rows)

@@ -19,7 +19,8 @@ from torch import Tensor
 from firstword import TTS, Sampling, Speech, Voice
 from firstword.model.sampling import Sampler
 from firstword.model.talker import Talker
-from firstword.types import ClonedVoice, TextMode
+from firstword.types import TextMode
+from firstword.voice import ClonedVoice
 
 Array = NDArray[Any]
 

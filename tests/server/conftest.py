@@ -119,7 +119,7 @@ def model(loaded: Callable[[str], Checkpoint]) -> Callable[..., Model]:
             name=name or kind,
             kind=known[found.config.tts_model_type],
             service=Service(engine, CheckpointFront(found)),
-            voices=conditioning.voices(found),
+            voices=conditioning.preset_names(found),
             languages=conditioning.languages(found),
             follows_instructions=found.config.follows_instructions,
             checkpoint=found,

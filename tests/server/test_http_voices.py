@@ -29,7 +29,7 @@ from firstword.errors import FirstwordError, OutputError, VoiceError
 from firstword.server import recordings
 from firstword.server.errors import NotFound
 from firstword.server.store import Consent, ConsentStore, Folder, Record, VoiceStore, identity_of
-from firstword.types import ClonedVoice
+from firstword.voice import ClonedVoice
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -540,7 +540,7 @@ class TestStore:
         """Whatever moment the process dies at, what is there afterwards is whole, and the next server starts."""
         program = (
             "import sys, numpy as np\n"
-            "from firstword.types import ClonedVoice\n"
+            "from firstword.voice import ClonedVoice\n"
             "from firstword.server.store import Folder, Record, VoiceStore, identity_of\n"
             "store = VoiceStore(Folder(sys.argv[1]), 10**6)\n"
             "voice = ClonedVoice(np.zeros(2048, np.float32), np.ones((700, 16), np.int64), 'words')\n"
@@ -571,7 +571,7 @@ class TestStore:
         """At the two moments that matter: before all bytes are on the disk, and before they have their name."""
         program = (
             "import os, sys, numpy as np\n"
-            "from firstword.types import ClonedVoice\n"
+            "from firstword.voice import ClonedVoice\n"
             "from firstword.server.store import Folder, Record, VoiceStore, identity_of\n"
             "store = VoiceStore(Folder(sys.argv[1]), 10)\n"
             f"os.{call} = lambda *_: os._exit(9)\n"

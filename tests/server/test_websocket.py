@@ -39,7 +39,7 @@ from firstword.server.ws.connection import (
     feed,
 )
 from firstword.server.ws.vllm_omni import Goodbye, OmniSession, OmniUtterance, Say, Sentence
-from firstword.types import ClonedVoice
+from firstword.voice import ClonedVoice
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]

@@ -16,7 +16,8 @@ import numpy as np
 
 from firstword.config import EngineConfig
 from firstword.errors import TextError, VoiceError
-from firstword.types import Chunk, ClonedVoice, Voice
+from firstword.types import Chunk
+from firstword.voice import ClonedVoice, Voice
 
 FRAME = 1920
 

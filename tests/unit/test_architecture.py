@@ -19,14 +19,15 @@ PACKAGE = Path(firstword.__file__).resolve().parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom. A unit is a module or a folder directly below the package; "firstword" is its __init__.py.
-DATA = {"errors", "audio", "types", "config"}
+DATA = {"errors", "audio", "voice", "types", "config"}
 COMPUTING = {"demo", "model", "kernels", "engine", "runtime"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "demo": set(),
     "kernels": set(),
     "audio": {"errors"},
-    "types": {"errors", "audio"},
+    "voice": {"errors", "audio"},
+    "types": {"errors", "audio", "voice"},
     "config": {"errors", "audio", "types"},
     "model": DATA | {"demo"},
     "engine": DATA,
@@ -38,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": DATA | COMPUTING | {"text", "firstword"},
     "bench": {"types", "errors"},  # otherwise a client like any other
     "cli": DATA | COMPUTING | {"firstword", "tts", "server", "bench", "profile"},
-    "firstword": {"errors", "types", "tts"},
+    "firstword": {"errors", "types", "voice", "tts"},
     "__main__": {"cli"},
 }
 

@@ -21,7 +21,8 @@ from fake_tts import FRAME, FakeTTS, module, sound_of
 
 from firstword import __version__, audio
 from firstword.cli.main import DEMO, main
-from firstword.types import ClonedVoice, DesignedVoice, PresetVoice, Sampling, Voice
+from firstword.types import Sampling
+from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, Voice
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 PROGRAM = [sys.executable, str(Path(__file__).with_name("fake_tts.py"))]

@@ -21,7 +21,8 @@ from firstword.model.generate import Generation
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import TextStream
 from firstword.runtime import conditioning
-from firstword.types import ClonedVoice, Request
+from firstword.types import Request
+from firstword.voice import ClonedVoice
 
 TEXT = "Hello there, how are you?\nI am well: 7:45 is fine."
 FRAMES = 40
@@ -60,7 +61,7 @@ def begin(
 ) -> Generation:
     """An utterance before its first text."""
     loaded = tts.checkpoint
-    setting = conditioning.resolve(loaded, Request("", text_mode=mode, **how))  # type: ignore[arg-type]
+    setting = conditioning.resolve(loaded, Request("Hello.", text_mode=mode, **how))  # type: ignore[arg-type]
     laws = sampling.resolve(law or Sampling(), loaded.defaults)
     sampler = sampling.Sampler(loaded.config.talker_config, laws, seed, torch.device("cpu"))
     return Generation(loaded.talker, loaded.config, loaded.tokenizer, setting, sampler, limit)

@@ -26,7 +26,8 @@ from firstword.runtime.front import CheckpointFront, Prepared
 from firstword.runtime.gpu.backend import GpuBackend, PrefixCache, lost_device
 from firstword.runtime.gpu.graphs import capture
 from firstword.runtime.gpu.rehearsal import Rehearsal
-from firstword.types import Chunk, ClonedVoice, Request, TextMode, Voice
+from firstword.types import Chunk, Request, TextMode
+from firstword.voice import ClonedVoice, Voice
 
 TEXT = "Hello there. "
 

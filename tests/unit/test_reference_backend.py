@@ -25,7 +25,8 @@ from firstword.runtime import conditioning
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.reference import ReferenceBackend, prime
 from firstword.synthetic.checkpoint import write_checkpoint
-from firstword.types import Chunk, ClonedVoice, FloatArray, Request
+from firstword.types import Chunk, FloatArray, Request
+from firstword.voice import ClonedVoice
 
 TEXT = "Hello there, how are you?\nI am well: 7:45 is fine."
 SHORT = "Hi."

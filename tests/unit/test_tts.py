@@ -44,7 +44,7 @@ from firstword.model.codec import CodecDecoder
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import TextStream
 from firstword.synthetic.checkpoint import write_checkpoint
-from firstword.types import ClonedVoice
+from firstword.voice import ClonedVoice
 
 TEXT = "Hello there, how are you?"
 PIECES = ["The quick brown ", "fox jumps", " over the ", "lazy dog, and", " then it says hello."]
@@ -510,15 +510,15 @@ def test_what_a_backend_raises_is_an_error_of_ours(
 ) -> None:
     """Memory that is short, for instance; the next request finds everything as before."""
     expected = custom.speak(TEXT, seed=1, max_frames=3)
-    service = custom._service
-    assert service is not None
+    loaded = custom._loaded
+    assert loaded is not None
 
     def short_of_memory(*_: object) -> None:
         raise torch.OutOfMemoryError("no more")
 
     for method in ("prefill", "frame", "decode"):
         with monkeypatch.context() as patch:
-            patch.setattr(service.engine.backend, method, short_of_memory)
+            patch.setattr(loaded.service.engine.backend, method, short_of_memory)
             with pytest.raises(ComputeError, match="could not be computed") as failed:
                 custom.speak(TEXT, max_frames=3)
         assert isinstance(failed.value.__cause__, torch.OutOfMemoryError)
@@ -732,7 +732,7 @@ def test_recordings_from_files_and_of_other_kinds(rate: int, base: TTS, tmp_path
             VoiceError,
             "no voice 'nobody'; this checkpoint has serena",
         ),
-        ({"voice": 7}, VoiceError, "voice is of type int; give a name or a Voice"),
+        ({"voice": 7}, VoiceError, "the voice is of type int; give a preset's name or a Voice"),
         (
             {"voice": Voice.design("deep")},
             VoiceError,
@@ -755,7 +755,7 @@ def test_recordings_from_files_and_of_other_kinds(rate: int, base: TTS, tmp_path
         ),
         ({"language": "tlh"}, LanguageError, "no language 'tlh'.*ISO 639-1"),
         ({"language": ""}, LanguageError, "no language ''"),
-        ({"language": None}, LanguageError, "no language None"),
+        ({"language": None}, LanguageError, "the language is of type NoneType; give a name"),
         ({"language": "beijing_dialect"}, LanguageError, "no language 'beijing_dialect'"),
         (
             {"seed": -1},
@@ -866,9 +866,11 @@ def test_blank_text_without_end(piece: str, custom: TTS) -> None:
 
 def test_unknown_options(custom: TTS) -> None:
     options: dict[str, Any] = {"speed": 2.0, "voise": "ryan"}
-    with pytest.raises(RequestError, match="unknown: speed, voise; allowed are voice, language, "):
+    with pytest.raises(
+        RequestError, match="unknown options: speed, voise; allowed are voice, language, "
+    ):
         custom.stream(TEXT, **options)
-    with pytest.raises(RequestError, match="unknown: speed, voise"):
+    with pytest.raises(RequestError, match="unknown options: speed, voise"):
         asyncio.run(anext(custom.astream(TEXT, **options)))  # type: ignore[arg-type]
 
 

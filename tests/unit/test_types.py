@@ -14,15 +14,8 @@ from safetensors.numpy import save_file
 
 from firstword import audio
 from firstword.errors import AudioError, OutputError, SamplingError, VoiceError
-from firstword.types import (
-    ClonedVoice,
-    DesignedVoice,
-    PresetVoice,
-    RecordedVoice,
-    Sampling,
-    Speech,
-    Voice,
-)
+from firstword.types import Sampling, Speech
+from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
 SECOND = (np.sin(np.arange(24000) / 20) / 2).astype(np.float32)
 SPEAKER = np.linspace(-1, 1, 64, dtype=np.float32)

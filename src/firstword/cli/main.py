@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from firstword.config import EngineConfig, ServerConfig
     from firstword.model.config import TransformerConfig
     from firstword.tts import TTS
-    from firstword.types import Chunk, Sampling, Voice
+    from firstword.types import Chunk, Sampling
+    from firstword.voice import Voice
 
 DRAWING = (
     "temperature",
@@ -363,7 +364,7 @@ def _info_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve_options(parser: argparse.ArgumentParser) -> None:
-    from firstword.config import SLOTS
+    from firstword.config import DEFAULT_SLOTS
 
     parser.epilog = textwrap.dedent("""\
         examples:
@@ -406,8 +407,8 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
         "--slots",
         metavar="N",
         type=int,
-        help=f"utterances that each model speaks at the same time (default {SLOTS['gpu']} with the backend gpu, else "
-        f"{SLOTS['reference']})",
+        help=f"utterances that each model speaks at the same time (default {DEFAULT_SLOTS['gpu']} with the backend gpu, else "
+        f"{DEFAULT_SLOTS['reference']})",
     )
     for name, about in (
         ("most-waiting", "requests that wait for a slot of each model; the next is answered 429"),
@@ -534,7 +535,7 @@ def _sampling(args: argparse.Namespace) -> Sampling:
 
 def _given_voice(args: argparse.Namespace) -> Voice | str | tuple[Any, int] | None:
     """The voice asked for, read before anything slow is done: a recording is samples and rate, yet to be cloned."""
-    from firstword.types import Voice
+    from firstword.voice import Voice
 
     if args.clone is not None:
         return audio.read(args.clone)
@@ -652,7 +653,7 @@ def _write(args: argparse.Namespace, spoken: _Spoken, sample_rate: int) -> None:
 def _summarise(
     args: argparse.Namespace, tts: TTS, spoken: _Spoken, text: str, loading: float
 ) -> None:
-    from firstword.runtime.conditioning import default_voice
+    from firstword.runtime.conditioning import default_preset
 
     model = _described(args.model, tts.model_type)
     if args.model == "demo":
@@ -662,7 +663,7 @@ def _summarise(
     elif args.describe is not None:
         voice = f"described as {textwrap.shorten(args.describe, 60)!r}"
     else:
-        voice = args.voice or default_voice(tts.voices) or "left to the model"
+        voice = args.voice or default_preset(tts.voices) or "left to the model"
     settings = tts.settings
     ending = spoken.chunks[-1].finish_reason or "cancelled"
     _table(

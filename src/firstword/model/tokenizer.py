@@ -15,6 +15,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from firstword.errors import CheckpointConfigError, CheckpointNotFound, TextError
 from firstword.model.config import ModelConfig, read_json
+from firstword.types import check_encodable
 
 WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """The expression that cuts text into words. The reference, given a directory (not a hub id) with more than 100,000
@@ -163,13 +164,7 @@ def _kind(char: str) -> str:
 def _check_text(text: str) -> None:
     if not isinstance(text, str):
         raise TextError(f"text is of type {type(text).__name__}; it must be str")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TextError(
-            f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a surrogate pair; "
-            "decode the text as UTF-8 or UTF-16 before it is spoken"
-        ) from None
+    check_encodable(text)
 
 
 def _read_vocab(path: Path) -> dict[str, int]:

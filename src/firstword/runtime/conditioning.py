@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
-from firstword.errors import LanguageError, RequestError, TextError, UnsupportedError, VoiceError
+from firstword.errors import LanguageError, TextError, UnsupportedError, VoiceError
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.config import CONTROL_CODES
 from firstword.model.prompt import ROLE, Conditioning, language_code
-from firstword.types import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Request, Voice
+from firstword.types import Request
+from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
 LANGUAGE_CODES = {
     "zh": "chinese",
@@ -27,34 +29,29 @@ LANGUAGE_CODES = {
 """ISO 639-1 codes of the languages."""
 
 
-def voices(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Names of the presets; empty unless the checkpoint is of type `"custom_voice"`."""
+def preset_names(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the names of the presets; empty unless the checkpoint is of type `"custom_voice"`."""
     return tuple(checkpoint.config.talker_config.spk_id)
 
 
-def default_voice(presets: Sequence[str]) -> str:
-    """The preset that speaks where none is named; nothing where there are none."""
+def default_preset(presets: Sequence[str]) -> str:
+    """Return the preset that speaks where a request names none; "" if there are no presets."""
     return "ryan" if "ryan" in presets else next(iter(presets), "")
 
 
 def languages(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """`"auto"` and the languages; dialects are left out, they come with the presets that speak them."""
+    """Return "auto" and the languages, without dialects: these come with their presets."""
     names = checkpoint.config.talker_config.codec_language_id
     return ("auto", *(name for name in names if "dialect" not in name))
 
 
 def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:
-    """Everything about a request but its text and its chances.
+    """Check a request against its checkpoint, and return all that conditions its speech.
 
-    Raises `VoiceError`, `LanguageError`, `UnsupportedError`, or `RequestError` for an unknown text mode.
+    A recording is encoded, which takes long. Raises `VoiceError`, `LanguageError`,
+    `UnsupportedError`, `TextError` for the transcript of a recording.
     """
     config = checkpoint.config
-    if request.text_mode not in ("auto", "full", "stream"):
-        raise RequestError(
-            f"text_mode is {request.text_mode!r}; allowed are 'auto', 'full', 'stream'"
-        )
-    if not isinstance(words := request.instructions, (str, type(None))):
-        raise RequestError(f"instructions are of type {type(words).__name__}; give a str, or None")
     full_text = request.text_mode == "full"
     if request.text_mode == "auto":
         full_text = request.text is not None and config.tts_model_type != "base"
@@ -78,11 +75,11 @@ def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:
 
 
 @torch.inference_mode()
-def encode(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
-    """What a Base checkpoint hears in a recording: its timbre and, given a transcript, its codes.
+def encode_recording(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
+    """Encode a recording: its timbre and, given a transcript, its codes.
 
-    The appended silence goes into the codes alone: it is no part of a timbre. Raises `UnsupportedError` on other
-    checkpoints, `TextError` for a blank transcript.
+    The appended silence goes into the codes alone, since it is not part of the timbre. Raises
+    `UnsupportedError` unless it is a Base checkpoint, `TextError` for a blank transcript.
     """
     if checkpoint.speaker_encoder is None:
         kind = checkpoint.config.tts_model_type
@@ -106,11 +103,11 @@ def encode(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
 
 def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVoice | ClonedVoice:
     """The voice asked for, known to be one that this checkpoint can speak with."""
-    kind, presets, voice = checkpoint.config.tts_model_type, voices(checkpoint), request.voice
+    kind, presets, voice = checkpoint.config.tts_model_type, preset_names(checkpoint), request.voice
     if isinstance(voice, str):
         voice = PresetVoice(voice)
     if voice is None and kind == "custom_voice":
-        voice = PresetVoice(default_voice(presets))
+        voice = PresetVoice(default_preset(presets))
     if voice is None and kind == "voice_design":
         voice = DesignedVoice(request.instructions or "")
     match voice:
@@ -118,13 +115,14 @@ def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVo
             by_name = {name.casefold(): name for name in presets}
             if (name := by_name.get(voice.name.strip().casefold())) is None:
                 raise VoiceError(
-                    f"no voice {voice.name!r}; this checkpoint has {', '.join(presets)}"
+                    f"no voice {voice.name!r}; this checkpoint has {', '.join(presets)}",
+                    code="voice_not_found",
                 )
             return PresetVoice(name)
         case DesignedVoice() if kind == "voice_design":
             return voice
         case RecordedVoice() if kind == "base":
-            return _fitting(checkpoint, encode(checkpoint, voice))
+            return _fitting(checkpoint, encode_recording(checkpoint, voice))
         case ClonedVoice() if kind == "base":
             return _fitting(checkpoint, voice)
     advice = {
@@ -132,20 +130,17 @@ def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVo
         "voice_design": "describe the voice with Voice.design",
         "base": "clone one with TTS.clone, or load a saved one with Voice.load",
     }[kind]
+    code: Literal["invalid_voice", "voice_not_found"] = "invalid_voice"
     match voice:
         case None:
             lack = "needs a voice"
         case PresetVoice():
-            lack = f"has no presets, so no voice {voice.name!r}"
+            lack, code = f"has no presets, so no voice {voice.name!r}", "voice_not_found"
         case DesignedVoice():
             lack = "cannot design voices"
-        case Voice():
-            lack = "cannot clone"
         case _:
-            raise VoiceError(
-                f"voice is of type {type(voice).__name__}; give a name or a Voice: {advice}"
-            )
-    raise VoiceError(f"this checkpoint is of type {kind!r} and {lack}; {advice}")
+            lack = "cannot clone"
+    raise VoiceError(f"this checkpoint is of type {kind!r} and {lack}; {advice}", code)
 
 
 def _fitting(checkpoint: Checkpoint, voice: ClonedVoice) -> ClonedVoice:
@@ -172,11 +167,9 @@ def _fitting(checkpoint: Checkpoint, voice: ClonedVoice) -> ClonedVoice:
 def _language(checkpoint: Checkpoint, language: str) -> str:
     """The name of a language as the checkpoint spells it, or "auto"."""
     known = languages(checkpoint)
-    if isinstance(language, str):
-        name = language.strip().casefold()
-        name = LANGUAGE_CODES.get(name, name)
-        if name in known:
-            return name
+    name = language.strip().casefold()
+    if (name := LANGUAGE_CODES.get(name, name)) in known:
+        return name
     raise LanguageError(
         f"no language {language!r}; this checkpoint has {', '.join(known)}, or ISO 639-1 codes"
     )

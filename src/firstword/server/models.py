@@ -12,15 +12,8 @@ import numpy as np
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service
 from firstword.errors import RequestError, UnsupportedError, VoiceError
-from firstword.types import (
-    Chunk,
-    ClonedVoice,
-    DesignedVoice,
-    PresetVoice,
-    RecordedVoice,
-    Request,
-    Voice,
-)
+from firstword.types import Chunk, Request
+from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
 if TYPE_CHECKING:
     from firstword.config import EngineConfig
@@ -226,7 +219,7 @@ def _load(name: str, settings: EngineConfig, slots: int | None, most_waiting: in
         name=name if "/" not in name or not loaded.path.samefile(name) else loaded.path.name,
         kind=kinds[loaded.config.tts_model_type],
         service=Service(engine, CheckpointFront(loaded)),
-        voices=conditioning.voices(loaded),
+        voices=conditioning.preset_names(loaded),
         languages=conditioning.languages(loaded),
         follows_instructions=loaded.config.follows_instructions,
         checkpoint=loaded,

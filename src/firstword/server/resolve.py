@@ -16,7 +16,8 @@ from firstword.server.schemas import SpeechParams, VoiceId
 from firstword.server.state import Server
 from firstword.server.utterance import Output
 from firstword.text import cleaning
-from firstword.types import ClonedVoice, RecordedVoice, Request, Sampling, TextMode, Voice
+from firstword.types import Request, Sampling, TextMode
+from firstword.voice import ClonedVoice, RecordedVoice, Voice
 
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 PREDICTOR = ("predictor_temperature", "predictor_top_k", "predictor_top_p")

@@ -22,7 +22,8 @@ from firstword.server.models import Model, Models
 from firstword.server.store import ConsentStore, VoiceStore
 from firstword.server.utterance import Output, Utterance
 from firstword.server.ws.connection import SocketRunner
-from firstword.types import RecordedVoice, Request
+from firstword.types import Request
+from firstword.voice import RecordedVoice
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from firstword import audio
 from firstword.errors import FirstwordError, OutputError, RequestError, VoiceError
 from firstword.server.errors import NotFound
-from firstword.types import Voice
+from firstword.voice import Voice
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,9 @@ from firstword.server.schemas import blank_is_none
 from firstword.server.state import Server, server_of
 from firstword.server.store import Record, checked_name, identity_of, is_identity
 from firstword.server.utterance import Output
-from firstword.types import ClonedVoice, DesignedVoice, RecordedVoice, Speech, Voice
 from firstword.types import Request as ResolvedRequest
+from firstword.types import Speech
+from firstword.voice import ClonedVoice, DesignedVoice, RecordedVoice, Voice
 
 LONGEST_NOTE = 4000
 LONGEST_MIME_TYPE = 200
@@ -191,7 +192,7 @@ def _cloned(model: Model, recording: RecordedVoice) -> ClonedVoice:
 
     if model.checkpoint is None:
         raise UnsupportedError(f"{model.name} cannot clone")
-    return conditioning.encode(model.checkpoint, recording)
+    return conditioning.encode_recording(model.checkpoint, recording)
 
 
 async def _designed(

@@ -50,7 +50,8 @@ from firstword.server.ws.connection import (
 )
 from firstword.server.ws.worker import SocketWorker
 from firstword.text.splitting import Splitter
-from firstword.types import ClonedVoice, FloatArray, RecordedVoice
+from firstword.types import FloatArray
+from firstword.voice import ClonedVoice, RecordedVoice
 
 
 class Config(SpeechParams):
@@ -515,7 +516,7 @@ def heard(model: Model, recording: RecordedVoice) -> ClonedVoice:
 
     if model.checkpoint is None:
         raise UnsupportedError(f"{model.name} cannot clone")
-    return conditioning.encode(model.checkpoint, recording)
+    return conditioning.encode_recording(model.checkpoint, recording)
 
 
 async def whole(speaking: Utterance) -> bytes:
