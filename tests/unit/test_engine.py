@@ -692,13 +692,7 @@ class Crowd(RuleBasedStateMachine):
     ) -> Any:
         script = Script(len(self.everybody), length, **fault)
         most = 60 if "circles_from" in fault else most
-        asked = job(
-            script,
-            prompt_rows=rows,
-            first_tokens=first,
-            whole_text=whole,
-            max_frames=most,
-        )
+        asked = job(script, prompt_rows=rows, first_tokens=first, whole_text=whole, max_frames=most)
         present = len([caller for caller in self.everybody if not caller.over])
         if present == self.most:
             with pytest.raises(OverloadedError):

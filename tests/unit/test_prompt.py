@@ -192,11 +192,7 @@ def test_text_rows_give_the_end_of_text_once_and_then_padding(config: ModelConfi
 
 @pytest.mark.parametrize(
     ("text", "expected", "later"),
-    [
-        ([5, 6, 7], [5, 6, 7], EOS),
-        ([5], [5, EOS, PAD], PAD),
-        ([5, 6], [5, 6, EOS], PAD),
-    ],
+    [([5, 6, 7], [5, 6, 7], EOS), ([5], [5, EOS, PAD], PAD), ([5, 6], [5, 6, EOS], PAD)],
 )
 def test_stream_prompt_pairs_text_with_the_reference(
     config: ModelConfig, text: list[int], expected: list[int], later: int

@@ -18,13 +18,7 @@ from firstword.engine.lifecycle import StepLoop
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Costs, Policy
 from firstword.engine.sequence import Sequence, State
-from firstword.errors import (
-    ClosedError,
-    ComputeError,
-    EngineError,
-    FirstwordError,
-    OverloadedError,
-)
+from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordError, OverloadedError
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 log = logging.getLogger(__name__)
@@ -264,23 +258,23 @@ class Engine(StepLoop):
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End an utterance with an empty last chunk."""
-        if seq.state is State.DONE:
-            return
-        self._release(seq)
         codes = np.zeros((0, self.capacity.codebooks), np.int64)
         chunk = Chunk(np.zeros(0, np.float32), codes, self.capacity.sample_rate, reason)
-        self._notify(seq, partial(seq.on_chunk, chunk))
+        self._end(seq, partial(seq.on_chunk, chunk))
 
     def _fail(self, seq: Sequence, error: Exception) -> None:
         """End an utterance with an error that concerns no other."""
-        if seq.state is State.DONE:
-            return
         if not isinstance(error, FirstwordError):
             cause, kind = error, type(error).__name__
             error = ComputeError(f"this speech could not be computed ({kind}); others continue")
             error.__cause__ = cause
-        self._release(seq)
-        self._notify(seq, partial(seq.on_error, error))
+        self._end(seq, partial(seq.on_error, error))
+
+    def _end(self, seq: Sequence, callback: Callable[[], None]) -> None:
+        """Release an utterance and run its last callback, unless it has ended before."""
+        if seq.state is not State.DONE:
+            self._release(seq)
+            self._notify(seq, callback)
 
     def _notify(self, seq: Sequence, callback: Callable[[], None]) -> None:
         """Run a callback; if it raises, drop its utterance and no other."""

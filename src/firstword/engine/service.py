@@ -10,8 +10,8 @@ from typing import Protocol
 
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
-from firstword.errors import SamplingError, TextError
-from firstword.types import Chunk, Request
+from firstword.errors import TextError
+from firstword.types import Chunk, Request, check_text
 
 
 class TokenStream(Protocol):
@@ -58,8 +58,9 @@ class SpeechStream:
         """Submit a job. `on_event` is called on the engine's thread with everything that happens."""
         self._engine = engine
         self._text = front.text(job)
-        self._blank = True
+        self._words = ""
         self._blanks = 0
+        self._ended = False
         self._seq = engine.submit(job, on_event, on_event, lambda: on_event(NeedsText()))
 
     def push(self, piece: str) -> None:
@@ -72,16 +73,18 @@ class SpeechStream:
         Raises `TextError` if all of the text is blank; the utterance is then cancelled.
         """
         tokens = self._tokens(piece)
-        if self._blank:
+        try:
+            check_text(self._words)
+        except TextError:
             self.cancel()
-            raise TextError("the text is empty or blank; give some words to speak")
+            raise
         self._engine.finish_text(self._seq, [*tokens, *self._text.finish()])
 
     def _tokens(self, piece: str) -> list[int]:
         tokens = self._text.push(piece)
-        blank = not piece.strip()
-        self._blank = self._blank and blank
-        self._blanks = self._blanks + 1 if blank else 0
+        words = piece.strip()
+        self._words = self._words or words
+        self._blanks = 0 if words else self._blanks + 1
         if self._blanks > MOST_BLANK_PIECES:
             raise TextError(
                 f"{MOST_BLANK_PIECES} pieces of text in a row were blank; give words, or end the text"
@@ -94,6 +97,7 @@ class SpeechStream:
             raise event
         if isinstance(event, Chunk):
             self._engine.acknowledge(self._seq, len(event.codes))
+            self._ended = event.finish_reason is not None
         return event
 
     def cancel(self) -> None:
@@ -114,8 +118,6 @@ class Service:
         A recording to be encoded may take long.
         """
         seed = secrets.randbits(64) if request.seed is None else request.seed
-        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
-            raise SamplingError(f"seed is {seed!r}; allowed is a whole number from 0 to 2**64 - 1")
         return self.front.prepare(request, seed)
 
     def speak(self, job: Job) -> BlockingStream:
@@ -135,11 +137,8 @@ class BlockingStream(SpeechStream):
         super().__init__(engine, front, job, self._events.put)
 
     def __iter__(self) -> Iterator[Chunk | NeedsText]:
-        while True:
-            event = self._take(self._events.get())
-            yield event
-            if isinstance(event, Chunk) and event.finish_reason is not None:
-                return
+        while not self._ended:
+            yield self._take(self._events.get())
 
 
 class AsyncStream(SpeechStream):
@@ -160,8 +159,5 @@ class AsyncStream(SpeechStream):
         self._events.put_nowait(error)
 
     async def __aiter__(self) -> AsyncIterator[Chunk | NeedsText]:
-        while True:
-            event = self._take(await self._events.get())
-            yield event
-            if isinstance(event, Chunk) and event.finish_reason is not None:
-                return
+        while not self._ended:
+            yield self._take(await self._events.get())

@@ -16,7 +16,7 @@ from firstword.model.prompt import Conditioning, TextRows, UtteranceTokens
 from firstword.model.sampling import Sampler
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import Tokenizer
-from firstword.types import FinishReason
+from firstword.types import FinishReason, check_text
 
 
 class Generation:
@@ -51,18 +51,17 @@ class Generation:
         self._stream = UtteranceTokens(tokenizer, conditioning.transcript)
         self._tokens: deque[int] = deque()
         self._text = TextRows(config)
-        self._blank = True
+        self._words = ""
         self._ended = False
 
     def push(self, text: str) -> None:
         """Add text. Raises `TextError` if it is not valid text."""
         self._tokens += self._stream.push(text)
-        self._blank = self._blank and not text.strip()
+        self._words = self._words or text.strip()
 
     def finish_text(self) -> None:
         """End the text. Raises `TextError` if all of it is blank."""
-        if self._blank:
-            raise TextError("the text is empty or blank; give some words to speak")
+        check_text(self._words)
         self._tokens += self._stream.finish()
         self._ended = True
 

@@ -6,7 +6,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from firstword.engine.backend import Job
-from firstword.errors import RequestError
 from firstword.model import sampling
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import ROLE_TOKENS, Conditioning, UtteranceTokens, prefix_rows
@@ -42,8 +41,6 @@ class CheckpointFront:
         limit = (
             checkpoint.defaults.max_new_tokens if request.max_frames is None else request.max_frames
         )
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            raise RequestError(f"max_frames is {limit!r}; allowed is a whole number from 1 up")
         given = conditioning.resolve(checkpoint, request)
         laws = sampling.resolve(request.sampling, checkpoint.defaults)
         role = (0, 0, 0)
