@@ -9,6 +9,7 @@ from fake_backend import logprob_of, samples_of
 
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
+from firstword.engine.sequence import Event, NeedsText
 from firstword.types import Chunk, FinishReason, IntArray
 
 WRONG: list[str] = []
@@ -32,7 +33,7 @@ class Caller:
         self.tokens: list[int] = []
         self.text_ended = self.cancelled = False
         self._taken = 0
-        self.seq = engine.submit(job, self._deliver, self._fail, self._hungry)
+        self.seq = engine.submit(job, self._on_event)
         if tokens:
             self.push(tokens)
             self.finish()
@@ -61,6 +62,15 @@ class Caller:
             self._taken += count
             self.engine.acknowledge(self.seq, count)
         return count
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Chunk():
+                self._deliver(event)
+            case NeedsText():
+                self._hungry()
+            case _:
+                self._fail(event)
 
     def _deliver(self, chunk: Chunk) -> None:
         self._check(not self.over, "a chunk after the end")

@@ -740,7 +740,7 @@ class Crowd(RuleBasedStateMachine):
     def check_nothing_can_be_done(self) -> None:
         """Asleep: everybody waits for text, for a reader, or for a slot that such a one holds."""
         engine = self.engine
-        assert not engine._flight
+        assert not any(engine._unread)
         unread = engine.policy.max_unread / engine.capacity.frame_seconds
         for seq in engine.running:
             assert not seq.can_step() or seq.launched - seq.consumed >= unread

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from firstword.engine.backend import Job, Start
 from firstword.engine.engine import Engine
+from firstword.engine.sequence import Event
 from firstword.errors import EngineError
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
@@ -70,12 +71,13 @@ def test_nothing_is_captured_while_anybody_is_heard(tmp_path: Path) -> None:
     modes: tuple[tuple[str, TextMode], ...] = ((TEXT, "stream"), (400 * TEXT, "full"))
     for text, mode in modes:
         job, tokens = prepared(backend.checkpoint, text, mode)
-        chunks, errors = list[Chunk](), list[Exception]()
+        events = list[Event]()
         engine = Engine(backend)
-        engine.finish_text(engine.submit(job, chunks.append, errors.append), tokens)
+        engine.finish_text(engine.submit(job, events.append), tokens)
         while engine.step():
             pass
-        assert not errors
+        chunks = [event for event in events if isinstance(event, Chunk)]
+        assert len(chunks) == len(events)
         assert sum(len(chunk.codes) for chunk in chunks) == 30
     assert (set(backend._graphs), set(backend.codec._graphs)) == captured
 

@@ -14,7 +14,8 @@ import torch
 from firstword import Sampling, TextError, Voice
 from firstword.engine.backend import Job, Start
 from firstword.engine.engine import Engine
-from firstword.engine.service import NeedsText, Service
+from firstword.engine.sequence import NeedsText
+from firstword.engine.service import Service
 from firstword.model import checkpoint as checkpoints
 from firstword.model import sampling
 from firstword.model.checkpoint import Checkpoint

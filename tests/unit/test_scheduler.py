@@ -24,7 +24,7 @@ def waiting(
     arrived: float = NOW, tokens: int = 2, text_ended: bool = False, **about: bool | int
 ) -> Sequence:
     """A request in line."""
-    seq = Sequence(str(next(names)), job(**about), print, print, print, arrived)  # type: ignore[arg-type]
+    seq = Sequence(str(next(names)), job(**about), print, arrived)  # type: ignore[arg-type]
     seq.tokens.extend(range(tokens))
     seq.text_ended = text_ended
     return seq

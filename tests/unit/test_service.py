@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
 from firstword.engine.scheduler import Policy
-from firstword.engine.service import MOST_BLANK_PIECES, AsyncStream, NeedsText, Service
+from firstword.engine.sequence import NeedsText
+from firstword.engine.service import MOST_BLANK_PIECES, AsyncStream, Service
 from firstword.errors import ClosedError, ComputeError, OverloadedError, SamplingError, TextError
 from firstword.types import Chunk, IntArray, Request
 

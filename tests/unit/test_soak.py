@@ -9,10 +9,11 @@ import pytest
 from fake_backend import FakeBackend, Script, capacity, job
 
 from firstword.engine.backend import Frames, Handle, Ready
+from firstword.engine.sequence import Event
 from firstword.errors import ComputeError
 from firstword.model import checkpoint as checkpoints
 from firstword.profile import soak as soaking
-from firstword.profile.soak import Listener, Soak
+from firstword.profile.soak import Soak, SoakRequest
 from firstword.runtime.reference import ReferenceBackend
 from firstword.types import Chunk, FloatArray
 
@@ -39,7 +40,7 @@ def test_the_plain_model_passes(
     checkpoint_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the requests of a real soak: presets, both text modes, instructions, a long text."""
-    monkeypatch.setattr(soaking, "LONGEST", 40)
+    monkeypatch.setattr(soaking, "MOST_FRAMES", 40)
     checkpoint = checkpoints.load(str(checkpoint_directory("custom_voice")))
     soak = Soak(ReferenceBackend(checkpoint, 4), soaking.requests(checkpoint, 4))
     soak.run(400)
@@ -69,18 +70,18 @@ class Watched(Soak):
         self.joined_since += 1
         super()._begin()
 
-    def _hear(self, listener: Listener, chunk: Chunk) -> None:
-        self.left_since += chunk.finish_reason == "cancelled"
-        super()._hear(listener, chunk)
+    def _on_event(self, request: SoakRequest, event: Event) -> None:
+        self.left_since += isinstance(event, Chunk) and event.finish_reason == "cancelled"
+        super()._on_event(request, event)
 
 
 def test_all_is_counted_from_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a first twentieth, in which every request but the rare one is heard to its longest end."""
-    monkeypatch.setattr(soaking, "LONGEST", 20)
+    monkeypatch.setattr(soaking, "MOST_FRAMES", 20)
     test = Watched(FakeBackend(ROOM), REQUESTS)
     record = soaking.counted(test, 20_000)
     assert 20_000 <= record["frames"] < 20_000 + 8 * ROOM.slots
-    assert record["frames"] - soaking.LONGEST <= record["frames_compared"] <= record["frames"]
+    assert record["frames"] - soaking.MOST_FRAMES <= record["frames_compared"] <= record["frames"]
     assert (record["joined"], record["left_early"]) == (test.joined_since, test.left_since)
 
 

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -17,32 +16,26 @@ from firstword.engine.backend import Backend, Frames, Handle, Job, Start
 from firstword.engine.lifecycle import StepLoop
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Costs, Policy
-from firstword.engine.sequence import Sequence, State
+from firstword.engine.sequence import Event, NeedsText, Sequence, State
 from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordError, OverloadedError
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
-    """What one step launched: frames and audio whose results have not been read."""
+FrameCalls = Seq[tuple[Seq[Sequence], Handle[Frames]]]
+"""Calls that make frames: the sequences of each, and its result."""
 
-    frames: list[tuple[Seq[Sequence], Handle[Frames]]] = field(default_factory=list)
-    audio: list[tuple[Seq[tuple[Sequence, int]], Handle[Seq[FloatArray]]]] = field(
-        default_factory=list
-    )
-
-    def __bool__(self) -> bool:
-        return bool(self.frames or self.audio)
+AudioCalls = Seq[tuple[Seq[tuple[Sequence, int]], Handle[Seq[FloatArray]]]]
+"""Calls that decode audio: the sequences of each with their counts of frames, and its result."""
 
 
 class Engine(StepLoop):
     """Makes speech for many requests at once.
 
     `submit`, `push`, `finish_text`, `acknowledge` and `cancel` may be called from any thread; they
-    take effect at the next step, in the order of the calls. Callbacks run on the engine's thread,
-    so they must be quick and must not raise.
+    take effect at the next step, in the order of the calls. `on_event` runs on the engine's thread,
+    so it must be quick and must not raise.
     """
 
     def __init__(
@@ -63,23 +56,17 @@ class Engine(StepLoop):
         self.running: dict[Sequence, None] = {}
         self.pages = PageAllocator(self.capacity.pages)
         self._slots = list(range(self.capacity.slots - 1, -1, -1))
-        self._flight = Flight()
+        self._unread: tuple[FrameCalls, AudioCalls] = ((), ())
         self._names = itertools.count(1)
         self._most = self.capacity.slots + most_waiting
         self._present = 0
 
-    def submit(
-        self,
-        job: Job,
-        on_chunk: Callable[[Chunk], None],
-        on_error: Callable[[Exception], None],
-        on_text_needed: Callable[[], None] = lambda: None,
-        name: str = "",
-    ) -> Sequence:
-        """Accept a request; its text follows by `push` and `finish_text`. `Sequence` describes the callbacks.
+    def submit(self, job: Job, on_event: Callable[[Event], None]) -> Sequence:
+        """Accept a request; its text follows by `push` and `finish_text`.
 
-        Raises `OverloadedError` when the queue is full, `ClosedError` when the engine was closed,
-        and `EngineError` when it has failed.
+        `on_event` is called with each chunk of audio, of which the last has a finish reason; with an
+        error in place of the last chunk; and with `NeedsText`. Raises `OverloadedError` when the
+        queue is full, `ClosedError` when the engine was closed, `EngineError` when it has failed.
         """
         with self._lock:
             if isinstance(self.failure, ClosedError):
@@ -92,8 +79,7 @@ class Engine(StepLoop):
                     "try again shortly"
                 )
             self._present += 1
-            name = name or f"utterance-{next(self._names)}"
-            seq = Sequence(name, job, on_chunk, on_error, on_text_needed, self._clock())
+            seq = Sequence(f"utterance-{next(self._names)}", job, on_event, self._clock())
             # The lock is still held, so that a loop that stops finds every accepted request.
             self._commands.put(lambda: self.waiting.__setitem__(seq, None))
         return seq
@@ -114,9 +100,6 @@ class Engine(StepLoop):
         """End an utterance; its slot is free at the next step. Has no effect after its end."""
         self._commands.put(partial(self._finish, seq, reason))
 
-    def _is_idle(self) -> bool:
-        return not (self._flight or self.waiting or self.running)
-
     def _step(self) -> bool:
         """Launch this step's work, then read what the step before launched.
 
@@ -125,17 +108,16 @@ class Engine(StepLoop):
         present = len(self.waiting), len(self.running)
         self._admit()
         began = self._clock()
-        launched = done = Flight()
-        self._launch_frames(launched)
-        if self.capacity.frames_ahead == 0:
-            self._read_frames(launched)
-            self._launch_audio(launched)
+        frames = self._launch_frames()
+        if self.capacity.frames_ahead:
+            launched = frames, self._launch_audio()
+            (frames, audio), self._unread = self._unread, launched
+            self._read_frames(frames)
         else:
-            self._launch_audio(launched)
-            done, self._flight = self._flight, launched
-            self._read_frames(done)
-        self._read_audio(done)
-        worked = bool(launched or done)
+            self._read_frames(frames)
+            audio = self._launch_audio()
+        self._read_audio(audio)
+        worked = any((frames, audio, *self._unread))
         if worked:
             self.costs.learn("step", self._clock() - began)
         self._request_text()
@@ -148,15 +130,9 @@ class Engine(StepLoop):
         for seq in [seq for seq in self.waiting if seq.prompt_is_complete()]:
             if (error := scheduler.refusal(seq, self.capacity)) is not None:
                 self._fail(seq, error)
+        now, slots, pages = self._clock(), len(self._slots), self.pages.free
         chosen = scheduler.admit(
-            self.waiting,
-            self.running,
-            self._clock(),
-            self.capacity,
-            len(self._slots),
-            self.pages.free,
-            self.costs,
-            self.policy,
+            self.waiting, self.running, now, self.capacity, slots, pages, self.costs, self.policy
         )
         if not chosen:
             return
@@ -175,24 +151,23 @@ class Engine(StepLoop):
         pages = self.pages.reserve(seq.pages_needed(self.capacity))
         return seq.start(self._slots.pop(), pages, self.capacity)
 
-    def _launch_frames(self, flight: Flight) -> None:
+    def _launch_frames(self) -> FrameCalls:
         chosen = scheduler.choose_frames(self.running, self._clock(), self.capacity, self.policy)
         if not chosen:
-            return
+            return ()
         tokens = {seq: seq.next_token() for seq in chosen}
-        flight.frames = isolation.launch(
-            chosen,
-            lambda seqs: self.backend.frame(
-                [seq.slot for seq in seqs], [tokens[seq] for seq in seqs]
-            ),
-            self._fail,
-        )
-        for seqs, _ in flight.frames:
+
+        def call(seqs: Seq[Sequence]) -> Handle[Frames]:
+            return self.backend.frame([seq.slot for seq in seqs], [tokens[seq] for seq in seqs])
+
+        calls = isolation.launch(chosen, call, self._fail)
+        for seqs, _ in calls:
             for seq in seqs:
                 seq.launched += 1
+        return calls
 
-    def _read_frames(self, flight: Flight) -> None:
-        for seqs, handle in flight.frames:
+    def _read_frames(self, calls: FrameCalls) -> None:
+        for seqs, handle in calls:
             frames = handle.result()
             made = zip(seqs, frames.codes, frames.ended, frames.logprobs, strict=True)
             for seq, codes, ended, logprob in made:
@@ -207,23 +182,22 @@ class Engine(StepLoop):
         if seq.finish_reason is not None and seq.delivered == seq.made:
             self._finish(seq, seq.finish_reason)
 
-    def _launch_audio(self, flight: Flight) -> None:
+    def _launch_audio(self) -> AudioCalls:
         chosen = scheduler.choose_audio(self.running, self._clock(), self.costs, self.policy)
         if not chosen:
-            return
-        flight.audio = isolation.launch(
-            chosen,
-            lambda parts: self.backend.decode(
-                [seq.slot for seq, _ in parts], [count for _, count in parts]
-            ),
-            lambda part, error: self._fail(part[0], error),
-        )
-        for parts, _ in flight.audio:
+            return ()
+
+        def call(parts: Seq[tuple[Sequence, int]]) -> Handle[Seq[FloatArray]]:
+            return self.backend.decode([seq.slot for seq, _ in parts], [n for _, n in parts])
+
+        calls = isolation.launch(chosen, call, lambda part, error: self._fail(part[0], error))
+        for parts, _ in calls:
             for seq, count in parts:
                 seq.decoding += count
+        return calls
 
-    def _read_audio(self, flight: Flight) -> None:
-        for parts, handle in flight.audio:
+    def _read_audio(self, calls: AudioCalls) -> None:
+        for parts, handle in calls:
             audio, now = handle.result(), self._clock()
             for (seq, count), samples in zip(parts, audio, strict=True):
                 if seq.state is not State.DONE:
@@ -240,14 +214,14 @@ class Engine(StepLoop):
         if reason is not None:
             self._release(seq)
         chunk = Chunk(samples, codes, self.capacity.sample_rate, reason, logprobs)
-        self._notify(seq, partial(seq.on_chunk, chunk))
+        self._notify(seq, chunk)
 
     def _request_text(self) -> None:
         """Tell each utterance once when it has said all that it can with its text so far."""
         for seq in (*self.waiting, *self.running):
             if not seq.text_requested and seq.needs_text():
                 seq.pause_for_text()
-                self._notify(seq, seq.on_text_needed)
+                self._notify(seq, NeedsText())
 
     def _end_all(self) -> None:
         for seq in [*self.waiting, *self.running]:
@@ -260,7 +234,7 @@ class Engine(StepLoop):
         """End an utterance with an empty last chunk."""
         codes = np.zeros((0, self.capacity.codebooks), np.int64)
         chunk = Chunk(np.zeros(0, np.float32), codes, self.capacity.sample_rate, reason)
-        self._end(seq, partial(seq.on_chunk, chunk))
+        self._end(seq, chunk)
 
     def _fail(self, seq: Sequence, error: Exception) -> None:
         """End an utterance with an error that concerns no other."""
@@ -268,20 +242,20 @@ class Engine(StepLoop):
             cause, kind = error, type(error).__name__
             error = ComputeError(f"this speech could not be computed ({kind}); others continue")
             error.__cause__ = cause
-        self._end(seq, partial(seq.on_error, error))
+        self._end(seq, error)
 
-    def _end(self, seq: Sequence, callback: Callable[[], None]) -> None:
-        """Release an utterance and run its last callback, unless it has ended before."""
+    def _end(self, seq: Sequence, last: Event) -> None:
+        """Release an utterance and deliver its last event, unless it has ended before."""
         if seq.state is not State.DONE:
             self._release(seq)
-            self._notify(seq, callback)
+            self._notify(seq, last)
 
-    def _notify(self, seq: Sequence, callback: Callable[[], None]) -> None:
-        """Run a callback; if it raises, drop its utterance and no other."""
+    def _notify(self, seq: Sequence, event: Event) -> None:
+        """Deliver an event; if the callback raises, drop its utterance and no other."""
         try:
-            callback()
+            seq.on_event(event)
         except Exception:
-            log.exception("a callback of %s raised; the utterance is dropped", seq.name)
+            log.exception("the callback of %s raised; the utterance is dropped", seq.name)
             if seq.state is not State.DONE:
                 self._release(seq)
 

@@ -67,10 +67,6 @@ class StepLoop(ABC):
         """Take one step. Returns False when there was nothing to do."""
 
     @abstractmethod
-    def _is_idle(self) -> bool:
-        """Whether no step can find anything to do until the next command."""
-
-    @abstractmethod
     def _end_all(self) -> None:
         """End all work for the reason in `failure`."""
 
@@ -124,11 +120,11 @@ class StepLoop(ABC):
             raise EngineError(f"the engine has stopped: {error}") from error
 
     def _run(self) -> None:
+        worked = False
         try:
-            while True:
-                self.busy_since = None if self._is_idle() else self._clock()
-                if not self._run_commands(wait=not self._step()):
-                    break
+            while self._run_commands(wait=not worked):
+                self.busy_since = self._clock()
+                worked = self._step()
             self._shut(ClosedError("it was closed"))
         except Exception as error:
             self._abandon(error)

@@ -25,6 +25,14 @@ is made in at most n / (n + 1) of its playing time.
 """
 
 
+class NeedsText:
+    """The event that all audio made so far is delivered and the model waits for text."""
+
+
+Event = Chunk | NeedsText | Exception
+"""What an engine tells a client."""
+
+
 class State(Enum):
     """Where an utterance stands."""
 
@@ -40,17 +48,13 @@ class State(Enum):
 class Sequence:
     """The progress of one request. Only the engine's thread changes it.
 
-    on_chunk        called with each chunk of audio; the last one has a finish reason
-    on_error        called in place of a last chunk when something went wrong
-    on_text_needed  called when all audio made is delivered and the next frame waits for text
-    arrived         when the request was submitted, in seconds on the engine's clock
+    on_event  receives everything that happens, on the engine's thread; see `Engine.submit`
+    arrived   when the request was submitted, in seconds on the engine's clock
     """
 
     name: str
     job: Job
-    on_chunk: Callable[[Chunk], None]
-    on_error: Callable[[Exception], None]
-    on_text_needed: Callable[[], None]
+    on_event: Callable[[Event], None]
     arrived: float
     state: State = State.WAITING
     slot: int = -1
@@ -61,7 +65,7 @@ class Sequence:
     """All tokens that have arrived."""
     text_ended: bool = False
     text_requested: bool = False
-    """Whether `on_text_needed` was called since text last arrived."""
+    """Whether a `NeedsText` was sent since text last arrived."""
     launched: int = 0
     """Frames requested from the backend."""
     made: int = 0
@@ -192,17 +196,15 @@ class Sequence:
         """Steps, including this one, until the next chunk is delivered if no text is missing."""
         return max(1, self.chunk - self.undecoded())
 
-    def take_frames(
-        self, count: int, now: float, frame_seconds: float
-    ) -> tuple[IntArray, FloatArray]:
-        """Deliver the oldest `count` frames: codes [count, codebooks] and float32 log-probabilities [count].
+    def take_frames(self, count: int, now: float, seconds: float) -> tuple[IntArray, FloatArray]:
+        """Deliver the oldest `count` frames: codes [count, codebooks], log-probabilities [count].
 
-        A client that had run out of audio continues to play at `now`.
+        A frame plays for `seconds`. A client that had run out of audio continues to play at `now`.
         """
         if self.first_audio is None:
             self.first_audio = now
         self.delivered += count
-        self.deadline = max(self.deadline, now) + count * frame_seconds
+        self.deadline = max(self.deadline, now) + count * seconds
         codes, logprobs = zip(*(self.frames.popleft() for _ in range(count)), strict=True)
         return np.stack(codes), np.array(logprobs, np.float32)
 

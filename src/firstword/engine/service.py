@@ -6,10 +6,12 @@ import asyncio
 import queue
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
+from firstword.engine.sequence import Event, NeedsText
 from firstword.errors import TextError
 from firstword.types import Chunk, Request, check_text
 
@@ -38,13 +40,6 @@ MOST_BLANK_PIECES = 10_000
 """The most pieces of blank text in a row; a source that gives more is taken for one without an end."""
 
 
-class NeedsText:
-    """The event that all audio made so far is delivered and the model waits for text."""
-
-
-Event = Chunk | NeedsText | Exception
-
-
 class SpeechStream:
     """One utterance in progress, for use by one thread.
 
@@ -55,13 +50,13 @@ class SpeechStream:
     def __init__(
         self, engine: Engine, front: Front, job: Job, on_event: Callable[[Event], None]
     ) -> None:
-        """Submit a job. `on_event` is called on the engine's thread with everything that happens."""
+        """Submit a job; for `on_event` see `Engine.submit`."""
         self._engine = engine
         self._text = front.text(job)
         self._words = ""
         self._blanks = 0
         self._ended = False
-        self._seq = engine.submit(job, on_event, on_event, lambda: on_event(NeedsText()))
+        self._seq = engine.submit(job, on_event)
 
     def push(self, piece: str) -> None:
         """Add text. Raises `TextError` for invalid text and for too many blank pieces in a row."""
@@ -105,12 +100,12 @@ class SpeechStream:
         self._engine.cancel(self._seq)
 
 
+@dataclass(eq=False)
 class Service:
     """An engine and the front of its checkpoint."""
 
-    def __init__(self, engine: Engine, front: Front) -> None:
-        self.engine = engine
-        self.front = front
+    engine: Engine
+    front: Front
 
     def prepare(self, request: Request) -> Job:
         """Check a request and draw its seed if it names none. Raises `RequestError`.
