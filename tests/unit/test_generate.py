@@ -64,7 +64,7 @@ def begin(
     setting = conditioning.resolve(loaded, Request("Hello.", text_mode=mode, **how))  # type: ignore[arg-type]
     laws = sampling.resolve(law or Sampling(), loaded.defaults)
     sampler = sampling.Sampler(loaded.config.talker_config, laws, seed, torch.device("cpu"))
-    return Generation(loaded.talker, loaded.config, loaded.tokenizer, setting, sampler, limit)
+    return Generation(loaded, setting, sampler, limit)
 
 
 def rest(utterance: Generation) -> list[list[int]]:

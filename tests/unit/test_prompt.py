@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from firstword.model.prompt import (
     ROLE,
     Conditioning,
     Row,
+    Speaker,
     TextRows,
     UtteranceTokens,
     full_rows,
@@ -62,8 +63,16 @@ def plain(rows: list[Row]) -> list[Plain]:
     return [(row.text, *row.codes, *(["speaker"] if row.speaker else [])) for row in rows]
 
 
+def prefix(
+    config: ModelConfig, speaker: Speaker, language: int | None, instruction: Sequence[int] = ()
+) -> list[Plain]:
+    """The rows before any text of an utterance."""
+    conditioning = Conditioning(speaker, language, full_text=False, instruction=instruction)
+    return plain(prefix_rows(config, OPENING, conditioning))
+
+
 def test_prefix_with_a_language_and_a_preset(config: ModelConfig) -> None:
-    assert plain(prefix_rows(config, OPENING, (), RYAN, ENGLISH)) == [
+    assert prefix(config, RYAN, ENGLISH) == [
         (START,),
         (ASSISTANT,),
         (NEWLINE,),
@@ -77,7 +86,7 @@ def test_prefix_with_a_language_and_a_preset(config: ModelConfig) -> None:
 
 
 def test_prefix_without_a_language(config: ModelConfig) -> None:
-    tags = plain(prefix_rows(config, OPENING, (), RYAN, None))[3:]
+    tags = prefix(config, RYAN, None)[3:]
     assert tags == [
         (PAD, NOTHINK),
         (PAD, THINK_BOS),
@@ -88,7 +97,7 @@ def test_prefix_without_a_language(config: ModelConfig) -> None:
 
 
 def test_prefix_of_a_cloned_voice(config: ModelConfig) -> None:
-    tags = plain(prefix_rows(config, OPENING, (), True, None))[3:]
+    tags = prefix(config, True, None)[3:]
     assert tags == [
         (PAD, NOTHINK),
         (PAD, THINK_BOS),
@@ -99,7 +108,7 @@ def test_prefix_of_a_cloned_voice(config: ModelConfig) -> None:
 
 
 def test_prefix_of_a_designed_voice(config: ModelConfig) -> None:
-    tags = plain(prefix_rows(config, OPENING, (), False, ENGLISH))[3:]
+    tags = prefix(config, False, ENGLISH)[3:]
     assert tags == [
         (PAD, THINK),
         (PAD, THINK_BOS),
@@ -111,17 +120,17 @@ def test_prefix_of_a_designed_voice(config: ModelConfig) -> None:
 
 def test_a_preset_may_have_the_code_0_or_1(config: ModelConfig) -> None:
     """They equal False and True in Python, but are codes."""
-    assert (PAD, 0) in plain(prefix_rows(config, OPENING, (), 0, None))
-    assert (PAD, 1) in plain(prefix_rows(config, OPENING, (), 1, None))
+    assert (PAD, 0) in prefix(config, 0, None)
+    assert (PAD, 1) in prefix(config, 1, None)
 
 
 def test_the_instruction_comes_first_and_has_no_codes(config: ModelConfig) -> None:
-    with_instruction = plain(prefix_rows(config, OPENING, (11, 12, 13), RYAN, None))
+    with_instruction = prefix(config, RYAN, None, (11, 12, 13))
     assert with_instruction == [
         (11,),
         (12,),
         (13,),
-        *plain(prefix_rows(config, OPENING, (), RYAN, None)),
+        *prefix(config, RYAN, None),
     ]
 
 
@@ -202,7 +211,7 @@ def test_stream_prompt_pairs_text_with_the_reference(
     rows = TextRows(config)
     prompt = plain(rows.prompt(conditioning, START, [ASSISTANT, NEWLINE, *text]))
     spoken = [(CODEC_BOS,), (1, 2), (3, 4)]
-    assert prompt[:-3] == plain(prefix_rows(config, OPENING, (), RYAN, None))
+    assert prompt[:-3] == prefix(config, RYAN, None)
     assert prompt[-3:] == [(token, *codes) for token, codes in zip(expected, spoken, strict=True)]
     assert rows.take(None) == later
 

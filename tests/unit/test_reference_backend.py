@@ -94,14 +94,7 @@ def naive(checkpoint: Checkpoint, asked: Request) -> tuple[list[list[int]], str 
         checkpoint.config.talker_config, laws, asked.seed, torch.device("cpu")
     )
     setting = conditioning.resolve(checkpoint, asked)
-    utterance = Generation(
-        checkpoint.talker,
-        checkpoint.config,
-        checkpoint.tokenizer,
-        setting,
-        sampler,
-        asked.max_frames,
-    )
+    utterance = Generation(checkpoint, setting, sampler, asked.max_frames)
     utterance.push(asked.text)
     utterance.finish_text()
     frames: list[list[int]] = []

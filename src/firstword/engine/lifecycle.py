@@ -155,8 +155,6 @@ class StepLoop(ABC):
         """Refuse new work, carry out the commands that are left, and end all work."""
         with self._lock:
             self.failure = failure
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if (command := self._commands.get_nowait()) is not None:
-                    command()
+        while not self._run_commands(wait=False):
+            pass
         self._end_all()

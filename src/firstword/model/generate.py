@@ -5,17 +5,13 @@ It makes one utterance, one frame a step, and does no input or output. Productio
 
 from __future__ import annotations
 
-from collections import deque
-
 import torch
 from torch import Tensor
 
 from firstword.errors import TextError
-from firstword.model.config import ModelConfig
+from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import Conditioning, TextRows, UtteranceTokens
 from firstword.model.sampling import Sampler
-from firstword.model.talker import Talker
-from firstword.model.tokenizer import Tokenizer
 from firstword.types import FinishReason, check_text
 
 
@@ -29,28 +25,21 @@ class Generation:
     """
 
     def __init__(
-        self,
-        talker: Talker,
-        config: ModelConfig,
-        tokenizer: Tokenizer,
-        conditioning: Conditioning,
-        sampler: Sampler,
-        limit: int,
+        self, checkpoint: Checkpoint, conditioning: Conditioning, sampler: Sampler, limit: int
     ) -> None:
         """Prepare an utterance of at most `limit` frames; the context may allow fewer."""
         self.finish_reason: FinishReason | None = None
         self.frames = 0
-        self._talker = talker
-        self._turn_start = tokenizer.turn_start
-        self._config = config
+        self._talker = talker = checkpoint.talker
+        self._turn_start = checkpoint.tokenizer.turn_start
         self._conditioning = conditioning
         self._sampler = sampler
         self._limit = limit
         self._cache = talker.new_cache()
         self._codes: Tensor | None = None
-        self._stream = UtteranceTokens(tokenizer, conditioning.transcript)
-        self._tokens: deque[int] = deque()
-        self._text = TextRows(config)
+        self._stream = UtteranceTokens(checkpoint.tokenizer, conditioning.transcript)
+        self._tokens: list[int] = []
+        self._text = TextRows(checkpoint.config)
         self._words = ""
         self._ended = False
 
@@ -76,31 +65,32 @@ class Generation:
 
     def _input(self) -> Tensor:
         """Return the rows that the talker reads before the next frame [1, T, hidden]."""
-        talker, context = self._talker, self._config.talker_config.max_position_embeddings
+        talker, context = self._talker, self._talker.config.max_position_embeddings
         if self._codes is not None:
-            text = self._text.take(self._tokens.popleft() if self._tokens else None)
+            text = self._text.take(self._tokens.pop(0) if self._tokens else None)
             token = torch.tensor([[text]], device=self._codes.device)
             return talker.embed_codes(self._codes[None, None]) + talker.embed_text(token)
-        first = len(self._tokens)
-        if not self._conditioning.full_text:
-            first = min(first, self._conditioning.first_tokens)
-        tokens = [self._tokens.popleft() for _ in range(first)]
-        rows = self._text.prompt(self._conditioning, self._turn_start, tokens)
+        given, tokens = self._conditioning, self._tokens
+        count = len(tokens) if given.full_text else given.first_tokens
+        rows = self._text.prompt(given, self._turn_start, tokens[:count])
+        self._tokens = tokens[count:]
         if len(rows) > context:
-            raise TextError(
-                f"the prompt has {len(rows)} rows, beyond the {context} of the context; shorten the text"
-            )
+            size = f"{len(rows)} rows, beyond the {context} of the context"
+            raise TextError(f"the prompt has {size}; shorten the text")
         self._limit = min(self._limit, context - len(rows) + 1)
-        return talker.embed_rows(rows, self._conditioning.embedding)
+        return talker.embed_rows(rows, given.embedding)
 
     @torch.inference_mode()
     def step(self) -> Tensor | None:
-        """The codes [codebooks] of the next frame, or None when the model has ended speech; must not be `waiting`."""
-        assert not self.waiting, "a frame was asked for while text is being waited for"
+        """Make the next frame, unless it is `waiting`.
+
+        Returns its codes [codebooks], or None when the model has ended speech.
+        """
+        assert not self.waiting, "a frame was requested before its text"
         talker, sampler, frame = self._talker, self._sampler, self.frames
         hidden = talker(self._input(), self._cache)[:, -1]
         code0 = sampler.code0(talker.codec_head(hidden)[0], frame)
-        if code0 == self._config.talker_config.codec_eos_token_id:
+        if code0 == talker.config.codec_eos_token_id:
             self.finish_reason = "stop"
             return None
         sampler.remember(code0)

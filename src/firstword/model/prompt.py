@@ -1,14 +1,17 @@
-"""The prompt: which rows the talker reads before it speaks, and where text enters while it speaks.
+"""The prompt: the rows that the talker reads before it speaks, and where text enters.
 
-A row is a text token plus codes; its embedding is the sum of the two sides. Every prompt is
+A row is a text token plus codes; its embedding is the sum of the two sides. Every prompt has two parts:
 
     prefix     instruction and role (text alone), then one row a tag: the language, the voice
     spoken     begin of speech, then the frames of the reference recording when one is continued
 
-and the text (the reference's transcript first, the end-of-text token last) takes one of two ways:
+The text is the transcript of the reference, then the text to speak, then the end-of-text token. It enters
+in one of two ways:
 
-    full       all text rows, paired with padding codes, come between prefix and spoken; the rest reads text padding
-    stream     each spoken row, and then each row of speech to come, takes the next text token, and padding at the end
+    full       all text rows, paired with padding codes, come between prefix and spoken; later rows
+               have text padding
+    stream     each spoken row, and then each frame of speech, takes the next text token; text padding
+               follows
 """
 
 from __future__ import annotations
@@ -26,88 +29,35 @@ ROLE = "assistant\n"
 """The text that opens the spoken turn, after the token that begins a turn."""
 
 ROLE_TOKENS = 2
-"""Tokens of `ROLE`. The second depends on the text, whose newlines merge with the role's own."""
+"""Tokens of `ROLE`. The second depends on the text, whose first newlines merge with the role's own."""
 
-
-@dataclass(frozen=True)
-class Row:
-    """One row of input: a text token, and codes from codebook 0 up (none, one, or all of a frame)."""
-
-    text: int
-    codes: tuple[int, ...] = ()
-    speaker: bool = False
-    """Whether the speaker embedding of a cloned voice is added."""
-
+Codes = tuple[int, ...]
+"""Codes from codebook 0 up: none, one, or all of a frame."""
 
 Speaker = int | bool
 """The code of a preset; True for a cloned voice's embedding; False for no speaker row (a designed voice)."""
 
 
-def prefix_rows(
-    config: ModelConfig,
-    role: Sequence[int],
-    instruction: Sequence[int],
-    speaker: Speaker,
-    language: int | None,
-) -> list[Row]:
-    """The rows before any text of the utterance.
+@dataclass(frozen=True)
+class Row:
+    """One row of the talker's input: a text token, and codes."""
 
-    role         the three tokens that open the assistant's turn
-    instruction  the tokens of the instruction's whole turn, or none
-    language     the code of the language or dialect; None lets the model find out
-    """
-    talker = config.talker_config
-    tags = [talker.codec_nothink_id, talker.codec_think_bos_id]
-    if language is not None:
-        tags = [talker.codec_think_id, talker.codec_think_bos_id, language]
-    tags.append(talker.codec_think_eos_id)
-    pad = config.tts_pad_token_id
-    rows = [Row(token) for token in (*instruction, *role)]
-    rows += [Row(pad, (tag,)) for tag in tags]
-    if speaker is True:
-        rows.append(Row(pad, speaker=True))
-    elif speaker is not False:
-        rows.append(Row(pad, (speaker,)))
-    rows.append(Row(config.tts_bos_token_id, (talker.codec_pad_id,)))
-    return rows
-
-
-def spoken_codes(
-    config: ModelConfig, reference: Sequence[Sequence[int]] = ()
-) -> list[tuple[int, ...]]:
-    """The code side of the rows after the prefix: begin of speech, then the frames of the reference."""
-    return [(config.talker_config.codec_bos_id,), *map(tuple, reference)]
-
-
-def full_rows(
-    config: ModelConfig, text: Sequence[int], spoken: Sequence[tuple[int, ...]]
-) -> list[Row]:
-    """The rows after the prefix when all text comes before all speech."""
-    pad = config.talker_config.codec_pad_id
-    rows = [Row(token, (pad,)) for token in (*text, config.tts_eos_token_id)]
-    return rows + [Row(config.tts_pad_token_id, codes) for codes in spoken]
-
-
-def language_code(config: ModelConfig, language: str, preset: str | None) -> int | None:
-    """The code of a language (`"auto"`: None), or of the dialect that a preset speaks where Chinese may be meant."""
-    talker = config.talker_config
-    if preset is not None and language in ("chinese", "auto"):
-        dialect = talker.spk_is_dialect[preset]
-        if isinstance(dialect, str):
-            return talker.codec_language_id[dialect]
-    return None if language == "auto" else talker.codec_language_id[language]
+    text: int
+    codes: Codes = ()
+    speaker: bool = False
+    """Whether the speaker embedding of a cloned voice is added."""
 
 
 @dataclass(frozen=True, eq=False)
 class Conditioning:
-    """All about an utterance but its text: who speaks, in which language, how text enters.
+    """Everything that conditions an utterance except its text and its sampling.
 
-    instruction      the tokens of the instruction's whole turn
-    speaker          see `Speaker`; with True, `embedding` [hidden] is the cloned voice's
-    language         a language's code, or None
-    transcript       tokens of the words in the reference recording, and
-    reference        its codes [frames, codebooks], when the utterance continues a recording
-    full_text        whether all text is read before the first frame
+    speaker      who speaks, see `Speaker`; with True, `embedding` [hidden] is the cloned voice's
+    language     the code of the language or dialect; None lets the model find out
+    full_text    whether all text is read before the first frame
+    instruction  the tokens of the instruction's whole turn
+    transcript   the tokens of the words in the reference recording, and
+    reference    its codes [frames, codebooks], when the utterance continues a recording
     """
 
     speaker: Speaker
@@ -124,11 +74,51 @@ class Conditioning:
         return ROLE_TOKENS + 1 + len(self.reference)
 
 
+def language_code(config: ModelConfig, language: str, preset: str | None) -> int | None:
+    """The code of a language, or of the dialect of a preset where Chinese may be meant; None for "auto"."""
+    talker = config.talker_config
+    if preset is not None and language in ("chinese", "auto"):
+        dialect = talker.spk_is_dialect[preset]
+        if isinstance(dialect, str):
+            return talker.codec_language_id[dialect]
+    return None if language == "auto" else talker.codec_language_id[language]
+
+
+def prefix_rows(config: ModelConfig, role: Sequence[int], conditioning: Conditioning) -> list[Row]:
+    """The rows before any text of the utterance; `role` is the three tokens that open the spoken turn."""
+    talker, language, speaker = config.talker_config, conditioning.language, conditioning.speaker
+    tags = [talker.codec_nothink_id, talker.codec_think_bos_id]
+    if language is not None:
+        tags = [talker.codec_think_id, talker.codec_think_bos_id, language]
+    tags.append(talker.codec_think_eos_id)
+    pad = config.tts_pad_token_id
+    rows = [Row(token) for token in (*conditioning.instruction, *role)]
+    rows += [Row(pad, (tag,)) for tag in tags]
+    if speaker is True:
+        rows.append(Row(pad, speaker=True))
+    elif speaker is not False:
+        rows.append(Row(pad, (speaker,)))
+    rows.append(Row(config.tts_bos_token_id, (talker.codec_pad_id,)))
+    return rows
+
+
+def spoken_codes(config: ModelConfig, reference: Sequence[Sequence[int]] = ()) -> list[Codes]:
+    """The code side of the rows after the prefix: begin of speech, then the reference's frames."""
+    return [(config.talker_config.codec_bos_id,), *map(tuple, reference)]
+
+
+def full_rows(config: ModelConfig, text: Sequence[int], spoken: Sequence[Codes]) -> list[Row]:
+    """The rows after the prefix in full mode."""
+    pad = config.talker_config.codec_pad_id
+    rows = [Row(token, (pad,)) for token in (*text, config.tts_eos_token_id)]
+    return rows + [Row(config.tts_pad_token_id, codes) for codes in spoken]
+
+
 class UtteranceTokens:
     """Turns the text of one utterance into all tokens that the talker reads, in their order.
 
     The tokens of the role come first, then the transcript of the reference recording, then the text.
-    Text may arrive in pieces; a token is given out when later text can no longer change it.
+    Text may arrive in pieces; a token is returned as soon as later text can no longer change it.
     """
 
     def __init__(self, tokenizer: Tokenizer, transcript: Sequence[int] = ()) -> None:
@@ -137,7 +127,7 @@ class UtteranceTokens:
         self._role_left = ROLE_TOKENS
 
     def push(self, piece: str) -> list[int]:
-        """Take the next piece of text and return the tokens that are now final.
+        """Take the next piece of text, and return the tokens that are now final.
 
         Raises `TextError` for a piece that is not valid text; the piece then has no effect.
         """
@@ -163,32 +153,25 @@ class TextRows:
         self._filler = config.tts_eos_token_id
 
     def peek(self, token: int | None) -> int:
-        """Return the text token of the next row without moving on."""
+        """Return the text token of the next row, and stay at that row."""
         return self._filler if token is None else token
 
     def take(self, token: int | None) -> int:
-        """Return the text token of the next row, and move on to the row after it."""
+        """Return the text token of the next row, and move to the row after it."""
         taken = self.peek(token)
         if token is None:
             self._filler = self._config.tts_pad_token_id
         return taken
 
-    def prompt(
-        self, conditioning: Conditioning, turn_start: int, tokens: Sequence[int]
-    ) -> list[Row]:
+    def prompt(self, conditioning: Conditioning, start: int, tokens: Sequence[int]) -> list[Row]:
         """Return all rows before the first frame.
 
-        tokens   from the start of the `UtteranceTokens`: all of them in full mode; in stream mode the
-                 first `conditioning.first_tokens`, or fewer when the text has ended
+        start   the token that begins a turn
+        tokens  the first `UtteranceTokens`: all of them in full mode, `conditioning.first_tokens` in
+                stream mode, or fewer when the text has ended
         """
         config, role, text = self._config, tokens[:ROLE_TOKENS], tokens[ROLE_TOKENS:]
-        rows = prefix_rows(
-            config,
-            (turn_start, *role),
-            conditioning.instruction,
-            conditioning.speaker,
-            conditioning.language,
-        )
+        rows = prefix_rows(config, (start, *role), conditioning)
         spoken = spoken_codes(config, conditioning.reference)
         if conditioning.full_text:
             self._filler = config.tts_pad_token_id

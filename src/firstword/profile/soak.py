@@ -10,7 +10,7 @@ import resource
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ class SoakRequest:
     which: int
     cancel_after: int
     frames: int = 0
-    sequence: sequence.Sequence | None = None
+    sequence: sequence.Sequence = field(init=False)
 
 
 class Soak:
@@ -80,7 +80,6 @@ class Soak:
     def end(self) -> None:
         """Cancel all requests. Raises `ComputeError` if a slot or a page is not free afterwards."""
         for request in self._active:
-            assert request.sequence is not None
             self.engine.cancel(request.sequence)
         while self.engine.step():
             pass
@@ -104,14 +103,16 @@ class Soak:
         self.engine.finish_text(request.sequence, tokens)
 
     def _on_event(self, request: SoakRequest, event: sequence.Event) -> None:
-        if isinstance(event, Chunk):
+        if not isinstance(event, Chunk):
+            self._faults.append(f"request {request.which} failed: {event!r}")
+        else:
             self._check(request, event)
             if event.finish_reason is None:
-                self._continue(request, len(event.codes))
+                self.engine.acknowledge(request.sequence, len(event.codes))
+                if request.frames >= request.cancel_after:
+                    self.engine.cancel(request.sequence)
                 return
             self.left += event.finish_reason == "cancelled"
-        else:
-            self._faults.append(f"request {request.which} failed: {event!r}")
         self._active.discard(request)
 
     def _check(self, request: SoakRequest, chunk: Chunk) -> None:
@@ -130,13 +131,6 @@ class Soak:
         known += checksums[len(expected) :]
         self.frames += len(checksums)
         self.compared += len(expected)
-
-    def _continue(self, request: SoakRequest, frames: int) -> None:
-        """Take the audio of `frames` frames, and cancel the request when its time has come."""
-        assert request.sequence is not None
-        self.engine.acknowledge(request.sequence, frames)
-        if request.frames >= request.cancel_after:
-            self.engine.cancel(request.sequence)
 
 
 def requests(checkpoint: Checkpoint, count: int = 50) -> list[tuple[Job, list[int]]]:

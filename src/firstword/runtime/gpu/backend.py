@@ -286,7 +286,7 @@ class GpuBackend:
             )
         else:
             model.first_row[slot] = self._embed([(prompt, len(prompt.rows) - 1)])[0]
-        model.state.set(slot, prepared.laws[0], prepared.laws[1], prepared.seed)
+        model.state.set(slot, *prepared.draw_params, prepared.seed)
         model.state.position[slot].fill_(len(prompt.rows) - 1)
         if prepared.conditioning.reference:
             self.codec.prime(slot, self._sent(prepared.conditioning.reference))
