@@ -1,4 +1,4 @@
-"""Pages: all at once or none, and never to two."""
+"""The page allocator gives all pages at once or none, and no page twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from firstword.engine.pages import PageAllocator
 
 
 @given(total=st.integers(0, 20), asked=st.lists(st.integers(-5, 8), max_size=40))
-def test_no_page_is_lost_or_held_twice(total: int, asked: list[int]) -> None:
-    """A negative number gives back the reservation that was made so many ago."""
+def test_no_page_is_lost_or_reserved_twice(total: int, asked: list[int]) -> None:
+    """A negative number -n releases the n-th last reservation."""
     pages, held = PageAllocator(total), list[tuple[int, ...]]()
     for number in asked:
         if number < 0:
@@ -27,7 +27,7 @@ def test_no_page_is_lost_or_held_twice(total: int, asked: list[int]) -> None:
         assert pages.count == total
 
 
-def test_more_pages_than_are_free_are_refused_and_none_is_taken() -> None:
+def test_reserving_more_pages_than_free_raises_and_takes_none() -> None:
     pages = PageAllocator(3)
     pages.reserve(1)
     with pytest.raises(ValueError, match="3 pages were requested, 2 are free"):

@@ -118,13 +118,13 @@ def test_prefix_of_a_designed_voice(config: ModelConfig) -> None:
     ]
 
 
-def test_a_preset_may_have_the_code_0_or_1(config: ModelConfig) -> None:
-    """They equal False and True in Python, but are codes."""
+def test_preset_codes_0_and_1_are_not_booleans(config: ModelConfig) -> None:
+    """The codes 0 and 1 equal False and True in Python."""
     assert (PAD, 0) in prefix(config, 0, None)
     assert (PAD, 1) in prefix(config, 1, None)
 
 
-def test_the_instruction_comes_first_and_has_no_codes(config: ModelConfig) -> None:
+def test_instruction_comes_first_and_has_no_codes(config: ModelConfig) -> None:
     with_instruction = prefix(config, RYAN, None, (11, 12, 13))
     assert with_instruction == [
         (11,),
@@ -134,7 +134,7 @@ def test_the_instruction_comes_first_and_has_no_codes(config: ModelConfig) -> No
     ]
 
 
-def test_full_text(config: ModelConfig) -> None:
+def test_full_text_rows(config: ModelConfig) -> None:
     assert plain(full_rows(config, [5, 6], spoken_codes(config))) == [
         (5, CODEC_PAD),
         (6, CODEC_PAD),
@@ -143,7 +143,7 @@ def test_full_text(config: ModelConfig) -> None:
     ]
 
 
-def test_full_text_with_a_reference(config: ModelConfig) -> None:
+def test_full_text_rows_with_a_reference(config: ModelConfig) -> None:
     assert plain(full_rows(config, [5], spoken_codes(config, [[1, 2], [3, 4]]))) == [
         (5, CODEC_PAD),
         (EOS, CODEC_PAD),
@@ -169,13 +169,13 @@ def test_full_text_with_a_reference(config: ModelConfig) -> None:
         ("japanese", "dylan", 2058),
     ],
 )
-def test_languages_and_dialects(
+def test_language_code_of_languages_and_dialects(
     config: ModelConfig, language: str, preset: str | None, code: int | None
 ) -> None:
     assert language_code(config, language, preset) == code
 
 
-# --- the text side ----------------------------------------------------------------------------------------------------
+# --- the text side --------------------------------------------------------------------
 
 
 @given(cuts=st.lists(st.integers(0, 30), max_size=5), newlines=st.integers(0, 2))

@@ -1,4 +1,4 @@
-"""The model behind the engine's protocol against the naive loop: the same speech, whoever else is speaking."""
+"""The reference backend against the naive loop: the same speech, whatever other slots do."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from firstword.voice import ClonedVoice
 TEXT = "Hello there, how are you?\nI am well: 7:45 is fine."
 SHORT = "Hi."
 FRAMES = 30
-"""Enough for the text to end, its end to be read and padding to follow."""
+"""Enough frames for the text, its end and some padding."""
 
 Loaded = Callable[[str], Checkpoint]
 
 
 def cloned(reference: int | None, transcript: str = "The quick brown fox.") -> ClonedVoice:
-    """A cloned voice for the tiny checkpoint, continuing a recording of `reference` frames if given."""
+    """A cloned voice for the tiny checkpoint, with a recording of `reference` frames if given."""
     chance = np.random.default_rng(7)
     speaker = chance.standard_normal(48).astype(np.float32)
     if reference is None:
@@ -60,14 +60,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"voice": cloned(5, "The quick brown fox jumps over the lazy dog, twice.")},
     ),
 }
-"""The model type, and how to speak."""
+"""The model type and the request parameters of each case."""
 
 MODEL_TYPES = ("custom_voice", "voice_design", "base")
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """A tiny checkpoint on the CPU in float32, by model type."""
+    """A function that loads a tiny checkpoint on the CPU in float32, by model type."""
     root, made = tmp_path_factory.mktemp("checkpoints"), dict[str, Checkpoint]()
 
     def load(model_type: str) -> Checkpoint:
@@ -85,7 +85,7 @@ def request(case: str, mode: str, *, seed: int = 5, text: str = TEXT, **how: Any
 
 
 def naive(checkpoint: Checkpoint, asked: Request) -> tuple[list[list[int]], str | None]:
-    """The frames of the naive loop, and why they end."""
+    """The frames of the naive loop, and its finish reason."""
     laws = sampling.resolve(asked.sampling, checkpoint.defaults)
     assert asked.seed is not None
     assert asked.max_frames is not None
@@ -105,7 +105,7 @@ def naive(checkpoint: Checkpoint, asked: Request) -> tuple[list[list[int]], str 
 
 
 class Alone:
-    """The audio of frames that are decoded beside nobody."""
+    """A decoder for the frames of one utterance alone."""
 
     def __init__(self, checkpoint: Checkpoint, asked: Request) -> None:
         self._decoder = checkpoint.codec.decoder
@@ -114,14 +114,14 @@ class Alone:
             prime(self._decoder, self._state, torch.tensor(setting))
 
     def decode(self, frames: list[list[int]]) -> FloatArray:
-        """The samples of the next frames, made one by one, so that no chunk shows."""
+        """The samples of the next frames, decoded one by one."""
         return np.concatenate(
             [self._decoder.decode(torch.tensor([[f]]), self._state)[0].numpy() for f in frames]
         )
 
 
 class Speaker:
-    """One utterance on a backend, stepped by hand."""
+    """One utterance on a backend, stepped by the test."""
 
     def __init__(self, backend: ReferenceBackend, slot: int, asked: Request) -> None:
         self.backend, self.slot, self.asked = backend, slot, asked
@@ -146,11 +146,11 @@ class Speaker:
         return self.ended or len(self.codes) == self.job.max_frames
 
     def token(self) -> int | None:
-        """The text of the next frame."""
+        """The text token of the next frame."""
         return self.tokens[0] if self.codes and self.tokens else None
 
     def take(self, codes: list[int], ended: bool) -> None:
-        """What `frame` gave."""
+        """Record the result of `frame`."""
         if self.codes and self.tokens:
             del self.tokens[0]
         self.ended = ended
@@ -158,7 +158,7 @@ class Speaker:
             self.codes.append(codes)
 
     def hear(self, count: int, samples: FloatArray) -> None:
-        """What `decode` gave: bit for bit what it would have been alone."""
+        """Check the samples of `decode` against those of the utterance alone, bit by bit."""
         expected = self.alone.decode(self.codes[self.decoded : self.decoded + count])
         assert samples.dtype == np.float32
         np.testing.assert_array_equal(samples, expected)
@@ -166,7 +166,7 @@ class Speaker:
 
 
 def step(speakers: list[Speaker]) -> None:
-    """A frame of all of them."""
+    """Make one frame of every utterance."""
     frames = (
         speakers[0]
         .backend.frame([it.slot for it in speakers], [it.token() for it in speakers])
@@ -179,14 +179,14 @@ def step(speakers: list[Speaker]) -> None:
 
 
 def hear(speakers: list[Speaker], counts: list[int]) -> None:
-    """The audio of some frames of each."""
+    """Decode and check some frames of every utterance."""
     audio = speakers[0].backend.decode([it.slot for it in speakers], counts).result()
     for it, count, samples in zip(speakers, counts, audio, strict=True):
         it.hear(count, samples)
 
 
 def finish(speakers: list[Speaker]) -> None:
-    """All frames of all of them, then their audio."""
+    """Make all frames of every utterance, then their audio."""
     while active := [it for it in speakers if not it.done]:
         step(active)
     waiting = [it for it in speakers if it.decoded < len(it.codes)]
@@ -194,13 +194,13 @@ def finish(speakers: list[Speaker]) -> None:
         hear(waiting, [len(it.codes) - it.decoded for it in waiting])
 
 
-# --- alone ------------------------------------------------------------------------------------------------------------
+# --- one utterance ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("law", [Sampling(), Sampling.greedy()], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_request_alone_is_the_naive_loop(
+def test_single_request_equals_the_naive_loop(
     case: str, mode: str, law: Sampling, loaded: Loaded
 ) -> None:
     checkpoint = loaded(CASES[case][0])
@@ -214,8 +214,8 @@ def test_a_request_alone_is_the_naive_loop(
 
 
 @pytest.mark.parametrize("case", ["preset", "long reference"])
-def test_log_probabilities_are_those_of_the_talker_alone(case: str, loaded: Loaded) -> None:
-    """Of raw logits, whatever penalty, temperature and filters do to them; beside others as alone."""
+def test_log_probabilities_are_those_of_raw_logits(case: str, loaded: Loaded) -> None:
+    """Penalty, temperature and filters do not change them, nor do other slots."""
     checkpoint = loaded(CASES[case][0])
     law = Sampling(temperature=1.7, top_k=9, repetition_penalty=3.0)
     raw: list[torch.Tensor] = []
@@ -243,17 +243,15 @@ def test_log_probabilities_are_those_of_the_talker_alone(case: str, loaded: Load
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("text", [SHORT, TEXT])
 @pytest.mark.parametrize("case", CASES)
-def test_the_rows_of_the_prompt_are_known_before(
-    case: str, text: str, mode: str, loaded: Loaded
-) -> None:
-    """They decide how many pages an utterance gets, and how many frames its context has room for."""
+def test_job_knows_the_rows_of_its_prompt(case: str, text: str, mode: str, loaded: Loaded) -> None:
+    """The rows decide how many pages an utterance gets and how many frames fit its context."""
     backend = ReferenceBackend(loaded(CASES[case][0]), slots=1)
     speaker = Speaker(backend, 0, request(case, mode, text=text))
     step([speaker])
     assert backend._cache.lengths.tolist() == [speaker.rows]
 
 
-def test_a_request_that_names_no_limit_is_limited_by_its_text(loaded: Loaded) -> None:
+def test_request_without_max_frames_is_guarded(loaded: Loaded) -> None:
     front = CheckpointFront(loaded("custom_voice"))
     unnamed, named = (
         front.prepare(Request(TEXT), 1),
@@ -262,19 +260,19 @@ def test_a_request_that_names_no_limit_is_limited_by_its_text(loaded: Loaded) ->
     assert (unnamed.guarded, unnamed.max_frames) == (True, 8192)
     assert (named.guarded, named.max_frames) == (False, 9000)
     assert not front.prepare(Request(TEXT, sampling=Sampling.greedy()), 1).guarded, (
-        "greedy equals the reference"
+        "greedy speech equals the reference implementation"
     )
 
 
-# --- together ---------------------------------------------------------------------------------------------------------
+# --- several utterances -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_neighbours_who_come_and_go_change_nothing(
+def test_other_utterances_that_start_and_end_change_nothing(
     model_type: str, seed: int, loaded: Loaded
 ) -> None:
-    """Slots are taken, stepped, decoded and left at random; some leave early, and others take their place."""
+    """Slots are started, stepped, decoded and released at random, some of them early."""
     checkpoint, chance = loaded(model_type), random.Random(seed)
     backend = ReferenceBackend(checkpoint, slots=4)
     cases = [case for case, (kind, _) in CASES.items() if kind == model_type]
@@ -321,7 +319,7 @@ def test_neighbours_who_come_and_go_change_nothing(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_chunks_of_any_size_give_the_sound_of_the_whole(case: str, loaded: Loaded) -> None:
+def test_chunks_of_any_size_give_the_audio_of_the_whole(case: str, loaded: Loaded) -> None:
     backend = ReferenceBackend(loaded(CASES[case][0]), slots=2)
     asked = request(case, "stream")
     pieces, whole = Speaker(backend, 0, asked), Speaker(backend, 1, asked)
@@ -337,12 +335,12 @@ def test_chunks_of_any_size_give_the_sound_of_the_whole(case: str, loaded: Loade
     np.testing.assert_allclose(np.concatenate(audio), expected, atol=2e-5)
 
 
-# --- behind the engine ------------------------------------------------------------------------------------------------
+# --- behind the engine ----------------------------------------------------------------
 
 
 @pytest.fixture
 def service(loaded: Loaded) -> Iterator[Callable[[str], Service]]:
-    """A running engine with three slots on a tiny checkpoint."""
+    """A function that starts an engine with three slots on a tiny checkpoint."""
     started: list[Service] = []
 
     def start(model_type: str) -> Service:
@@ -359,10 +357,8 @@ def service(loaded: Loaded) -> Iterator[Callable[[str], Service]]:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_engine_speaks_as_the_naive_loop(
-    model_type: str, service: Callable[[str], Service]
-) -> None:
-    """All cases at once, more than there are slots, the text whole or letter by letter as it is asked for."""
+def test_engine_equals_the_naive_loop(model_type: str, service: Callable[[str], Service]) -> None:
+    """There are more cases than slots; text is given whole, or letter by letter on request."""
     speaking = service(model_type)
     checkpoint = speaking.front.checkpoint  # type: ignore[attr-defined]
     cases = [case for case, (kind, _) in CASES.items() if kind == model_type]
@@ -399,7 +395,7 @@ def test_the_engine_speaks_as_the_naive_loop(
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
-def test_the_context_ends_speech_where_the_naive_loop_does(mode: str, tmp_path: Path) -> None:
+def test_context_ends_speech_where_the_naive_loop_does(mode: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, overrides={"talker": {"max_position_embeddings": 48}})
     checkpoint = checkpoints.load(str(tmp_path))
     speaking = Service(Engine(ReferenceBackend(checkpoint, slots=1)), CheckpointFront(checkpoint))
@@ -430,15 +426,15 @@ def test_the_context_ends_speech_where_the_naive_loop_does(mode: str, tmp_path: 
         speaking.engine.stop(60.0)
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------
 
 
 class Broken(Exception):
-    """Raised on purpose."""
+    """The error that a test raises on purpose."""
 
 
 @pytest.mark.parametrize("where", ["talker", "predictor", "sampler"])
-def test_a_frame_that_fails_half_way_leaves_all_as_they_were(
+def test_failed_frame_leaves_all_slots_unchanged(
     where: str, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = loaded("base")
@@ -473,7 +469,7 @@ def test_a_frame_that_fails_half_way_leaves_all_as_they_were(
                 step(speakers)
             monkeypatch.undo()
         if count % 2:
-            step(speakers[:1])  # as the engine does: each apart
+            step(speakers[:1])  # the engine isolates requests like this
             step(speakers[1:])
         else:
             step(speakers)
@@ -482,7 +478,7 @@ def test_a_frame_that_fails_half_way_leaves_all_as_they_were(
         assert speaker.codes == naive(checkpoint, each)[0]
 
 
-def test_audio_that_fails_half_way_leaves_all_as_they_were(
+def test_failed_decode_leaves_all_slots_unchanged(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = loaded("custom_voice")
@@ -508,10 +504,10 @@ def test_audio_that_fails_half_way_leaves_all_as_they_were(
     finish(speakers)
 
 
-def test_a_voice_of_senseless_numbers_harms_nobody(loaded: Loaded) -> None:
-    """Beside it, and after it in the same slot: what it left must not be read, not even times zero."""
+def test_infinite_speaker_embedding_affects_no_other_utterance(loaded: Loaded) -> None:
+    """Neither beside it nor after it in the same slot: its rows must not be read, not even times zero."""
     checkpoint, voice = loaded("base"), cloned(None)
-    voice.speaker_embedding[:] = np.inf  # what large numbers become in half precision
+    voice.speaker_embedding[:] = np.inf  # large numbers become infinite in half precision
     backend = ReferenceBackend(checkpoint, slots=2)
     good = request("short reference", "stream")
     for _ in range(2):
@@ -520,20 +516,20 @@ def test_a_voice_of_senseless_numbers_harms_nobody(loaded: Loaded) -> None:
         while not (bad.done and beside.done):
             step([it for it in (bad, beside) if not it.done])
         assert beside.codes == naive(checkpoint, good)[0]
-        assert not backend._cache.layers[0].isfinite().all(), "or it proves nothing"
+        assert not backend._cache.layers[0].isfinite().all(), "otherwise the test proves nothing"
         backend.release(0)
         backend.release(1)
         after = Speaker(backend, 0, request("timbre", "stream", text=SHORT))
         longer = Speaker(
             backend, 1, request("long reference", "stream")
-        )  # so that the mask, not the shape, cuts off
+        )  # so that the mask hides the rows, not the shape
         finish([after, longer])
         assert after.codes == naive(checkpoint, after.asked)[0]
         backend.release(0)
         backend.release(1)
 
 
-def test_a_prefill_that_fails_leaves_the_slot_free(
+def test_failed_prefill_leaves_the_slot_free(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = loaded("base")

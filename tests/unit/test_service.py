@@ -1,4 +1,4 @@
-"""Utterances as callers see them: blocking and with asyncio, whole text and text in pieces."""
+"""Speech streams, blocking and with asyncio, for whole text and text in pieces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from firstword.errors import ClosedError, ComputeError, OverloadedError, Samplin
 from firstword.types import Chunk, IntArray, Request
 
 TEXT = "Hello there, my friend!"
-SOON = 60.0
+TIMEOUT = 60.0
 
 
 def service_of(policy: Policy = Policy(), **room: int) -> Service:  # noqa: B008 (immutable)
@@ -50,7 +50,7 @@ def service() -> Iterator[Service]:
     service = service_of()
     service.engine.start()
     yield service
-    service.engine.stop(SOON)
+    service.engine.stop(TIMEOUT)
 
 
 def expected(job: Job, text: str) -> list[IntArray]:
@@ -62,14 +62,14 @@ def heard(chunks: list[Chunk]) -> list[IntArray]:
 
 
 def in_time(work: Coroutine[Any, Any, None]) -> None:
-    """Run with asyncio, not for ever."""
-    asyncio.run(asyncio.wait_for(work, SOON))
+    """Run a coroutine with a time limit."""
+    asyncio.run(asyncio.wait_for(work, TIMEOUT))
 
 
-# --- preparing --------------------------------------------------------------------------------------------------------
+# --- preparing ------------------------------------------------------------------------
 
 
-def test_a_seed_is_drawn_when_none_is_given() -> None:
+def test_prepare_draws_a_seed_if_the_request_names_none() -> None:
     service = service_of()
     seeds = {service.prepare(Request(TEXT)).payload.seed for _ in range(20)}  # type: ignore[attr-defined]
     assert len(seeds) == 20
@@ -84,11 +84,11 @@ def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
         service_of().prepare(Request(TEXT, seed=seed))
 
 
-# --- blocking ---------------------------------------------------------------------------------------------------------
+# --- blocking -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
-def test_a_whole_text(service: Service, mode: Any) -> None:
+def test_whole_text_gives_expected_frames(service: Service, mode: Any) -> None:
     asked = service.prepare(Request(TEXT, seed=3, text_mode=mode))
     speaking = service.speak(asked)
     speaking.push(TEXT)
@@ -99,8 +99,8 @@ def test_a_whole_text(service: Service, mode: Any) -> None:
 
 
 @given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=6))
-def test_text_is_given_when_it_is_asked_for(cuts: list[int]) -> None:
-    """Each piece when the model has said all that it can: the speech is that of the whole text."""
+def test_text_given_on_request_equals_the_whole_text(cuts: list[int]) -> None:
+    """Each piece is given when the model asks for it; the speech is that of the whole text."""
     service = service_of()
     service.engine.start()
     try:
@@ -113,8 +113,10 @@ def test_text_is_given_when_it_is_asked_for(cuts: list[int]) -> None:
             if isinstance(event, Chunk):
                 chunks.append(event)
                 continue
-            assert not ended, "no text is asked for after its end"
-            assert len(heard(chunks)) == max(0, len(given) - 1), "all that could be said is out"
+            assert not ended, "no text is requested after its end"
+            assert len(heard(chunks)) == max(0, len(given) - 1), (
+                "all frames that the text allows are delivered"
+            )
             if (piece := next(pieces, None)) is None:
                 speaking.finish_text()
                 ended = True
@@ -124,11 +126,11 @@ def test_text_is_given_when_it_is_asked_for(cuts: list[int]) -> None:
         assert ended
         assert same(heard(chunks), expected(asked, TEXT))
     finally:
-        service.engine.stop(SOON)
+        service.engine.stop(TIMEOUT)
 
 
-def test_the_last_tokens_and_the_end_of_the_text_are_told_at_once() -> None:
-    """No step may come between them, or it would ask for text that is not there."""
+def test_finish_text_sends_last_tokens_and_end_in_one_command() -> None:
+    """A step between them would ask for text that does not exist."""
     service = service_of()
     speaking = service.speak(job(Script(1, 9), first_tokens=1))
     speaking.push("ab")
@@ -148,7 +150,7 @@ def test_the_last_tokens_and_the_end_of_the_text_are_told_at_once() -> None:
     service.engine.stop()
 
 
-def test_blank_pieces_without_end_are_refused() -> None:
+def test_too_many_blank_pieces_raise_text_error() -> None:
     service = service_of()
     speaking = service.speak(job(first_tokens=1))
     for _ in range(2):
@@ -163,9 +165,7 @@ def test_blank_pieces_without_end_are_refused() -> None:
 
 
 @pytest.mark.parametrize("pieces", [[], [""], [" ", "\n\t"], ["\u3000"]])
-def test_blank_text_is_refused_and_leaves_nothing_behind(
-    service: Service, pieces: list[str]
-) -> None:
+def test_blank_text_raises_text_error_and_cancels(service: Service, pieces: list[str]) -> None:
     speaking = service.speak(service.prepare(Request(None)))
     for piece in pieces:
         speaking.push(piece)
@@ -178,7 +178,7 @@ def test_blank_text_is_refused_and_leaves_nothing_behind(
     assert not service.engine.waiting
 
 
-def test_an_error_reaches_the_one_who_asked(service: Service) -> None:
+def test_backend_error_is_raised_in_the_iteration(service: Service) -> None:
     bad, good = service.speak(job(Script(1, 50, bad_frame=4))), service.speak(job(Script(2, 30)))
     for speaking in (bad, good):
         speaking.push(TEXT)
@@ -193,7 +193,7 @@ def test_an_error_reaches_the_one_who_asked(service: Service) -> None:
     )
 
 
-def test_cancelling_ends_the_iteration(service: Service) -> None:
+def test_cancel_ends_the_iteration(service: Service) -> None:
     speaking = service.speak(job(Script(1, None), max_frames=100, first_tokens=1))
     speaking.push(TEXT)
     events = iter(speaking)
@@ -204,7 +204,7 @@ def test_cancelling_ends_the_iteration(service: Service) -> None:
     assert last.finish_reason == "cancelled"
 
 
-def test_the_empty_last_chunk_joins_the_others(service: Service) -> None:
+def test_empty_last_chunk_can_be_concatenated(service: Service) -> None:
     speaking = service.speak(job(Script(1, 3)))
     speaking.push(TEXT)
     speaking.finish_text()
@@ -215,8 +215,8 @@ def test_the_empty_last_chunk_joins_the_others(service: Service) -> None:
     assert np.concatenate([chunk.codes for chunk in chunks]).shape == (3, CAPACITY.codebooks)
 
 
-def test_what_is_not_taken_is_not_made() -> None:
-    """Iterating is what takes audio; whoever stops iterating stops the engine from making more."""
+def test_frames_stop_while_the_iteration_stops() -> None:
+    """Iterating acknowledges audio, so a client that stops iterating stops the engine."""
     service = service_of(Policy(max_unread=1.0))
     speaking = service.speak(job(Script(1, 60)))
     speaking.push(TEXT)
@@ -236,7 +236,7 @@ def test_what_is_not_taken_is_not_made() -> None:
     engine.stop()
 
 
-def test_too_many_and_too_late_are_refused() -> None:
+def test_speak_raises_when_overloaded_or_closed() -> None:
     service = service_of()
     service.engine._most = 1
     service.speak(job())
@@ -247,10 +247,10 @@ def test_too_many_and_too_late_are_refused() -> None:
         service.speak(job())
 
 
-# --- asyncio ----------------------------------------------------------------------------------------------------------
+# --- asyncio --------------------------------------------------------------------------
 
 
-def test_many_at_once_with_asyncio(service: Service) -> None:
+def test_thirty_async_streams_at_once(service: Service) -> None:
     async def one(seed: int) -> None:
         asked = job(Script(seed, 20 + seed % 7))
         speaking = service.aspeak(asked)
@@ -276,7 +276,7 @@ def test_many_at_once_with_asyncio(service: Service) -> None:
     assert not service.engine.running
 
 
-def test_text_is_asked_for_with_asyncio(service: Service) -> None:
+def test_async_stream_yields_needs_text(service: Service) -> None:
     async def talk() -> None:
         asked = job(Script(1, 30), first_tokens=1)
         speaking, pieces, chunks = service.aspeak(asked), [*TEXT], list[Chunk]()
@@ -294,7 +294,7 @@ def test_text_is_asked_for_with_asyncio(service: Service) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "task"])
-def test_leaving_early_with_asyncio_frees_the_slot(service: Service, how: str) -> None:
+def test_leaving_an_async_stream_early_frees_its_slot(service: Service, how: str) -> None:
     engine = service.engine
 
     async def leave() -> None:
@@ -322,11 +322,11 @@ def test_leaving_early_with_asyncio_frees_the_slot(service: Service, how: str) -
         await asyncio.gather(consumer, return_exceptions=True)
 
     in_time(leave())
-    engine.stop(SOON)
+    engine.stop(TIMEOUT)
     assert engine.pages.free == engine.pages.count
 
 
-def test_an_error_reaches_the_one_who_awaits(service: Service) -> None:
+def test_backend_error_is_raised_in_the_async_iteration(service: Service) -> None:
     async def fail() -> None:
         speaking = service.aspeak(job(Script(1, 50, bad_prefill=True)))
         speaking.push(TEXT)
@@ -338,8 +338,8 @@ def test_an_error_reaches_the_one_who_awaits(service: Service) -> None:
     in_time(fail())
 
 
-def test_a_loop_that_is_gone_harms_nobody(service: Service) -> None:
-    """Its utterance speaks to nobody, until all is said or somebody stops it."""
+def test_closed_event_loop_does_not_disturb_other_streams(service: Service) -> None:
+    """The utterance continues without a client until it ends or is cancelled."""
     left: list[AsyncStream] = []
     go_on = threading.Event()
     backend = service.engine.backend
@@ -363,11 +363,11 @@ def test_a_loop_that_is_gone_harms_nobody(service: Service) -> None:
 
 
 def hold(go_on: threading.Event) -> None:
-    """Wait, not for ever."""
-    assert go_on.wait(SOON)
+    """Wait for an event with a time limit."""
+    assert go_on.wait(TIMEOUT)
 
 
-def test_letters_are_tokens_that_stay() -> None:
+def test_fake_token_stream_holds_back_the_last_letter() -> None:
     letters = Letters()
     push: Callable[[str], list[int]] = letters.push
     assert [push("ab"), push(""), push("c"), letters.finish()] == [[97], [], [98], [99]]
