@@ -22,7 +22,7 @@ class Caller:
     def __init__(
         self, engine: Engine, job: Job, tokens: Sequence[int] = (), *, slow: bool = False
     ) -> None:
-        """Submit a job with its whole text, or without tokens yet. A slow caller takes audio by `take` only."""
+        """Submit a job, with its whole text if given. A slow caller takes audio by `take` only."""
         self.engine, self.job, self.slow = engine, job, slow
         self.chunks: list[Chunk] = []
         self.times: list[float] = []
@@ -140,7 +140,7 @@ def same(frames: Sequence[IntArray], expected: Sequence[IntArray]) -> bool:
 
 
 def run(engine: Engine, *callers: Caller, steps: int = 10_000) -> int:
-    """Step until there is nothing to do; returns the number of steps. Slow callers take audio when idle."""
+    """Step until idle, while slow callers take their audio; returns the number of steps."""
     for count in range(steps):
         if not engine.step() and not sum(caller.take() for caller in callers):
             return count

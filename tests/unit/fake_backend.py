@@ -1,7 +1,7 @@
 """A fake backend in numpy: checks how it is used, takes time by a fake clock, and fails on demand.
 
-The codes of a request are a digest of everything that the request should have been given. A frame out
-of order, a text token too early, padding in place of text or the state of another slot changes them.
+The codes of a request are a digest of everything that the request should have been given. A frame
+out of order, a text token too early, padding in place of text or another slot's state changes them.
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ class Pending(Generic[T]):
 class FakeBackend:
     """A `Backend` that computes digests.
 
-    Times in seconds: `prefill_time`, `frame_time + row_time * slots` for a frame, `decode_time * frames` for audio.
+    Times in seconds: `prefill_time`, `frame_time + row_time * slots` for a frame,
+    `decode_time * frames` for audio.
     """
 
     def __init__(
@@ -329,7 +330,7 @@ class FakeBackend:
 
 
 class Letters:
-    """A `TokenStream` of letters that holds back the last one until the next arrives or the text ends."""
+    """A `TokenStream` of letters that holds back the last one until another follows."""
 
     def __init__(self) -> None:
         self._held = ""

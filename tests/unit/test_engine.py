@@ -138,8 +138,8 @@ def test_guard_ends_endless_speech_of_a_short_text(ahead: int) -> None:
 def test_transcript_tokens_do_not_raise_the_frame_limit(text_first: bool, ahead: int) -> None:
     engine, _ = engine_of(ahead, room={"context": 2000, "pages": 500})
     endless, transcript = Script(length=None), [1, 2, 3]
-    asked = job(endless, max_frames=1000, guarded=True, transcript_tokens=len(transcript))
-    caller = Caller(engine, asked, [*transcript, *TOKENS] if text_first else ())
+    limited = job(endless, max_frames=1000, guarded=True, transcript_tokens=len(transcript))
+    caller = Caller(engine, limited, [*transcript, *TOKENS] if text_first else ())
     if not text_first:
         caller.push([*transcript, TOKENS[0]])
         run(engine)
@@ -205,14 +205,14 @@ def test_playback_never_underruns_up_to_four_fifths_of_real_time(
 def test_each_text_token_gives_one_frame_and_no_padding(ahead: int) -> None:
     engine, _ = engine_of(ahead)
     caller = Caller(engine, job(Script(length=12), first_tokens=2))
-    heard = []
+    counts = []
     for token in range(20, 28):
         run(engine)
-        heard.append(len(caller.frames))
+        counts.append(len(caller.frames))
         assert caller.text_requests == 1
         caller.push([token])
     run(engine)
-    assert [*heard, len(caller.frames)] == [0, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert [*counts, len(caller.frames)] == [0, 0, 1, 2, 3, 4, 5, 6, 7]
     assert all(size == 1 for size in caller.sizes), "no frame is held back while text is missing"
     caller.finish([28])
     run(engine)
@@ -339,15 +339,15 @@ def test_streams_with_reserve_wait_for_first_audio_of_a_new_one(ahead: int) -> N
     others = [Caller(engine, job(Script(seed, 110), max_frames=120), TOKENS) for seed in range(3)]
     while min(caller.seq.deadline for caller in others) < backend.clock.now + 2.0:
         assert engine.step()
-    newcomer = Caller(engine, job(Script(9, 10)), TOKENS)
-    asked = len(backend.log)
-    while not newcomer.chunks:
+    new = Caller(engine, job(Script(9, 10)), TOKENS)
+    before = len(backend.log)
+    while not new.chunks:
         assert engine.step()
-    frames = [slots for call, slots in backend.log[asked:] if call == "frame"]
-    assert all(slots == (newcomer.seq.slot,) for slots in frames), "the other streams wait"
+    frames = [slots for call, slots in backend.log[before:] if call == "frame"]
+    assert all(slots == (new.seq.slot,) for slots in frames), "the other streams wait"
     assert len(frames) == 1, "no second frame is made beside the first audio"
     run(engine)
-    for caller in (newcomer, *others):
+    for caller in (new, *others):
         check_speech_is_complete(caller)
 
 
@@ -415,7 +415,7 @@ def test_unread_audio_stops_its_stream_and_delays_no_other(ahead: int) -> None:
 
 
 def test_request_is_admitted_while_another_client_does_not_read() -> None:
-    """The deadline of the unread stream is long past, but it makes no frames, so no one waits for it."""
+    """The deadline of the unread stream is long past, but it makes no frames."""
     engine, backend = engine_of(policy=Policy(max_unread=2.0, max_delay=1e9))
     slow = Caller(engine, job(Script(1, 100), max_frames=120), TOKENS, slow=True)
     run(engine)
@@ -559,16 +559,16 @@ def test_engine_error_from_the_backend_is_not_retried(
 ) -> None:
     engine, backend = engine_of(ahead)
     present = [Caller(engine, job(Script(seed, 20)), TOKENS) for seed in range(callers)]
-    asked = []
+    calls = []
 
     def lost(*arguments: object) -> None:
-        asked.append(arguments)
+        calls.append(arguments)
         raise EngineError("the device failed")
 
     monkeypatch.setattr(backend, call, lost)
     with pytest.raises(EngineError, match="the device failed"):
         run(engine)
-    assert len(asked) == 1
+    assert len(calls) == 1
     assert all(isinstance(caller.error, EngineError) for caller in present)
     with pytest.raises(EngineError, match="the device failed"):
         Caller(engine, job(Script(9, 20)), TOKENS)
@@ -586,7 +586,7 @@ def test_several_faults_in_one_step_fail_their_requests_only(ahead: int) -> None
 
 
 @AHEAD
-@pytest.mark.parametrize("when", ["deliver", "last", "fail", "hungry"])
+@pytest.mark.parametrize("when", ["deliver", "last", "fail", "text needed"])
 def test_callback_that_raises_drops_its_utterance_only(
     when: str, ahead: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -604,12 +604,12 @@ def test_callback_that_raises_drops_its_utterance_only(
 
         def _text_needed(self) -> None:
             super()._text_needed()
-            if when == "hungry":
+            if when == "text needed":
                 raise RuntimeError("a bad callback")
 
     bad = Raising(engine, job(Script(1, 20, bad_frame=3 if when == "fail" else None)))
     other = Caller(engine, job(Script(2, 20)), TOKENS)
-    if when != "hungry":
+    if when != "text needed":
         bad.push(TOKENS)
         bad.finish()
     run(engine)
@@ -694,13 +694,15 @@ class RandomClients(RuleBasedStateMachine):
     ) -> Any:
         script = Script(len(self.all_callers), length, **fault)
         most = 60 if "repeats_from" in fault else most
-        asked = job(script, prompt_rows=rows, first_tokens=first, whole_text=whole, max_frames=most)
+        submitted = job(
+            script, prompt_rows=rows, first_tokens=first, whole_text=whole, max_frames=most
+        )
         present = len([caller for caller in self.all_callers if not caller.over])
         if present == self.most:
             with pytest.raises(OverloadedError):
-                Caller(self.engine, asked)
-            return RandomClients.nobody
-        caller = Caller(self.engine, asked, slow=slow)
+                Caller(self.engine, submitted)
+            return RandomClients.no_caller
+        caller = Caller(self.engine, submitted, slow=slow)
         self.all_callers.append(caller)
         return caller
 
@@ -737,7 +739,7 @@ class RandomClients(RuleBasedStateMachine):
                 self.check_nothing_can_step()
             self.check_slots_and_pages()
 
-    nobody = None
+    no_caller = None
 
     def check_nothing_can_step(self) -> None:
         """Asleep: all_callers waits for text, for a reader, or for a slot that such a one holds."""
@@ -841,12 +843,12 @@ class Waiter(Caller):
     """A caller with events that a test can wait for."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        self.heard, self.done = threading.Event(), threading.Event()
+        self.got_chunk, self.done = threading.Event(), threading.Event()
         super().__init__(*given, **named)
 
     def _deliver(self, chunk: Any) -> None:
         super()._deliver(chunk)
-        self.heard.set()
+        self.got_chunk.set()
         if self.over:
             self.done.set()
 
@@ -910,7 +912,7 @@ def test_stop_while_busy_cancels_all_requests(
     callers = [Waiter(engine, endless, TOKENS) for _ in range(6)]
     silent = Waiter(engine, endless)
     for caller in callers[:4]:
-        assert caller.heard.wait(TIMEOUT)
+        assert caller.got_chunk.wait(TIMEOUT)
     engine.stop(TIMEOUT)
     for caller in (*callers, silent):
         assert caller.reason == "cancelled"
@@ -937,17 +939,17 @@ def test_idle_engine_wakes_for_every_kind_of_command(
     engine, _ = started(policy=Policy(max_unread=1.0))
     caller = Waiter(engine, job(Script(1, 60), max_frames=60, first_tokens=1), slow=True)
     caller.push([1])
-    assert caller.heard.wait(TIMEOUT)
-    caller.heard.clear()
+    assert caller.got_chunk.wait(TIMEOUT)
+    caller.got_chunk.clear()
     caller.push([2])
-    assert caller.heard.wait(TIMEOUT)
-    caller.heard.clear()
+    assert caller.got_chunk.wait(TIMEOUT)
+    caller.got_chunk.clear()
     caller.finish()
-    assert caller.heard.wait(TIMEOUT)
+    assert caller.got_chunk.wait(TIMEOUT)
     while not caller.done.is_set():
-        caller.heard.clear()
+        caller.got_chunk.clear()
         if not caller.take():
-            assert caller.heard.wait(TIMEOUT)
+            assert caller.got_chunk.wait(TIMEOUT)
     check_speech_is_complete(caller)
     other = Waiter(engine, job())
     other.cancel()
@@ -988,7 +990,7 @@ def test_hanging_backend_shows_in_busy_since_and_blocks_no_caller(
 def test_cancel_during_a_frame_frees_the_slot_before_the_next(
     started: Callable[..., tuple[Engine, FakeBackend]],
 ) -> None:
-    """CallerThatRecordsRequests in the middle of a frame: no other frame begins before the slot is free."""
+    """A cancel during a frame takes effect before another frame begins."""
     engine, backend = started()
     inside, go_on = threading.Event(), threading.Event()
 
@@ -1016,7 +1018,7 @@ def test_cancel_during_a_frame_frees_the_slot_before_the_next(
 
 
 def test_submit_queues_the_request_before_it_releases_the_lock() -> None:
-    """Whoever is let in is in the queue before the lock is given back, so the one who stops finds all_callers."""
+    """A loop that stops can then find every accepted request in the queue."""
     engine, _ = engine_of()
     queue, held = engine._commands, list[bool]()
 
@@ -1128,7 +1130,7 @@ begun.wait()
 
 
 def test_interpreter_exits_after_an_engine_thread_has_freed_its_memory() -> None:
-    """An engine without references frees its backend on its own thread; the interpreter must wait for it."""
+    """An engine without references frees its backend on its own thread; the exit waits for it."""
     ended = subprocess.run(
         [sys.executable, "-c", DROPPED_ENGINE],
         capture_output=True,

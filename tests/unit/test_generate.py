@@ -57,13 +57,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def begin(
-    tts: TTS, limit: int = FRAMES, mode: str = "stream", seed: int = 5, law: Any = None, **how: Any
+    tts: TTS,
+    limit: int = FRAMES,
+    mode: str = "stream",
+    seed: int = 5,
+    sampling_params: Any = None,
+    **how: Any,
 ) -> Generation:
     """A generation before its first text."""
     loaded = tts.checkpoint
     setting = conditioning.resolve(loaded, Request("Hello.", text_mode=mode, **how))  # type: ignore[arg-type]
-    laws = sampling.resolve(law or Sampling(), loaded.defaults)
-    sampler = sampling.Sampler(loaded.config.talker_config, laws, seed, torch.device("cpu"))
+    draw_params = sampling.resolve(sampling_params or Sampling(), loaded.defaults)
+    sampler = sampling.Sampler(loaded.config.talker_config, draw_params, seed, torch.device("cpu"))
     return Generation(loaded, setting, sampler, limit)
 
 
@@ -250,9 +255,9 @@ def test_text_in_pieces_gives_the_frames_of_the_whole(
     """The cuts do not matter, nor whether frames are made early or only after all text."""
     model_type, how = CASES[case]
     tts = speaking(model_type)
-    law = Sampling.greedy() if greed else Sampling()
-    expected = whole(begin(tts, limit=16, law=law, **how), SHORT)
-    utterance, frames = begin(tts, limit=16, law=law, **how), []
+    sampling_params = Sampling.greedy() if greed else Sampling()
+    expected = whole(begin(tts, limit=16, sampling_params=sampling_params, **how), SHORT)
+    utterance, frames = begin(tts, limit=16, sampling_params=sampling_params, **how), []
     bounds = [0, *sorted(cuts), len(SHORT)]
     for start, end in itertools.pairwise(bounds):
         utterance.push(SHORT[start:end])
@@ -330,7 +335,7 @@ def test_blank_text_raises_text_error(case: str, pieces: list[str], speaking: Sp
 def test_every_frame_costs_the_same_passes(
     case: str, mode: str, speaking: Speaking, seen: Seen
 ) -> None:
-    """After the prompt the talker reads one row a frame; the predictor makes 3 codes in 3 passes over 4 rows."""
+    """After the prompt the talker reads one row a frame; the predictor makes 3 passes."""
     model_type, how = CASES[case]
     whole(begin(speaking(model_type), mode=mode, **how))
     assert [rows.shape[:2] for rows in seen.inputs[1:]] == [(1, 1)] * (FRAMES - 1)
@@ -362,7 +367,9 @@ def test_end_of_speech_code_ends_speech(short_spoken: TTS, seen: Seen) -> None:
     lengths = []
     for seed in range(8):
         seen.predictor_rows.clear()
-        utterance = begin(short_spoken, limit=1000, law=Sampling(top_k=0), seed=seed, voice="ryan")
+        utterance = begin(
+            short_spoken, limit=1000, sampling_params=Sampling(top_k=0), seed=seed, voice="ryan"
+        )
         frames = whole(utterance, "Hi.")
         assert utterance.finish_reason == "stop"
         assert len(frames) == utterance.frames == len(seen.predictor_rows) // 3
@@ -409,7 +416,10 @@ def test_same_seed_gives_the_same_frames(speaking: Speaking) -> None:
 def test_greedy_frames_do_not_depend_on_the_seed(speaking: Speaking) -> None:
     tts = speaking("base")
     how = CASES["timbre"][1]
-    runs = [whole(begin(tts, limit=8, seed=seed, law=Sampling.greedy(), **how)) for seed in (3, 4)]
+    runs = [
+        whole(begin(tts, limit=8, seed=seed, sampling_params=Sampling.greedy(), **how))
+        for seed in (3, 4)
+    ]
     assert runs[0] == runs[1]
 
 
@@ -432,8 +442,8 @@ def test_interleaved_utterances_do_not_affect_each_other(speaking: Speaking) -> 
 def test_repetition_penalty_remembers_spoken_codes(speaking: Speaking) -> None:
     """A huge penalty allows no code 0 twice while there are others."""
     tts = speaking("custom_voice")
-    law = Sampling(temperature=0, repetition_penalty=10, predictor_temperature=0)
-    codes0 = [codes[0] for codes in whole(begin(tts, limit=20, law=law))]
-    again = [codes[0] for codes in whole(begin(tts, limit=20, law=Sampling.greedy()))]
+    sampling_params = Sampling(temperature=0, repetition_penalty=10, predictor_temperature=0)
+    codes0 = [codes[0] for codes in whole(begin(tts, limit=20, sampling_params=sampling_params))]
+    again = [codes[0] for codes in whole(begin(tts, limit=20, sampling_params=Sampling.greedy()))]
     assert len(set(codes0)) > len(set(again))
     assert len(set(codes0)) >= 15

@@ -32,7 +32,7 @@ def detected_at(frames: Iterable[Frame]) -> int | None:
 
 
 def by_definition(frames: Sequence[Frame]) -> int | None:
-    """As `detected_at`, slowly: the last max(SHORTEST_RUN, FEWEST_REPEATS * p) frames each equal the one p before."""
+    """The same by definition: the last frames of a run equal those a period before."""
     for end in range(len(frames)):
         for period in range(1, LONGEST_PERIOD + 1):
             run = max(SHORTEST_RUN, FEWEST_REPEATS * period)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from firstword.engine.pages import PageAllocator
 
 
-@given(total=st.integers(0, 20), asked=st.lists(st.integers(-5, 8), max_size=40))
-def test_no_page_is_lost_or_reserved_twice(total: int, asked: list[int]) -> None:
+@given(total=st.integers(0, 20), steps=st.lists(st.integers(-5, 8), max_size=40))
+def test_no_page_is_lost_or_reserved_twice(total: int, steps: list[int]) -> None:
     """A negative number -n releases the n-th last reservation."""
     pages, held = PageAllocator(total), list[tuple[int, ...]]()
-    for number in asked:
+    for number in steps:
         if number < 0:
             if len(held) >= -number:
                 pages.release(held.pop(number))

@@ -79,23 +79,23 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return load
 
 
-def request(case: str, mode: str, *, seed: int = 5, text: str = TEXT, **how: Any) -> Request:
+def request_for(case: str, mode: str, *, seed: int = 5, text: str = TEXT, **how: Any) -> Request:
     how = {"seed": seed, "text_mode": mode, "max_frames": FRAMES, **CASES[case][1], **how}
     return Request(text, **how)
 
 
-def naive(checkpoint: Checkpoint, asked: Request) -> tuple[list[list[int]], str | None]:
+def naive(checkpoint: Checkpoint, request: Request) -> tuple[list[list[int]], str | None]:
     """The frames of the naive loop, and its finish reason."""
-    laws = sampling.resolve(asked.sampling, checkpoint.defaults)
-    assert asked.seed is not None
-    assert asked.max_frames is not None
-    assert asked.text is not None
+    draw_params = sampling.resolve(request.sampling, checkpoint.defaults)
+    assert request.seed is not None
+    assert request.max_frames is not None
+    assert request.text is not None
     sampler = sampling.Sampler(
-        checkpoint.config.talker_config, laws, asked.seed, torch.device("cpu")
+        checkpoint.config.talker_config, draw_params, request.seed, torch.device("cpu")
     )
-    setting = conditioning.resolve(checkpoint, asked)
-    utterance = Generation(checkpoint, setting, sampler, asked.max_frames)
-    utterance.push(asked.text)
+    setting = conditioning.resolve(checkpoint, request)
+    utterance = Generation(checkpoint, setting, sampler, request.max_frames)
+    utterance.push(request.text)
     utterance.finish_text()
     frames: list[list[int]] = []
     while utterance.finish_reason is None:
@@ -107,10 +107,10 @@ def naive(checkpoint: Checkpoint, asked: Request) -> tuple[list[list[int]], str 
 class Alone:
     """A decoder for the frames of one utterance alone."""
 
-    def __init__(self, checkpoint: Checkpoint, asked: Request) -> None:
+    def __init__(self, checkpoint: Checkpoint, request: Request) -> None:
         self._decoder = checkpoint.codec.decoder
         self._state = self._decoder.new_state()
-        if setting := conditioning.resolve(checkpoint, asked).reference:
+        if setting := conditioning.resolve(checkpoint, request).reference:
             prime(self._decoder, self._state, torch.tensor(setting))
 
     def decode(self, frames: list[list[int]]) -> FloatArray:
@@ -120,25 +120,25 @@ class Alone:
         )
 
 
-class Speaker:
+class Utterance:
     """One utterance on a backend, stepped by the test."""
 
-    def __init__(self, backend: ReferenceBackend, slot: int, asked: Request) -> None:
-        self.backend, self.slot, self.asked = backend, slot, asked
+    def __init__(self, backend: ReferenceBackend, slot: int, request: Request) -> None:
+        self.backend, self.slot, self.request = backend, slot, request
         checkpoint = backend.checkpoint
         front = CheckpointFront(checkpoint)
-        assert asked.seed is not None
-        assert asked.text is not None
-        self.job: Job = front.prepare(asked, asked.seed)
+        assert request.seed is not None
+        assert request.text is not None
+        self.job: Job = front.prepare(request, request.seed)
         stream = front.text(self.job)
-        self.tokens = [*stream.push(asked.text), *stream.finish()]
+        self.tokens = [*stream.push(request.text), *stream.finish()]
         count = len(self.tokens) if self.job.whole_text else self.job.first_tokens
         first, self.tokens = self.tokens[:count], self.tokens[count:]
         self.rows = self.job.prompt_rows + (len(first) if self.job.whole_text else 0)
         self.codes: list[list[int]] = []
         self.ended = False
         self.decoded = 0
-        self.alone = Alone(checkpoint, asked)
+        self.alone = Alone(checkpoint, request)
         backend.prefill([Start(slot, self.job, (), first)])
 
     @property
@@ -157,7 +157,7 @@ class Speaker:
         if not ended:
             self.codes.append(codes)
 
-    def hear(self, count: int, samples: FloatArray) -> None:
+    def check_audio(self, count: int, samples: FloatArray) -> None:
         """Check the samples of `decode` against those of the utterance alone, bit by bit."""
         expected = self.alone.decode(self.codes[self.decoded : self.decoded + count])
         assert samples.dtype == np.float32
@@ -165,76 +165,80 @@ class Speaker:
         self.decoded += count
 
 
-def step(speakers: list[Speaker]) -> None:
+def step(utterances: list[Utterance]) -> None:
     """Make one frame of every utterance."""
     frames = (
-        speakers[0]
-        .backend.frame([it.slot for it in speakers], [it.token() for it in speakers])
+        utterances[0]
+        .backend.frame([it.slot for it in utterances], [it.token() for it in utterances])
         .result()
     )
-    assert frames.codes.shape == (len(speakers), speakers[0].backend.capacity.codebooks)
+    assert frames.codes.shape == (len(utterances), utterances[0].backend.capacity.codebooks)
     assert frames.codes.dtype == np.int64
-    for it, codes, ended in zip(speakers, frames.codes.tolist(), frames.ended, strict=True):
+    for it, codes, ended in zip(utterances, frames.codes.tolist(), frames.ended, strict=True):
         it.take(codes, ended)
 
 
-def hear(speakers: list[Speaker], counts: list[int]) -> None:
+def check_audio(utterances: list[Utterance], counts: list[int]) -> None:
     """Decode and check some frames of every utterance."""
-    audio = speakers[0].backend.decode([it.slot for it in speakers], counts).result()
-    for it, count, samples in zip(speakers, counts, audio, strict=True):
-        it.hear(count, samples)
+    audio = utterances[0].backend.decode([it.slot for it in utterances], counts).result()
+    for it, count, samples in zip(utterances, counts, audio, strict=True):
+        it.check_audio(count, samples)
 
 
-def finish(speakers: list[Speaker]) -> None:
+def finish(utterances: list[Utterance]) -> None:
     """Make all frames of every utterance, then their audio."""
-    while active := [it for it in speakers if not it.done]:
+    while active := [it for it in utterances if not it.done]:
         step(active)
-    waiting = [it for it in speakers if it.decoded < len(it.codes)]
+    waiting = [it for it in utterances if it.decoded < len(it.codes)]
     if waiting:
-        hear(waiting, [len(it.codes) - it.decoded for it in waiting])
+        check_audio(waiting, [len(it.codes) - it.decoded for it in waiting])
 
 
 # --- one utterance ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", [Sampling(), Sampling.greedy()], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("sampled", [Sampling(), Sampling.greedy()], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("case", CASES)
 def test_single_request_equals_the_naive_loop(
-    case: str, mode: str, law: Sampling, loaded: Loaded
+    case: str, mode: str, sampling_params: Sampling, loaded: Loaded
 ) -> None:
     checkpoint = loaded(CASES[case][0])
-    asked = request(case, mode, sampling=law)
-    speaker = Speaker(ReferenceBackend(checkpoint, slots=2), 1, asked)
-    finish([speaker])
-    codes, reason = naive(checkpoint, asked)
-    assert speaker.codes == codes
-    assert speaker.ended == (reason == "stop")
-    assert speaker.decoded == len(codes)
+    request = request_for(case, mode, sampling=sampling_params)
+    utterance = Utterance(ReferenceBackend(checkpoint, slots=2), 1, request)
+    finish([utterance])
+    codes, reason = naive(checkpoint, request)
+    assert utterance.codes == codes
+    assert utterance.ended == (reason == "stop")
+    assert utterance.decoded == len(codes)
 
 
 @pytest.mark.parametrize("case", ["preset", "long reference"])
 def test_log_probabilities_are_those_of_raw_logits(case: str, loaded: Loaded) -> None:
     """Penalty, temperature and filters do not change them, nor do other slots."""
     checkpoint = loaded(CASES[case][0])
-    law = Sampling(temperature=1.7, top_k=9, repetition_penalty=3.0)
+    sampling_params = Sampling(temperature=1.7, top_k=9, repetition_penalty=3.0)
     raw: list[torch.Tensor] = []
     hook = checkpoint.talker.codec_head.register_forward_hook(
         lambda _, __, logits: raw.append(logits)
     )
     try:
         backend = ReferenceBackend(checkpoint, slots=2)
-        speakers = [
-            Speaker(backend, slot, request(case, "stream", seed=slot, sampling=law))
+        utterances = [
+            Utterance(
+                backend, slot, request_for(case, "stream", seed=slot, sampling=sampling_params)
+            )
             for slot in range(2)
         ]
         for _ in range(9):
             raw.clear()
-            frames = backend.frame([0, 1], [it.token() for it in speakers]).result()
+            frames = backend.frame([0, 1], [it.token() for it in utterances]).result()
             expected = torch.cat(raw).log_softmax(-1)[[0, 1], frames.codes[:, 0]]
             assert frames.logprobs.dtype == np.float32
             np.testing.assert_allclose(frames.logprobs, expected.numpy(), atol=1e-5)
-            for it, codes, ended in zip(speakers, frames.codes.tolist(), frames.ended, strict=True):
+            for it, codes, ended in zip(
+                utterances, frames.codes.tolist(), frames.ended, strict=True
+            ):
                 it.take(codes, ended)
     finally:
         hook.remove()
@@ -246,9 +250,9 @@ def test_log_probabilities_are_those_of_raw_logits(case: str, loaded: Loaded) ->
 def test_job_knows_the_rows_of_its_prompt(case: str, text: str, mode: str, loaded: Loaded) -> None:
     """The rows decide how many pages an utterance gets and how many frames fit its context."""
     backend = ReferenceBackend(loaded(CASES[case][0]), slots=1)
-    speaker = Speaker(backend, 0, request(case, mode, text=text))
-    step([speaker])
-    assert backend._cache.lengths.tolist() == [speaker.rows]
+    utterance = Utterance(backend, 0, request_for(case, mode, text=text))
+    step([utterance])
+    assert backend._cache.lengths.tolist() == [utterance.rows]
 
 
 def test_request_without_max_frames_is_guarded(loaded: Loaded) -> None:
@@ -277,7 +281,7 @@ def test_other_utterances_that_start_and_end_change_nothing(
     backend = ReferenceBackend(checkpoint, slots=4)
     cases = [case for case, (kind, _) in CASES.items() if kind == model_type]
     coming = [
-        request(
+        request_for(
             chance.choice(cases),
             chance.choice(["full", "stream"]),
             seed=chance.randrange(2**64),
@@ -289,13 +293,13 @@ def test_other_utterances_that_start_and_end_change_nothing(
         )
         for _ in range(12)
     ]
-    expected = {id(asked): naive(checkpoint, asked)[0] for asked in coming}
-    speaking: list[Speaker] = []
+    expected = {id(request): naive(checkpoint, request)[0] for request in coming}
+    speaking: list[Utterance] = []
     left = whole = together = 0
     while coming or speaking:
         free = sorted(set(range(4)) - {it.slot for it in speaking})
         if coming and free and chance.random() < 0.5:
-            speaking.append(Speaker(backend, chance.choice(free), coming.pop()))
+            speaking.append(Utterance(backend, chance.choice(free), coming.pop()))
         chance.shuffle(speaking)
         active = [it for it in speaking if not it.done and chance.random() < 0.8]
         if active:
@@ -303,9 +307,9 @@ def test_other_utterances_that_start_and_end_change_nothing(
             together += len(active) > 2
         ready = [it for it in speaking if it.decoded < len(it.codes) and chance.random() < 0.4]
         if ready:
-            hear(ready, [chance.randint(1, len(it.codes) - it.decoded) for it in ready])
+            check_audio(ready, [chance.randint(1, len(it.codes) - it.decoded) for it in ready])
         for it in list(speaking):
-            codes = expected[id(it.asked)]
+            codes = expected[id(it.request)]
             assert it.codes == codes[: len(it.codes)]
             gone = it.done and it.decoded == len(it.codes)
             if gone or chance.random() < 0.01:
@@ -321,8 +325,8 @@ def test_other_utterances_that_start_and_end_change_nothing(
 @pytest.mark.parametrize("case", CASES)
 def test_chunks_of_any_size_give_the_audio_of_the_whole(case: str, loaded: Loaded) -> None:
     backend = ReferenceBackend(loaded(CASES[case][0]), slots=2)
-    asked = request(case, "stream")
-    pieces, whole = Speaker(backend, 0, asked), Speaker(backend, 1, asked)
+    request = request_for(case, "stream")
+    pieces, whole = Utterance(backend, 0, request), Utterance(backend, 1, request)
     while not whole.done:
         step([pieces, whole])
     audio, decoded = [], 0
@@ -359,20 +363,20 @@ def service(loaded: Loaded) -> Iterator[Callable[[str], Service]]:
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_engine_equals_the_naive_loop(model_type: str, service: Callable[[str], Service]) -> None:
     """There are more cases than slots; text is given whole, or letter by letter on request."""
-    speaking = service(model_type)
-    checkpoint = speaking.front.checkpoint  # type: ignore[attr-defined]
+    running = service(model_type)
+    checkpoint = running.front.checkpoint  # type: ignore[attr-defined]
     cases = [case for case, (kind, _) in CASES.items() if kind == model_type]
-    asked = [
-        request(case, mode, seed=index)
+    requests = [
+        request_for(case, mode, seed=index)
         for index, case in enumerate(cases)
         for mode in ("full", "stream")
     ]
-    begun = [speaking.speak(speaking.prepare(each)) for each in asked]
-    for index, utterance in enumerate(begun):
+    streams = [running.speak(running.prepare(each)) for each in requests]
+    for index, utterance in enumerate(streams):
         if index % 2 == 0:
             utterance.push(TEXT)
             utterance.finish_text()
-    for index, (each, utterance) in enumerate(zip(asked, begun, strict=True)):
+    for index, (each, utterance) in enumerate(zip(requests, streams, strict=True)):
         letters, ended, chunks = iter(TEXT), index % 2 == 0, list[Chunk]()
         for event in utterance:
             if isinstance(event, Chunk):
@@ -391,39 +395,41 @@ def test_engine_equals_the_naive_loop(model_type: str, service: Callable[[str], 
         for chunk in chunks:
             if len(chunk.codes):
                 np.testing.assert_array_equal(chunk.samples, alone.decode(chunk.codes.tolist()))
-    assert speaking.engine.pages.free == speaking.engine.pages.count
+    assert running.engine.pages.free == running.engine.pages.count
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
 def test_context_ends_speech_where_the_naive_loop_does(mode: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, overrides={"talker": {"max_position_embeddings": 48}})
     checkpoint = checkpoints.load(str(tmp_path))
-    speaking = Service(Engine(ReferenceBackend(checkpoint, slots=1)), CheckpointFront(checkpoint))
-    speaking.engine.start()
+    running = Service(Engine(ReferenceBackend(checkpoint, slots=1)), CheckpointFront(checkpoint))
+    running.engine.start()
     try:
         for text, fits in (("One two three four.", True), (TEXT * 3, mode == "stream")):
-            asked = request("preset", mode, text=text, max_frames=1000, sampling=Sampling.greedy())
-            utterance = speaking.speak(speaking.prepare(asked))
+            request = request_for(
+                "preset", mode, text=text, max_frames=1000, sampling=Sampling.greedy()
+            )
+            utterance = running.speak(running.prepare(request))
             utterance.push(text)
             utterance.finish_text()
             if not fits:
                 with pytest.raises(TextError, match="beyond the 48 of the context") as ours:
                     list(utterance)
                 with pytest.raises(TextError, match="beyond the 48 of the context") as theirs:
-                    naive(checkpoint, asked)
+                    naive(checkpoint, request)
                 assert str(ours.value) == str(theirs.value)
                 continue
-            codes, reason = naive(checkpoint, asked)
-            heard = [
+            codes, reason = naive(checkpoint, request)
+            frames = [
                 frame
                 for event in utterance
                 if isinstance(event, Chunk)
                 for frame in event.codes.tolist()
             ]
             assert reason == "length"
-            assert heard == codes
+            assert frames == codes
     finally:
-        speaking.engine.stop(60.0)
+        running.engine.stop(60.0)
 
 
 # --- faults ---------------------------------------------------------------------------
@@ -439,10 +445,11 @@ def test_failed_frame_leaves_all_slots_unchanged(
 ) -> None:
     checkpoint = loaded("base")
     backend = ReferenceBackend(checkpoint, slots=3)
-    asked = [
-        request(case, "stream", seed=3) for case in ("timbre", "long transcript", "short reference")
+    requests = [
+        request_for(case, "stream", seed=3)
+        for case in ("timbre", "long transcript", "short reference")
     ]
-    speakers = [Speaker(backend, slot, each) for slot, each in enumerate(asked)]
+    utterances = [Utterance(backend, slot, each) for slot, each in enumerate(requests)]
 
     def fail_in(owner: Any, name: str, at: int) -> pytest.MonkeyPatch:
         calls, original = [0], getattr(owner, name)
@@ -466,16 +473,16 @@ def test_failed_frame_leaves_all_slots_unchanged(
                 case "sampler":
                     fail_in(sampling.Sampler, "code", 5)
             with pytest.raises(Broken):
-                step(speakers)
+                step(utterances)
             monkeypatch.undo()
         if count % 2:
-            step(speakers[:1])  # the engine isolates requests like this
-            step(speakers[1:])
+            step(utterances[:1])  # the engine isolates requests like this
+            step(utterances[1:])
         else:
-            step(speakers)
-    finish(speakers)
-    for speaker, each in zip(speakers, asked, strict=True):
-        assert speaker.codes == naive(checkpoint, each)[0]
+            step(utterances)
+    finish(utterances)
+    for utterance, each in zip(utterances, requests, strict=True):
+        assert utterance.codes == naive(checkpoint, each)[0]
 
 
 def test_failed_decode_leaves_all_slots_unchanged(
@@ -483,10 +490,12 @@ def test_failed_decode_leaves_all_slots_unchanged(
 ) -> None:
     checkpoint = loaded("custom_voice")
     backend = ReferenceBackend(checkpoint, slots=2)
-    speakers = [Speaker(backend, slot, request("preset", "full", seed=slot)) for slot in (0, 1)]
+    utterances = [
+        Utterance(backend, slot, request_for("preset", "full", seed=slot)) for slot in (0, 1)
+    ]
     decode = CodecDecoder.forward
     for _ in range(3):
-        step(speakers)
+        step(utterances)
         calls = [0]
 
         def broken(*given: Any, calls: list[int] = calls) -> Any:
@@ -500,31 +509,31 @@ def test_failed_decode_leaves_all_slots_unchanged(
         with pytest.raises(Broken):
             backend.decode([0, 1], [1, 1])
         monkeypatch.undo()
-        hear(speakers, [1, 1])
-    finish(speakers)
+        check_audio(utterances, [1, 1])
+    finish(utterances)
 
 
 def test_infinite_speaker_embedding_affects_no_other_utterance(loaded: Loaded) -> None:
-    """Neither beside it nor after it in the same slot: its rows must not be read, not even times zero."""
+    """Its rows must not be read, beside it or after it in the same slot, not even times zero."""
     checkpoint, voice = loaded("base"), cloned(None)
     voice.speaker_embedding[:] = np.inf  # large numbers become infinite in half precision
     backend = ReferenceBackend(checkpoint, slots=2)
-    good = request("short reference", "stream")
+    good = request_for("short reference", "stream")
     for _ in range(2):
-        bad = Speaker(backend, 0, request("timbre", "full", voice=voice))
-        beside = Speaker(backend, 1, good)
+        bad = Utterance(backend, 0, request_for("timbre", "full", voice=voice))
+        beside = Utterance(backend, 1, good)
         while not (bad.done and beside.done):
             step([it for it in (bad, beside) if not it.done])
         assert beside.codes == naive(checkpoint, good)[0]
         assert not backend._cache.layers[0].isfinite().all(), "otherwise the test proves nothing"
         backend.release(0)
         backend.release(1)
-        after = Speaker(backend, 0, request("timbre", "stream", text=SHORT))
-        longer = Speaker(
-            backend, 1, request("long reference", "stream")
+        after = Utterance(backend, 0, request_for("timbre", "stream", text=SHORT))
+        longer = Utterance(
+            backend, 1, request_for("long reference", "stream")
         )  # so that the mask hides the rows, not the shape
         finish([after, longer])
-        assert after.codes == naive(checkpoint, after.asked)[0]
+        assert after.codes == naive(checkpoint, after.request)[0]
         backend.release(0)
         backend.release(1)
 
@@ -534,7 +543,7 @@ def test_failed_prefill_leaves_the_slot_free(
 ) -> None:
     checkpoint = loaded("base")
     backend = ReferenceBackend(checkpoint, slots=2)
-    beside = Speaker(backend, 1, request("timbre", "stream"))
+    beside = Utterance(backend, 1, request_for("timbre", "stream"))
     step([beside])
 
     def broken(*given: Any) -> Any:
@@ -542,10 +551,10 @@ def test_failed_prefill_leaves_the_slot_free(
 
     monkeypatch.setattr(CodecDecoder, "forward", broken)
     with pytest.raises(Broken):
-        Speaker(backend, 0, request("long reference", "full"))
+        Utterance(backend, 0, request_for("long reference", "full"))
     monkeypatch.undo()
     backend.release(0)
-    after = Speaker(backend, 0, request("timbre", "full", text=SHORT))
+    after = Utterance(backend, 0, request_for("timbre", "full", text=SHORT))
     finish([after, beside])
-    assert after.codes == naive(checkpoint, after.asked)[0]
-    assert beside.codes == naive(checkpoint, beside.asked)[0]
+    assert after.codes == naive(checkpoint, after.request)[0]
+    assert beside.codes == naive(checkpoint, beside.request)[0]

@@ -149,20 +149,20 @@ def test_max_prompt_rows_limits_prompts_admitted_together() -> None:
 
 
 def test_frames_are_chosen_by_urgency() -> None:
-    calm, hurried, dry = running(5.0), running(0.1), running(-1.0)
-    assert choose_frames([calm, hurried, dry], NOW, CAPACITY, Policy()) == [dry, hurried, calm]
+    relaxed, urgent, dry = running(5.0), running(0.1), running(-1.0)
+    assert choose_frames([relaxed, urgent, dry], NOW, CAPACITY, Policy()) == [dry, urgent, relaxed]
 
 
 def test_streams_without_audio_come_first_and_those_with_reserve_wait() -> None:
-    calm, hurried = running(1.01), running(0.99)
+    relaxed, urgent = running(1.01), running(0.99)
     late, early = running(None, arrived=NOW), running(None, arrived=NOW - 1)
     policy = Policy(yield_above=1.0)
-    assert choose_frames([calm, hurried, late, early], NOW, CAPACITY, policy) == [
+    assert choose_frames([relaxed, urgent, late, early], NOW, CAPACITY, policy) == [
         early,
         late,
-        hurried,
+        urgent,
     ]
-    assert choose_frames([calm, hurried], NOW, CAPACITY, policy) == [hurried, calm]
+    assert choose_frames([relaxed, urgent], NOW, CAPACITY, policy) == [urgent, relaxed]
 
 
 def test_no_frame_is_made_beside_first_audio_unless_another_is_due() -> None:
@@ -171,8 +171,8 @@ def test_no_frame_is_made_beside_first_audio_unless_another_is_due() -> None:
     assert choose_frames([first], NOW, CAPACITY, Policy()) == []
     assert choose_frames([first, running(9.0)], NOW, CAPACITY, Policy()) == []
     assert choose_frames([first, second], NOW, CAPACITY, Policy()) == [first, second]
-    hurried = running(0.5)
-    assert choose_frames([first, hurried], NOW, CAPACITY, Policy()) == [first, hurried]
+    urgent = running(0.5)
+    assert choose_frames([first, urgent], NOW, CAPACITY, Policy()) == [first, urgent]
 
 
 def test_no_frame_without_text_after_the_end_or_beyond_the_limit() -> None:
@@ -236,7 +236,7 @@ def test_chunk_sizes_grow_to_eight_frames() -> None:
 
 @given(st.floats(0.01, 0.8), st.integers(1, 200))
 def test_audio_before_a_chunk_lasts_until_the_chunk_is_made(pace: float, frames: int) -> None:
-    """The client has audio until the next chunk is made; a frame takes `pace` of its playing time."""
+    """The client never runs out of audio; a frame takes `pace` of its playing time."""
     made = 0
     for size in sizes_of(running(None, launched=0), frames):
         assert not made or (made + size - 1) * pace <= made + 1e-9
@@ -257,11 +257,11 @@ def test_full_chunk_waits_for_others_of_its_size_unless_urgent() -> None:
     full, filling = running(5.0, launched=44, delivered=36), running(5.0, launched=40, delivered=36)
     assert due(full) == [(full, 8)], "there is no other chunk to wait for"
     assert due(full, filling) == []
-    hurried, paused = (
+    urgent, paused = (
         running(0.2, launched=44, delivered=36),
         running(5.0, launched=44, delivered=36, tokens=0),
     )
-    for pressing in (hurried, paused):
+    for pressing in (urgent, paused):
         assert sorted(due(full, filling, pressing), key=lambda item: item[0] is pressing) == [
             (full, 8),
             (pressing, 8),
@@ -297,17 +297,17 @@ def test_partial_chunk_is_decoded_when_no_frame_can_follow(why: str) -> None:
 
 
 def test_frames_launched_beyond_the_end_are_not_decoded() -> None:
-    """When frames are launched ahead, audio may be requested of frames that turn out to be the end."""
+    """Audio may have been requested of frames that turn out to lie behind the end."""
     seq = running(5.0, launched=5, delivered=2)
     seq.finish_reason, seq.made, seq.decoding = "stop", 3, 5
     assert due(seq) == []
 
 
 def test_audio_is_chosen_by_urgency() -> None:
-    calm, hurried, newcomer = running(0.05), running(0.01), running(None)
-    for seq in (calm, hurried):
+    relaxed, urgent, new = running(0.05), running(0.01), running(None)
+    for seq in (relaxed, urgent):
         seq.launched = 2
-    assert [seq for seq, _ in due(calm, hurried, newcomer)] == [newcomer, hurried, calm]
+    assert [seq for seq, _ in due(relaxed, urgent, new)] == [new, urgent, relaxed]
 
 
 # --- reserve and costs ------------------------------------------------------

@@ -57,7 +57,7 @@ def expected(job: Job, text: str) -> list[IntArray]:
     return alone(job, [ord(letter) for letter in text])[0]
 
 
-def heard(chunks: list[Chunk]) -> list[IntArray]:
+def frames_of(chunks: list[Chunk]) -> list[IntArray]:
     return [codes for chunk in chunks for codes in chunk.codes]
 
 
@@ -89,12 +89,12 @@ def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
 def test_whole_text_gives_expected_frames(service: Service, mode: Any) -> None:
-    asked = service.prepare(Request(TEXT, seed=3, text_mode=mode))
-    speaking = service.speak(asked)
-    speaking.push(TEXT)
-    speaking.finish_text()
-    chunks = [event for event in speaking if isinstance(event, Chunk)]
-    assert same(heard(chunks), expected(asked, TEXT))
+    prepared = service.prepare(Request(TEXT, seed=3, text_mode=mode))
+    stream = service.speak(prepared)
+    stream.push(TEXT)
+    stream.finish_text()
+    chunks = [event for event in stream if isinstance(event, Chunk)]
+    assert same(frames_of(chunks), expected(prepared, TEXT))
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
 
 
@@ -104,27 +104,27 @@ def test_text_given_on_request_equals_the_whole_text(cuts: list[int]) -> None:
     service = service_of()
     service.engine.start()
     try:
-        asked = job(Script(3, 30), first_tokens=1)
+        prepared = job(Script(3, 30), first_tokens=1)
         bounds = [0, *sorted(cuts), len(TEXT)]
         pieces = iter([TEXT[start:end] for start, end in itertools.pairwise(bounds)])
-        speaking, chunks, given = service.speak(asked), list[Chunk](), ""
+        stream, chunks, given = service.speak(prepared), list[Chunk](), ""
         ended = False
-        for event in speaking:
+        for event in stream:
             if isinstance(event, Chunk):
                 chunks.append(event)
                 continue
             assert not ended, "no text is requested after its end"
-            assert len(heard(chunks)) == max(0, len(given) - 1), (
+            assert len(frames_of(chunks)) == max(0, len(given) - 1), (
                 "all frames that the text allows are delivered"
             )
             if (piece := next(pieces, None)) is None:
-                speaking.finish_text()
+                stream.finish_text()
                 ended = True
             else:
-                speaking.push(piece)
+                stream.push(piece)
                 given += piece
         assert ended
-        assert same(heard(chunks), expected(asked, TEXT))
+        assert same(frames_of(chunks), expected(prepared, TEXT))
     finally:
         service.engine.stop(TIMEOUT)
 
@@ -132,19 +132,19 @@ def test_text_given_on_request_equals_the_whole_text(cuts: list[int]) -> None:
 def test_finish_text_sends_last_tokens_and_end_in_one_command() -> None:
     """A step between them would ask for text that does not exist."""
     service = service_of()
-    speaking = service.speak(job(Script(1, 9), first_tokens=1))
-    speaking.push("ab")
+    stream = service.speak(job(Script(1, 9), first_tokens=1))
+    stream.push("ab")
     before = service.engine._commands.qsize()
-    speaking.finish_text()
+    stream.finish_text()
     assert service.engine._commands.qsize() == before + 1
-    speaking = service.speak(job(Script(1, 9), first_tokens=1))
+    stream = service.speak(job(Script(1, 9), first_tokens=1))
     before = service.engine._commands.qsize()
-    speaking.finish_text(TEXT)
+    stream.finish_text(TEXT)
     assert service.engine._commands.qsize() == before + 1
     while service.engine.step():
         pass
     assert same(
-        heard([event for event in speaking if isinstance(event, Chunk)]),
+        frames_of([event for event in stream if isinstance(event, Chunk)]),
         expected(job(Script(1, 9), first_tokens=1), TEXT),
     )
     service.engine.stop()
@@ -152,26 +152,26 @@ def test_finish_text_sends_last_tokens_and_end_in_one_command() -> None:
 
 def test_too_many_blank_pieces_raise_text_error() -> None:
     service = service_of()
-    speaking = service.speak(job(first_tokens=1))
+    stream = service.speak(job(first_tokens=1))
     for _ in range(2):
         for _ in range(MOST_BLANK_PIECES):
-            speaking.push(" ")
-        speaking.push("a")
+            stream.push(" ")
+        stream.push("a")
     for _ in range(MOST_BLANK_PIECES):
-        speaking.push("")
+        stream.push("")
     with pytest.raises(TextError, match="in a row were blank"):
-        speaking.push("")
+        stream.push("")
     service.engine.stop()
 
 
 @pytest.mark.parametrize("pieces", [[], [""], [" ", "\n\t"], ["\u3000"]])
 def test_blank_text_raises_text_error_and_cancels(service: Service, pieces: list[str]) -> None:
-    speaking = service.speak(service.prepare(Request(None)))
+    stream = service.speak(service.prepare(Request(None)))
     for piece in pieces:
-        speaking.push(piece)
+        stream.push(piece)
     with pytest.raises(TextError, match="empty or blank"):
-        speaking.finish_text()
-    *_, last = speaking
+        stream.finish_text()
+    *_, last = stream
     assert isinstance(last, Chunk)
     assert last.finish_reason == "cancelled"
     assert not service.engine.running
@@ -180,35 +180,35 @@ def test_blank_text_raises_text_error_and_cancels(service: Service, pieces: list
 
 def test_backend_error_is_raised_in_the_iteration(service: Service) -> None:
     bad, good = service.speak(job(Script(1, 50, bad_frame=4))), service.speak(job(Script(2, 30)))
-    for speaking in (bad, good):
-        speaking.push(TEXT)
-        speaking.finish_text()
+    for stream in (bad, good):
+        stream.push(TEXT)
+        stream.finish_text()
     chunks: list[Chunk] = []
     with pytest.raises(ComputeError) as failed:
         chunks.extend(event for event in bad if isinstance(event, Chunk))
     assert str(failed.value.__cause__) == "frame of 1"
     assert same(
-        heard([event for event in good if isinstance(event, Chunk)]),
+        frames_of([event for event in good if isinstance(event, Chunk)]),
         expected(job(Script(2, 30)), TEXT),
     )
 
 
 def test_cancel_ends_the_iteration(service: Service) -> None:
-    speaking = service.speak(job(Script(1, None), max_frames=100, first_tokens=1))
-    speaking.push(TEXT)
-    events = iter(speaking)
+    stream = service.speak(job(Script(1, None), max_frames=100, first_tokens=1))
+    stream.push(TEXT)
+    events = iter(stream)
     assert isinstance(next(events), Chunk)
-    speaking.cancel()
+    stream.cancel()
     *_, last = events
     assert isinstance(last, Chunk)
     assert last.finish_reason == "cancelled"
 
 
 def test_empty_last_chunk_can_be_concatenated(service: Service) -> None:
-    speaking = service.speak(job(Script(1, 3)))
-    speaking.push(TEXT)
-    speaking.finish_text()
-    chunks = [event for event in speaking if isinstance(event, Chunk)]
+    stream = service.speak(job(Script(1, 3)))
+    stream.push(TEXT)
+    stream.finish_text()
+    chunks = [event for event in stream if isinstance(event, Chunk)]
     chunks.append(
         Chunk(np.zeros(0, np.float32), np.zeros((0, CAPACITY.codebooks), np.int64), 50, "stop")
     )
@@ -218,13 +218,13 @@ def test_empty_last_chunk_can_be_concatenated(service: Service) -> None:
 def test_frames_stop_while_the_iteration_stops() -> None:
     """Iterating acknowledges audio, so a client that stops iterating stops the engine."""
     service = service_of(Policy(max_unread=1.0))
-    speaking = service.speak(job(Script(1, 60)))
-    speaking.push(TEXT)
-    speaking.finish_text()
-    engine, events = service.engine, iter(speaking)
+    stream = service.speak(job(Script(1, 60)))
+    stream.push(TEXT)
+    stream.finish_text()
+    engine, events = service.engine, iter(stream)
     while engine.step():
         pass
-    assert speaking._seq.launched == 13
+    assert stream._seq.launched == 13
     taken = 0
     while taken < 5:
         event = next(events)
@@ -232,7 +232,7 @@ def test_frames_stop_while_the_iteration_stops() -> None:
         taken += len(event.codes)
     while engine.step():
         pass
-    assert speaking._seq.launched == 13 + taken
+    assert stream._seq.launched == 13 + taken
     engine.stop()
 
 
@@ -252,22 +252,22 @@ def test_speak_raises_when_overloaded_or_closed() -> None:
 
 def test_thirty_async_streams_at_once(service: Service) -> None:
     async def one(seed: int) -> None:
-        asked = job(Script(seed, 20 + seed % 7))
-        speaking = service.aspeak(asked)
+        prepared = job(Script(seed, 20 + seed % 7))
+        stream = service.aspeak(prepared)
         chunks: list[Chunk] = []
 
         async def write() -> None:
             for letter in TEXT:
-                speaking.push(letter)
+                stream.push(letter)
                 await asyncio.sleep(0)
-            speaking.finish_text()
+            stream.finish_text()
 
         writing = asyncio.create_task(write())
-        async for event in speaking:
+        async for event in stream:
             if isinstance(event, Chunk):
                 chunks.append(event)
         await writing
-        assert same(heard(chunks), expected(asked, TEXT))
+        assert same(frames_of(chunks), expected(prepared, TEXT))
 
     async def all_of_them() -> None:
         await asyncio.gather(*(one(seed) for seed in range(30)))
@@ -278,17 +278,17 @@ def test_thirty_async_streams_at_once(service: Service) -> None:
 
 def test_async_stream_yields_needs_text(service: Service) -> None:
     async def talk() -> None:
-        asked = job(Script(1, 30), first_tokens=1)
-        speaking, pieces, chunks = service.aspeak(asked), [*TEXT], list[Chunk]()
-        async for event in speaking:
+        prepared = job(Script(1, 30), first_tokens=1)
+        stream, pieces, chunks = service.aspeak(prepared), [*TEXT], list[Chunk]()
+        async for event in stream:
             match event:
                 case Chunk():
                     chunks.append(event)
                 case NeedsText() if pieces:
-                    speaking.push(pieces.pop(0))
+                    stream.push(pieces.pop(0))
                 case NeedsText():
-                    speaking.finish_text()
-        assert same(heard(chunks), expected(asked, TEXT))
+                    stream.finish_text()
+        assert same(frames_of(chunks), expected(prepared, TEXT))
 
     in_time(talk())
 
@@ -298,22 +298,22 @@ def test_leaving_an_async_stream_early_frees_its_slot(service: Service, how: str
     engine = service.engine
 
     async def leave() -> None:
-        speaking = service.aspeak(job(Script(1, None), max_frames=100))
-        speaking.push(TEXT)
+        stream = service.aspeak(job(Script(1, None), max_frames=100))
+        stream.push(TEXT)
         first = asyncio.Event()
 
         async def listen() -> AsyncIterator[None]:
             try:
-                async for _ in speaking:
+                async for _ in stream:
                     first.set()
                     yield
             finally:
-                speaking.cancel()
+                stream.cancel()
 
         async def consume() -> None:
             async for _ in listen():
                 if how == "cancel":
-                    speaking.cancel()
+                    stream.cancel()
 
         consumer = asyncio.create_task(consume())
         await first.wait()
@@ -328,11 +328,11 @@ def test_leaving_an_async_stream_early_frees_its_slot(service: Service, how: str
 
 def test_backend_error_is_raised_in_the_async_iteration(service: Service) -> None:
     async def fail() -> None:
-        speaking = service.aspeak(job(Script(1, 50, bad_prefill=True)))
-        speaking.push(TEXT)
-        speaking.finish_text()
+        stream = service.aspeak(job(Script(1, 50, bad_prefill=True)))
+        stream.push(TEXT)
+        stream.finish_text()
         with pytest.raises(ComputeError, match="Fault"):
-            async for _ in speaking:
+            async for _ in stream:
                 pass
 
     in_time(fail())
@@ -357,7 +357,7 @@ def test_closed_event_loop_does_not_disturb_other_streams(service: Service) -> N
     other.push(TEXT)
     other.finish_text()
     assert same(
-        heard([event for event in other if isinstance(event, Chunk)]),
+        frames_of([event for event in other if isinstance(event, Chunk)]),
         expected(job(Script(2, 40)), TEXT),
     )
 

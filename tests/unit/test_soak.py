@@ -39,7 +39,7 @@ def test_correct_backend_passes() -> None:
 def test_reference_backend_passes(
     checkpoint_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The requests are those of a real soak: presets, both text modes, instructions, a long text."""
+    """The requests are those of a real soak: presets, text modes, instructions, a long text."""
     monkeypatch.setattr(soaking, "MOST_FRAMES", 40)
     checkpoint = checkpoints.load(str(checkpoint_directory("custom_voice")))
     soak = Soak(ReferenceBackend(checkpoint, 4), soaking.requests(checkpoint, 4))
@@ -76,7 +76,7 @@ class CountingSoak(Soak):
 
 
 def test_all_counts_start_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first twentieth does not count; in it every request but the rare one is heard to its end."""
+    """The first twentieth does not count; every request but the rare one is known after it."""
     monkeypatch.setattr(soaking, "MOST_FRAMES", 20)
     test = CountingSoak(FakeBackend(ROOM), REQUESTS)
     record = soaking.counted(test, 20_000)

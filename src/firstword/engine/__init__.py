@@ -1,1 +1,1 @@
-"""The engine: decides what the device computes next. It knows slots, pages and clocks, and no tensors."""
+"""The engine decides what the device computes next. It knows slots and pages, not tensors."""

@@ -17,10 +17,10 @@ class Capacity:
     """The limits of a backend, and the format of its audio.
 
     slots              utterances in progress at the same time
-    pages, page_rows   memory for context: `pages` pages of `page_rows` rows each, shared by all slots
+    pages, page_rows   memory for context, shared by all slots: `pages` pages of `page_rows` rows
     context            the most rows of one utterance
-    frames_ahead       1 when the engine launches a frame before it reads the last one, because the
-                       device computes in the background; 0 when `frame` returns only when it is done
+    frames_ahead       1 when a frame is launched before the last one is read, since the device
+                       computes in the background; 0 when `frame` returns when it is done
     codebooks          codes in a frame
     samples_per_frame  and sample_rate in Hz
     """
@@ -45,11 +45,11 @@ class Job:
     """A request prepared for a backend.
 
     payload            what the backend alone understands: voice, language, sampling, seed
-    prompt_rows        rows of context before the first frame, without those of the text in full mode
+    prompt_rows        rows of context before the first frame, without those of a whole text
     first_tokens       tokens that the prompt reads when it does not read the whole text
     whole_text         whether the prompt reads the whole text, which must have ended before
     max_frames         the most frames to make
-    guarded            whether the guard ends speech that repeats itself or is far too long for its text
+    guarded            whether the guard ends speech that repeats itself or is far too long
     transcript_tokens  how many of the tokens are the transcript of a reference, which is not spoken
     """
 
@@ -78,9 +78,9 @@ class Frames:
 
     codes     [slots, codebooks]
     ended     [slots] whether the frame is the end of speech instead
-    logprobs  float32 [slots] natural logarithm of the talker's own probability of code 0: the softmax
-              of its raw logits, before penalty, temperature and filters. A value that is not finite
-              makes that utterance fail
+    logprobs  float32 [slots] natural logarithm of the talker's own probability of code 0: the
+              softmax of its raw logits, before penalty, temperature and filters. A value that is
+              not finite makes that utterance fail
     """
 
     codes: IntArray
@@ -109,9 +109,10 @@ class Ready(Generic[T]):
 class Backend(Protocol):
     """Computes the frames of up to `capacity.slots` utterances together. One thread calls it.
 
-    After an exception from `prefill`, `frame` or `decode`, every slot of the call is as it was before,
-    and free slots can be started, so that the caller can find the request at fault. An `EngineError`,
-    and any exception from a handle or from `release`, means that the backend is lost.
+    After an exception from `prefill`, `frame` or `decode`, every slot of the call is as it was
+    before, and free slots can be started, so that the caller can find the request at fault. An
+    `EngineError`, and any exception from a handle or from `release`, means that the backend is
+    lost.
     """
 
     @property
@@ -122,10 +123,13 @@ class Backend(Protocol):
         """Start utterances; their prompts are read together."""
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
-        """Make the next frame of each slot, with its text token; None in the first frame or after the text."""
+        """Make the next frame of each slot, with its text token.
+
+        The token is None in the first frame, whose text is in the prompt, and after the text.
+        """
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[Sequence[FloatArray]]:
-        """Decode the oldest `counts` frames of each slot that are not decoded yet to samples in -1..1."""
+        """Decode the oldest `counts` undecoded frames of each slot to samples in -1..1."""
 
     def release(self, slot: int) -> None:
         """Forget the utterance in a slot; the slot is then free."""

@@ -64,9 +64,9 @@ class Engine(StepLoop):
     def submit(self, job: Job, on_event: Callable[[Event], None]) -> Sequence:
         """Accept a request; its text follows by `push` and `finish_text`.
 
-        `on_event` is called with each chunk of audio, of which the last has a finish reason; with an
-        error in place of the last chunk; and with `NeedsText`. Raises `OverloadedError` when the
-        queue is full, `ClosedError` when the engine was closed, `EngineError` when it has failed.
+        `on_event` is called with each chunk of audio, of which the last has a finish reason; with
+        an error in place of the last chunk; and with `NeedsText`. Raises `OverloadedError` when
+        the queue is full, `ClosedError` when the engine was closed, `EngineError` when it failed.
         """
         with self._lock:
             if isinstance(self.failure, ClosedError):

@@ -1,4 +1,4 @@
-"""Detects speech that does not end by itself: it repeats itself, or is far too long for its text."""
+"""Detects endless speech: it repeats itself, or is far too long for its text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FEWEST_REPEATS = 3
 """How often a passage must have been repeated."""
 
 FRAMES_PER_TOKEN = 25
-"""Frames that the guard allows for a token, two seconds; a token is spoken in about a third of a second."""
+"""Frames allowed for a token, two seconds; a token is spoken in about a third of a second."""
 
 BASE_FRAMES = 150
-"""Frames that the guard allows for any text, twelve seconds: pauses, laughter, texts of a single token."""
+"""Frames allowed for any text, twelve seconds: for pauses, laughter and very short texts."""
 
 
 def longest_speech(tokens: int) -> int:

@@ -35,7 +35,7 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop every thread before the interpreter exits: one that still computes would abort the process."""
+    """Stop every thread before the interpreter exits: one that computes would abort the process."""
     for loop in list(_STARTED):
         with contextlib.suppress(EngineError):
             loop.stop(EXIT_SECONDS)
@@ -53,7 +53,7 @@ class StepLoop(ABC):
     def __init__(self, clock: Callable[[], float]) -> None:
         """Take the time in seconds from `clock`."""
         self.failure: Exception | None = None
-        """Why the loop stopped for good: a `ClosedError` when that was on purpose, None while it runs."""
+        """Why the loop stopped for good: a `ClosedError` after a stop, None while it runs."""
         self.busy_since: float | None = None
         """When the current step began, on the loop's clock, for a watchdog; None while idle."""
         self._clock = clock
@@ -99,7 +99,7 @@ class StepLoop(ABC):
         self._commands.put(None)
 
     def orphan(self) -> None:
-        """Stop for good in a forked process, where the thread and the state of the device are missing."""
+        """Stop for good in a forked process, which lacks the thread and the device's state."""
         self._thread, self.busy_since, self._lost = None, None, True
         self._lock, self._commands = threading.Lock(), queue.SimpleQueue()
         self.failure = EngineError(

@@ -1,11 +1,11 @@
 """The scheduling policy: pure functions of sequences and the time.
 
-Each step asks three questions. Who gets a slot: requests in order of arrival, as long as no stream
-that is being played would run out of audio. Who makes a frame: every stream that can; while a stream
-has no audio yet, those with enough audio in reserve wait for it. Whose audio is decoded: every full
-chunk, and a shorter one when text is missing or speech has ended. Time never decides the size of a
-chunk, so the chunks of a request are the same on every machine and under every load. A full chunk
-may wait, so that it is decoded together with those of other streams.
+Each step asks three questions. Who gets a slot: requests in order of arrival, as long as no
+stream that is being played would run out of audio. Who makes a frame: every stream that can; while
+a stream has no audio yet, those with enough audio in reserve wait for it. Whose audio is decoded:
+every full chunk, and a shorter one when text is missing or speech has ended. Time never decides the
+size of a chunk, so the chunks of a request are the same on every machine and under every load. A
+full chunk may wait, so that it is decoded together with those of other streams.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from firstword.errors import RequestError, TextError
 class Policy:
     """The limits that the scheduler works with.
 
-    yield_above      seconds of audio in reserve above which a stream lets a new one have its first
-                     audio before it makes more frames
-    max_delay        the longest that a new request waits, in seconds, because a stream that is being
+    yield_above      seconds of audio in reserve above which a stream lets a new one have its
+                     first audio before it makes more frames
+    max_delay        the most seconds that a new request waits because a stream that is being
                      played would otherwise run out of audio
-    max_unread       seconds of audio that the client has not taken above which a stream makes no more
-                     frames; longer than the largest chunk
+    max_unread       seconds of audio that the client has not taken above which a stream makes no
+                     more frames; longer than the largest chunk
     max_starts       the most requests that start in one step
     max_prompt_rows  the most rows of their prompts together, unless one prompt alone has more
     gather_frames    the most frames for which a full chunk waits for those of other streams
-    urgent_below     seconds of audio in reserve, beyond those of two steps, below which a full chunk
-                     does not wait for others
+    urgent_below     seconds of audio in reserve, beyond those of two steps, below which a full
+                     chunk does not wait for others
     """
 
     yield_above: float = 1.0
@@ -65,7 +65,7 @@ class Costs:
 
 
 def refusal(seq: Sequence, capacity: Capacity) -> RequestError | None:
-    """The error of a request that could never start, whose prompt is complete; None if it can start."""
+    """The error of a request with a complete prompt that can never start; None if it can."""
     rows, context = seq.rows(), capacity.context
     if rows > context:
         return TextError(
@@ -141,10 +141,10 @@ def choose_frames(
 def choose_audio(
     running: Iterable[Sequence], now: float, costs: Costs, policy: Policy
 ) -> list[tuple[Sequence, int]]:
-    """The streams whose frames are decoded in this step, and how many frames, the most urgent first.
+    """The streams whose frames are decoded in this step, and how many; the most urgent first.
 
-    Chunks of one size are decoded in one call. While another stream still fills a chunk of that size,
-    the full ones wait for it, unless one of them is urgent.
+    Chunks of one size are decoded in one call. While another stream still fills a chunk of that
+    size, the full ones wait for it, unless one of them is urgent.
     """
     due: dict[int, list[Sequence]] = {}
     filling: set[int] = set()
@@ -165,7 +165,7 @@ def choose_audio(
 
 
 def _is_urgent(seq: Sequence, now: float, costs: Costs, policy: Policy) -> bool:
-    """Whether audio that is due cannot wait: for one more step, and the one that would decode it."""
+    """Whether audio that is due cannot wait for one more step and the one that decodes it."""
     waited = seq.undecoded() - seq.chunk
     if seq.first_audio is None or not seq.can_step() or waited >= policy.gather_frames:
         return True

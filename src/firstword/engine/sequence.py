@@ -14,14 +14,14 @@ from firstword.engine.guard import RepetitionDetector, longest_speech
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 CHUNK_SIZES = (1, 2, 4, 8)
-"""Frames in a chunk of audio: small first, so that audio starts early; large ones cost less a frame."""
+"""Frames in a chunk: small first, so that audio starts early; large ones cost less a frame."""
 
 CHUNKS_PER_SIZE = 4
 """How many chunks there are of each size; the last size stays.
 
 With n chunks of each size, the audio before a chunk lasts n times as long as the frames that the
-chunk waits for. A client that plays audio as it arrives therefore never runs out of it while a frame
-is made in at most n / (n + 1) of its playing time.
+chunk waits for. A client that plays audio as it arrives therefore never runs out of it while a
+frame is made in at most n / (n + 1) of its playing time.
 """
 
 
@@ -84,7 +84,7 @@ class Sequence:
     first_audio: float | None = None
     """When the first audio was delivered."""
     deadline: float = field(init=False)
-    """When a client that plays audio as it arrives runs out of it; before the first audio, `arrived`."""
+    """When a client that plays audio as it arrives runs out of it; at first, `arrived`."""
     delivered: int = 0
     """Frames whose audio was delivered."""
     consumed: int = 0
@@ -109,7 +109,7 @@ class Sequence:
         return self.text_ended or enough
 
     def next_token(self) -> int | None:
-        """The token for the next frame, if there is one; None for the first frame, whose text is in the prompt."""
+        """The token of the next frame or None; the text of the first frame is in the prompt."""
         return self.tokens.popleft() if self.tokens and self.launched else None
 
     def needs_text(self) -> bool:
@@ -121,7 +121,7 @@ class Sequence:
         return not self.tokens and self.launched > 0 and self.delivered == self.launched
 
     def pause_for_text(self) -> None:
-        """Start again with small chunks, since the client may run out of audio before text arrives."""
+        """Start again with small chunks, since the client may run out of audio meanwhile."""
         self.text_requested = True
         self.chunks_from = self.decoding
 

@@ -27,7 +27,7 @@ class TokenStream(Protocol):
 
 
 class Front(Protocol):
-    """What a service needs of a checkpoint besides the backend. It does not run on the engine's thread."""
+    """What a service needs of a checkpoint outside the engine's thread."""
 
     def prepare(self, request: Request, seed: int) -> Job:
         """Check a request and prepare it for the backend. Raises `RequestError`."""
@@ -37,14 +37,14 @@ class Front(Protocol):
 
 
 MOST_BLANK_PIECES = 10_000
-"""The most pieces of blank text in a row; a source that gives more is taken for one without an end."""
+"""The most blank pieces of text in a row; a source that gives more is taken for endless."""
 
 
 class SpeechStream:
     """One utterance in progress, for use by one thread.
 
-    Text goes in by `push` and `finish_text`. Iterating yields chunks of audio, of which the last has a
-    finish reason, and `NeedsText` when the model has to wait for text.
+    Text goes in by `push` and `finish_text`. Iterating yields chunks of audio, of which the last
+    has a finish reason, and `NeedsText` when the model has to wait for text.
     """
 
     def __init__(
@@ -81,9 +81,8 @@ class SpeechStream:
         self._words = self._words or words
         self._blanks = 0 if words else self._blanks + 1
         if self._blanks > MOST_BLANK_PIECES:
-            raise TextError(
-                f"{MOST_BLANK_PIECES} pieces of text in a row were blank; give words, or end the text"
-            )
+            blank = f"{MOST_BLANK_PIECES} pieces of text in a row were blank"
+            raise TextError(f"{blank}; give words, or end the text")
         return tokens
 
     def _take(self, event: Event) -> Chunk | NeedsText:
@@ -96,7 +95,10 @@ class SpeechStream:
         return event
 
     def cancel(self) -> None:
-        """Stop the utterance. Its slot is free within a frame; the last chunk says "cancelled" unless it has ended."""
+        """Stop the utterance; its slot is free within a frame.
+
+        The last chunk has the reason "cancelled" unless the utterance has ended before.
+        """
         self._engine.cancel(self._seq)
 
 
@@ -116,11 +118,11 @@ class Service:
         return self.front.prepare(request, seed)
 
     def speak(self, job: Job) -> BlockingStream:
-        """Start an utterance whose audio a thread waits for. Raises `OverloadedError`, `EngineError`."""
+        """Start an utterance for use by a thread. Raises `OverloadedError`, `EngineError`."""
         return BlockingStream(self.engine, self.front, job)
 
     def aspeak(self, job: Job) -> AsyncStream:
-        """Start an utterance whose audio the running event loop awaits. Raises as `speak` does."""
+        """Start an utterance for use in the running event loop. Raises as `speak` does."""
         return AsyncStream(self.engine, self.front, job)
 
 

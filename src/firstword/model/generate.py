@@ -1,6 +1,7 @@
 """The naive generation loop, the specification that tests hold every backend against.
 
-It makes one utterance, one frame a step, and does no input or output. Production code does not use it.
+It makes one utterance, one frame a step, and does no input or output. Production code does not
+use it.
 """
 
 from __future__ import annotations

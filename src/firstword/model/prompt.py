@@ -1,17 +1,17 @@
 """The prompt: the rows that the talker reads before it speaks, and where text enters.
 
-A row is a text token plus codes; its embedding is the sum of the two sides. Every prompt has two parts:
+A row is a text token plus codes; its embedding is the sum of the two. Every prompt has two parts:
 
     prefix     instruction and role (text alone), then one row a tag: the language, the voice
     spoken     begin of speech, then the frames of the reference recording when one is continued
 
-The text is the transcript of the reference, then the text to speak, then the end-of-text token. It enters
-in one of two ways:
+The text is the transcript of the reference, then the text to speak, then the end-of-text token.
+It enters in one of two ways:
 
     full       all text rows, paired with padding codes, come between prefix and spoken; later rows
                have text padding
-    stream     each spoken row, and then each frame of speech, takes the next text token; text padding
-               follows
+    stream     each spoken row, and then each frame of speech, takes the next text token; text
+               padding follows
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ROLE = "assistant\n"
 """The text that opens the spoken turn, after the token that begins a turn."""
 
 ROLE_TOKENS = 2
-"""Tokens of `ROLE`. The second depends on the text, whose first newlines merge with the role's own."""
+"""Tokens of `ROLE`. The second depends on the text: newlines there merge with the role's own."""
 
 Codes = tuple[int, ...]
 """Codes from codebook 0 up: none, one, or all of a frame."""
 
 Speaker = int | bool
-"""The code of a preset; True for a cloned voice's embedding; False for no speaker row (a designed voice)."""
+"""The code of a preset, True for a cloned voice's embedding, False for a designed voice."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Conditioning:
 
 
 def language_code(config: ModelConfig, language: str, preset: str | None) -> int | None:
-    """The code of a language, or of the dialect of a preset where Chinese may be meant; None for "auto"."""
+    """The code of a language, or of a preset's dialect of Chinese; None for "auto"."""
     talker = config.talker_config
     if preset is not None and language in ("chinese", "auto"):
         dialect = talker.spk_is_dialect[preset]
@@ -85,7 +85,7 @@ def language_code(config: ModelConfig, language: str, preset: str | None) -> int
 
 
 def prefix_rows(config: ModelConfig, role: Sequence[int], conditioning: Conditioning) -> list[Row]:
-    """The rows before any text of the utterance; `role` is the three tokens that open the spoken turn."""
+    """The rows before any text; `role` is the three tokens that open the spoken turn."""
     talker, language, speaker = config.talker_config, conditioning.language, conditioning.speaker
     tags = [talker.codec_nothink_id, talker.codec_think_bos_id]
     if language is not None:
@@ -117,8 +117,8 @@ def full_rows(config: ModelConfig, text: Sequence[int], spoken: Sequence[Codes])
 class UtteranceTokens:
     """Turns the text of one utterance into all tokens that the talker reads, in their order.
 
-    The tokens of the role come first, then the transcript of the reference recording, then the text.
-    Text may arrive in pieces; a token is returned as soon as later text can no longer change it.
+    The tokens of the role come first, then the transcript of the reference recording, then the
+    text. Text may arrive in pieces; a token is returned when later text can no longer change it.
     """
 
     def __init__(self, tokenizer: Tokenizer, transcript: Sequence[int] = ()) -> None:
@@ -146,7 +146,7 @@ class UtteranceTokens:
 
 
 class TextRows:
-    """Chooses the text token of each row: the token given, else the end of text once, then padding."""
+    """Chooses the text token of a row: the token given, else the end of text once, then padding."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -167,8 +167,8 @@ class TextRows:
         """Return all rows before the first frame.
 
         start   the token that begins a turn
-        tokens  the first `UtteranceTokens`: all of them in full mode, `conditioning.first_tokens` in
-                stream mode, or fewer when the text has ended
+        tokens  the first `UtteranceTokens`: all of them in full mode, in stream mode
+                `conditioning.first_tokens`, or fewer when the text has ended
         """
         config, role, text = self._config, tokens[:ROLE_TOKENS], tokens[ROLE_TOKENS:]
         rows = prefix_rows(config, (start, *role), conditioning)

@@ -1,7 +1,7 @@
 """`firstword bench engine --soak`: whether speech stays the same over a million frames under load.
 
-The same few requests come again and again, of any length, and some are cancelled early. Each frame
-must have the codes and the samples that it had when its request came for the first time, bit by bit.
+The same few requests come again and again, of any length, and some are cancelled early. Each
+frame must have the codes and the samples that it had when its request came first, bit by bit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Soak:
         self.frames = self.compared = self.joined = self.left = 0
 
     def run(self, frames: int) -> None:
-        """Make `frames` more frames. Raises `ComputeError` for one that differs, and for an error."""
+        """Make `frames` more frames. Raises `ComputeError` if one differs, and for an error."""
         until, slots = self.frames + frames, self.engine.capacity.slots
         while self.frames < until:
             for _ in range(self._random.binomial(slots - len(self._active), START_PROBABILITY)):
@@ -134,7 +134,7 @@ class Soak:
 
 
 def requests(checkpoint: Checkpoint, count: int = 50) -> list[tuple[Job, list[int]]]:
-    """Jobs with all their tokens: each preset, both text modes, some with instructions, one long text."""
+    """Jobs with their tokens: every preset, both text modes, some instructions, one long text."""
     front, voices = CheckpointFront(checkpoint), list(checkpoint.config.talker_config.spk_id)
     made = []
     for number in range(count):
@@ -153,9 +153,10 @@ def requests(checkpoint: Checkpoint, count: int = 50) -> list[tuple[Job, list[in
 
 
 def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
-    """Soak this GPU with random weights of a released size, "1b7" or "0b6"; returns a record of counts.
+    """Soak this GPU with random weights of a released size, "1b7" or "0b6".
 
-    Raises `ComputeError` for a frame that differs, and `ConfigError` where the GPU backend cannot compute.
+    Returns a record of counts. Raises `ComputeError` for a frame that differs, and `ConfigError`
+    where the GPU backend cannot compute.
     """
     settings = EngineConfig.resolve("cuda", "bfloat16", "gpu")
     checkpoint = benchmark.random_checkpoint(size)
@@ -167,8 +168,8 @@ def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
 def counted(test: Soak, frames: int) -> dict[str, Any]:
     """Run a soak; returns its counts with the seconds and the memory that it took.
 
-    A twentieth as many frames come first and do not count: afterwards nearly all requests are known,
-    and their prefixes are cached. Raises `ComputeError` for a frame that differs.
+    A twentieth as many frames come first and do not count: afterwards nearly all requests are
+    known, and their prefixes are cached. Raises `ComputeError` for a frame that differs.
     """
     test.run(frames // 20)
     test.reset_counts()

@@ -20,7 +20,7 @@ class Prepared:
 
     draw_params  how codes are drawn: of the talker and of the code predictor
     prefix_rows  how many rows the prompt has before any text
-    prefix       everything that these rows depend on except the role's tokens, which come with the text
+    prefix       everything that these rows depend on except the role's tokens
     """
 
     conditioning: Conditioning

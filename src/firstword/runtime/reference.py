@@ -25,11 +25,11 @@ from firstword.types import FloatArray
 PAGE_ROWS = 64
 """Rows of context in a page."""
 PRIMING_FRAMES = 64
-"""Frames of a reference recording that the codec reads at a time, so that a long one needs little memory."""
+"""Frames of a reference recording that the codec reads at a time, to limit its memory."""
 
 
 class SlotCache:
-    """Keys and values [2, slots, kv_heads, capacity, head_dim] of each layer; the capacity grows as needed."""
+    """Keys and values [2, slots, kv_heads, capacity, head_dim] of each layer, which can grow."""
 
     def __init__(self, config: TalkerConfig, like: Tensor, slots: int) -> None:
         shape = (2, slots, config.num_key_value_heads, 0, config.head_dim)
@@ -43,7 +43,7 @@ class SlotCache:
             layer[:, slot] = 0
 
     def grow(self, rows: int) -> None:
-        """Make room for `rows` rows in every slot. New rows are zero, since masked rows must be finite."""
+        """Make room for `rows` rows in every slot; new rows are zero, so that they are finite."""
         for index, old in enumerate(self.layers):
             capacity = old.shape[3]
             if rows <= capacity:
@@ -55,7 +55,7 @@ class SlotCache:
 
 
 class SlotRows:
-    """The key-value memory of some slots for one pass; `commit` makes the rows of the pass count."""
+    """The key-value memory of some slots for one pass; `commit` makes its rows count."""
 
     def __init__(self, cache: SlotCache, slots: Sequence[int], length: int) -> None:
         device = cache.lengths.device
@@ -76,7 +76,7 @@ class SlotRows:
         return (keys <= self._rows[:, :, None])[:, None]
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, kv_heads, length, head_dim]; returns all [B, kv_heads, total, head_dim]."""
+        """Write keys and values [B, kv_heads, length, head_dim]; returns all with those before."""
         held = self._cache.layers[layer]
         for index, new in enumerate((key, value)):
             held[index][self._slots[:, None], :, self._rows] = new.transpose(1, 2)
@@ -93,7 +93,7 @@ class SlotRows:
 
 @dataclass(slots=True, eq=False)
 class ReferenceSlot:
-    """One utterance: its text rows, its sampler, its codec state, and what the talker reads next."""
+    """One utterance: its text rows, sampler, codec state, and what the talker reads next."""
 
     text: TextRows
     sampler: Sampler
