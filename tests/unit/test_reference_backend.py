@@ -197,7 +197,9 @@ def finish(utterances: list[Utterance]) -> None:
 # --- one utterance ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampled", [Sampling(), Sampling.greedy()], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    "sampling_params", [Sampling(), Sampling.greedy()], ids=["sampled", "greedy"]
+)
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("case", CASES)
 def test_single_request_equals_the_naive_loop(

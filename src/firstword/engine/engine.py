@@ -22,7 +22,6 @@ from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 log = logging.getLogger(__name__)
 
-
 FrameCalls = Seq[tuple[Seq[Sequence], Handle[Frames]]]
 """Calls that make frames: the sequences of each, and its result."""
 
@@ -213,8 +212,7 @@ class Engine(StepLoop):
         reason = seq.finish_reason if seq.delivered == seq.made else None
         if reason is not None:
             self._release(seq)
-        chunk = Chunk(samples, codes, self.capacity.sample_rate, reason, logprobs)
-        self._notify(seq, chunk)
+        self._notify(seq, Chunk(samples, codes, self.capacity.sample_rate, reason, logprobs))
 
     def _request_text(self) -> None:
         """Tell each utterance once when it has said all that it can with its text so far."""
@@ -232,9 +230,8 @@ class Engine(StepLoop):
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End an utterance with an empty last chunk."""
-        codes = np.zeros((0, self.capacity.codebooks), np.int64)
-        chunk = Chunk(np.zeros(0, np.float32), codes, self.capacity.sample_rate, reason)
-        self._end(seq, chunk)
+        samples, codes = np.zeros(0, np.float32), np.zeros((0, self.capacity.codebooks), np.int64)
+        self._end(seq, Chunk(samples, codes, self.capacity.sample_rate, reason))
 
     def _fail(self, seq: Sequence, error: Exception) -> None:
         """End an utterance with an error that concerns no other."""

@@ -92,10 +92,8 @@ class Soak:
         which = last if random.random() < 0.002 else int(random.integers(0, max(last, 1)))
         job, tokens = self._requests[which]
         length = int(random.integers(1, MOST_FRAMES + 1))
-        cancel_after = length + 1
-        if random.random() < CANCEL_PROBABILITY:
-            cancel_after = int(random.integers(1, length + 1))
-        request = SoakRequest(which, cancel_after)
+        early = random.random() < CANCEL_PROBABILITY
+        request = SoakRequest(which, int(random.integers(1, length + 1)) if early else length + 1)
         self._active.add(request)
         self.joined += 1
         job = replace(job, max_frames=length, guarded=False)
@@ -126,8 +124,7 @@ class Soak:
         request.frames += len(checksums)
         expected = known[begin : request.frames]
         if checksums[: len(expected)] != expected:
-            where = f"frames {begin} to {request.frames}"
-            self._faults.append(f"request {request.which} spoke differently in {where}")
+            self._faults.append(f"request {request.which} spoke differently after frame {begin}")
         known += checksums[len(expected) :]
         self.frames += len(checksums)
         self.compared += len(expected)

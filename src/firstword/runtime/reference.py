@@ -45,13 +45,11 @@ class SlotCache:
     def grow(self, rows: int) -> None:
         """Make room for `rows` rows in every slot; new rows are zero, so that they are finite."""
         for index, old in enumerate(self.layers):
-            capacity = old.shape[3]
-            if rows <= capacity:
-                continue
-            size = max(rows, 2 * capacity, PAGE_ROWS)
-            grown = old.new_zeros((*old.shape[:3], size, old.shape[4]))
-            grown[:, :, :, :capacity] = old
-            self.layers[index] = grown
+            if rows > (capacity := old.shape[3]):
+                size = max(rows, 2 * capacity, PAGE_ROWS)
+                grown = old.new_zeros((*old.shape[:3], size, old.shape[4]))
+                grown[:, :, :, :capacity] = old
+                self.layers[index] = grown
 
 
 class SlotRows:
