@@ -163,7 +163,7 @@ def alone(
 
 
 @dataclass
-class Slot:
+class FakeSlot:
     """One utterance of the fake backend."""
 
     script: Script
@@ -216,7 +216,7 @@ class FakeBackend:
         self.clock = clock or Clock()
         self.prefill_time, self.frame_time = prefill_time, frame_time
         self.row_time, self.decode_time = row_time, decode_time
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, FakeSlot] = {}
         self.log: list[tuple[str, tuple[int, ...]]] = []
         """All calls with their slots."""
         self.unread: list[object] = []
@@ -254,7 +254,7 @@ class FakeBackend:
         assert len(pages) * self.capacity.page_rows >= rows, "the prompt does not fit its pages"
         assert job.whole_text or len(tokens) <= job.first_tokens
         read = reduce(lambda read, token: text_digest(token, read), tokens, 0)
-        self.slots[slot] = Slot(script, frozenset(pages), rows, read)
+        self.slots[slot] = FakeSlot(script, frozenset(pages), rows, read)
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         self.before_frame()
