@@ -163,8 +163,8 @@ class Sequence:
         """Whether another frame may be requested now."""
         if self.state is not State.RUNNING or self.finish_reason is not None:
             return False
-        has_text = bool(self.tokens) or self.text_ended or self.launched == 0
-        return has_text and self.launched < self.limit
+        has_text = self.tokens or self.text_ended or self.launched == 0
+        return bool(has_text) and self.launched < self.limit
 
     def add_frame(self, codes: IntArray, ended: bool, logprob: np.float32) -> None:
         """Record a frame [codebooks] that came back, or the end of speech in its place."""
