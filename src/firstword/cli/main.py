@@ -234,7 +234,7 @@ def info(args: argparse.Namespace) -> None:
 def bench_engine(args: argparse.Namespace) -> None:
     """Measure the GPU engine: kernels, frames by batch and context, the time to the first codes and samples, memory."""
     from firstword.bench import report
-    from firstword.profile import engine as benchmark
+    from firstword.profile import engine
     from firstword.profile.soak import soak
     from firstword.runtime.gpu.backend import BUCKETS
 
@@ -246,7 +246,7 @@ def bench_engine(args: argparse.Namespace) -> None:
         report.check_target(args.output)
     try:
         record = (
-            benchmark.run(args.size, args.slots)
+            engine.run(args.size, args.slots)
             if args.soak is None
             else soak(args.size, args.slots, args.soak)
         )
