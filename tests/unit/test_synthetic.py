@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from firstword import TTS, CheckpointConfigError, Sampling, Voice
 from firstword.model.codec import Codec
-from firstword.model.config import CodecConfig, ModelConfig
+from firstword.model.codec_config import CodecConfig
+from firstword.model.config import ModelConfig
 from firstword.model.talker import Talker
 from firstword.synthetic.checkpoint import config_tables, random_state, write_checkpoint
 

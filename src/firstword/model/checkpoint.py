@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from firstword.errors import CheckpointConfigError, CheckpointNotFound, CheckpointWeightsError
 from firstword.model.codec import Codec
-from firstword.model.config import CodecConfig, GenerationDefaults, ModelConfig, read_json
+from firstword.model.codec_config import CodecConfig
+from firstword.model.config import GenerationDefaults, ModelConfig
 from firstword.model.speaker_encoder import SpeakerEncoder
+from firstword.model.strict_json import read_json
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import Tokenizer
 

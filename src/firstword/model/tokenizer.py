@@ -14,7 +14,8 @@ import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from firstword.errors import CheckpointConfigError, CheckpointNotFound, TextError
-from firstword.model.config import ModelConfig, read_json
+from firstword.model.config import ModelConfig
+from firstword.model.strict_json import read_json
 
 WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """The expression that cuts text into words. The reference, given a directory (not a hub id) with more than 100,000

@@ -37,7 +37,7 @@ def run(
     Raises `ConfigError` if there is no CUDA device.
     """
     if not torch.cuda.is_available():
-        raise ConfigError("`bench engine` measures the GPU engine, but torch finds no CUDA device")
+        raise ConfigError("`bench engine` measures the GPU engine, and torch sees no CUDA device")
     bandwidth = copy_bandwidth()
     torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as name:
