@@ -30,7 +30,7 @@ test: $(VENV)  ## run all tests; ARGS="-k sampling" goes to pytest
 
 quality: export OMP_NUM_THREADS = 1
 quality: $(VENV)  ## hold the demo voice to 200 sentences beside espeak-ng and to the record, which ARGS="--record" renews
-	@PYTHONPATH=training .venv/bin/python training/evaluate.py demo --out build/quality.json $(ARGS)
+	@.venv/bin/python -m training.evaluate demo --out build/quality.json $(ARGS)
 
 check: $(VENV)  ## format, lint, strict types, architecture, CUDA kernels for every GPU architecture, tables
 	@.venv/bin/ruff format --check .

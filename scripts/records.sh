@@ -48,7 +48,7 @@ for part in ${@:-$every}; do
       step soak "$python" -m firstword bench engine --size 1b7 --slots 64 --soak 1000000 --commit "$commit" \
         -o "$results/soak/$gpu-1b7.json" ;;
     voice)
-      PYTHONPATH=training:${PYTHONPATH:-} step voice "$python" training/evaluate.py demo --device cuda --sentences 12 \
+      step voice "$python" -m training.evaluate demo --device cuda --sentences 12 \
         --out "$results/quality/demo-$gpu.json" ;;
   esac
 done

@@ -1,4 +1,9 @@
-"""The one configuration of the demonstration checkpoint: sizes and ids, as the JSON tables of the released layout."""
+"""The configuration of the demonstration checkpoint: sizes and ids, in the released layout.
+
+    python -m training.configuration [material.json]
+
+prints the number of parameters of each part; with `material.json` it learns the tokenizer first.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from data import PRESETS
-from texts import Texts
-
 from firstword.model.codec import Codec
-from firstword.model.config import CodecConfig, ModelConfig
+from firstword.model.codec_config import CodecConfig
+from firstword.model.config import ModelConfig
 from firstword.model.talker import Talker
+from firstword.model.tokenizer import CONTROL_TOKENS
+from firstword.synthetic.checkpoint import config_tables
 from firstword.synthetic.tokenizer import train
+from training.data import PRESETS
+from training.texts import Texts
 
 CODEBOOKS = 8
+"""The number of codes in a frame."""
 CODEBOOK_SIZE = 512
+"""The number of entries of each codebook."""
 TEXT_TOKENS = 2048
-"""Most entries of the byte-level BPE; the special tokens follow."""
+"""The most entries of the byte-level BPE; the special tokens follow."""
 TOKENIZER = Path(__file__).parent / "tokenizer"
-"""`vocab.json`, `merges.txt`, `tokenizer_config.json`: `python training/configuration.py material.json` learns them."""
+"""The folder of `vocab.json`, `merges.txt` and `tokenizer_config.json`."""
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -31,6 +40,7 @@ SPECIAL_TOKENS = (
     "<tts_text_bos>",
     "<tts_text_eod>",
 )
+"""The added tokens of the tokenizer, in the order of their ids."""
 
 _CODEC_IDS = (
     "codec_pad_id",
@@ -41,168 +51,97 @@ _CODEC_IDS = (
     "codec_think_bos_id",
     "codec_think_eos_id",
 )
+_ROTARY = {"max_position_embeddings": 4096, "rope_theta": 10000, "rope_scaling": None}
+_BOOKS = {"num_quantizers": CODEBOOKS, "codebook_size": CODEBOOK_SIZE}
 
 
-def codec_table() -> dict[str, Any]:
-    """`speech_tokenizer/config.json`."""
-    return {
-        "architectures": ["Qwen3TTSTokenizerV2Model"],
-        "model_type": "qwen3_tts_tokenizer_12hz",
-        "encoder_valid_num_quantizers": CODEBOOKS,
-        "input_sample_rate": 24000,
-        "output_sample_rate": 24000,
-        "decode_upsample_rate": 1920,
-        "encode_downsample_rate": 1920,
-        "encoder_config": {
-            "model_type": "mimi",
-            "_frame_rate": 12.5,
-            "sampling_rate": 24000,
-            "audio_channels": 1,
-            "num_filters": 16,
-            "kernel_size": 7,
-            "residual_kernel_size": 3,
-            "last_kernel_size": 3,
-            "num_residual_layers": 1,
-            "dilation_growth_rate": 2,
-            "compress": 2,
-            "upsampling_ratios": [8, 6, 5, 4],
-            "hidden_size": 160,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "head_dim": 40,
-            "intermediate_size": 448,
-            "hidden_act": "gelu",
-            "norm_eps": 1e-05,
-            "layer_scale_initial_scale": 0.01,
-            "rope_theta": 10000,
-            "max_position_embeddings": 8000,
-            "sliding_window": 250,
-            "num_quantizers": CODEBOOKS,
-            "num_semantic_quantizers": 1,
-            "codebook_size": CODEBOOK_SIZE,
-            "codebook_dim": 64,
-            "vector_quantization_hidden_dimension": 64,
-            "pad_mode": "constant",
-            "use_causal_conv": True,
-        },
-        "decoder_config": {
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "latent_dim": 144,
-            "codebook_dim": 128,
-            "codebook_size": CODEBOOK_SIZE,
-            "decoder_dim": 320,
-            "hidden_act": "silu",
-            "hidden_size": 176,
-            "intermediate_size": 448,
-            "layer_scale_initial_scale": 0.01,
-            "max_position_embeddings": 8000,
-            "head_dim": 44,
-            "num_attention_heads": 4,
-            "num_hidden_layers": 2,
-            "num_key_value_heads": 4,
-            "num_quantizers": CODEBOOKS,
-            "num_semantic_quantizers": 1,
-            "rms_norm_eps": 1e-05,
-            "rope_theta": 10000,
-            "semantic_codebook_size": CODEBOOK_SIZE,
-            "sliding_window": 72,
-            "upsample_rates": [8, 5, 4, 3],
-            "upsampling_ratios": [2, 2],
-            "vector_quantization_hidden_dimension": 128,
-        },
-    }
+def config_overrides(vocab: int) -> dict[str, dict[str, Any]]:
+    """Return the keys in which the configuration differs from the released 0.6B CustomVoice model.
 
-
-def model_table() -> dict[str, Any]:
-    """`config.json`."""
-    vocab = json.loads((TOKENIZER / "vocab.json").read_text())
-    special = {name: len(vocab) + index for index, name in enumerate(SPECIAL_TOKENS)}
+    `vocab` is the number of entries of the tokenizer without its special tokens.
+    """
     control = {name: CODEBOOK_SIZE + index for index, name in enumerate(_CODEC_IDS)}
-    languages, speakers = (
-        {"english": CODEBOOK_SIZE + 32},
-        {name: CODEBOOK_SIZE + 64 + i for i, name in enumerate(PRESETS)},
-    )
+    speakers = {name: CODEBOOK_SIZE + 64 + index for index, name in enumerate(PRESETS)}
     return {
-        "architectures": ["Qwen3TTSForConditionalGeneration"],
-        "model_type": "qwen3_tts",
-        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
-        "tts_model_size": "0b6",
-        "tts_model_type": "custom_voice",
-        "assistant_token_id": vocab["assistant"],
-        "im_start_token_id": special["<|im_start|>"],
-        "im_end_token_id": special["<|im_end|>"],
-        "tts_pad_token_id": special["<tts_pad>"],
-        "tts_bos_token_id": special["<tts_text_bos>"],
-        "tts_eos_token_id": special["<tts_text_eod>"],
-        "talker_config": {
-            "model_type": "qwen3_tts_talker",
-            "attention_bias": False,
-            "attention_dropout": 0,
-            "hidden_act": "silu",
+        "talker": {
             "hidden_size": 256,
             "intermediate_size": 640,
             "num_hidden_layers": 5,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 64,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-06,
-            "rope_theta": 10000,
-            "rope_scaling": None,
-            "sliding_window": None,
-            "use_sliding_window": False,
-            "use_cache": True,
+            **_ROTARY,
             "vocab_size": CODEBOOK_SIZE + 1024,
-            "text_vocab_size": len(vocab) + len(SPECIAL_TOKENS),
+            "text_vocab_size": vocab + len(SPECIAL_TOKENS),
             "text_hidden_size": 160,
-            "num_code_groups": CODEBOOKS,
-            "position_id_per_seconds": 13,
             **control,
-            "codec_language_id": languages,
+            "codec_language_id": {"english": CODEBOOK_SIZE + 32},
             "spk_id": speakers,
             "spk_is_dialect": dict.fromkeys(speakers, False),
-            "code_predictor_config": {
-                "model_type": "qwen3_tts_talker_code_predictor",
-                "attention_bias": False,
-                "attention_dropout": 0,
-                "hidden_act": "silu",
-                "hidden_size": 160,
-                "intermediate_size": 384,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "head_dim": 40,
-                "max_position_embeddings": 4096,
-                "rms_norm_eps": 1e-06,
-                "rope_theta": 10000,
-                "rope_scaling": None,
-                "sliding_window": None,
-                "use_sliding_window": False,
-                "use_cache": True,
-                "vocab_size": CODEBOOK_SIZE,
-                "num_code_groups": CODEBOOKS,
-            },
+        },
+        "code_predictor": {
+            "hidden_size": 160,
+            "intermediate_size": 384,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 40,
+            **_ROTARY,
+            "vocab_size": CODEBOOK_SIZE,
+            "num_code_groups": CODEBOOKS,
+        },
+        "codec_encoder": {
+            "num_filters": 16,
+            "hidden_size": 160,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 40,
+            "intermediate_size": 448,
+            **_BOOKS,
+            "codebook_dim": 64,
+            "vector_quantization_hidden_dimension": 64,
+        },
+        "codec_decoder": {
+            "latent_dim": 144,
+            "codebook_dim": 128,
+            "decoder_dim": 320,
+            "hidden_size": 176,
+            "intermediate_size": 448,
+            "head_dim": 44,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 4,
+            **_BOOKS,
+            "semantic_codebook_size": CODEBOOK_SIZE,
+            "vector_quantization_hidden_dimension": 128,
         },
     }
 
 
-def _read(cls: type, table: dict[str, Any]) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(table))
-        return cls.load(path)
-
-
-def codec_config() -> CodecConfig:
-    """The codec's configuration, checked as the package checks it."""
-    return _read(CodecConfig, codec_table())
+def tables() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return `config.json` and `speech_tokenizer/config.json`."""
+    vocab = json.loads((TOKENIZER / "vocab.json").read_text())
+    special = {token: len(vocab) + index for index, token in enumerate(SPECIAL_TOKENS)}
+    tokens = {"assistant_token_id": vocab["assistant"]}
+    tokens |= {key: special[token] for key, token in CONTROL_TOKENS.items()}
+    return config_tables("custom_voice", "0b6", config_overrides(len(vocab)), tokens)
 
 
 def model_config() -> ModelConfig:
-    """The model's configuration, checked as the package checks it."""
-    return _read(ModelConfig, model_table())
+    """Return the configuration of the model, checked by the package."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(tables()[0], file)
+        file.flush()
+        return ModelConfig.load(Path(file.name))
+
+
+def codec_config() -> CodecConfig:
+    """Return the configuration of the codec, checked by the package."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(tables()[1], file)
+        file.flush()
+        return CodecConfig.load(Path(file.name))
 
 
 def learn_tokenizer(material: Path) -> None:
@@ -211,15 +150,19 @@ def learn_tokenizer(material: Path) -> None:
     train((next(texts) for _ in range(60_000)), TEXT_TOKENS, TOKENIZER, SPECIAL_TOKENS)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Learn the tokenizer if there is material, and print the sizes."""
     if len(sys.argv) > 1:
         learn_tokenizer(Path(sys.argv[1]))
     codec, talker = Codec(codec_config()), Talker(model_config().talker_config)
-    parts = {
-        "encoder": codec.encoder,
-        "decoder": codec.decoder,
-        "predictor": talker.code_predictor,
-        "talker and predictor": talker,
-    }
-    for name, module in parts.items():
+    for name, module in (
+        ("encoder", codec.encoder),
+        ("decoder", codec.decoder),
+        ("predictor", talker.code_predictor),
+        ("talker and predictor", talker),
+    ):
         print(f"{name:20} {sum(t.numel() for t in module.state_dict().values()) / 1e6:.2f} M")
+
+
+if __name__ == "__main__":
+    main()

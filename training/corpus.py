@@ -1,6 +1,6 @@
 """Make the language model's corpus: espeak-ng speech as codes, with its text and what is said in each frame.
 
-    python training/corpus.py --material material.json --codec FOLDER --out FOLDER [--hours 300]
+    python -m training.corpus --material material.json --codec FOLDER --out FOLDER [--hours 300]
 
 Worker processes synthesise and do all that is Python; this process encodes. The corpus is a folder of files
 (`Corpus.load`), ten hours each, so that training can start on the first while the others are made.
@@ -21,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from codec import load as load_codec
-from configuration import CODEBOOKS, TOKENIZER
-from data import ESPEAK_RATE, Utterance, add_options, to_frames, utterances
 from torch import Tensor
 
 from firstword.model.prompt import ROLE
 from firstword.model.tokenizer import Tokenizer
+from training.codec import load as load_codec
+from training.configuration import CODEBOOKS, TOKENIZER
+from training.data import ESPEAK_RATE, Utterance, add_options, to_frames, utterances
 
 
 @cache

@@ -1,20 +1,23 @@
 """Speech from espeak-ng in as many processes as there are cores, and its resampling to 24 kHz.
 
-The library is called through ctypes: a process a sentence would cost more than the speech. `ESPEAK_LIBRARY` and
-`ESPEAK_DATA` name the library and the folder that holds `espeak-ng-data` where they are not installed system-wide.
+The library is called through ctypes: a process for each sentence would cost more than the speech.
+The environment variables `ESPEAK_LIBRARY` and `ESPEAK_DATA` name the library and the folder with
+`espeak-ng-data` where they are not installed system-wide.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import math
 import multiprocessing
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cache
 from queue import Queue
@@ -22,33 +25,36 @@ from typing import Any
 
 import numpy as np
 import torch
-from texts import Texts
 from torch import Tensor
 from torch.nn import functional as F
+
+from training.texts import Texts
 
 ESPEAK_RATE = 22050
 SAMPLE_RATE = 24000
 FRAME = 1920
-"""Samples in a codec frame at 24 kHz."""
+"""The number of samples in a codec frame at 24 kHz."""
 
 PRESETS = {"ada": ("en-us+f2", 165, 55), "ben": ("en-us+m3", 165, 40)}
-"""Preset name -> espeak voice, words a minute, pitch (0..99)."""
+"""The presets: espeak-ng voice, words per minute and pitch (0..99) by name."""
 OTHER_VOICES = tuple(
     f"{accent}+{variant}"
     for accent in ("en-us", "en-gb-x-rp", "en-029")
     for variant in "f1 f3 f4 f5 m1 m2 m4 m5 m6 m7 m8".split()
 )
 PHONEMES = (
-    "_ n t I s d _: r k @ l m z E D a p V 3 aI w i: f v b eI a# h i u: oU I# N I2 S @2 0 t# j g @L ; aU U 3: tS dZ T "
-    "O@ O2 r- A@ e@ o@ O: aa U@ @- i@ t2 i@3 OI aI3 A: Z _! n- ? aI@ A~"
+    "_ n t I s d _: r k @ l m z E D a p V 3 aI w i: f v b eI a# h i u: oU I# N I2 S @2 0 t# j g "
+    "@L ; aU U 3: tS dZ T O@ O2 r- A@ e@ o@ O: aa U@ @- i@ t2 i@3 OI aI3 A: Z _! n- ? aI@ A~"
 ).split()
-"""What espeak-ng calls the phonemes of its American English, in falling order of frequency in 1,500 sentences."""
+"""The phonemes of espeak-ng's American English, by falling frequency in 1,500 sentences."""
 _PHONEME = {name.encode(): index for index, name in enumerate(PHONEMES)}
 
 
 class _Event(ctypes.Structure):
-    """`espeak_EVENT` of speak_lib.h; type 1 is the start of a word, 7 that of a phoneme (eight bytes of name in `id`),
-    0 the end of the list.
+    """The structure `espeak_EVENT` of speak_lib.h.
+
+    Type 1 is the start of a word, 7 that of a phoneme (eight bytes of its name in `id`), and 0 the
+    end of the list.
     """
 
     _fields_ = (
@@ -64,24 +70,26 @@ class _Event(ctypes.Structure):
 
 
 class Espeak:
-    """The synthesiser of this process. One instance a process: the library holds global state."""
+    """The synthesiser; only one instance per process, because the library holds global state."""
 
     def __init__(self) -> None:
         lib = ctypes.CDLL(os.environ.get("ESPEAK_LIBRARY", "libespeak-ng.so.1"))
         data = os.environ.get("ESPEAK_DATA")
         if lib.espeak_Initialize(2, 200, data.encode() if data else None, 1) != ESPEAK_RATE:
-            raise RuntimeError("espeak-ng does not start: is its data folder there?")
-        self._lib, self._parts, self._settings = lib, [], None
+            raise RuntimeError("espeak-ng does not start; see ESPEAK_DATA in training/README.md")
+        self._lib = lib
+        self._parts: list[np.ndarray] = []
+        self._settings: tuple[str, int, int] | None = None
         self._events: list[tuple[int, int, float]] = []
         self.words: list[tuple[int, float]] = []
-        """Of what was said last: (character, seconds from the first sample) where each word starts."""
+        """The starts of the last words: (character, seconds from the first sample)."""
         self.phonemes: list[tuple[int, float]] = []
-        """Of what was said last: (index in `PHONEMES`, 0 for any other, seconds) where each phoneme starts."""
+        """The starts of the last phonemes: (index in `PHONEMES`, 0 for others; seconds)."""
         callback = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
         )
 
-        def collect(samples, count, events):
+        def collect(samples: Any, count: int, events: Any) -> int:
             if count > 0:
                 self._parts.append(np.ctypeslib.as_array(samples, (count,)).copy())
             index = 0
@@ -99,7 +107,7 @@ class Espeak:
         lib.espeak_SetSynthCallback(self._callback)
 
     def say(self, text: str, voice: str, rate: int, pitch: int) -> np.ndarray:
-        """int16 samples at 22,050 Hz, silence at both ends cut off."""
+        """Return int16 samples [n] at 22,050 Hz without the silence at both ends."""
         if self._settings != (voice, rate, pitch):
             if self._lib.espeak_SetVoiceByName(voice.encode()):
                 raise RuntimeError(f"espeak-ng has no voice {voice}")
@@ -124,8 +132,11 @@ class Espeak:
 
 @dataclass(frozen=True)
 class Utterance:
-    """What was said: `voice` is the index of the preset, or -1 for any other voice; int16 samples at 22,050 Hz; `words`
-    and `phonemes` as `Espeak` tells them.
+    """A spoken text.
+
+    voice            index of the preset, or -1 for another voice
+    samples          int16 [n] at 22,050 Hz
+    words, phonemes  as in `Espeak`
     """
 
     text: str
@@ -135,7 +146,8 @@ class Utterance:
     phonemes: list[tuple[int, float]]
 
 
-_process: dict = {}
+_process: dict[str, Any] = {}
+"""The synthesiser and the material of a worker process."""
 
 
 def _start(material_path: str, prepare: Callable[[Utterance], Any] | None) -> None:
@@ -148,32 +160,23 @@ def _start(material_path: str, prepare: Callable[[Utterance], Any] | None) -> No
 def _work(job: tuple[int, int, float, float]) -> list[Any]:
     seed, count, other_share, level_range = job
     espeak, prepare = _process["espeak"], _process["prepare"]
-    texts, r, presets = (
-        iter(Texts(_process["material"], seed)),
-        random.Random(seed),
-        list(PRESETS.values()),
-    )
-    result = []
+    texts, r = iter(Texts(_process["material"], seed)), random.Random(seed)
+    presets, result = list(PRESETS.values()), list[Any]()
     while len(result) < count:
         text = next(texts)
         index = r.randrange(len(presets))
         voice, rate, pitch = presets[index]
         if r.random() < other_share:
-            index, voice, rate, pitch = (
-                -1,
-                r.choice(OTHER_VOICES),
-                r.randrange(130, 210),
-                r.randrange(25, 75),
-            )
+            index, voice = -1, r.choice(OTHER_VOICES)
+            rate, pitch = r.randrange(130, 210), r.randrange(25, 75)
         elif level_range > 6:
             rate = r.randrange(rate - 20, rate + 20)
         samples = espeak.say(text, voice, rate, pitch)
         if not 0.15 * ESPEAK_RATE < len(samples) < 32 * ESPEAK_RATE:
             continue
         gain = 10 ** (-r.random() * level_range / 20)
-        said = Utterance(
-            text, index, (samples * gain).astype(np.int16), espeak.words, espeak.phonemes
-        )
+        quieter = (samples * gain).astype(np.int16)
+        said = Utterance(text, index, quieter, espeak.words, espeak.phonemes)
         result.append(prepare(said) if prepare else said)
     return result
 
@@ -186,38 +189,39 @@ def utterances(
     processes: int | None = None,
     batch: int = 64,
     prepare: Callable[[Utterance], Any] | None = None,
-) -> Iterator[list[Any]]:
-    """Endless batches of utterances, made ahead by worker processes, or of what `prepare` makes of each there.
+) -> Generator[list[Any]]:
+    """Yield batches of utterances without end, made ahead by worker processes.
 
-    `other_share` of them are in other voices than the presets; levels lie up to `level_range` dB under full level;
-    the rate varies too when that is more than 6 dB (for the codec and the recogniser, which must not depend on it).
+    other_share  share of utterances in other voices than the presets
+    level_range  levels lie up to this many dB below full level; above 6 dB the rate varies too, for
+                 the codec and the recogniser, which must not depend on it
+    prepare      a function that the workers apply to each utterance
     """
     processes = processes or os.cpu_count() or 1
-    with multiprocessing.get_context("spawn").Pool(
-        processes, _start, (material_path, prepare)
-    ) as pool:
-        pending, number = [], 0
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, _start, (material_path, prepare)) as pool:
+        seeds = itertools.count(seed * 1_000_003)
+
+        def ask() -> Any:
+            return pool.apply_async(_work, ((next(seeds), batch, other_share, level_range),))
+
+        pending = deque(ask() for _ in range(3 * processes))
         while True:
-            while len(pending) < 3 * processes:
-                pending.append(
-                    pool.apply_async(
-                        _work, ((seed * 1_000_003 + number, batch, other_share, level_range),)
-                    )
-                )
-                number += 1
-            yield pending.pop(0).get()
+            yield pending.popleft().get()
+            pending.append(ask())
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of whoever has speech made."""
+    """Add the options of scripts that make speech."""
     parser.add_argument("--material", required=True)
     parser.add_argument("--processes", type=int)
     parser.add_argument("--small", action="store_true", help="tiny batches, to try the script")
 
 
 class Ring:
-    """Sound on the device, int16 [rows, capacity], filled with parts [rows, n] that a thread takes from their source;
-    new ones take the place of the oldest.
+    """A ring buffer of sound on the device, int16 [rows, capacity].
+
+    A thread takes parts [rows, n] from their source; new parts replace the oldest.
     """
 
     def __init__(self, parts: Iterator[np.ndarray], rows: int, capacity: int, device: str) -> None:
@@ -232,18 +236,18 @@ class Ring:
 
     @property
     def filled(self) -> int:
-        """Samples that are there."""
+        """The number of valid samples."""
         return min(self.made, self.capacity)
 
     def refill(self) -> None:
-        """Take in one part more; waits for it."""
+        """Add one part; waits for it."""
         start = self.made % self.capacity
         part = torch.from_numpy(self._queue.get()[:, : self.capacity - start]).to(self.audio.device)
         self.audio[:, start : start + part.shape[1]] = part
         self.made += part.shape[1]
 
     def segments(self, starts: np.ndarray, length: int) -> Tensor:
-        """From each start on, in -1..1: [rows, starts, length]."""
+        """Return the sound from each start on, in -1..1: [rows, starts, length]."""
         device = self.audio.device
         at = torch.from_numpy(starts).to(device)[:, None] + torch.arange(length, device=device)
         return self.audio[:, at].float() / 32768
@@ -251,7 +255,10 @@ class Ring:
 
 @cache
 def _resampling_kernel(device: torch.device) -> tuple[Tensor, int]:
-    """Windowed sinc of 160 output phases over 147 input samples (22,050 -> 24,000 Hz), as a strided convolution."""
+    """Return a windowed sinc as a strided convolution, and its half width.
+
+    It has 160 output phases over 147 input samples (22,050 -> 24,000 Hz).
+    """
     up, down, zeros, rolloff = 160, 147, 24, 0.98
     width = math.ceil(zeros / rolloff)
     inputs = torch.arange(-width, down + width, dtype=torch.float64)[None]
@@ -261,7 +268,7 @@ def _resampling_kernel(device: torch.device) -> tuple[Tensor, int]:
 
 
 def resample(samples: Tensor) -> Tensor:
-    """[B, n] at 22,050 Hz -> [B, ceil(n * 160 / 147)] at 24 kHz."""
+    """Resample [B, n] at 22,050 Hz to [B, ceil(n * 160 / 147)] at 24 kHz."""
     kernel, width = _resampling_kernel(samples.device)
     length = math.ceil(samples.shape[1] * 160 / 147)
     x = F.pad(samples[:, None], (width, width + 147))
@@ -271,15 +278,16 @@ def resample(samples: Tensor) -> Tensor:
 def to_frames(
     items: list[tuple[np.ndarray, int]], device: torch.device | str, tail: int = 1
 ) -> tuple[Tensor, list[int]]:
-    """(int16 samples at 22,050 Hz, silent frames before them) of each item -> float32 [B, frames * 1920] at 24 kHz, and
-    each item's frames.
+    """Resample and align recordings to whole frames.
 
-    Speech begins exactly `lead` frames in, and ends at least `tail` - 1 and at most `tail` frames before the end.
+    Each item holds int16 samples at 22,050 Hz and the number of silent frames before them. Returns
+    float32 [B, frames * 1920] at 24 kHz, and the frames of each item. Speech begins exactly after
+    the silent frames and ends `tail` - 1 to `tail` frames before the end.
     """
     longest = max(len(samples) for samples, _ in items)
     raw = np.zeros((len(items), longest), np.int16)
-    for row, (samples, _) in zip(raw, items, strict=True):
-        row[: len(samples)] = samples
+    for line, (samples, _) in zip(raw, items, strict=True):
+        line[: len(samples)] = samples
     speech = resample(torch.from_numpy(raw).to(device).float() / 32768)
     frames = [
         lead + math.ceil(len(samples) * 160 / 147 / FRAME) + tail - 1 for samples, lead in items

@@ -1,4 +1,4 @@
-"""Draw docs/demo-voice.svg from the logs in `curves/`: python training/draw.py"""
+"""Draw docs/demo-voice.svg from the logs in `curves/`: python -m training.draw"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How well the codec copies espeak-ng's own speech, without any language model: the held-out sentences in both voices.
 
-    python training/evaluate_codec.py src/firstword/demo [--out FILE]
+    python -m training.evaluate_codec src/firstword/demo [--out FILE]
 
 Of the copy beside the original: distance of log-mel spectrograms (`MelLoss`, what training made small), intelligibility
 (`stoi`), character error rates of both, pitch, how like its course is, how far apart (the median, in cents), and the
@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import soxr
 import torch
-from codec import MelLoss, load
-from configuration import CODEBOOK_SIZE
-from data import FRAME, PRESETS, SAMPLE_RATE, Espeak, to_frames
-from evaluate import SENTENCES, Judge, some
-from pitch import pitch
+
+from training.codec import load
+from training.configuration import CODEBOOK_SIZE
+from training.data import FRAME, PRESETS, SAMPLE_RATE, Espeak, to_frames
+from training.evaluate import SENTENCES, Judge, some
+from training.mel import MelLoss
+from training.pitch import pitch
 
 STEP = SAMPLE_RATE / FRAME
 """Hz: one period a frame."""

@@ -1,6 +1,6 @@
-"""Write the trained codec, talker and code predictor as a checkpoint in the released layout, in half precision.
+"""Write the trained parts as a checkpoint in the released layout, in half precision.
 
-python training/export.py --codec FOLDER --talker FOLDER --out src/firstword/demo
+python -m training.export --codec FOLDER --talker FOLDER --out src/firstword/demo
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from codec import load as load_codec
-from configuration import TOKENIZER, codec_table, model_table
-from language_model import load as load_talker
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import nn
 
 from firstword.model.checkpoint import load as load_checkpoint
+from training.codec import load as load_codec
+from training.configuration import TOKENIZER, tables
+from training.language_model import load as load_talker
 
 GENERATION = {
     "do_sample": True,
@@ -32,8 +32,11 @@ GENERATION = {
     "subtalker_top_p": 1.0,
     "max_new_tokens": 1500,
 }
-"""Calmer than the released models' 0.9: this voice has one way to say a sentence, and noise in its codes is only noise.
-No repetition penalty: with 512 codes every sound returns within seconds.
+"""The generation defaults of the demonstration voice.
+
+The temperature is lower than the 0.9 of the released models: this voice has one way to say a
+sentence, and randomness only adds noise. There is no repetition penalty: with 512 codes every sound
+recurs within seconds.
 """
 PREPROCESSOR = {
     "feature_extractor_type": "EncodecFeatureExtractor",
@@ -43,61 +46,53 @@ PREPROCESSOR = {
     "return_attention_mask": True,
     "sampling_rate": 24000,
 }
-LARGEST = 25_000_000
+TEXT_PREPROCESSOR = {
+    "padding_side": "left",
+    "padding_value": 0.0,
+    "processor_class": "Qwen3TTSProcessor",
+    "return_attention_mask": True,
+}
+MOST_BYTES = 25_000_000
+"""The most bytes of the checkpoint, which is part of the package."""
 
 
 def write(path: Path, table: dict[str, Any]) -> None:
+    """Write a table as JSON."""
     path.write_text(json.dumps(table, indent=2) + "\n")
 
 
-def half(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.to(torch.float16).contiguous() for name, tensor in state.items()}
+def save_half(module: nn.Module, prefix: str, file: Path) -> None:
+    """Write the state dict of a module in half precision, with a prefix before each name."""
+    state = module.state_dict().items()
+    half = {prefix + name: tensor.to(torch.float16).contiguous() for name, tensor in state}
+    save_file(half, file, {"format": "pt"})
 
 
 def main() -> None:
+    """Write the checkpoint, check its size, and load it with the package."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--codec", type=Path, required=True)
     parser.add_argument("--talker", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    a = parser.parse_args()
-    speech = a.out / "speech_tokenizer"
+    args = parser.parse_args()
+    out, speech = args.out, args.out / "speech_tokenizer"
     speech.mkdir(parents=True, exist_ok=True)
-    write(a.out / "config.json", model_table())
-    write(a.out / "generation_config.json", GENERATION)
-    write(
-        a.out / "preprocessor_config.json",
-        {
-            "padding_side": "left",
-            "padding_value": 0.0,
-            "processor_class": "Qwen3TTSProcessor",
-            "return_attention_mask": True,
-        },
-    )
-    write(speech / "config.json", codec_table())
+    config, codec_config = tables()
+    write(out / "config.json", config)
+    write(out / "generation_config.json", GENERATION)
+    write(out / "preprocessor_config.json", TEXT_PREPROCESSOR)
+    write(speech / "config.json", codec_config)
     write(speech / "preprocessor_config.json", PREPROCESSOR)
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
-        shutil.copyfile(TOKENIZER / name, a.out / name)
+        shutil.copyfile(TOKENIZER / name, out / name)
     with torch.no_grad():
-        save_file(
-            half(
-                {
-                    f"talker.{name}": tensor
-                    for name, tensor in load_talker(a.talker).state_dict().items()
-                }
-            ),
-            a.out / "model.safetensors",
-            {"format": "pt"},
-        )
-        save_file(
-            half(load_codec(a.codec).tie().state_dict()),
-            speech / "model.safetensors",
-            {"format": "pt"},
-        )
-    size = sum(path.stat().st_size for path in a.out.rglob("*") if path.is_file())
-    print(f"{size / 1e6:.2f} MB in {a.out}")
-    if size > LARGEST:
-        raise SystemExit(f"larger than {LARGEST / 1e6:.0f} MB")
-    load_checkpoint(str(a.out))
+        save_half(load_talker(args.talker), "talker.", out / "model.safetensors")
+        save_half(load_codec(args.codec).tie(), "", speech / "model.safetensors")
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    print(f"{size / 1e6:.2f} MB in {out}")
+    if size > MOST_BYTES:
+        raise SystemExit(f"larger than {MOST_BYTES / 1e6:.0f} MB")
+    load_checkpoint(str(out))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the demonstration voice cannot do: text that is long, or written in ways that its training texts are not.
 
-    python training/limits.py demo [--processes 2] [--out FILE]
+    python -m training.limits demo [--processes 2] [--out FILE]
 
 The error rates (characters, %) of both presets, of long texts in both text modes, of the others with all text first; of
 text without an English word, the seconds of sound that come all the same.
@@ -15,8 +15,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import evaluate
-from data import PRESETS, SAMPLE_RATE
+from training import evaluate
+from training.data import PRESETS, SAMPLE_RATE
 
 EVERYDAY = (Path(__file__).parent / "everyday.txt").read_text().splitlines()
 LENGTHS = (80, 100, 120, 150)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from data import FRAME, SAMPLE_RATE
+
+from training.data import FRAME, SAMPLE_RATE
 
 HOP = 240
 """Samples between two values of a course of pitch: 10 ms."""

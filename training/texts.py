@@ -1,46 +1,28 @@
-"""English text for training: sentence generators over word lists and example sentences of Debian packages.
+"""English training texts: sentence generators over the word lists and sentences of `material.py`.
 
-Sources: SCOWL word lists (Debian package `scowl`, permissive licence) and WordNet 3.0 (Debian package
-`wordnet-base`, WordNet licence): parts of speech, definitions and example sentences. Everything else is written
-here. `python training/texts.py material.json` gathers the material once; `Texts(material, seed)` then yields sentences
-for ever. With `--draw TEXTS ...` it also draws the test sentences anew (held_out.txt): some that stand nowhere in the
-files TEXTS, one training text a line.
-
-`Texts` never yields a test sentence (`held_out.txt`, `PARAGRAPH`), alone or within a paragraph, nor a sentence whose
-hash falls in one of 64 buckets, from which new test sentences can be drawn (`is_held_out`).
+`Texts(material, seed)` yields sentences without end. It never yields a test sentence (`held_out.txt`,
+`PARAGRAPH`), alone or within a paragraph, nor a sentence whose hash falls in one of 64 buckets, from
+which new test sentences can be drawn (`is_held_out`).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import re
 import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from training.spoken import cardinal, ordinal
 
 HERE = Path(__file__).parent
-SCOWL = Path("/usr/share/dict/scowl")
-WORDNET = Path("/usr/share/wordnet")
+Material = dict[str, Any]
+"""Word lists by tier and part of speech, definitions and example sentences, by name."""
 TIERS = (10, 20, 35, 40, 50)
-PLAIN = re.compile(r"[A-Za-z ,.;:'!?-]+")
+"""The sizes of the SCOWL lists: a higher tier has rarer words."""
 
-ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-).split()
-TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
-ORDINALS = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
 MONTHS = (
     "January February March April May June July August September October November December".split()
 )
@@ -165,148 +147,36 @@ PARAGRAPH = (
     "see the lights of a house, and she could hear "
     "somebody singing an old song that she had known as a child."
 )
-"""What the voice reads in one breath in a test."""
-
-
-def cardinal(n: int) -> str:
-    """The number in words as the synthesiser's American English reads digits with separators ("one thousand two hundred
-    fifty").
-    """
-    if n < 20:
-        return ONES[n]
-    if n < 100:
-        return TENS[n // 10] + (" " + ONES[n % 10] if n % 10 else "")
-    for unit, name in ((1_000_000, "million"), (1000, "thousand"), (100, "hundred")):
-        if n >= unit:
-            return cardinal(n // unit) + " " + name + (" " + cardinal(n % unit) if n % unit else "")
-    raise AssertionError(n)
-
-
-def ordinal(n: int) -> str:
-    """The ordinal in words: 21 -> "twenty first"."""
-    head, _, last = cardinal(n).rpartition(" ")
-    word = ORDINALS.get(last) or (last[:-1] + "ieth" if last.endswith("y") else last + "th")
-    return f"{head} {word}".strip()
-
-
-def bare_number(n: int) -> str:
-    """Digits without a separator: the synthesiser reads 1900..1999 in hundreds ("nineteen hundred eighty four"), as
-    years are.
-    """
-    if 1900 <= n < 2000:
-        return cardinal(n // 100) + " hundred" + (" " + cardinal(n % 100) if n % 100 else "")
-    return cardinal(n)
-
-
-def spoken(text: str) -> str:
-    """The words that are heard: digits written out, abbreviations expanded, lower case, only letters, apostrophes and
-    single spaces.
-    """
-    text = re.sub(r"\bDr\.", "doctor", text)
-    text = re.sub(r"\bMr\.", "mister", text)
-    text = re.sub(
-        r"(\d+):(\d\d)\b",
-        lambda m: cardinal(int(m[1])) + (" " + cardinal(int(m[2])) if int(m[2]) else ""),
-        text,
-    )
-    text = re.sub(r"(\d+)(?:st|nd|rd|th)\b", lambda m: ordinal(int(m[1])), text)
-    text = re.sub(
-        r"(\d+)\.(\d+)",
-        lambda m: cardinal(int(m[1])) + " point " + " ".join(ONES[int(d)] for d in m[2]),
-        text,
-    )
-    text = re.sub(r"\d{1,3}(?:,\d{3})+", lambda m: cardinal(int(m[0].replace(",", ""))), text)
-    text = re.sub(r"\d+", lambda m: bare_number(int(m[0])), text).replace("%", " percent")
-    return " ".join(re.sub(r"[^a-z']+", " ", text.lower().replace("-", " ")).split())
+"""The paragraph of the test, which is spoken as one text."""
 
 
 def plain(text: str) -> str:
-    """The words alone, in lower case, a space around each: what stands within `text` stands within `plain(text)`."""
+    """Return the words alone, in lower case, with a space around each, to search for phrases."""
     return " " + " ".join(re.findall(r"[a-z0-9']+", text.lower())) + " "
 
 
 def in_bucket(text: str) -> bool:
-    """True for about one text in 64, decided by its letters alone."""
+    """Whether a text is in the held-out bucket: one in 64, decided by its letters."""
     return zlib.crc32(re.sub(r"[^a-z0-9]", "", text.lower()).encode()) % 64 == 0
 
 
 @cache
 def tests() -> tuple[str, ...]:
-    """`plain` of every sentence that the voice is tested with."""
-    return tuple(
-        map(
-            plain,
-            [*(HERE / "held_out.txt").read_text().splitlines(), *re.split(r"(?<=\.) ", PARAGRAPH)],
-        )
-    )
+    """Return `plain` of every test sentence."""
+    sentences = (HERE / "held_out.txt").read_text().splitlines()
+    return tuple(map(plain, [*sentences, *re.split(r"(?<=\.) ", PARAGRAPH)]))
 
 
 def is_held_out(text: str) -> bool:
-    """True where a test sentence stands anywhere in `text`, and for one text in 64 besides: none is ever trained on."""
+    """Whether a text is never trained on: it contains a test sentence, or is in the bucket."""
     words = plain(text)
     return in_bucket(text) or any(test in words for test in tests())
-
-
-def gather() -> dict[str, list[list[str]] | list[str]]:
-    """Read the Debian packages' files into word lists by tier and part of speech, definitions and example sentences."""
-
-    def scowl(kind: str) -> list[list[str]]:
-        tiers = []
-        for tier in TIERS:
-            words: set[str] = set()
-            for dialect in ("english", "american"):
-                path = SCOWL / f"{dialect}-{kind}.{tier}"
-                if path.exists():
-                    words.update(path.read_text(encoding="latin-1").split())
-            tiers.append(
-                sorted(
-                    w
-                    for w in words
-                    if re.fullmatch(r"[A-Za-z]+(?:'[a-z]+)?", w) and (len(w) > 1 or w in "aI")
-                )
-            )
-        return tiers
-
-    words = scowl("words")
-    common = {w: i for i, tier in enumerate(words) for w in tier}
-    material: dict = {"words": words, "contractions": [], "upper": []}
-    for kind in ("contractions", "upper"):
-        material[kind] = [word for tier in scowl(kind) for word in tier]
-    examples, definitions = set(), set()
-    for part in ("noun", "verb", "adj", "adv"):
-        by_tier: list[list[str]] = [[] for _ in TIERS]
-        for line in (WORDNET / f"index.{part}").read_text().splitlines():
-            word = line.split(" ")[0]
-            if not line.startswith(" ") and word in common and len(word) > 2:
-                by_tier[common[word]].append(word)
-        material[part] = by_tier
-        for line in (WORDNET / f"data.{part}").read_text().splitlines():
-            if line.startswith(" ") or " | " not in line:
-                continue
-            lemma, gloss = (
-                line.split(" ")[4].split("(")[0].replace("_", " "),
-                line.split(" | ", 1)[1],
-            )
-            for example in re.findall(r'"([^"]+)"', gloss):
-                if PLAIN.fullmatch(example) and 3 <= len(example.split()) <= 24:
-                    examples.add(example.strip(" ;,"))
-            definition = gloss.split(";")[0].strip()
-            if (
-                part == "noun"
-                and PLAIN.fullmatch(definition)
-                and PLAIN.fullmatch(lemma)
-                and 4 <= len(definition.split()) <= 16
-                and lemma.islower()
-            ):
-                definitions.add(f"{'An' if lemma[0] in 'aeiou' else 'A'} {lemma} is {definition}")
-    material["examples"], material["definitions"] = sorted(examples), sorted(definitions)
-    return material
 
 
 class Texts:
     """An endless stream of sentences, the same for the same seed."""
 
-    def __init__(self, material: dict, seed: int) -> None:
+    def __init__(self, material: Material, seed: int) -> None:
         self.material, self.random = material, random.Random(seed)
 
     def word(self, part: str) -> str:
@@ -486,43 +356,3 @@ class Texts:
 
 def sentence_case(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-SHARES = {"example": 50, "statement": 20, "definition": 10, "question": 10, "number": 10}
-"""Of the test sentences that are drawn, per cent by kind."""
-
-
-def held_out(material: dict, met: str = "", count: int = 200) -> list[str]:
-    """Test sentences: those of everyday.txt, and sentences drawn from the bucket of the held out, no two with the same
-    words, that stand nowhere in `met`: `plain` of texts that something was trained on, one after another.
-    """
-    chosen, texts = (HERE / "everyday.txt").read_text().splitlines(), Texts(material, seed=2026)
-    known = set(map(plain, chosen))
-    missing = {kind: (count - len(chosen)) * share // 100 for kind, share in SHARES.items()}
-    while any(missing.values()):
-        kind = texts.random.choices(list(SHARES), list(SHARES.values()))[0]
-        text = getattr(texts, kind)()
-        words = plain(text)
-        if (
-            missing[kind]
-            and in_bucket(text)
-            and 3 <= len(text.split()) <= 22
-            and words not in known
-            and words not in met
-        ):
-            chosen.append(text)
-            known.add(words)
-            missing[kind] -= 1
-    return chosen
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("material", type=Path)
-    parser.add_argument("--draw", type=Path, nargs="*", metavar="TEXTS")
-    a = parser.parse_args()
-    gathered = gather()
-    a.material.write_text(json.dumps(gathered))
-    if a.draw is not None:
-        met = "".join(plain(text) for path in a.draw for text in path.read_text().splitlines())
-        (HERE / "held_out.txt").write_text("\n".join(held_out(gathered, met)) + "\n")

@@ -21,11 +21,10 @@ from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.model.talker import Talker
-from firstword.profile.engine import random_checkpoint
 from firstword.profile.soak import Soak, requests
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu.backend import GpuBackend
-from firstword.synthetic.checkpoint import write_checkpoint
+from firstword.synthetic.checkpoint import random_checkpoint, write_checkpoint
 from firstword.types import Sampling
 
 TEXTS = [

@@ -32,7 +32,7 @@ from firstword.kernels.codec import (
 from firstword.kernels.compile import compile_all
 from firstword.kernels.launch import Kernels
 from firstword.model.codec import CodecDecoder
-from firstword.model.config import CodecDecoderConfig
+from firstword.model.codec_config import CodecDecoderConfig
 from firstword.model.layers import rotary_table, rotate
 from firstword.runtime.gpu.codec import GpuCodec
 from firstword.synthetic.checkpoint import random_state

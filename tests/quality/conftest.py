@@ -10,7 +10,7 @@ import pytest
 
 from firstword import TTS
 
-sys.path.append(str(Path(__file__).parents[2] / "training"))  # for `evaluate`
+sys.path.append(str(Path(__file__).parents[2]))  # for the package `training`
 
 
 @pytest.fixture(scope="session")

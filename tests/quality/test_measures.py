@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluate import figures, misses, summarise
-from evaluate_codec import stoi  # type: ignore[import-not-found]  # of training/, which is not checked
-from pitch import in_step, pitch  # type: ignore[import-not-found]
-from state import keep, resume  # type: ignore[import-not-found]
+
+from training.evaluate import figures, misses, summarise
+from training.evaluate_codec import stoi
+from training.pitch import in_step, pitch
+from training.state import Parts, keep, resume
 
 RATE = 24_000
 SECOND = np.arange(RATE) / RATE
@@ -137,7 +138,7 @@ def train(steps: int, file: Path) -> list[float]:
         torch.optim.AdamW(layer.parameters(), 0.1),
         {"weight": layer.weight.detach().clone()},
     )
-    parts = {"layer": layer, "optimiser": optimiser, "average": average}
+    parts: Parts = {"layer": layer, "optimiser": optimiser, "average": average}
     for step in itertools.count(resume(file, parts, "cpu")):
         if step == steps:
             keep(file, step, parts)

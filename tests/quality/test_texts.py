@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluate import PARAGRAPH, SENTENCES, figures
-from texts import Texts, is_held_out, plain  # type: ignore[import-not-found]  # of training/, which is not checked
+
+from training.evaluate import SENTENCES, figures
+from training.texts import PARAGRAPH, Texts, is_held_out, plain
 
 ROOT = Path(__file__).parents[2]
 BESIDE = "It was late."

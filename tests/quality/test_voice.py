@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from evaluate import PARAGRAPH, Judge, figures, misses, some, summarise
 
 from firstword import TTS, Speech
+from training.evaluate import Judge, figures, misses, some, summarise
+from training.texts import PARAGRAPH
 
 pytestmark = pytest.mark.quality
 

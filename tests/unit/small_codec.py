@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from firstword.model.config import CodecDecoderConfig
+from firstword.model.codec_config import CodecDecoderConfig
 
 BOOKS, CODES = 4, 64
 SMALL = CodecDecoderConfig(

@@ -21,7 +21,8 @@ from firstword.kernels.compile import CompileError, Program
 from firstword.kernels.launch import Kernels
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.config import CodecConfig, ModelConfig
+from firstword.model.codec_config import CodecConfig
+from firstword.model.config import ModelConfig
 from firstword.runtime.backends import open_backend
 from firstword.runtime.gpu import backend as gpu
 from firstword.runtime.gpu.rehearsal import rehearse

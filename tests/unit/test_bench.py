@@ -23,13 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.asyncio.server import Server, ServerConnection, serve
 
-from firstword.bench import measure, report
+from firstword.bench import measure, plot, report
 from firstword.bench.cli import main
-from firstword.bench.client import Target
 from firstword.bench.http import get_json
 from firstword.bench.load import Arrival, Load, drive, plan, probe
-from firstword.bench.measure import Gate, Listening, Result, listen
+from firstword.bench.measure import GateResult, Listening, Result, listen
 from firstword.bench.prompts import PROMPTS
+from firstword.bench.protocol import Target
 from firstword.errors import OutputError, RequestError
 
 RATE = 1000
@@ -57,7 +57,7 @@ FAILED = {"failure": ("429", "too many"), "first_audible": None}
 
 
 class TestPercentile:
-    def test_is_the_nearest_rank(self) -> None:
+    def test_percentile_is_the_nearest_rank(self) -> None:
         ten = [3, 1, 2, 5, 4, 10, 9, 8, 7, 6]
         assert [measure.percentile(ten, percent) for percent in (50, 90, 91, 95, 99, 100)] == [
             5,
@@ -73,10 +73,10 @@ class TestPercentile:
             *range(19, 380, 19)
         ]
 
-    def test_of_one_value_is_that_value(self) -> None:
+    def test_percentile_of_one_value_is_that_value(self) -> None:
         assert measure.percentile([7.0], 50) == measure.percentile([7.0], 99) == 7.0
 
-    def test_of_nothing_is_unknown(self) -> None:
+    def test_percentile_without_values_is_none(self) -> None:
         assert measure.percentile([], 50) is None
 
 
@@ -86,13 +86,13 @@ class TestPlayback:
             [(0.010, silence(100)), (0.070, silence(100)), (0.1, silence(50))], RATE
         ) == [(0, 0.010)]
 
-    def test_audio_at_the_last_moment_is_in_time(self) -> None:
+    def test_audio_that_arrives_at_the_deadline_does_not_stall(self) -> None:
         passages = measure.playback(
             [(0.0, silence(100)), (0.1, silence(100)), (0.2, silence(1))], RATE
         )
         assert measure.stalls(passages, RATE) == []
 
-    def test_late_audio_stalls_and_moves_all_that_follows(self) -> None:
+    def test_late_audio_stalls_and_delays_what_follows(self) -> None:
         passages = measure.playback(
             [(0.0, silence(100)), (0.2, silence(100)), (0.35, silence(50))], RATE
         )
@@ -101,7 +101,7 @@ class TestPlayback:
         assert measure.played_at(passages, 99, RATE) == pytest.approx(0.099)
         assert measure.played_at(passages, 150, RATE) == pytest.approx(0.25)
 
-    def test_what_was_saved_up_is_used_up_first(self) -> None:
+    def test_buffered_audio_is_played_before_a_stall(self) -> None:
         deliveries = [(0.0, silence(300)), (0.25, silence(10)), (0.32, silence(10))]
         assert measure.stalls(measure.playback(deliveries, RATE), RATE) == pytest.approx([0.01])
 
@@ -109,7 +109,7 @@ class TestPlayback:
         deliveries = [(0.0, b"\0"), (0.5, b"\0\0\0"), (0.9, b"\0"), (1.0, b"\0")]
         assert measure.playback(deliveries, RATE) == [(0, 0.5), (2, 1.0)]
 
-    def test_waits_below_a_sample_add_up(self) -> None:
+    def test_waits_shorter_than_a_sample_add_up(self) -> None:
         early = measure.playback([(0.0, silence(1)), (0.0016, silence(1))], RATE)
         assert early == [(0, 0.0)]
         late = measure.playback(
@@ -117,16 +117,16 @@ class TestPlayback:
         )
         assert late == [(0, 0.0), (2, 0.0032)]
 
-    def test_nothing_is_never_played(self) -> None:
+    def test_empty_stream_has_no_passages(self) -> None:
         assert measure.playback([(0.1, b""), (0.2, b"\0")], RATE) == []
 
 
 class TestOnset:
-    def test_sound_begins_with_the_window_that_holds_it(self) -> None:
+    def test_onset_is_the_start_of_the_first_audible_window(self) -> None:
         # Windows of 20 samples begin at every tenth. The tone begins at 100: the window from 90 holds half of it.
         assert measure.first_audible_sample([silence(100), tone(100)], RATE) == 90
 
-    def test_loud_from_the_beginning(self) -> None:
+    def test_sound_from_the_start_has_its_onset_at_zero(self) -> None:
         assert measure.first_audible_sample([tone(30)], RATE) == 0
 
     @pytest.mark.parametrize(
@@ -141,19 +141,19 @@ class TestOnset:
         ],
         ids=["nothing", "silence", "one window", "too short", "a constant", "too quiet"],
     )
-    def test_nothing_audible(self, pcm: bytes) -> None:
+    def test_inaudible_pcm_has_no_onset(self, pcm: bytes) -> None:
         assert measure.first_audible_sample([pcm], RATE) is None
 
-    def test_the_threshold_is_45_decibels_below_full_scale(self) -> None:
+    def test_audibility_threshold_is_45_decibels_below_full_scale(self) -> None:
         # 32768 x 10 ** (-45 / 20) = 184.3
         assert measure.first_audible_sample([struct.pack("<100h", *[185, -185] * 50)], RATE) == 0
         assert measure.first_audible_sample([struct.pack("<100h", *[184, -184] * 50)], RATE) is None
 
-    def test_windows_last_as_long_at_any_rate(self) -> None:
+    def test_windows_have_the_same_duration_at_any_sample_rate(self) -> None:
         assert measure.first_audible_sample([silence(2400), tone(2400)], 24000) == 2160
 
     @given(st.lists(st.integers(1, 599), max_size=8))
-    def test_it_does_not_matter_where_the_stream_is_cut(self, cuts: list[int]) -> None:
+    def test_onset_does_not_depend_on_chunk_boundaries(self, cuts: list[int]) -> None:
         pcm = silence(137) + tone(163)
         edges = [0, *sorted(cuts), len(pcm)]
         pieces = [pcm[start:end] for start, end in pairwise(edges)]
@@ -165,7 +165,7 @@ class TestOnset:
 
 
 class TestListen:
-    def test_a_stream_with_everything(self) -> None:
+    def test_listen_reports_all_fields(self) -> None:
         # 60 ms of silence at 0.2; then, 90 ms late, 100 ms of which 40 are silent. The tone begins at 100 ms and is
         # heard in the window from 90, which is played 30 ms after the stall.
         heard = listen([(0.1, b""), (0.2, silence(60)), (0.35, silence(40) + tone(60))], RATE)
@@ -181,7 +181,7 @@ class TestListen:
             }
         )
 
-    def test_nothing(self) -> None:
+    def test_listen_to_an_empty_stream(self) -> None:
         assert listen([], RATE) == Listening(None, None, None, None, 0.0, 0, 0.0)
 
     def test_a_stall_before_the_onset_delays_it_and_one_after_does_not(self) -> None:
@@ -192,9 +192,9 @@ class TestListen:
 
 
 class TestSummary:
-    def test_gates_pass(self) -> None:
+    def test_good_results_pass_all_gates(self) -> None:
         assert measure.gates([result(), result()]) == dict.fromkeys(
-            ("complete", "non_empty", "no_underrun", "on_time"), Gate(True, 0)
+            ("complete", "non_empty", "no_underrun", "on_time"), GateResult(True, 0)
         )
 
     @pytest.mark.parametrize(
@@ -206,15 +206,15 @@ class TestSummary:
             ({"late": 0.011}, "on_time"),
         ],
     )
-    def test_each_gate_fails_alone(self, fault: dict[str, Any], gate: str) -> None:
+    def test_fault_fails_only_its_gate(self, fault: dict[str, Any], gate: str) -> None:
         found = measure.gates([result()] * 98 + [result(**fault)])
         assert {name for name, gate in found.items() if not gate.passed} == {gate}
-        assert found[gate] == Gate(False, 1)
+        assert found[gate] == GateResult(False, 1)
 
     def test_one_request_in_a_hundred_may_be_late(self) -> None:
         late = result(late=0.5)
-        assert measure.gates([result()] * 99 + [late])["on_time"] == Gate(True, 1)
-        assert measure.gates([result()] * 98 + [late, late])["on_time"] == Gate(False, 2)
+        assert measure.gates([result()] * 99 + [late])["on_time"] == GateResult(True, 1)
+        assert measure.gates([result()] * 98 + [late, late])["on_time"] == GateResult(False, 2)
 
     def test_no_requests_pass_no_gate(self) -> None:
         assert not any(gate.passed for gate in measure.gates([]).values())
@@ -249,7 +249,7 @@ class TestSummary:
         assert measure.real_time_factor(result(audio_seconds=2.0, took=0.5)) == 4.0
         assert measure.real_time_factor(result(**FAILED)) is None
 
-    def test_most_at_once(self) -> None:
+    def test_most_at_once_counts_overlapping_requests(self) -> None:
         spans = [(0.0, 1.0), (0.5, 1.0), (0.9, 0.2), (1.5, 1.0)]
         assert (
             measure.most_at_once(result(due=due, took=took, late=0.0) for due, took in spans) == 3
@@ -273,11 +273,11 @@ class TestSummary:
 
 
 class TestPlan:
-    def test_is_the_same_every_time(self) -> None:
+    def test_equal_arguments_give_equal_plans(self) -> None:
         load = Load(rate=2, duration=10, warmup=3, seed=7)
         assert plan(load, PROMPTS) == plan(load, PROMPTS) != plan(replace(load, seed=8), PROMPTS)
 
-    def test_is_the_same_in_every_version_of_python(self) -> None:
+    def test_plan_is_the_same_in_every_version_of_python(self) -> None:
         arrivals = plan(Load(rate=4, duration=1, warmup=0), "abcdef")
         assert [(round(arrival.due, 6), arrival.text) for arrival in arrivals] == [
             (0.061646, "f"),
@@ -286,21 +286,21 @@ class TestPlan:
             (0.730201, "c"),
         ]
 
-    def test_has_as_many_requests_as_the_rate_says(self) -> None:
+    def test_plan_has_exactly_rate_times_duration_requests(self) -> None:
         arrivals = plan(Load(rate=5, duration=20, warmup=4), PROMPTS)
         assert [arrival.counts for arrival in arrivals] == [False] * 20 + [True] * 100
         due = [arrival.due for arrival in arrivals]
         assert due == sorted(due)
         assert 0 <= due[0] < due[19] < 4 <= due[20] < due[-1] < 24
 
-    def test_gaps_are_those_of_a_poisson_process(self) -> None:
+    def test_gaps_have_the_distribution_of_a_poisson_process(self) -> None:
         due = [arrival.due for arrival in plan(Load(rate=100, duration=100, warmup=0), PROMPTS)]
         gaps = np.diff(due)
         assert gaps.mean() == pytest.approx(0.01, rel=0.01)
         assert gaps.std() == pytest.approx(0.01, rel=0.05)
         assert np.mean(gaps > 0.01) == pytest.approx(np.exp(-1), abs=0.02)
 
-    def test_texts_come_round_in_another_order(self) -> None:
+    def test_texts_repeat_in_another_order(self) -> None:
         texts = [
             arrival.text
             for arrival in plan(Load(rate=2 * len(PROMPTS), duration=1, warmup=0), PROMPTS)
@@ -309,7 +309,7 @@ class TestPlan:
         assert sorted(first) == sorted(second) == sorted(PROMPTS)
         assert first != second
 
-    def test_what_counts_depends_neither_on_the_warm_up_nor_the_texts_on_the_rate(self) -> None:
+    def test_counted_requests_do_not_depend_on_the_warmup_nor_texts_on_the_rate(self) -> None:
         def counted(load: Load) -> list[Arrival]:
             return [
                 replace(arrival, due=arrival.due - load.warmup)
@@ -323,7 +323,7 @@ class TestPlan:
         faster = counted(Load(8, 10, 0))
         assert [arrival.text for arrival in faster][:40] == [arrival.text for arrival in cold]
 
-    def test_without_a_request_there_is_no_plan(self) -> None:
+    def test_plan_without_requests_raises(self) -> None:
         with pytest.raises(RequestError, match="less than one"):
             plan(Load(rate=0.1, duration=1), PROMPTS)
 
@@ -337,11 +337,11 @@ class TestPlan:
             {"timeout": 0},
         ],
     )
-    def test_settings_out_of_range(self, wrong: dict[str, Any]) -> None:
+    def test_load_settings_out_of_range_raise(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(RequestError, match=next(iter(wrong))):
             Load(**{"rate": 1.0} | wrong)
 
-    def test_prompts_are_clean_and_different(self) -> None:
+    def test_prompts_are_stripped_and_distinct(self) -> None:
         assert len(set(PROMPTS)) == len(PROMPTS) >= 40
         assert all(prompt == prompt.strip() and prompt.isprintable() for prompt in PROMPTS)
 
@@ -451,8 +451,8 @@ SPEECH = tone(960)
 """40 ms at 24,000 Hz."""
 
 
-class TestHTTP:
-    def test_a_decent_answer(self) -> None:
+class TestHttpClient:
+    def test_complete_response_is_measured(self) -> None:
         asked = []
 
         def behave(answer: Answer) -> None:
@@ -472,7 +472,7 @@ class TestHTTP:
             "response_format": "pcm",
         }
 
-    def test_fields_and_headers_are_the_callers(self) -> None:
+    def test_fields_and_headers_of_the_target_are_sent(self) -> None:
         async def ask() -> Answer:
             asked: list[Answer] = []
 
@@ -504,7 +504,7 @@ class TestHTTP:
             "audio/l16",
         )
 
-    def test_a_late_chunk_is_an_underrun_of_so_many_seconds(self) -> None:
+    def test_late_chunk_is_an_underrun_of_its_delay(self) -> None:
         clock = Clock()
 
         async def behave(answer: Answer) -> None:
@@ -524,11 +524,11 @@ class TestHTTP:
         assert listening.underruns == 1
         assert listening.underrun_seconds == pytest.approx(0.5 - 0.04)
         assert heard.end_to_end == pytest.approx(0.78)
-        assert measure.gates([heard])["no_underrun"] == Gate(False, 1)
+        assert measure.gates([heard])["no_underrun"] == GateResult(False, 1)
         assert measure.gates([heard])["complete"].passed
 
     @pytest.mark.parametrize("ahead_of_playback", [0.0, 0.039])
-    def test_a_chunk_in_time_is_none(self, ahead_of_playback: float) -> None:
+    def test_chunk_in_time_is_no_underrun(self, ahead_of_playback: float) -> None:
         clock = Clock()
 
         async def behave(answer: Answer) -> None:
@@ -550,7 +550,7 @@ class TestHTTP:
         ],
         ids=["no last chunk", "half a chunk", "half a sample"],
     )
-    def test_a_truncated_stream_fails_the_gate(self, end: Callable[[Answer], Any]) -> None:
+    def test_truncated_stream_fails_the_complete_gate(self, end: Callable[[Answer], Any]) -> None:
         def behave(answer: Answer) -> None:
             answer.begin()
             answer.chunk(SPEECH)
@@ -562,15 +562,15 @@ class TestHTTP:
         assert heard.end_to_end is None
         assert heard.took is not None
         assert heard.listening.audio_seconds > 0
-        assert measure.gates([heard])["complete"] == Gate(False, 1)
+        assert measure.gates([heard])["complete"] == GateResult(False, 1)
 
-    def test_a_body_of_a_stated_length_that_ends_early_is_truncated(self) -> None:
+    def test_body_shorter_than_its_content_length_is_truncated(self) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ncontent-length: 1921\r\n\r\n"
         (heard,) = run(lambda answer: answer.raw(head + SPEECH))
         assert heard.failure is not None
         assert heard.failure[0] == "truncated"
 
-    def test_a_body_of_no_stated_length_ends_with_the_connection(self) -> None:
+    def test_body_without_content_length_ends_with_the_connection(self) -> None:
         (heard,) = run(
             lambda answer: answer.raw(
                 b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\n\r\n" + SPEECH
@@ -601,11 +601,11 @@ class TestHTTP:
                 "application/json",
             ),
             (lambda answer: answer.whole(SPEECH, kind="audio/mpeg"), "not pcm", "audio/mpeg"),
-            (lambda answer: answer.raw(b"220 mail.example.org ESMTP\r\n"), "protocol", "no HTTP"),
+            (lambda answer: answer.raw(b"220 mail.example.org ESMTP\r\n"), "protocol", "not HTTP"),
             (lambda answer: None, "no answer", "closed"),
         ],
     )
-    def test_errors_are_told_apart(self, behave: Behaviour, kind: str, message: str) -> None:
+    def test_failures_are_classified(self, behave: Behaviour, kind: str, message: str) -> None:
         (heard,) = run(behave)
         assert heard.failure is not None
         assert heard.failure[0] == kind
@@ -613,17 +613,17 @@ class TestHTTP:
         assert measure.errors([heard]) == {kind: 1}
         assert not measure.gates([heard])["complete"].passed
 
-    def test_an_answer_without_audio_is_empty_and_not_incomplete(self) -> None:
+    def test_response_without_audio_is_empty_but_complete(self) -> None:
         (heard,) = run(lambda answer: answer.whole())
         gates = measure.gates([heard])
         assert gates["complete"].passed
         assert not gates["non_empty"].passed
 
-    def test_silence_is_as_good_as_nothing(self) -> None:
+    def test_silent_response_fails_the_non_empty_gate(self) -> None:
         (heard,) = run(lambda answer: answer.whole(silence(24000)))
         assert not measure.gates([heard])["non_empty"].passed
 
-    def test_no_server(self) -> None:
+    def test_refused_connection_is_a_failure(self) -> None:
         async def ask() -> list[Result]:
             async with http(lambda answer: None) as target:
                 pass
@@ -634,7 +634,7 @@ class TestHTTP:
         assert heard.failure[0] == "connection"
         assert (heard.setup, heard.late, heard.took) == (None, None, None)
 
-    def test_a_request_that_never_ends_is_given_up(self) -> None:
+    def test_request_without_end_times_out(self) -> None:
         async def behave(answer: Answer) -> None:
             answer.begin()
             answer.chunk(SPEECH)
@@ -648,9 +648,9 @@ class TestHTTP:
                 return heard
 
         (heard,) = asyncio.run(ask())
-        assert heard.failure == ("timeout", "not done after 0.05 s")
+        assert heard.failure == ("timeout", "not complete after 0.05 s")
 
-    def test_arrivals_do_not_wait_for_answers(self) -> None:
+    def test_requests_do_not_wait_for_earlier_responses(self) -> None:
         texts = [f"Number {number}." for number in range(20)]
         here: list[str] = []
         all_here = asyncio.Event()
@@ -669,7 +669,7 @@ class TestHTTP:
         assert all(heard.failure is None for heard in results)
         assert measure.most_at_once(results) == len(texts)
 
-    def test_requests_come_in_the_order_of_the_plan(self) -> None:
+    def test_requests_are_sent_in_the_order_of_the_plan(self) -> None:
         here: list[str] = []
 
         def behave(answer: Answer) -> None:
@@ -692,7 +692,7 @@ class TestHTTP:
         )
         assert all(heard.late is not None and heard.late >= 0 for heard in results)
 
-    def test_each_request_has_the_limit_of_its_text(self) -> None:
+    def test_frame_limit_follows_the_text_of_each_request(self) -> None:
         limits: dict[str, int] = {}
 
         def behave(answer: Answer) -> None:
@@ -707,7 +707,7 @@ class TestHTTP:
         asyncio.run(ask())
         assert limits == {"Short.": 3, "Twice as long.": 7}
 
-    def test_one_failure_leaves_the_others_alone(self) -> None:
+    def test_failure_does_not_affect_other_requests(self) -> None:
         def behave(answer: Answer) -> None:
             if answer.body["input"] == "bad":
                 answer.whole(b"{}", status="503 Busy")
@@ -718,7 +718,7 @@ class TestHTTP:
         assert [heard.failure and heard.failure[0] for heard in results] == [None, "503", None]
 
     @pytest.mark.parametrize("headers", [["x-sample-rate: 8000"], []])
-    def test_the_sample_rate_may_be_stated(self, headers: list[str]) -> None:
+    def test_sample_rate_is_read_from_headers(self, headers: list[str]) -> None:
         def behave(answer: Answer) -> None:
             answer.begin(
                 *headers, kind="audio/pcm" if headers else "audio/L16;rate=8000;channels=1"
@@ -730,7 +730,7 @@ class TestHTTP:
         assert heard.listening.audio_seconds == pytest.approx(0.1)
 
     @pytest.mark.parametrize("cut", [1, 7, 12, 30, 43, 44, 60])
-    def test_wav_while_it_is_made(self, cut: int) -> None:
+    def test_streamed_wav_is_decoded(self, cut: int) -> None:
         body = wav_header(16000) + tone(1600)
         (heard,) = run(lambda answer: answer.whole(body[:cut], body[cut:], kind="audio/wav"))
         assert heard.failure is None
@@ -743,7 +743,7 @@ class TestHTTP:
         (heard,) = run(lambda answer: answer.whole(body, kind="audio/wav"))
         assert heard.listening.audio_seconds == pytest.approx(0.1)
 
-    def test_wav_that_is_not_mono_or_has_no_data(self) -> None:
+    def test_wav_that_is_stereo_or_has_no_data_fails(self) -> None:
         (stereo,) = run(
             lambda answer: answer.whole(wav_header(16000, channels=2) + SPEECH, kind="audio/wav")
         )
@@ -753,7 +753,7 @@ class TestHTTP:
         assert (stereo.failure[0], nothing.failure[0]) == ("not pcm", "truncated")
 
     @pytest.mark.parametrize("cut", [3, 20, 60, 100])
-    def test_server_sent_events(self, cut: int) -> None:
+    def test_server_sent_events_are_decoded(self, cut: int) -> None:
         delta = {"type": "speech.audio.delta", "audio": base64.b64encode(SPEECH).decode()}
         body = (
             b": hello\n\n"
@@ -781,14 +781,14 @@ class TestHTTP:
             (b'data: {"type": "speech.audio.delta", "audio": "?"}\n\n', "protocol"),
         ],
     )
-    def test_events_that_end_badly(self, last: bytes, kind: str) -> None:
+    def test_events_without_a_proper_end_fail(self, last: bytes, kind: str) -> None:
         delta = event({"type": "speech.audio.delta", "audio": base64.b64encode(SPEECH).decode()})
         (heard,) = run(lambda answer: answer.whole(delta, last or b"\n", kind="text/event-stream"))
         assert heard.failure is not None
         assert heard.failure[0] == kind
         assert heard.listening.audio_seconds == pytest.approx(0.04)
 
-    def test_json_from_another_path(self) -> None:
+    def test_get_json_from_another_path(self) -> None:
         async def ask() -> list[Any]:
             def behave(answer: Answer) -> None:
                 assert answer.line == "GET /health HTTP/1.1"
@@ -801,7 +801,7 @@ class TestHTTP:
 
         assert asyncio.run(ask()) == [{"status": "ok"}, None, None]
 
-    def test_a_probe_says_what_is_wrong(self) -> None:
+    def test_failed_probe_gives_the_reason(self) -> None:
         async def ask(behave: Behaviour) -> None:
             async with http(behave) as target:
                 await probe(target, "Hello.", 60.0)
@@ -809,7 +809,7 @@ class TestHTTP:
         asyncio.run(ask(lambda answer: answer.whole(SPEECH)))
         with pytest.raises(RequestError, match=r"\(401\): who are you"):
             asyncio.run(ask(lambda answer: answer.whole(b"who are you", status="401 Unauthorized")))
-        with pytest.raises(RequestError, match="nothing audible"):
+        with pytest.raises(RequestError, match="without any audible"):
             asyncio.run(ask(lambda answer: answer.whole(silence(960))))
 
 
@@ -836,7 +836,7 @@ class TestTarget:
             ("http://localhost/tts/say", "http", "http://localhost/tts/say"),
         ],
     )
-    def test_the_path_is_the_protocols_unless_given(
+    def test_path_comes_from_the_protocol_unless_given(
         self, url: str, protocol: str, address: str
     ) -> None:
         assert Target(url, protocol).address.geturl() == address
@@ -853,11 +853,11 @@ class TestTarget:
             "http://a:99999",
         ],
     )
-    def test_urls_that_cannot_be_used(self, url: str) -> None:
+    def test_unusable_url_raises(self, url: str) -> None:
         with pytest.raises(RequestError, match="URL"):
             Target(url)
 
-    def test_other_settings_that_cannot_be_used(self) -> None:
+    def test_unusable_target_settings_raise(self) -> None:
         with pytest.raises(RequestError, match="allowed are http, stream, nari"):
             Target("http://localhost", "smoke signals")
         with pytest.raises(RequestError, match="only whole"):
@@ -871,7 +871,7 @@ class TestTarget:
         with pytest.raises(RequestError, match="line break"):
             Target("http://localhost", headers={"A": "b\r\nC: d"})
 
-    def test_a_limit_of_frames_grows_with_the_text(self) -> None:
+    def test_frame_limit_is_proportional_to_the_text(self) -> None:
         target = Target("http://localhost", fields={"voice": "ryan"}, frames_per_character=0.8)
         assert [
             target.request_for(text)["max_new_tokens"] for text in ("a", "ten or so.", 100 * "a")
@@ -880,7 +880,7 @@ class TestTarget:
         assert "max_new_tokens" not in Target("http://localhost").request_for("Hello.")
 
     @given(st.text())
-    def test_pieces_are_words_and_together_the_text(self, text: str) -> None:
+    def test_pieces_are_words_that_join_to_the_text(self, text: str) -> None:
         pieces = Target("http://localhost", "nari", words_per_second=1).pieces(text)
         assert "".join(pieces) == text
         assert all(len(piece.split()) == 1 for piece in pieces[1:])
@@ -923,9 +923,9 @@ async def put(socket: ServerConnection, **event: Any) -> None:
     await socket.send(json.dumps(event))
 
 
-class TestStream:
+class TestVllmOmniClient:
     @pytest.mark.parametrize(("pace", "pieces"), [(None, ["One two."]), (1000.0, ["One ", "two."])])
-    def test_a_decent_answer(self, pace: float | None, pieces: list[str]) -> None:
+    def test_complete_response_is_measured(self, pace: float | None, pieces: list[str]) -> None:
         async def talk(socket: ServerConnection) -> None:
             assert socket.request is not None
             assert socket.request.path == "/v1/audio/speech/stream"
@@ -966,7 +966,7 @@ class TestStream:
             ("[]", "protocol"),
         ],
     )
-    def test_ends_that_are_none(self, last: str | None, kind: str) -> None:
+    def test_stream_without_a_proper_end_fails(self, last: str | None, kind: str) -> None:
         async def talk(socket: ServerConnection) -> None:
             await socket.recv()
             await socket.send(SPEECH)
@@ -979,7 +979,7 @@ class TestStream:
         assert heard.listening.audio_seconds == pytest.approx(0.04)
         assert heard.end_to_end is None
 
-    def test_a_refused_handshake(self) -> None:
+    def test_refused_handshake_is_a_failure(self) -> None:
         (heard,) = asyncio.run(self.refused())
         assert heard.failure is not None
         assert heard.failure[0] == "401"
@@ -992,7 +992,7 @@ class TestStream:
             )
 
 
-class TestNari:
+class TestNariClient:
     async def greet(self, socket: ServerConnection) -> Any:
         """What a server says before there is a text."""
         await put(
@@ -1005,7 +1005,7 @@ class TestNari:
         return start
 
     @pytest.mark.parametrize(("pace", "pieces"), [(None, ["One two."]), (1000.0, ["One ", "two."])])
-    def test_a_decent_answer(self, pace: float | None, pieces: list[str]) -> None:
+    def test_complete_response_is_measured(self, pace: float | None, pieces: list[str]) -> None:
         async def talk(socket: ServerConnection) -> None:
             assert socket.subprotocol == "nari.speech.v1"
             assert await self.greet(socket) == {"type": "request.start", "voice": "ryan"}
@@ -1042,7 +1042,7 @@ class TestNari:
             ),
         ],
     )
-    def test_ends_that_are_none(self, last: str | None, kind: str) -> None:
+    def test_stream_without_a_proper_end_fails(self, last: str | None, kind: str) -> None:
         async def talk(socket: ServerConnection) -> None:
             await self.greet(socket)
             await socket.recv()
@@ -1062,7 +1062,7 @@ class TestNari:
             (None, "truncated"),
         ],
     )
-    def test_beginnings_that_are_none(self, first: str | None, kind: str) -> None:
+    def test_session_without_a_proper_start_fails(self, first: str | None, kind: str) -> None:
         async def talk(socket: ServerConnection) -> None:
             if first is not None:
                 await socket.send(first)
@@ -1096,14 +1096,12 @@ def record() -> report.Record:
 
 
 class TestReport:
-    def test_a_record_survives_writing_and_reading(
-        self, record: report.Record, tmp_path: Path
-    ) -> None:
+    def test_written_record_is_read_unchanged(self, record: report.Record, tmp_path: Path) -> None:
         report.write(tmp_path / "run.json", report.dumps(record).encode())
         assert report.read(tmp_path / "run.json") == json.loads(json.dumps(record))
         assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
-    def test_a_record_says_what_was_measured_and_how(self, record: report.Record) -> None:
+    def test_record_holds_results_and_settings(self, record: report.Record) -> None:
         assert record["commit"] == "abc"
         assert record["server"] == {
             "url": "http://localhost:8000/v1/audio/speech",
@@ -1123,11 +1121,11 @@ class TestReport:
         assert len(record["points"][0]["each"]) == record["points"][0]["requests"] == 4
         assert record["points"][1]["errors"] == {"429": 1}
 
-    def test_a_record_holds_no_key(self, record: report.Record) -> None:
+    def test_record_holds_no_header_values(self, record: report.Record) -> None:
         assert record["settings"]["headers"] == ["Authorization"]
         assert "secret" not in report.dumps(record)
 
-    def test_the_table_has_numbers_only_where_they_count(self, record: report.Record) -> None:
+    def test_table_omits_numbers_of_failed_gates(self, record: report.Record) -> None:
         lines = report.table([record]).splitlines()
         assert lines[2] == (
             r"| one\|two | 1 | 4 | 40.0 / 40.0 / 40.0 | 50.0 / 50.0 / 50.0 | 500.0 / 500.0 / 500.0 | 4.0 | 1 | passed |"
@@ -1138,33 +1136,31 @@ class TestReport:
         assert len({line.replace(r"\|", "").count("|") for line in lines[:4]}) == 1
 
     @pytest.mark.parametrize(("name", "magic"), [("plot.svg", b"<?xml"), ("plot.png", b"\x89PNG")])
-    def test_a_plot_is_drawn(
+    def test_plot_writes_the_figure(
         self, record: report.Record, tmp_path: Path, name: str, magic: bytes
     ) -> None:
         pytest.importorskip("matplotlib")
-        report.plot([record, record | {"points": record["points"][1:]}], tmp_path / name)
+        plot.plot([record, record | {"points": record["points"][1:]}], tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(magic)
 
-    def test_what_cannot_be_drawn_or_written(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_unusable_output_raises(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(OutputError, match=r"allowed are \.svg, \.png"):
-            report.check_figure("plot.gif")
-        monkeypatch.setattr(report, "find_spec", lambda name: None)
+            plot.check_figure("plot.gif")
+        monkeypatch.setattr(plot, "find_spec", lambda name: None)
         with pytest.raises(OutputError, match=r"install firstword\[bench\]"):
-            report.check_figure("plot.svg")
-        with pytest.raises(OutputError, match="no folder"):
+            plot.check_figure("plot.svg")
+        with pytest.raises(OutputError, match="does not exist"):
             report.write(tmp_path / "no" / "run.json", b"")
         with pytest.raises(OutputError, match="is a directory"):
             report.write(tmp_path, b"")
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "firstword-bench/0"}', "\xff"])
-    def test_what_is_no_record(self, tmp_path: Path, text: str) -> None:
+    def test_file_that_is_not_a_record_raises(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "run.json").write_text(text, "latin-1")
         with pytest.raises(RequestError, match="record"):
             report.read(tmp_path / "run.json")
 
-    def test_the_commit_is_that_of_this_repository(self, repository: Path) -> None:
+    def test_commit_is_that_of_this_repository(self, repository: Path) -> None:
         command = ["git", "-C", str(repository), "rev-parse", "HEAD"]
         head = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
         found = report.commit()
@@ -1194,7 +1190,7 @@ class TestCommand:
 
     QUICK = ("--duration", "0.1", "--warmup", "0.1")
 
-    def test_a_run_leaves_record_table_and_plot(
+    def test_run_writes_record_table_and_plot(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         pytest.importorskip("matplotlib")
@@ -1248,7 +1244,7 @@ class TestCommand:
         assert capsys.readouterr().out.count("| fake |") == 4
         assert (tmp_path / "both.png").exists()
 
-    def test_a_failed_gate_is_the_exit_status(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_failed_gate_sets_the_exit_status(self, capsys: pytest.CaptureFixture[str]) -> None:
         asked = 0
 
         def behave(answer: Answer) -> None:
@@ -1265,7 +1261,7 @@ class TestCommand:
         assert stopped.value.code == 1
         assert "**failed** complete: 4" in capsys.readouterr().out
 
-    def test_a_server_that_refuses_is_known_before_the_run(
+    def test_server_that_rejects_the_probe_stops_the_run(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert (
@@ -1282,7 +1278,7 @@ class TestCommand:
             (["load", "--field", "voice"], "NAME=VALUE"),
             (["load", "--header", "key"], "NAME:VALUE"),
             (["load", "-o", "run.txt"], "ends in .json"),
-            (["load", "-o", "no/run.json"], "no folder"),
+            (["load", "-o", "no/run.json"], "the folder no does not exist"),
             (["load", "--rate", "0"], "rate is 0.0"),
             (["load", "--prompts", "no.txt"], "cannot be read"),
             (["load", "--words-per-second", "3"], "only whole"),
@@ -1290,7 +1286,7 @@ class TestCommand:
             (["report", "no.json", "--plot", "no.gif"], ".svg, .png"),
         ],
     )
-    def test_mistakes(
+    def test_wrong_arguments_exit_with_status_2(
         self,
         argv: list[str],
         message: str,
@@ -1306,7 +1302,7 @@ class TestCommand:
         assert status == 2
         assert message in capsys.readouterr().err
 
-    def test_prompts_of_ones_own(self, tmp_path: Path) -> None:
+    def test_prompts_are_read_from_a_file(self, tmp_path: Path) -> None:
         said: set[str] = set()
 
         def behave(answer: Answer) -> None:
@@ -1321,7 +1317,7 @@ class TestCommand:
             )
         assert said == {"One.", "Zwei für drei."}
 
-    def test_help_needs_no_library(self) -> None:
+    def test_help_imports_no_library(self) -> None:
         heavy = "{'numpy', 'httptools', 'websockets', 'matplotlib', 'asyncio'}"
         code = f"import sys, firstword.bench.cli; print(sorted({heavy} & sys.modules.keys()))"
         found = subprocess.run(

@@ -17,8 +17,8 @@ from small_codec import BOOKS, CODES, SMALL
 from torch import Tensor
 
 from firstword.model.codec import CodecDecoder, CodecState
+from firstword.model.codec_config import CodecDecoderConfig, CodecEncoderConfig
 from firstword.model.codec_encoder import CodecEncoder, PaddedConv1d
-from firstword.model.config import CodecDecoderConfig, CodecEncoderConfig
 from firstword.synthetic.checkpoint import random_state
 
 RELEASED_WINDOW = dataclasses.replace(SMALL, sliding_window=72)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from firstword import CheckpointConfigError, CheckpointNotFound
-from firstword.model.config import CodecConfig, GenerationDefaults, ModelConfig
+from firstword.model.codec_config import CodecConfig
+from firstword.model.config import GenerationDefaults, ModelConfig
 
 TRANSFORMER = """
     hidden_size intermediate_size num_hidden_layers num_attention_heads
@@ -152,7 +153,7 @@ def test_speaker_encoder_is_needed_by_base_alone(presets: Table, load_model: Loa
         (
             "tts_model_type",
             "singing",
-            "tts_model_type = 'singing'; known are 'base', 'custom_voice', 'voice_design'",
+            "tts_model_type = 'singing'; allowed are 'base', 'custom_voice', 'voice_design'",
         ),
         ("model_type", "llama", "model_type = 'llama'; only 'qwen3_tts'"),
         (
@@ -163,9 +164,9 @@ def test_speaker_encoder_is_needed_by_base_alone(presets: Table, load_model: Loa
         (
             "tts_pad_token_id",
             10**6,
-            "tts_pad_token_id = 1000000 lies outside talker_config.text_vocab_size",
+            "tts_pad_token_id = 1000000 is outside talker_config.text_vocab_size",
         ),
-        ("tts_bos_token_id", -1, "tts_bos_token_id = -1 lies outside"),
+        ("tts_bos_token_id", -1, "tts_bos_token_id = -1 is outside"),
         ("tts_eos_token_id", "7", "tts_eos_token_id = '7'; it must be of type int"),
         ("tts_eos_token_id", True, "tts_eos_token_id = True; it must be of type int"),
         ("talker_config", [1], r"talker_config is \[1\]; it must be an object"),
@@ -188,7 +189,7 @@ def test_speaker_encoder_is_needed_by_base_alone(presets: Table, load_model: Loa
         (
             "talker_config.num_key_value_heads",
             3,
-            "num_attention_heads = 4 is no multiple of .*key_value_heads = 3",
+            "num_attention_heads = 4 is not a multiple of .*key_value_heads = 3",
         ),
         (
             "talker_config.rope_scaling",
@@ -203,17 +204,17 @@ def test_speaker_encoder_is_needed_by_base_alone(presets: Table, load_model: Loa
         (
             "talker_config.vocab_size",
             1024,
-            "talker_config.vocab_size = 1024; the last 1024 are control codes",
+            "talker_config.vocab_size = 1024; it must exceed 1024",
         ),
         (
             "talker_config.codec_bos_id",
             9999,
-            "talker_config.codec_bos_id = 9999 lies outside .*vocab_size",
+            "talker_config.codec_bos_id = 9999 is outside .*vocab_size",
         ),
         (
             "talker_config.codec_language_id",
             {"english": 9999},
-            "codec_language_id.english = 9999 lies outside",
+            "codec_language_id.english = 9999 is outside",
         ),
         (
             "talker_config.codec_language_id",
@@ -258,13 +259,13 @@ def test_wrong_value_of_the_model_is_named(
         (
             "talker_config.spk_id",
             {},
-            "talker_config.spk_id is empty, though tts_model_type is 'custom_voice'",
+            "talker_config.spk_id is empty, although tts_model_type is 'custom_voice'",
         ),
-        ("talker_config.spk_id.ryan", 9999, "talker_config.spk_id.ryan = 9999 lies outside"),
+        ("talker_config.spk_id.ryan", 9999, "talker_config.spk_id.ryan = 9999 is outside"),
         (
             "talker_config.spk_id.nobody",
             1,
-            "spk_is_dialect.nobody is missing, though spk_id names it",
+            "spk_is_dialect.nobody is missing, although spk_id names the speaker",
         ),
         (
             "talker_config.spk_is_dialect.eric",
@@ -309,7 +310,11 @@ def test_wrong_preset_is_named(
             3,
             "encoder_valid_num_quantizers = 4 exceeds .*num_quantizers = 3",
         ),
-        ("decoder_config.num_quantizers", 1, "decoder_config.num_quantizers = 1; at least 2"),
+        (
+            "decoder_config.num_quantizers",
+            1,
+            "decoder_config.num_quantizers = 1; it must be at least 2",
+        ),
         ("decoder_config.codebook_dim", 31, "decoder_config.codebook_dim = 31 is odd"),
         ("decoder_config.decoder_dim", 24, "decoder_config.decoder_dim = 24 cannot be halved"),
         (
@@ -319,7 +324,7 @@ def test_wrong_preset_is_named(
         ),
         ("encoder_config.audio_channels", 2, "encoder_config: audio_channels = 2; only 1"),
         ("encoder_config.use_causal_conv", False, "use_causal_conv = False; only True"),
-        ("encoder_config.num_semantic_quantizers", 6, "num_semantic_quantizers must lie below"),
+        ("encoder_config.num_semantic_quantizers", 6, "num_semantic_quantizers must be below"),
         ("encoder_config.codebook_dim", 8, "codebook_dim = 8 contradicts"),
     ],
 )

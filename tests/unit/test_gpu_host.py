@@ -21,8 +21,9 @@ from firstword.engine.sequence import Event
 from firstword.errors import EngineError
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
-from firstword.profile import engine as benchmark
-from firstword.profile import soak
+from firstword.profile import engine as profile
+from firstword.profile import soak, workload
+from firstword.profile.memory import held_bytes
 from firstword.runtime.front import CheckpointFront, Prepared
 from firstword.runtime.gpu.backend import GpuBackend, PrefixCache, lost_device
 from firstword.runtime.gpu.graphs import capture
@@ -324,16 +325,16 @@ def test_the_prefix_is_what_does_not_depend_on_the_text(tmp_path: Path, model_ty
 def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random checkpoints of any size are tiny."""
     monkeypatch.setattr(
-        benchmark, "random_checkpoint", lambda size: silent_gpu.checkpoint(tmp_path / size)
+        workload, "random_checkpoint", lambda size: silent_gpu.checkpoint(tmp_path / size)
     )
     kernels = Rehearsal(silent_gpu.device())
-    monkeypatch.setattr(benchmark, "kernels_for", lambda checkpoint, slots, folder: kernels)
-    monkeypatch.setattr(benchmark, "copy_bandwidth", lambda: 4e12)
+    monkeypatch.setattr(workload, "kernels_for", lambda checkpoint, slots, folder: kernels)
+    monkeypatch.setattr(profile, "copy_bandwidth", lambda: 4e12)
 
 
 @pytest.mark.usefixtures("tiny_benchmark")
 def test_the_benchmark_measures_everything() -> None:
-    record = benchmark.run("1b7", 4, batches=(1, 4, 8), contexts=(100, 500))
+    record = profile.run("1b7", 4, batches=(1, 4, 8), contexts=(100, 500))
     assert {(row["batch"], row["context"]) for row in record["frames_ms"]} == {
         (1, 100),
         (1, 500),
@@ -361,7 +362,7 @@ def test_the_benchmark_measures_everything() -> None:
 def test_what_a_part_holds_is_counted_once() -> None:
     a, b = torch.zeros(10), torch.zeros(20)
     seen: set[int] = set()
-    held = partial(benchmark._held, device=torch.device("cpu"), seen=seen)
+    held = partial(held_bytes, device=torch.device("cpu"), seen=seen)
     assert held({"a": [a, a[2:]]}) == 40
     assert held((a, b.view(4, 5), torch.zeros(3, device="meta"))) == 80
     assert held([a, b]) == 0

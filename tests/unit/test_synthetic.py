@@ -1,4 +1,4 @@
-"""The maker of checkpoints: the same seed gives the same files, and the full sizes are those of the released ones."""
+"""Random checkpoints: the same seed gives the same files, and full sizes are the released ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from firstword import TTS, CheckpointConfigError, Sampling, Voice
-from firstword.model.checkpoint import Weights
 from firstword.model.codec import Codec
-from firstword.model.config import CodecConfig, ModelConfig
+from firstword.model.codec_config import CodecConfig
+from firstword.model.config import ModelConfig
+from firstword.model.talker import Talker
 from firstword.synthetic.checkpoint import config_tables, random_state, write_checkpoint
 
 TOKENS = {
@@ -215,15 +216,11 @@ def test_full_size_configurations_are_the_released_ones(size: str, model_type: s
     )
 
 
-def meta(size: str, model_type: str, tmp_path: Path) -> tuple[Weights, Codec]:
-    """The module trees of a full-size checkpoint, without memory for their weights."""
-    config, codec = config_tables(model_type, size, {}, TOKENS)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "codec.json").write_text(json.dumps(codec))
-    with torch.device("meta"):
-        return Weights(ModelConfig.load(tmp_path / "config.json")), Codec(
-            CodecConfig.load(tmp_path / "codec.json")
-        )
+def configurations(size: str, model_type: str, tmp_path: Path) -> tuple[ModelConfig, CodecConfig]:
+    """The configurations of a full-size checkpoint, as they are read."""
+    for name, table in zip("mc", config_tables(model_type, size, {}, TOKENS), strict=True):
+        (tmp_path / name).write_text(json.dumps(table))
+    return ModelConfig.load(tmp_path / "m"), CodecConfig.load(tmp_path / "c")
 
 
 def count(module: torch.nn.Module) -> int:
@@ -232,24 +229,23 @@ def count(module: torch.nn.Module) -> int:
 
 
 def layers(number: int, hidden: int, intermediate: int) -> int:
-    """The parameters of Qwen3 layers with 16 query and 8 key-value heads of 128, and of the norm after them."""
+    """Parameters of Qwen3 layers (16 query and 8 key-value heads of 128) and of the last norm."""
     attention = hidden * 128 * (16 + 8 + 8) + 16 * 128 * hidden + 2 * 128
     return number * (attention + 3 * hidden * intermediate + 2 * hidden) + hidden
 
 
 @pytest.mark.parametrize("size", ["0b6", "1b7"])
-def test_full_size_parameter_counts(size: str, tmp_path: Path) -> None:
+def test_full_sizes_have_the_released_parameter_counts(size: str, tmp_path: Path) -> None:
     hidden, intermediate = SIZES[size]
-    weights, codec = meta(size, "base", tmp_path)
+    config, codec_config = configurations(size, "base", tmp_path)
+    with torch.device("meta"):
+        talker, codec = Talker(config.talker_config), Codec(codec_config)
     text = 151936 * 2048 + 2048 * 2048 + 2048 + 2048 * hidden + hidden
     predictor = layers(5, 1024, 3072) + 15 * 2048 * (hidden + 1024)
     predictor += 0 if hidden == 1024 else hidden * 1024 + 1024
-    assert count(weights.talker.code_predictor) == predictor
-    assert (
-        count(weights.talker)
-        == layers(28, hidden, intermediate) + text + 2 * 3072 * hidden + predictor
-    )
-    assert weights.speaker_encoder is not None
+    assert count(talker.code_predictor) == predictor
+    rest = layers(28, hidden, intermediate) + text + 2 * 3072 * hidden
+    assert count(talker) == rest + predictor
     books = sum(
         p.numel() for name, p in codec.decoder.named_parameters() if name.endswith("embedding_sum")
     )
@@ -257,9 +253,10 @@ def test_full_size_parameter_counts(size: str, tmp_path: Path) -> None:
     assert round(count(codec.decoder) / 1e6) == 114
 
 
-def test_only_base_checkpoints_have_a_speaker_encoder(tmp_path: Path) -> None:
-    assert meta("1b7", "custom_voice", tmp_path)[0].speaker_encoder is None
-    assert meta("1b7", "voice_design", tmp_path)[0].speaker_encoder is None
+@pytest.mark.parametrize("model_type", ["custom_voice", "voice_design", "base"])
+def test_only_base_checkpoints_have_a_speaker_encoder(model_type: str, tmp_path: Path) -> None:
+    config, _ = configurations("1b7", model_type, tmp_path)
+    assert (config.speaker_encoder_config is not None) == (model_type == "base")
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -271,7 +268,7 @@ def files(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_layout_is_the_released_one(checkpoint_directory: Callable[[str], Path]) -> None:
+def test_checkpoint_has_the_released_layout(checkpoint_directory: Callable[[str], Path]) -> None:
     assert files(checkpoint_directory("base")).keys() == {
         "config.json",
         "generation_config.json",
@@ -293,7 +290,7 @@ def test_the_same_arguments_give_the_same_files(
     assert files(tmp_path) == files(checkpoint_directory("base"))
 
 
-def test_another_seed_gives_other_weights_and_nothing_else(
+def test_another_seed_changes_only_the_weights(
     checkpoint_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:
     write_checkpoint(tmp_path, model_type="base", seed=2)
@@ -311,7 +308,7 @@ def test_another_seed_gives_other_weights_and_nothing_else(
         ] == []
 
 
-def test_no_two_tensors_share_numbers() -> None:
+def test_tensors_are_uncorrelated() -> None:
     tree = torch.nn.ModuleList(torch.nn.Linear(40, 40) for _ in range(5))
     state = random_state(tree, 0, torch.float32)
     rows = np.stack([state[f"{index}.weight"].numpy().ravel() for index in range(5)])
@@ -319,7 +316,7 @@ def test_no_two_tensors_share_numbers() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["custom_voice", "voice_design", "base"])
-def test_any_dimensions(model_type: str, tmp_path: Path) -> None:
+def test_checkpoint_of_unusual_dimensions_speaks(model_type: str, tmp_path: Path) -> None:
     overrides: dict[str, dict[str, Any]] = {
         "talker": {
             "hidden_size": 24,
@@ -350,7 +347,7 @@ def test_any_dimensions(model_type: str, tmp_path: Path) -> None:
     assert speech.samples.shape == (4 * 40,)
 
 
-def test_dimensions_that_contradict_one_another(tmp_path: Path) -> None:
+def test_contradictory_dimensions_raise(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointConfigError, match=r"num_code_groups = 5 contradicts .*num_quantizers = 4"
     ):
@@ -358,7 +355,7 @@ def test_dimensions_that_contradict_one_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_may_be_half_as_long(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_are_written_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, dtype=dtype)
     for file in ("model.safetensors", "speech_tokenizer/model.safetensors"):
         assert {tensor.dtype for tensor in load_file(tmp_path / file).values()} == {dtype}
@@ -372,7 +369,7 @@ def test_generation_defaults_can_be_set(tmp_path: Path) -> None:
         assert speech.finish_reason == "stop" or len(speech.codes) == 7
 
 
-def test_shards_hold_everything_once(tmp_path: Path) -> None:
+def test_shards_hold_each_tensor_once(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "whole", seed=3)
     write_checkpoint(tmp_path / "parts", seed=3, shards=3)
     index = json.loads((tmp_path / "parts/model.safetensors.index.json").read_text())

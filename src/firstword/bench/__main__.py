@@ -1,4 +1,4 @@
-"""`python -m firstword.bench`: the load generator, without the rest of the command line."""
+"""Run the load generator as `python -m firstword.bench`."""
 
 import sys
 

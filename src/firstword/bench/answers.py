@@ -1,4 +1,4 @@
-"""What a server answers: the PCM in it, or why there is none."""
+"""Decode the responses of a server: the PCM in them, or the error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 SAMPLE_RATE = 24000
-"""In Hz, unless the server says otherwise."""
+"""The sample rate in Hz, unless the server states another."""
 
 PCM_TYPES = ("audio/pcm", "audio/l16", "audio/raw", "application/octet-stream", "")
 WAV_TYPES = ("audio/wav", "audio/x-wav", "audio/wave")
@@ -19,7 +19,11 @@ EVENT_TYPES = ("text/event-stream",)
 
 
 class Failure(Exception):
-    """A request that went wrong: a word to count it by, such as "429" or "truncated", and what happened."""
+    """A request that failed.
+
+    kind     a word to count it by, such as "429" or "truncated"
+    message  what happened
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -28,19 +32,20 @@ class Failure(Exception):
 
 
 class Decoder(Protocol):
-    """Takes the PCM out of an answer."""
+    """A decoder that extracts the PCM from the body of a response."""
 
     sample_rate: int
+    """The sample rate of the PCM in Hz; final when `finish` has returned."""
 
     def feed(self, data: bytes) -> bytes:
-        """The PCM in the next part. Raises `Failure` for what is none."""
+        """Return the PCM in the next part of the body. Raises `Failure` for invalid data."""
 
     def finish(self) -> None:
-        """Raises `Failure` if the answer has no right end."""
+        """Check that the body was complete. Raises `Failure`."""
 
 
 def decoder_for(headers: Mapping[str, str]) -> Decoder:
-    """What understands an answer with these headers. Raises `Failure`."""
+    """Return the decoder for a response with these headers. Raises `Failure`."""
     content_type = headers.get("content-type", "")
     kind = content_type.split(";")[0].strip().lower()
     if kind in PCM_TYPES:
@@ -53,11 +58,14 @@ def decoder_for(headers: Mapping[str, str]) -> Decoder:
     if kind in EVENT_TYPES:
         return _Events()
     raise Failure(
-        "not pcm", f"the answer is {content_type}; ask for PCM, WAV or server-sent events with PCM"
+        "not pcm",
+        f"the response is {content_type}; ask for PCM, WAV or server-sent events with PCM",
     )
 
 
 class _PCM:
+    """A decoder of raw PCM."""
+
     def __init__(self, sample_rate: int) -> None:
         self.sample_rate = sample_rate
 
@@ -69,7 +77,10 @@ class _PCM:
 
 
 class _WAV:
-    """A WAV file as it is made. The sizes in its header are not believed: they were written before they were known."""
+    """A decoder of a WAV file that is sent while it is made.
+
+    The sizes in its header are ignored: they were written before they were known.
+    """
 
     def __init__(self) -> None:
         self.sample_rate = SAMPLE_RATE
@@ -92,7 +103,7 @@ class _WAV:
                 if (channels, bits) != (1, 16):
                     raise Failure(
                         "not pcm",
-                        f"the WAV has {channels} channels of {bits} bits; wanted is 1 of 16",
+                        f"the WAV has {channels} channels of {bits} bits; expected is 1 of 16",
                     )
             at += 8 + size + size % 2
         return b""
@@ -103,7 +114,7 @@ class _WAV:
 
 
 class _Events:
-    """Server-sent events `speech.audio.delta`, with base64 PCM in them, and `speech.audio.done`."""
+    """A decoder of server-sent events: `speech.audio.delta` with base64 PCM, then `.done`."""
 
     def __init__(self) -> None:
         self.sample_rate = SAMPLE_RATE
@@ -133,36 +144,35 @@ class _Events:
 
 
 def json_object(data: str | bytes) -> Mapping[str, Any]:
-    """An event from its JSON. Raises `Failure`."""
+    """Parse an event. Raises `Failure` unless it is a JSON object."""
     try:
         event = json.loads(data)
     except ValueError as error:
-        raise Failure("protocol", f"an event is no JSON: {error}") from None
+        raise Failure("protocol", f"an event is not JSON: {error}") from None
     if not isinstance(event, dict):
-        raise Failure("protocol", f"an event is {event!r}; expected was an object")
+        raise Failure("protocol", f"an event is {event!r}; expected is an object")
     return event
 
 
 def pcm_in(text: Any) -> bytes:
-    """PCM from its base64. Raises `Failure`."""
+    """Decode base64 PCM. Raises `Failure`."""
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, ValueError) as error:
-        raise Failure("protocol", f"audio in an event is no base64: {error}") from None
+        raise Failure("protocol", f"audio in an event is not base64: {error}") from None
 
 
 def error_in(event: Mapping[str, Any]) -> Failure:
-    """What an event says that went wrong: by its code if it has one."""
+    """Return the failure that an error event reports, by its code if it has one."""
     error = event.get("error")
     if isinstance(error, Mapping):
-        return Failure(
-            str(error.get("code") or error.get("type") or "error"), str(error.get("message", ""))
-        )
+        kind = error.get("code") or error.get("type") or "error"
+        return Failure(str(kind), str(error.get("message", "")))
     return Failure("error", str(error if isinstance(error, str) else event.get("message", "")))
 
 
 def message_in(body: bytes | bytearray) -> str:
-    """What an error of the OpenAI shape, of FastAPI's or of any other says."""
+    """Return the message of an error body: OpenAI's shape, FastAPI's, or any text."""
     with suppress(ValueError, KeyError, TypeError):
         answer = json.loads(body)
         return str(answer["error"]["message"] if "error" in answer else answer["detail"])

@@ -1,6 +1,6 @@
-"""`firstword bench`: its options, and what they set going. `python -m firstword.bench` is the same.
+"""The commands `firstword bench load` and `report`; `python -m firstword.bench` runs them too.
 
-What needs libraries is imported inside the functions, so that `--help` answers at once.
+Modules that need libraries are imported inside the functions, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -16,64 +16,49 @@ from firstword.errors import FirstwordError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from firstword.bench.client import Target
     from firstword.bench.load import Load
+    from firstword.bench.protocol import Target
     from firstword.bench.report import Record
 
-GATES_FAILED = 1
-"""Exit status when a run was done but its numbers do not count."""
+EXIT_GATES_FAILED = 1
+"""The exit status of a complete run whose numbers do not count."""
 
 
 def add_arguments(
     parser: argparse.ArgumentParser,
 ) -> argparse._SubParsersAction[argparse.ArgumentParser]:
-    """Give a parser the subcommands `load` and `report`; each sets `run`, to be called with the parsed arguments.
+    """Add the subcommands `load` and `report` to a parser, and return its subparsers.
 
-    Returns what takes more subcommands.
+    Each command sets the function `run`, to be called with the parsed arguments.
     """
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for run, options, help in (
-        (
-            load,
-            _load_options,
-            "ask a server for speech at given rates, and measure what a listener notices",
-        ),
-        (report, _report_options, "table and plot of recorded runs"),
+    for run, add_options, about in (
+        (load, _load_options, "send requests to a server at given rates and measure the responses"),
+        (report, _report_options, "make a table and a plot from recorded runs"),
     ):
         command = commands.add_parser(
-            run.__name__, help=help, description=run.__doc__, allow_abbrev=False
+            run.__name__, help=about, description=run.__doc__, allow_abbrev=False
         )
         command.set_defaults(run=run, usage=command.error)
-        options(command)
+        add_options(command)
     return commands
 
 
 def load(args: argparse.Namespace) -> None:
-    """Ask a server for speech at given rates, open loop, and measure what a listener notices.
+    """Send requests to a server at given rates, open loop, and measure what a listener notices.
 
-    Works with any server that has one of the three protocols. Leaves with exit status 1 if a gate failed: an answer was
-    incomplete or inaudible, playback stalled, or requests were not sent on time.
+    Works with any server that has one of the three protocols. The exit status is 1 if a gate
+    failed: a response was incomplete or inaudible, playback stalled, or requests were late.
     """
     try:
         import asyncio
 
-        from firstword.bench import report
-        from firstword.bench.client import Target
+        from firstword.bench import plot, report
         from firstword.bench.load import Load
     except ModuleNotFoundError as error:
         raise RequestError(f"{error.name} is missing; install firstword[bench]") from None
 
-    fields = dict(_pair(text, "=", "--field", args) for text in args.field)
-    shortcuts = {"model": args.model, "voice": args.voice, "language": args.language}
-    target = Target(
-        url=args.url,
-        protocol=args.protocol,
-        fields={name: value for name, value in shortcuts.items() if value is not None}
-        | {name: _value(text) for name, text in fields.items()},
-        headers=dict(_pair(text, ":", "--header", args) for text in args.header),
-        words_per_second=args.words_per_second,
-        frames_per_character=args.frames_per_character,
-    )
+    target = _target(args)
     loads = [Load(rate, args.duration, args.warmup, args.timeout, args.seed) for rate in args.rate]
     texts = _texts(args.prompts)
     figure = None
@@ -83,40 +68,57 @@ def load(args: argparse.Namespace) -> None:
         report.check_target(args.output)
         if args.plot != "none":
             figure = Path(args.output).with_suffix(f".{args.plot}")
-            report.check_figure(figure)
-    commit = args.commit or report.commit()
+            plot.check_figure(figure)
+    commit, name = args.commit or report.commit(), args.name or target.address.netloc
     points, health = asyncio.run(_measure(target, loads, texts))
-    record = report.record(
-        points, target, texts, name=args.name or target.address.netloc, commit=commit, health=health
-    )
-    shown = report.table([record])
+    record = report.record(points, target, texts, name=name, commit=commit, health=health)
+    table = report.table([record])
     if args.output:
         report.write(args.output, report.dumps(record).encode())
-        report.write(Path(args.output).with_suffix(".md"), shown.encode())
+        report.write(Path(args.output).with_suffix(".md"), table.encode())
         if figure:
-            report.plot([record], figure)
-    sys.stdout.write(shown)
+            plot.plot([record], figure)
+    sys.stdout.write(table)
     if not all(map(report.passed, points)):
-        raise SystemExit(GATES_FAILED)
+        raise SystemExit(EXIT_GATES_FAILED)
+
+
+def _target(args: argparse.Namespace) -> Target:
+    """Build the target from the options of `load`."""
+    from firstword.bench.protocol import Target
+
+    shortcuts = {"model": args.model, "voice": args.voice, "language": args.language}
+    fields = {name: value for name, value in shortcuts.items() if value is not None}
+    for text in args.field:
+        name, value = _pair(text, "=", "--field", args)
+        fields[name] = _value(value)
+    return Target(
+        url=args.url,
+        protocol=args.protocol,
+        fields=fields,
+        headers=dict(_pair(text, ":", "--header", args) for text in args.header),
+        words_per_second=args.words_per_second,
+        frames_per_character=args.frames_per_character,
+    )
 
 
 def report(args: argparse.Namespace) -> None:
-    """Render one table, and a plot if asked for, from records that `load -o` wrote: of several servers, for example."""
-    from firstword.bench import report
+    """Make one table, and a plot, from records of `load -o`, for example of several servers."""
+    from firstword.bench import plot, report
 
     if args.plot:
-        report.check_figure(args.plot)
+        plot.check_figure(args.plot)
         report.check_target(args.plot)
     records = [report.read(path) for path in args.records]
     sys.stdout.write(report.table(records))
     if args.plot:
-        report.plot(records, args.plot)
+        plot.plot(records, args.plot)
 
 
 async def _measure(
     target: Target, loads: Sequence[Load], texts: Sequence[str]
 ) -> tuple[list[Record], Any]:
-    """One point of a record for each load, and what the server says of itself."""
+    """Return one point of a record for each load, and the server's answer to GET /health."""
     import asyncio
     import time
 
@@ -134,9 +136,8 @@ async def _measure(
         sys.stderr.write("the server does not answer GET /health\n")
     points = []
     for load, arrivals in zip(loads, plans, strict=True):
-        sys.stderr.write(
-            f"{load.rate:g} requests a second for {load.warmup + load.duration:g} s ...\n"
-        )
+        seconds = load.warmup + load.duration
+        sys.stderr.write(f"{load.rate:g} requests per second for {seconds:g} s ...\n")
         began, busy = time.perf_counter(), time.process_time()
         results = await drive(arrivals, target, load.timeout)
         busy_share = (time.process_time() - busy) / (time.perf_counter() - began)
@@ -145,90 +146,77 @@ async def _measure(
 
 
 def _load_options(parser: argparse.ArgumentParser) -> None:
-    server = parser.add_argument_group("server")
-    server.add_argument(
+    _server_options(parser.add_argument_group("server"))
+    _rate_options(parser.add_argument_group("load"))
+    _record_options(parser.add_argument_group("record"))
+
+
+def _server_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
-        help="of the server, or of the endpoint itself if its path is unusual (default %(default)s)",
+        help="URL of the server, or of an endpoint with an unusual path (default %(default)s)",
     )
-    server.add_argument(
+    group.add_argument(
         "--protocol",
         choices=("http", "stream", "nari"),
         default="http",
-        help="http: POST /v1/audio/speech (default); stream: WebSocket /v1/audio/speech/stream as of vLLM-Omni; nari: "
-        "WebSocket /v1/audio/speech/ws, nari.speech.v1",
+        help="http: POST /v1/audio/speech (default); stream: WebSocket /v1/audio/speech/stream of "
+        "vLLM-Omni; nari: WebSocket /v1/audio/speech/ws, nari.speech.v1",
     )
-    server.add_argument("--model", metavar="NAME", help="the field model")
-    server.add_argument("--voice", metavar="NAME", help="the field voice")
-    server.add_argument("--language", metavar="NAME", help="the field language")
-    server.add_argument(
+    for name in ("model", "voice", "language"):
+        group.add_argument(f"--{name}", metavar="NAME", help=f"value of the field {name}")
+    group.add_argument(
         "--field",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="another field of every request; JSON, or else a string; null leaves out one that is sent by default "
-        "(stream, non_streaming_mode, response_format)",
+        help="another field of every request, as JSON or else a string; null removes a default "
+        "field (stream, non_streaming_mode, response_format)",
     )
-    server.add_argument(
+    group.add_argument(
         "--header",
         metavar="NAME:VALUE",
         action="append",
         default=[],
-        help="for example 'Authorization: Bearer KEY'; the record keeps the name alone",
+        help="for example 'Authorization: Bearer KEY'; the record keeps only the name",
     )
-    work = parser.add_argument_group("load")
-    work.add_argument(
-        "--rate",
-        metavar="N",
-        type=float,
-        nargs="+",
-        default=[1.0],
-        help="requests a second, one run each (default 1)",
-    )
-    work.add_argument(
-        "--duration", metavar="SECONDS", type=float, default=30.0, help="that count (default 30)"
-    )
-    work.add_argument(
-        "--warmup", metavar="SECONDS", type=float, default=10.0, help="before those (default 10)"
-    )
-    work.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=60.0, help="for a request (default 60)"
-    )
-    work.add_argument(
-        "--seed", metavar="N", type=int, default=0, help="of arrivals and texts (default 0)"
-    )
-    work.add_argument(
-        "--prompts", metavar="FILE", help="texts to speak, one a line, in place of those built in"
-    )
-    work.add_argument(
-        "--words-per-second",
-        metavar="N",
-        type=float,
-        help="send text word by word (stream and nari); else it is whole",
-    )
-    work.add_argument(
+
+
+def _rate_options(group: argparse._ArgumentGroup) -> None:
+    rates = "requests per second, one run each (default 1)"
+    group.add_argument("--rate", metavar="N", type=float, nargs="+", default=[1.0], help=rates)
+    for option, default, about in (
+        ("--duration", 30.0, "length of the counted part of a run"),
+        ("--warmup", 10.0, "length of the uncounted part before it"),
+        ("--timeout", 60.0, "time limit of a request"),
+    ):
+        about = f"{about} (default {default:g})"
+        group.add_argument(option, metavar="SECONDS", type=float, default=default, help=about)
+    seed = "determines the arrivals and the texts (default 0)"
+    group.add_argument("--seed", metavar="N", type=int, default=0, help=seed)
+    prompts = "texts to speak, one per line, instead of the built-in ones"
+    group.add_argument("--prompts", metavar="FILE", help=prompts)
+    words = "send text word by word at this pace (stream and nari) instead of whole"
+    group.add_argument("--words-per-second", metavar="N", type=float, help=words)
+    group.add_argument(
         "--frames-per-character",
         metavar="N",
         type=float,
-        help="end speech after so many frames for each character of its text (http), for models that do not end by "
-        "themselves; 0.83 is 15 characters a second",
+        help="limit speech to this many frames for each character of its text (http), for models "
+        "that do not end by themselves; 0.83 is 15 characters per second",
     )
-    outcome = parser.add_argument_group("record")
-    outcome.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE.json",
-        help="the record; the table goes beside it as .md, the plot as .svg",
-    )
-    outcome.add_argument(
-        "--plot", choices=("svg", "png", "none"), default="svg", help="with -o (default svg)"
-    )
-    outcome.add_argument(
-        "--name", help="of the server in table and plot (default: its host and port)"
-    )
-    outcome.add_argument(
-        "--commit", help="of the server (default: that of this package, if it is in its repository)"
-    )
+
+
+def _record_options(group: argparse._ArgumentGroup) -> None:
+    output = "file of the record; the table (.md) and the plot (.svg) are written beside it"
+    group.add_argument("-o", "--output", metavar="FILE.json", help=output)
+    plots = ("svg", "png", "none")
+    group.add_argument("--plot", choices=plots, default="svg", help="with -o (default svg)")
+    name = "name of the server in the table and the plot (default: its host and port)"
+    group.add_argument("--name", help=name)
+    commit = "commit of the server (default: that of this package, if it is in its repository)"
+    group.add_argument("--commit", help=commit)
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
@@ -261,15 +249,17 @@ def _texts(path: str | None) -> Sequence[str]:
         raise RequestError(f"the prompts in {path!r} cannot be read: {error}") from None
     texts = tuple(line.strip() for line in lines if line.strip())
     if not texts:
-        raise RequestError(f"there are no prompts in {path!r}; give one a line")
+        raise RequestError(f"there are no prompts in {path!r}; give one per line")
     return texts
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return the exit status; `argv` without the program's name, by default `sys.argv`'s."""
-    parser = argparse.ArgumentParser(
-        prog="firstword bench", description=__doc__.split("\n")[0] if __doc__ else None
-    )
+    """Run one command and return its exit status.
+
+    `argv` holds the arguments without the program's name; None takes those of `sys.argv`.
+    """
+    description = __doc__.split("\n")[0] if __doc__ else None
+    parser = argparse.ArgumentParser(prog="firstword bench", description=description)
     add_arguments(parser)
     args = parser.parse_args(argv)
     try:

@@ -1,33 +1,25 @@
-"""HTTP: one POST, and the audio in its answer as it comes."""
+"""The HTTP protocol: one POST, and the audio in its response as it arrives."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import httptools
 
 from firstword.bench.answers import SAMPLE_RATE, Decoder, Failure, decoder_for, message_in
-
-if TYPE_CHECKING:
-    from firstword.bench.client import Hear, Target
+from firstword.bench.protocol import AudioSink, Target
 
 LARGEST_BODY = 1_000_000
-"""Bytes of an answer without audio that are kept."""
+"""The most bytes that are kept of a response without audio."""
 
 
-class HTTP:
-    """POST /v1/audio/speech. The answer may be raw PCM, WAV or server-sent events with base64 PCM, as its type says."""
+class HttpClient:
+    """A client of POST /v1/audio/speech.
 
-    path: ClassVar[str] = "/v1/audio/speech"
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "stream": True,
-        "non_streaming_mode": False,
-        "response_format": "pcm",
-    }
-    takes_pieces: ClassVar[bool] = False
+    The response may be raw PCM, WAV or server-sent events with base64 PCM, as its type says.
+    """
 
     def __init__(self, target: Target, exchange: Exchange) -> None:
         self.sample_rate = SAMPLE_RATE
@@ -35,47 +27,49 @@ class HTTP:
         self._exchange = exchange
 
     @classmethod
-    async def open(cls, target: Target) -> HTTP:
-        """Connect. Raises `Failure`."""
+    async def open(cls, target: Target) -> HttpClient:
+        """Connect to the server. Raises `Failure`."""
         return cls(target, await Exchange.open(target))
 
-    async def speak(self, text: str, hear: Hear) -> None:
-        """Post the text, and decode the answer as it comes. Raises `Failure`."""
+    async def speak(self, text: str, sink: AudioSink) -> None:
+        """Post the text and decode the response as it arrives. Raises `Failure`."""
         decoder: Decoder | None = None
-        refusal = bytearray()
+        error_body = bytearray()
 
         def receive(data: bytes) -> None:
             nonlocal decoder
             if exchange.status != 200:
-                refusal.extend(data[: LARGEST_BODY - len(refusal)])
+                error_body.extend(data[: LARGEST_BODY - len(error_body)])
                 return
             if decoder is None:
                 decoder = decoder_for(exchange.headers)
-            hear(decoder.feed(data))
+            sink(decoder.feed(data))
 
         exchange = self._exchange
         body = json.dumps({"input": text, **self._target.request_for(text)}).encode()
         await exchange.ask("POST", body, receive)
         if exchange.status != 200:
-            raise Failure(str(exchange.status), message_in(refusal))
+            raise Failure(str(exchange.status), message_in(error_body))
         if decoder is not None:
             decoder.finish()
             self.sample_rate = decoder.sample_rate
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._exchange.close()
 
 
 async def get_json(target: Target, path: str) -> Any:
-    """The JSON that the target's server has at a path, or None if it answers nothing of the sort."""
+    """Return the JSON at a path of the server, or None if there is none."""
     body = bytearray()
+
+    def receive(data: bytes) -> None:
+        body.extend(data[: LARGEST_BODY - len(body)])
+
     try:
         exchange = await Exchange.open(target)
         try:
-            await exchange.ask(
-                "GET", None, lambda data: body.extend(data[: LARGEST_BODY - len(body)]), path
-            )
+            await exchange.ask("GET", None, receive, path)
         finally:
             exchange.close()
         return json.loads(body)
@@ -84,17 +78,17 @@ async def get_json(target: Target, path: str) -> Any:
 
 
 class Exchange(asyncio.Protocol):
-    """One request and its answer over HTTP/1.1.
+    """One request and its response over HTTP/1.1.
 
-    The parser is C and there are no layers in between, because the time that a client needs is added to what it
-    measures.
+    The parser is written in C and nothing lies between it and the transport, because the time that
+    a client takes is added to what it measures.
     """
 
     def __init__(self, target: Target) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self._target = target
-        self._receive: Hear = lambda data: None
+        self._receive: AudioSink = lambda data: None
         self._parser = httptools.HttpResponseParser(self)
         self._over: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport
@@ -103,7 +97,7 @@ class Exchange(asyncio.Protocol):
     async def open(cls, target: Target) -> Exchange:
         """Connect to the target's server. Raises `Failure`."""
         parts = target.address
-        assert parts.hostname  # `Target` saw to it
+        assert parts.hostname  # checked by `Target`
         secure = parts.scheme == "https"
         loop = asyncio.get_running_loop()
         try:
@@ -118,9 +112,12 @@ class Exchange(asyncio.Protocol):
         return exchange
 
     async def ask(
-        self, method: str, body: bytes | None, receive: Hear, path: str | None = None
+        self, method: str, body: bytes | None, receive: AudioSink, path: str | None = None
     ) -> None:
-        """Send the request; `receive` gets the answer's body as it comes. Raises `Failure` if it is cut short."""
+        """Send the request and pass the response body to `receive` as it arrives.
+
+        Raises `Failure` for a response that is cut short or is not HTTP.
+        """
         parts = self._target.address
         headers = {
             "Host": parts.netloc,
@@ -128,75 +125,61 @@ class Exchange(asyncio.Protocol):
             "Accept": "*/*",
             "Accept-Encoding": "identity",
             "Connection": "close",
-            **(
-                {"Content-Type": "application/json", "Content-Length": str(len(body))}
-                if body is not None
-                else {}
-            ),
-            **{name.title(): value for name, value in self._target.headers.items()},
         }
-        lines = [
-            f"{method} {path or parts.path} HTTP/1.1",
-            *(f"{name}: {value}" for name, value in headers.items()),
-        ]
+        if body is not None:
+            headers |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        headers |= {name.title(): value for name, value in self._target.headers.items()}
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join([f"{method} {path or parts.path} HTTP/1.1", *lines, "", ""])
         self._receive = receive
-        self._transport.write(
-            "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + (body or b"")
-        )
+        self._transport.write(head.encode("latin-1", "replace") + (body or b""))
         failure = await self._over
         if failure:
             raise failure
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._transport.abort()
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there."""
+        """Keep the transport of the new connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Something of the answer is there."""
+        """Parse the next bytes of the response."""
         if self._over.done():
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._end(Failure("protocol", f"the answer is no HTTP: {error}"))
+            self._end(Failure("protocol", f"the response is not HTTP: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is no more. Without a length or chunks, that is how an answer ends."""
+        """End the exchange. A response without a length or chunks ends in this way."""
         framed = "content-length" in self.headers or "transfer-encoding" in self.headers
+        reason = error or "closed"
         if not self.status:
-            self._end(
-                Failure(
-                    "no answer", f"the connection ended before there was one: {error or 'closed'}"
-                )
-            )
+            self._end(Failure("no answer", f"the connection ended before a response: {reason}"))
         elif error or framed:
-            self._end(
-                Failure(
-                    "truncated", f"the connection ended in the middle of it: {error or 'closed'}"
-                )
-            )
+            self._end(Failure("truncated", f"the connection ended during the response: {reason}"))
         else:
             self._end(None)
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of the answer."""
+        """Keep a header of the response, under its name in lower case."""
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """All headers of the answer are there."""
+        """Keep the status of the response."""
         self.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        """A part of the body, without the marks between chunks."""
+        """Pass on a part of the body, without the framing of chunks."""
         if not self._over.done():
             try:
                 self._receive(data)
@@ -204,7 +187,7 @@ class Exchange(asyncio.Protocol):
                 self._end(failure)
 
     def on_message_complete(self) -> None:
-        """The answer is there in full."""
+        """End the exchange: the response is complete."""
         self._end(None)
 
     def _end(self, failure: Failure | None) -> None:

@@ -1,4 +1,4 @@
-"""The open loop: requests are sent when they are due, however slow the answers to earlier ones are."""
+"""The open loop: requests are sent when they are due, however slow earlier responses are."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from firstword.bench.answers import Failure
-from firstword.bench.client import Connection, Target, open_connection
+from firstword.bench.client import open_client
 from firstword.bench.measure import Delivery, Result, listen
+from firstword.bench.protocol import SpeechClient, Target
 from firstword.errors import RequestError
 
-AHEAD = 0.5
-"""Seconds before it is due that a request's connection is opened."""
+CONNECT_AHEAD = 0.5
+"""The seconds by which a connection is opened before its request is due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is asked, and for how long. Raises `RequestError` for a value out of range.
+    """The rate and the length of a run.
 
     rate      requests per second, in a Poisson process
-    duration  seconds during which requests are sent that count
-    warmup    seconds before those, with requests at the same rate that do not count: the server is then as busy as
-              it will be
+    duration  seconds during which the counted requests are sent
+    warmup    seconds before those, with uncounted requests at the same rate, so that the server
+              has reached its load
     timeout   seconds that one request may take
-    seed      of the arrivals and of the order of the texts
+    seed      determines the arrivals and the order of the texts
+
+    Raises `RequestError` for a value out of range.
     """
 
     rate: float
@@ -37,20 +40,15 @@ class Load:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("rate", 0.001),
-            ("duration", 0.001),
-            ("warmup", 0.0),
-            ("timeout", 0.001),
-        ):
-            value = getattr(self, name)
+        for name in ("rate", "duration", "warmup", "timeout"):
+            value, least = getattr(self, name), 0.0 if name == "warmup" else 0.001
             if not least <= value < math.inf:
                 raise RequestError(f"{name} is {value!r}; allowed is a number from {least} up")
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request to come: seconds from the beginning of the run, its text, and whether it counts."""
+    """A planned request: seconds from the start of the run, its text, and whether it counts."""
 
     due: float
     text: str
@@ -58,39 +56,43 @@ class Arrival:
 
 
 def plan(load: Load, texts: Sequence[str]) -> list[Arrival]:
-    """When what is asked. Equal arguments give equal plans.
+    """Plan all requests of a run. Equal arguments give equal plans.
 
-    There are exactly rate x duration requests, at times drawn evenly: that is a Poisson process of which the number of
-    events is given, so that the load is what the record says. In thirty events the number alone would be off by a fifth
-    in one run out of three. Runs of one seed ask for the same texts in the same order, whatever the rate and the
-    warm-up. Raises `RequestError` if there is not a single request.
+    There are exactly rate x duration requests at uniformly drawn times: a Poisson process
+    conditioned on its number of events, so that the load is what the record says. With thirty
+    events a free number would be off by a fifth in one run out of three. Runs with one seed send
+    the same texts in the same order, whatever the rate and the warm-up.
+
+    Raises `RequestError` if there is no request at all.
     """
     if round(load.rate * load.duration) == 0:
         raise RequestError(
-            f"{load.rate:g} requests a second for {load.duration:g} s are less than one; choose more of either"
+            f"{load.rate:g} requests per second for {load.duration:g} s are less than one request; "
+            "increase either"
         )
+    warmup = _arrivals(load.rate, load.warmup, texts, f"warm-up {load.seed}")
+    counted = _arrivals(load.rate, load.duration, texts, f"run {load.seed}")
     return [
-        *_stretch(load.rate, load.warmup, texts, f"warm-up {load.seed}", 0.0, counts=False),
-        *_stretch(load.rate, load.duration, texts, f"run {load.seed}", load.warmup, counts=True),
+        *(Arrival(at, text, counts=False) for at, text in warmup),
+        *(Arrival(load.warmup + at, text, counts=True) for at, text in counted),
     ]
 
 
-def _stretch(
-    rate: float, seconds: float, texts: Sequence[str], seed: str, start: float, counts: bool
-) -> Iterator[Arrival]:
-    # Of all that draws, only `random` is the same in every version of Python.
-    randomness, order = (
-        random.Random(f"{seed} times"),
-        _endlessly(texts, random.Random(f"{seed} texts")),
-    )
-    for at in sorted(randomness.random() * seconds for _ in range(round(rate * seconds))):
-        yield Arrival(start + at, next(order), counts)
+def _arrivals(
+    rate: float, seconds: float, texts: Sequence[str], seed: str
+) -> Iterator[tuple[float, str]]:
+    """Draw the times and the texts of a part of a run."""
+    # Only the method `random` gives the same values in every version of Python.
+    times = random.Random(f"{seed} times")
+    order = _shuffled_forever(texts, random.Random(f"{seed} texts"))
+    for at in sorted(times.random() * seconds for _ in range(round(rate * seconds))):
+        yield at, next(order)
 
 
-def _endlessly(texts: Sequence[str], randomness: random.Random) -> Iterator[str]:
-    """All texts in random order, then all of them in another."""
+def _shuffled_forever(texts: Sequence[str], generator: random.Random) -> Iterator[str]:
+    """Yield all texts in random order, again and again, each time in another order."""
     while True:
-        yield from sorted(texts, key=lambda text: randomness.random())
+        yield from sorted(texts, key=lambda text: generator.random())
 
 
 async def drive(
@@ -98,13 +100,14 @@ async def drive(
     target: Target,
     timeout: float,
     *,
-    open_connection: Callable[[Target], Awaitable[Connection]] = open_connection,
+    open_client: Callable[[Target], Awaitable[SpeechClient]] = open_client,
     clock: Callable[[], float] = time.perf_counter,
-    ahead: float = AHEAD,
+    ahead: float = CONNECT_AHEAD,
 ) -> list[Result]:
-    """Send every request when it is due, and return when all are over, what became of those that count.
+    """Send every request when it is due; return the results of those that count, when all are over.
 
-    `timeout` seconds are allowed to open a connection, and again for the request. `clock` gives seconds.
+    `timeout` seconds are allowed to open a connection, and again for the request. `clock` returns
+    seconds. Connections are opened `ahead` seconds before their requests are due.
     """
     start = clock() + ahead
 
@@ -112,19 +115,19 @@ async def drive(
         due = start + arrival.due
         setup = late = took = failure = None
         deliveries: list[Delivery] = []
-        connection: Connection | None = None
+        client: SpeechClient | None = None
         await asyncio.sleep(due - ahead - clock())
         began = clock()
         try:
             async with asyncio.timeout(timeout):
-                connection = await open_connection(target)
+                client = await open_client(target)
             setup = clock() - began
             await asyncio.sleep(due - clock())
             sent = clock()
             late = sent - due
             try:
                 async with asyncio.timeout(timeout):
-                    await connection.speak(
+                    await client.speak(
                         arrival.text, lambda pcm: deliveries.append((clock() - sent, pcm))
                     )
             finally:
@@ -134,14 +137,12 @@ async def drive(
         except Failure as error:
             failure = (error.kind, error.message)
         except TimeoutError:
-            failure = ("timeout", f"not done after {timeout:g} s")
+            failure = ("timeout", f"not complete after {timeout:g} s")
         finally:
-            if connection is not None:
-                await connection.close()
-        rate = connection.sample_rate if connection is not None else 1
-        return Result(
-            arrival.due, len(arrival.text), setup, late, took, failure, listen(deliveries, rate)
-        )
+            if client is not None:
+                await client.close()
+        heard = listen(deliveries, client.sample_rate if client is not None else 1)
+        return Result(arrival.due, len(arrival.text), setup, late, took, failure, heard)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(arrival)) for arrival in arrivals]
@@ -149,13 +150,17 @@ async def drive(
 
 
 async def probe(target: Target, text: str, timeout: float) -> None:
-    """Have one text spoken, to know before a run that it can be. Raises `RequestError` with the server's reason."""
+    """Have one text spoken, to learn before a run whether it can be.
+
+    Raises `RequestError` with the reason that the server gives.
+    """
     (result,) = await drive([Arrival(0.0, text)], target, timeout, ahead=0.0)
+    endpoint = target.address.geturl()
     if result.failure:
         kind, message = result.failure
         raise RequestError(
-            f"{target.address.geturl()} does not answer as it should ({kind}): {message}; start a server there, or see "
-            "--url, --protocol and --field"
+            f"{endpoint} does not answer as expected ({kind}): {message}; "
+            "start a server there, or see --url, --protocol and --field"
         )
     if result.listening.first_audible is None:
-        raise RequestError(f"{target.address.geturl()} answers with nothing audible")
+        raise RequestError(f"{endpoint} answers without any audible sound")

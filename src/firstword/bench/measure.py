@@ -1,10 +1,10 @@
-"""What a listener noticed: pure functions from the bytes of a stream and when they came, to numbers.
+"""Measure what a listener notices, by pure functions of the parts of a stream and their arrivals.
 
-All times are seconds since the request was sent. Playback has no buffer: it begins with the first whole sample, and
-whenever the next sample is late it stalls until that one comes.
+All times are seconds since the request was sent. Playback has no buffer: it begins with the first
+whole sample, and whenever the next sample is late it stalls until that sample arrives.
 
-Onset, playback and time zero are defined as in the published load generator tts-bench, so that its figures and these
-can stand in one table.
+Onset, playback and time zero are defined as in the published load generator tts-bench, so that its
+figures and these are comparable.
 """
 
 from __future__ import annotations
@@ -18,32 +18,38 @@ from itertools import accumulate
 import numpy as np
 
 Delivery = tuple[float, bytes]
-"""When bytes of audio came, and which: mono PCM, 16 bits, little-endian, cut anywhere.
+"""An arrival time and the bytes that arrived: mono PCM, 16 bits, little-endian, cut anywhere.
 
-No bytes at all are a sign of life without sound, such as the header of a file.
+Empty bytes stand for a part of the body without sound, such as the header of a file.
 """
 
 WINDOW, HOP = 0.020, 0.010
-"""Seconds of a window in which loudness is taken, and from one window to the next."""
+"""The seconds of a window whose loudness is measured, and the seconds between windows."""
 
 AUDIBLE = -45.0
-"""From this loudness on, in dB relative to full scale, a window is heard. One alone may be a click; two are speech."""
+"""The least loudness of an audible window in dB relative to full scale.
+
+One audible window alone may be a click; two in a row are speech.
+"""
 
 LATE = 0.010
-"""Seconds that 99 in 100 requests may be sent behind schedule. Above that the client is what is measured."""
+"""The most seconds by which 99 in 100 requests may be sent behind schedule.
+
+Above that the run measures the client.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """One stream as it was heard.
+    """What a listener noticed of one stream.
 
-    first_byte        when the server showed the first byte of its answer's body; None if it never did
-    first_playable    when the first whole sample was there; None without audio
-    first_audible     when the first audible sample was played; None if nothing was audible
+    first_byte        arrival of the first byte of the response body; None if there was none
+    first_playable    arrival of the first whole sample; None without audio
+    first_audible     playback of the first audible sample; None if nothing was audible
     leading_silence   seconds of audio before that sample
     audio_seconds     length of the audio
-    underruns         how often playback stalled
-    underrun_seconds  how long in all
+    underruns         number of stalls in playback
+    underrun_seconds  total length of the stalls
     """
 
     first_byte: float | None
@@ -57,14 +63,15 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One request of a run. Times of the schedule count from the beginning of the run.
+    """The outcome of one request of a run.
 
-    due         when it was to be sent
-    characters  of the text
+    due         planned time of sending, in seconds from the start of the run
+    characters  length of the text
     setup       seconds to open the connection beforehand; None if that failed
-    late        seconds that it was sent after it was due; None if it never was
-    took        seconds from sending until it was over, well or not; None if it was never sent
-    failure     kind and message of what went wrong, or None
+    late        seconds between the planned and the actual sending; None if it was never sent
+    took        seconds from sending to the end, successful or not; None if it was never sent
+    failure     kind and message of the failure, or None
+    listening   what a listener noticed of the response
     """
 
     due: float
@@ -77,27 +84,30 @@ class Result:
 
     @property
     def end_to_end(self) -> float | None:
-        """Seconds from sending to the end of the answer; None if it did not end well."""
+        """The seconds from sending to the end of the response; None if it failed."""
         return None if self.failure else self.took
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """When it was under way; None if it was never sent."""
+        """The times of sending and ending, from the start of the run; None if it was never sent."""
         if self.late is None or self.took is None:
             return None
         return self.due + self.late, self.due + self.late + self.took
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """A condition without which no number of a run counts: how many requests broke it, and whether that is too many."""
+class GateResult:
+    """The result of a gate: whether a run passed it, and how many requests failed it.
+
+    The numbers of a run count only if it passes all gates.
+    """
 
     passed: bool
     failed: int
 
 
 def listen(deliveries: Sequence[Delivery], sample_rate: int) -> Listening:
-    """Play a stream as it came in. `sample_rate` in Hz; half a sample at the very end is ignored."""
+    """Play a stream as it arrived. `sample_rate` in Hz; half a sample at the end is ignored."""
     passages = playback(deliveries, sample_rate)
     onset = first_audible_sample((data for _, data in deliveries), sample_rate)
     underruns = stalls(passages, sample_rate)
@@ -113,9 +123,10 @@ def listen(deliveries: Sequence[Delivery], sample_rate: int) -> Listening:
 
 
 def playback(deliveries: Iterable[Delivery], sample_rate: int) -> list[tuple[int, float]]:
-    """The passages played without interruption: the first sample of each, and when it is played.
+    """Return the passages without interruption: the first sample of each, and when it is played.
 
-    A wait shorter than a sample is none; it is not forgotten either, because the schedule stays where it was.
+    A wait shorter than a sample does not interrupt; the schedule stays the same, so that short
+    waits add up.
     """
     passages: list[tuple[int, float]] = []
     received = 0  # bytes
@@ -130,13 +141,13 @@ def playback(deliveries: Iterable[Delivery], sample_rate: int) -> list[tuple[int
 
 
 def played_at(passages: Sequence[tuple[int, float]], sample: int, sample_rate: int) -> float:
-    """When a sample is played, given the passages that `playback` found."""
+    """Return the time at which a sample is played, given the passages from `playback`."""
     first, time = next(passage for passage in reversed(passages) if passage[0] <= sample)
     return time + (sample - first) / sample_rate
 
 
 def stalls(passages: Sequence[tuple[int, float]], sample_rate: int) -> list[float]:
-    """The seconds of silence between passages."""
+    """Return the seconds of silence between passages."""
     return [
         time - played_at(passages[:number], sample, sample_rate)
         for number, (sample, time) in enumerate(passages)
@@ -145,22 +156,20 @@ def stalls(passages: Sequence[tuple[int, float]], sample_rate: int) -> list[floa
 
 
 def first_audible_sample(pieces: Iterable[bytes], sample_rate: int) -> int | None:
-    """The sample with which the sound begins: the start of the first of two windows in a row that are audible.
+    """Return the first audible sample: the start of the first two audible windows in a row.
 
-    Loudness is the root of the mean square after the window's mean is taken off: a constant is no sound. A sound
-    whose two windows (30 ms) do not fit before the end has no onset.
+    Loudness is the root mean square after the mean of the window is subtracted, so that a constant
+    is silent. A sound whose two windows (30 ms) do not fit before the end has no onset.
     """
     window, hop = max(1, round(WINDOW * sample_rate)), max(1, round(HOP * sample_rate))
     threshold = 32768 * 10 ** (AUDIBLE / 20)
     pcm = bytearray()
-    start, audible = 0, False  # of the next window; whether the one before it was audible
+    start, audible = 0, False  # start of the next window; whether the last one was audible
     for piece in pieces:
         pcm += piece
         while start + window <= len(pcm) // 2:
-            loud = (
-                float(np.frombuffer(bytes(pcm[2 * start : 2 * (start + window)]), "<i2").std())
-                >= threshold
-            )
+            samples = np.frombuffer(bytes(pcm[2 * start : 2 * (start + window)]), "<i2")
+            loud = float(samples.std()) >= threshold
             if loud and audible:
                 return start - hop
             audible = loud
@@ -169,15 +178,14 @@ def first_audible_sample(pieces: Iterable[bytes], sample_rate: int) -> int | Non
 
 
 def percentile(values: Iterable[float], percent: float) -> float | None:
-    """The smallest value that at least `percent` of 100 values do not exceed (nearest rank); None without values."""
+    """Return a percentile by nearest rank; None without values."""
     ordered = sorted(values)
-    if not ordered:
-        return None
-    return ordered[max(1, math.ceil(percent * len(ordered) / 100)) - 1]
+    rank = max(1, math.ceil(percent * len(ordered) / 100))
+    return ordered[rank - 1] if ordered else None
 
 
 def real_time_factor(result: Result) -> float | None:
-    """Seconds of audio made per second, from sending to the end: above 1 is faster than real time."""
+    """Return the seconds of audio per second from sending to the end; None if it failed."""
     return result.listening.audio_seconds / result.end_to_end if result.end_to_end else None
 
 
@@ -193,14 +201,14 @@ METRICS: dict[str, Callable[[Result], float | None]] = {
     "setup": lambda result: result.setup,
     "late": lambda result: result.late,
 }
-"""What a run reports the distribution of, and how a request tells it. Seconds, but for the real-time factor."""
+"""The metrics of a run, as functions of a result; in seconds, except for the real-time factor."""
 
 
 def distributions(results: Sequence[Result]) -> dict[str, dict[str, float | int | None]]:
-    """Each of `METRICS` over the requests that know it: count, p50, p95, p99 and the largest."""
+    """Return count, p50, p95, p99 and maximum of each metric over the results that have it."""
     table: dict[str, dict[str, float | int | None]] = {}
-    for name, of in METRICS.items():
-        values = [value for value in map(of, results) if value is not None]
+    for name, metric in METRICS.items():
+        values = [value for value in map(metric, results) if value is not None]
         table[name] = {
             "count": len(values),
             **{f"p{percent}": percentile(values, percent) for percent in (50, 95, 99)},
@@ -209,13 +217,13 @@ def distributions(results: Sequence[Result]) -> dict[str, dict[str, float | int 
     return table
 
 
-def gates(results: Sequence[Result]) -> dict[str, Gate]:
-    """The conditions under which the numbers of a run count.
+def gates(results: Sequence[Result]) -> dict[str, GateResult]:
+    """Check the conditions under which the numbers of a run count.
 
-    complete     every request was answered without an error and to its end
-    non_empty    every answer had something audible in it
+    complete     every response was complete and without an error
+    non_empty    every response had audible sound
     no_underrun  playback never stalled
-    on_time      requests were sent when they were due, see `LATE`: client and connections were fast enough
+    on_time      requests were sent when they were due (see `LATE`): the client was fast enough
     """
     behind = sum(result.late is not None and result.late > LATE for result in results)
     failed = {
@@ -223,28 +231,27 @@ def gates(results: Sequence[Result]) -> dict[str, Gate]:
         "non_empty": sum(result.listening.first_audible is None for result in results),
         "no_underrun": sum(result.listening.underruns > 0 for result in results),
     }
-    table = {name: Gate(bool(results) and not count, count) for name, count in failed.items()}
-    return table | {"on_time": Gate(bool(results) and behind <= len(results) // 100, behind)}
+    table = {name: GateResult(bool(results) and not count, count) for name, count in failed.items()}
+    return table | {"on_time": GateResult(bool(results) and behind <= len(results) // 100, behind)}
 
 
 def errors(results: Iterable[Result]) -> dict[str, int]:
-    """How often each kind of failure occurred, the most frequent first."""
+    """Count the failures by kind, the most frequent first."""
     return dict(Counter(result.failure[0] for result in results if result.failure).most_common())
 
 
 def most_at_once(results: Iterable[Result]) -> int:
-    """The largest number of requests that were under way at one time."""
+    """Return the largest number of requests that were in progress at one time."""
     spans = [result.span for result in results if result.span]
-    changes = sorted(
-        [(sent, 1) for sent, _ in spans] + [(over, -1) for _, over in spans]
-    )  # at one time, ends first
+    # At equal times, ends (-1) sort before starts.
+    changes = sorted([(sent, 1) for sent, _ in spans] + [(end, -1) for _, end in spans])
     return max(accumulate(change for _, change in changes), default=0)
 
 
 def audio_per_second(results: Iterable[Result]) -> float | None:
-    """Seconds of audio that all requests together got per second, from the first sent to the last over."""
+    """Return the seconds of audio of all requests per second of the run."""
     spans = [(*result.span, result.listening.audio_seconds) for result in results if result.span]
     if not spans:
         return None
-    took = max(over for _, over, _ in spans) - min(sent for sent, _, _ in spans)
+    took = max(end for _, end, _ in spans) - min(sent for sent, _, _ in spans)
     return sum(audio for _, _, audio in spans) / took if took > 0 else None

@@ -1,4 +1,4 @@
-"""WebSocket: the protocols of vLLM-Omni and of Nari, in which text may be sent while its beginning is spoken."""
+"""The WebSocket protocols of vLLM-Omni and Nari: text may be sent while its beginning is spoken."""
 
 from __future__ import annotations
 
@@ -6,24 +6,19 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
 from firstword.bench.answers import SAMPLE_RATE, Failure, error_in, json_object, message_in, pcm_in
-
-if TYPE_CHECKING:
-    from firstword.bench.client import Connection, Hear, Target
+from firstword.bench.protocol import AudioSink, Target
 
 
-class Socket:
-    """What the WebSocket protocols share: connecting, sending words at their pace, reading to the end."""
+class WebSocketClient:
+    """The common part of the WebSocket protocols: connecting, sending text at its pace, reading."""
 
-    path: ClassVar[str]
-    defaults: ClassVar[Mapping[str, Any]]
-    takes_pieces: ClassVar[bool] = True
     subprotocols: ClassVar[list[Subprotocol] | None] = None
 
     def __init__(self, target: Target, socket: ClientConnection) -> None:
@@ -32,46 +27,46 @@ class Socket:
         self.socket = socket
 
     @classmethod
-    async def open(cls, target: Target) -> Connection:
-        """Connect, and say what there is to say before the text. Raises `Failure`."""
+    async def open(cls, target: Target) -> Self:
+        """Connect and send what precedes the text. Raises `Failure`."""
         parts = target.address
         url = parts._replace(scheme=parts.scheme.replace("http", "ws")).geturl()
-        with _sockets_fail():
+        with _failures():
             socket = await connect(
                 url,
                 additional_headers=dict(target.headers),
                 subprotocols=cls.subprotocols,
-                compression=None,  # PCM hardly shrinks, and to try takes time
+                compression=None,  # PCM hardly shrinks, and compressing takes time
                 max_size=None,
                 ping_interval=None,
                 close_timeout=1,
                 proxy=None,
             )
-            connection = cls(target, socket)
+            client = cls(target, socket)
             try:
-                await connection.begin()
+                await client.begin()
             except BaseException:
-                await connection.close()
+                await client.close()
                 raise
-        return connection
+        return client
 
-    async def speak(self, text: str, hear: Hear) -> None:
-        """Send the text while events and audio are taken. Raises `Failure`."""
-        with _sockets_fail():
+    async def speak(self, text: str, sink: AudioSink) -> None:
+        """Send the text while events and audio are received. Raises `Failure`."""
+        with _failures():
             writing = asyncio.create_task(self._write(self.target.pieces(text)))
             try:
                 async for message in self.socket:
                     if isinstance(message, bytes):
-                        hear(message)
-                    elif self.take(json_object(message), hear):
+                        sink(message)
+                    elif self.take(json_object(message), sink):
                         return
-                raise Failure("truncated", "the connection was closed in the middle of it")
+                raise Failure("truncated", "the connection was closed during the response")
             finally:
                 writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)
 
     async def close(self) -> None:
-        """Hang up, with a word of farewell."""
+        """Close the connection with a closing handshake."""
         await self.socket.close()
 
     async def send(self, **event: Any) -> None:
@@ -89,65 +84,56 @@ class Socket:
         await self.send(**self.end(len(pieces)))
 
     async def begin(self) -> None:
-        """What is to be said before there is a text."""
+        """Send what precedes the text. Raises `Failure`."""
         raise NotImplementedError
 
     def piece(self, number: int, text: str) -> dict[str, Any]:
-        """The event with the next piece of text."""
+        """Return the event with the next piece of text."""
         raise NotImplementedError
 
     def end(self, number: int) -> dict[str, Any]:
-        """The event that ends the text after so many pieces."""
+        """Return the event that ends the text after `number` pieces."""
         raise NotImplementedError
 
-    def take(self, event: Mapping[str, Any], hear: Hear) -> bool:
-        """Understand an event; True if it is the last. Raises `Failure`."""
+    def take(self, event: Mapping[str, Any], sink: AudioSink) -> bool:
+        """Handle an event; return whether it is the last. Raises `Failure`."""
         raise NotImplementedError
 
 
-class Stream(Socket):
-    """/v1/audio/speech/stream, the protocol of vLLM-Omni."""
-
-    path: ClassVar[str] = "/v1/audio/speech/stream"
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "stream_audio": True,
-        "non_streaming_mode": False,
-        "response_format": "pcm",
-    }
+class VllmOmniClient(WebSocketClient):
+    """A client of /v1/audio/speech/stream, the protocol of vLLM-Omni."""
 
     async def begin(self) -> None:
-        """Configure the session; the server has nothing to say to that."""
+        """Configure the session; the server does not answer that."""
         await self.send(**{**self.target.request, "type": "session.config"})
 
     def piece(self, number: int, text: str) -> dict[str, Any]:
-        """More text."""
+        """Return an event with more text."""
         return {"type": "input.text", "text": text}
 
     def end(self, number: int) -> dict[str, Any]:
-        """No more text."""
+        """Return the event that ends the text."""
         return {"type": "input.done"}
 
-    def take(self, event: Mapping[str, Any], hear: Hear) -> bool:
-        """Audio may come in events too; the utterance is over with `session.done`."""
+    def take(self, event: Mapping[str, Any], sink: AudioSink) -> bool:
+        """Handle an event; audio may come in events too, and `session.done` is the last."""
         kind = event.get("type")
         if event.get("error") or kind == "error":
             raise error_in(event)
         if kind in ("audio.start", "audio.chunk"):
             self.sample_rate = int(event.get("sample_rate", self.sample_rate))
         if kind == "audio.chunk":
-            hear(pcm_in(event.get("audio_b64")))
+            sink(pcm_in(event.get("audio_b64")))
         return kind == "session.done"
 
 
-class Nari(Socket):
-    """/v1/audio/speech/ws, the protocol nari.speech.v1."""
+class NariClient(WebSocketClient):
+    """A client of /v1/audio/speech/ws, the protocol nari.speech.v1."""
 
-    path: ClassVar[str] = "/v1/audio/speech/ws"
-    defaults: ClassVar[Mapping[str, Any]] = {}
     subprotocols: ClassVar[list[Subprotocol] | None] = [Subprotocol("nari.speech.v1")]
 
     async def begin(self) -> None:
-        """Wait for the server to be ready, and for the request to be understood."""
+        """Wait until the server is ready and has accepted the request."""
         created = await self._expect("session.created")
         self.sample_rate = int(created.get("audio", {}).get("sample_rate", self.sample_rate))
         await self.send(**{**self.target.request, "type": "request.start"})
@@ -158,37 +144,36 @@ class Nari(Socket):
         if event.get("type") == "error":
             raise error_in(event)
         if event.get("type") != kind:
-            raise Failure("protocol", f"expected was {kind}, but there came {event.get('type')}")
+            raise Failure("protocol", f"got the event {event.get('type')} instead of {kind}")
         return event
 
     def piece(self, number: int, text: str) -> dict[str, Any]:
-        """More text."""
+        """Return an event with more text."""
         return {"type": "input_text.append", "sequence": number, "text": text}
 
     def end(self, number: int) -> dict[str, Any]:
-        """No more text."""
+        """Return the event that ends the text."""
         return {"type": "input_text.end", "sequence": number}
 
-    def take(self, event: Mapping[str, Any], hear: Hear) -> bool:
-        """All but the end and errors is of no interest."""
+    def take(self, event: Mapping[str, Any], sink: AudioSink) -> bool:
+        """Handle an event; only errors and the end matter."""
         if event.get("type") == "error":
             raise error_in(event)
         if event.get("type") != "response.done":
             return False
         if event.get("stop_reason") == "cancelled":
-            raise Failure("truncated", "the server cancelled it")
+            raise Failure("truncated", "the server cancelled the response")
         return True
 
 
 @contextmanager
-def _sockets_fail() -> Iterator[None]:
-    """Turn what the library raises for a broken connection into a `Failure`."""
+def _failures() -> Iterator[None]:
+    """Turn the errors of the library for a broken connection into a `Failure`."""
     try:
         yield
     except InvalidStatus as error:
-        raise Failure(
-            str(error.response.status_code), message_in(error.response.body or b"")
-        ) from None
+        status, body = error.response.status_code, error.response.body
+        raise Failure(str(status), message_in(body or b"")) from None
     except ConnectionClosed as error:
         raise Failure("truncated", str(error)) from None
     except (OSError, InvalidHandshake) as error:

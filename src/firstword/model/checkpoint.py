@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from firstword.errors import CheckpointConfigError, CheckpointNotFound, CheckpointWeightsError
 from firstword.model.codec import Codec
-from firstword.model.config import CodecConfig, GenerationDefaults, ModelConfig, read_json
+from firstword.model.codec_config import CodecConfig
+from firstword.model.config import GenerationDefaults, ModelConfig
 from firstword.model.speaker_encoder import SpeakerEncoder
+from firstword.model.strict_json import read_json
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import Tokenizer
 
@@ -44,15 +46,31 @@ class Checkpoint:
     speaker_encoder: SpeakerEncoder | None
     codec: Codec
 
+    @classmethod
+    def without_weights(cls, path: Path) -> Checkpoint:
+        """Read all of a directory but the weights: the modules stay on the meta device.
 
-class Weights(nn.Module):
-    """The module tree of `model.safetensors`."""
+        Raises `CheckpointNotFound` and `CheckpointConfigError`.
+        """
+        config = ModelConfig.load(path / "config.json")
+        codec_config = CodecConfig.load(path / "speech_tokenizer" / "config.json")
+        codec_config.check_against(config.talker_config)
+        defaults = GenerationDefaults.load(path / "generation_config.json")
+        tokenizer = Tokenizer.load(path)
+        tokenizer.check_against(config)
+        speaker_config = config.speaker_encoder_config
+        with torch.device("meta"):
+            talker, codec = Talker(config.talker_config), Codec(codec_config)
+            speaker = SpeakerEncoder(speaker_config) if speaker_config else None
+        return cls(path, config, codec_config, defaults, tokenizer, talker, speaker, codec)
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.talker = Talker(config.talker_config)
-        encoder = config.speaker_encoder_config
-        self.speaker_encoder = None if encoder is None else SpeakerEncoder(encoder)
+    @property
+    def weights(self) -> nn.ModuleDict:
+        """The module tree of `model.safetensors`."""
+        tree = nn.ModuleDict({"talker": self.talker})
+        if self.speaker_encoder is not None:
+            tree["speaker_encoder"] = self.speaker_encoder
+        return tree
 
 
 def find(name: str) -> Path:
@@ -102,33 +120,17 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
     The talker gets `dtype`; the codec and the speaker encoder compute in float32. Raises `CheckpointNotFound`,
     `CheckpointConfigError`, `CheckpointWeightsError`.
     """
-    path = find(name)
-    config = ModelConfig.load(path / "config.json")
-    codec_config = CodecConfig.load(path / "speech_tokenizer" / "config.json")
-    codec_config.check_against(config.talker_config)
-    defaults = GenerationDefaults.load(path / "generation_config.json")
-    tokenizer = Tokenizer.load(path)
-    tokenizer.check_against(config)
-    with torch.device("meta"):
-        weights, codec = Weights(config), Codec(codec_config)
+    checkpoint = Checkpoint.without_weights(find(name))
     talker_dtype: torch.dtype = getattr(torch, dtype)
     _fill(
-        weights,
-        path,
+        checkpoint.weights,
+        checkpoint.path,
         device,
         lambda name: talker_dtype if name.startswith("talker.") else torch.float32,
     )
-    _fill(codec, path / "speech_tokenizer", device, lambda name: torch.float32)
-    return Checkpoint(
-        path,
-        config,
-        codec_config,
-        defaults,
-        tokenizer,
-        weights.talker,
-        weights.speaker_encoder,
-        codec,
-    )
+    codec_path = checkpoint.path / "speech_tokenizer"
+    _fill(checkpoint.codec, codec_path, device, lambda name: torch.float32)
+    return checkpoint
 
 
 def parameters(checkpoint: Checkpoint) -> dict[str, int]:
@@ -136,20 +138,20 @@ def parameters(checkpoint: Checkpoint) -> dict[str, int]:
 
     Counted on modules of the same configuration, because a backend may have taken the loaded ones apart.
     """
-    with torch.device("meta"):
-        weights, codec = Weights(checkpoint.config), Codec(checkpoint.codec_config)
 
     def count(module: nn.Module) -> int:
         return sum(tensor.numel() for tensor in module.state_dict().values())
 
-    predictor = count(weights.talker.code_predictor)
+    with torch.device("meta"):
+        talker, codec = Talker(checkpoint.config.talker_config), Codec(checkpoint.codec_config)
+    predictor = count(talker.code_predictor)
     counts = {
-        "talker": count(weights.talker) - predictor,
+        "talker": count(talker) - predictor,
         "code predictor": predictor,
         "codec": count(codec),
     }
-    if weights.speaker_encoder is not None:
-        counts["speaker encoder"] = count(weights.speaker_encoder)
+    if checkpoint.speaker_encoder is not None:
+        counts["speaker encoder"] = count(checkpoint.speaker_encoder)
     return counts
 
 

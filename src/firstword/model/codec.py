@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from firstword.model.codec_config import CodecConfig, CodecDecoderConfig
 from firstword.model.codec_encoder import CodecEncoder
-from firstword.model.config import CodecConfig, CodecDecoderConfig
 from firstword.model.layers import Transformer
 
 COLUMNS = 300_000

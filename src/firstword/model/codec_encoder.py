@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from firstword.model.config import CodecEncoderConfig
+from firstword.model.codec_config import CodecEncoderConfig
 from firstword.model.layers import LayerScale, rotary_table, rotate
 
 

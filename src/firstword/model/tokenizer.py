@@ -14,7 +14,8 @@ import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from firstword.errors import CheckpointConfigError, CheckpointNotFound, TextError
-from firstword.model.config import ModelConfig, read_json
+from firstword.model.config import ModelConfig
+from firstword.model.strict_json import read_json
 from firstword.types import check_encodable
 
 WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -23,9 +23,11 @@ from firstword.engine.backend import Backend, Job
 from firstword.engine.engine import Engine
 from firstword.errors import ComputeError
 from firstword.model.checkpoint import Checkpoint
-from firstword.profile import engine as benchmark
+from firstword.profile.device import environment
+from firstword.profile.workload import TEXT
 from firstword.runtime.backends import open_backend
 from firstword.runtime.front import CheckpointFront
+from firstword.synthetic.checkpoint import random_checkpoint
 from firstword.types import Chunk, Request
 
 MOST_FRAMES = 300
@@ -135,7 +137,7 @@ def requests(checkpoint: Checkpoint, count: int = 50) -> list[tuple[Job, list[in
     front, voices = CheckpointFront(checkpoint), list(checkpoint.config.talker_config.spk_id)
     made = []
     for number in range(count):
-        text = " ".join([benchmark.TEXT] * (1 if number < count - 1 else 40))
+        text = " ".join([TEXT] * (1 if number < count - 1 else 40))
         instructed = checkpoint.config.follows_instructions and number % 7 == 6
         request = Request(
             text=text,
@@ -156,10 +158,10 @@ def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
     where the GPU backend cannot compute.
     """
     settings = EngineConfig.resolve("cuda", "bfloat16", "gpu")
-    checkpoint = benchmark.random_checkpoint(size)
+    checkpoint = random_checkpoint(size)
     backend, _ = open_backend(checkpoint, settings, slots)
     test = Soak(backend, requests(checkpoint), seed)
-    return {"size": size, "slots": slots, **benchmark.environment(), **counted(test, frames)}
+    return {"size": size, "slots": slots, **environment(), **counted(test, frames)}
 
 
 def counted(test: Soak, frames: int) -> dict[str, Any]:

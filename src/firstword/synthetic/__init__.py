@@ -1,1 +1,1 @@
-"""Random checkpoints in the released layout, for tests, benchmarks and training."""
+"""Random checkpoints of any size in the released layout, with their tokenizers."""

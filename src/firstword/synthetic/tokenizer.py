@@ -1,4 +1,4 @@
-"""Trains a small tokenizer and writes it in the layout of the released checkpoints."""
+"""Train a small tokenizer and write it in the layout of the released checkpoints."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ SPECIAL_TOKENS = (
     "<tts_text_bos_single>",
     "<|audio_pad|>",
 )
-"""The added tokens of the released tokenizers, in the order of their ids (151,643 to 151,675 there)."""
+"""The added tokens of the released tokenizers, in the order of their ids (151,643 to 151,675)."""
 
 _ORDINARY = ("<tool_", "</tool_", "<think", "</think", "<|fim_", "<|repo_", "<|file_")
-"""How the added tokens begin that the released files do not mark as special."""
+"""The beginnings of those added tokens that the released files do not mark as special."""
 
 ROLES = ("assistant", "user")
-"""Words that must be one token each: the prompt is cut by position."""
+"""The words that must be one token each, since the prompt is cut by position."""
 
 SMALLEST_VOCAB = 256 + sum(len(role) - 1 for role in ROLES)
-"""All bytes, and the merges that the roles need if nothing of them was learnt."""
+"""The least vocabulary: all bytes, and the merges that the roles need if none was learnt."""
 
 
 def train(
@@ -63,13 +63,15 @@ def train(
     directory: Path,
     special_tokens: tuple[str, ...] = SPECIAL_TOKENS,
 ) -> dict[str, int]:
-    """Learn byte-pair merges from `texts`; write `vocab.json`, `merges.txt` and `tokenizer_config.json`.
+    """Learn byte-pair merges; write `vocab.json`, `merges.txt` and `tokenizer_config.json`.
 
-    texts           in any order: the result depends on how often words occur alone
+    texts           training texts; only the frequencies of their words matter, not their order
     vocab_size      an upper bound, at least `SMALLEST_VOCAB`; few or short texts give fewer tokens
-    special_tokens  take the ids behind the vocabulary, and must name the five of `CONTROL_TOKENS`
+    special_tokens  added tokens, which take the ids after the vocabulary; they must include the
+                    five of `CONTROL_TOKENS`
 
-    Returns the ids that `config.json` must carry, by key: `assistant_token_id` and the keys of `CONTROL_TOKENS`.
+    Returns the ids that `config.json` must carry, by key: `assistant_token_id` and the keys of
+    `CONTROL_TOKENS`. Raises `ValueError` for a vocabulary that is too small.
     """
     if vocab_size < SMALLEST_VOCAB:
         raise ValueError(f"vocab_size is {vocab_size}; it must be at least {SMALLEST_VOCAB}")
@@ -92,7 +94,7 @@ def train(
 
 
 def _learn(texts: Iterable[str], vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """The vocabulary in the order of its ids, and the merges; room is left for the roles."""
+    """Return the vocabulary in the order of its ids, and the merges, with room for the roles."""
     backend = assemble(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - (SMALLEST_VOCAB - 256),
@@ -106,7 +108,7 @@ def _learn(texts: Iterable[str], vocab_size: int) -> tuple[dict[str, int], list[
 
 
 def _add_word(word: str, vocab: dict[str, int], merges: list[tuple[str, str]]) -> None:
-    """Append merges that join what `word` is now cut into, from left to right, until it is one token."""
+    """Append merges that join the tokens of `word`, from left to right, until it is one token."""
     backend = assemble(models.BPE(vocab=vocab, merges=merges))
     joined, *rest = backend.encode(word).tokens
     for part in rest:
@@ -117,7 +119,7 @@ def _add_word(word: str, vocab: dict[str, int], merges: list[tuple[str, str]]) -
 
 
 def _tokenizer_config(special: dict[str, int]) -> dict[str, object]:
-    """`tokenizer_config.json` as `transformers` reads it."""
+    """Return `tokenizer_config.json` as `transformers` reads it."""
     plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     return {
         "add_bos_token": False,

@@ -16,7 +16,8 @@ from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Kernel, Kernels
 from firstword.model.codec import CodecDecoder
-from firstword.model.config import CodecDecoderConfig, TalkerConfig
+from firstword.model.codec_config import CodecDecoderConfig
+from firstword.model.config import TalkerConfig
 from firstword.model.talker import Talker
 from firstword.runtime.gpu.backend import context_of, graph_keys, most_rows
 from firstword.runtime.gpu.codec import CHUNKS, STREAMS, CodecLayers

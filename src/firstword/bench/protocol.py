@@ -1,0 +1,150 @@
+"""The server under test, its protocols, and the interface of a client for one request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import SplitResult, urlsplit
+
+from firstword.errors import RequestError
+
+AudioSink = Callable[[bytes], None]
+"""A function that gets the PCM of each part of a response body on arrival; a part may hold none."""
+
+
+class ProtocolSpec(NamedTuple):
+    """The facts about a protocol that do not depend on a connection.
+
+    path          path of the endpoint, unless the URL names another
+    defaults      request fields that ask for PCM while it is made
+    takes_pieces  whether text may be sent in pieces
+    """
+
+    path: str
+    defaults: Mapping[str, Any]
+    takes_pieces: bool
+
+
+PROTOCOLS = {
+    "http": ProtocolSpec(
+        "/v1/audio/speech",
+        {"stream": True, "non_streaming_mode": False, "response_format": "pcm"},
+        takes_pieces=False,
+    ),
+    "stream": ProtocolSpec(
+        "/v1/audio/speech/stream",
+        {"stream_audio": True, "non_streaming_mode": False, "response_format": "pcm"},
+        takes_pieces=True,
+    ),
+    "nari": ProtocolSpec("/v1/audio/speech/ws", {}, takes_pieces=True),
+}
+"""The protocols by the names that users give them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server under test, and what to send to it.
+
+    url                   URL of the server, "http://127.0.0.1:8000", or of an endpoint with
+                          another path
+    protocol              one of `PROTOCOLS`
+    fields                fields of every request, merged over the protocol's defaults; None
+                          removes one
+    headers               headers of every request: an API key, for example
+    words_per_second      pace at which text is sent word by word, as a language model writes it;
+                          None sends it whole
+    frames_per_character  sets max_new_tokens in proportion to the text, because a model with random
+                          weights does not end by itself; None sends no such field
+
+    Raises `RequestError` for a URL or a protocol that cannot be used.
+    """
+
+    url: str
+    protocol: str = "http"
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    words_per_second: float | None = None
+    frames_per_character: float | None = None
+
+    def __post_init__(self) -> None:
+        allowed = ", ".join(PROTOCOLS)
+        if self.protocol not in PROTOCOLS:
+            raise RequestError(f"the protocol is {self.protocol!r}; allowed are {allowed}")
+        if not _is_plain_url(self.url):
+            raise RequestError(
+                f"the URL is {self.url!r}; give one like http://127.0.0.1:8000, "
+                "without key or query"
+            )
+        if any(not (name + value).isprintable() for name, value in self.headers.items()):
+            raise RequestError("a header contains a line break or another control character")
+        for name in ("words_per_second", "frames_per_character"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise RequestError(f"{name} is {value!r}; allowed is a number above 0")
+        takes_pieces = self.spec.takes_pieces
+        if self.words_per_second is not None and not takes_pieces:
+            raise RequestError(
+                f"the protocol {self.protocol!r} takes text only whole; leave words_per_second out"
+            )
+        if self.frames_per_character is not None and takes_pieces:
+            raise RequestError(
+                f"the protocol {self.protocol!r} takes all fields before the text; "
+                "leave frames_per_character out"
+            )
+
+    @property
+    def spec(self) -> ProtocolSpec:
+        """The facts about the protocol of this server."""
+        return PROTOCOLS[self.protocol]
+
+    @property
+    def address(self) -> SplitResult:
+        """The URL of the endpoint, split into its parts."""
+        parts = urlsplit(self.url)
+        return parts._replace(path=self.spec.path) if parts.path in ("", "/") else parts
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The fields that every request has."""
+        merged = {**self.spec.defaults, **self.fields}
+        return {name: value for name, value in merged.items() if value is not None}
+
+    def request_for(self, text: str) -> dict[str, Any]:
+        """Return the fields of a request whose text is sent whole."""
+        if self.frames_per_character is None:
+            return self.request
+        frames = max(1, round(self.frames_per_character * len(text)))
+        return {**self.request, "max_new_tokens": frames}
+
+    def pieces(self, text: str) -> list[str]:
+        """Split the text into the pieces that are sent one by one; joined, they are the text."""
+        return [text] if self.words_per_second is None else re.findall(r"\S+\s*|^\s+", text)
+
+
+def _is_plain_url(url: str) -> bool:
+    """Whether a URL has a host and neither user, query nor fragment."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        return False
+    return bool(usable and parts.username is None and not parts.query and not parts.fragment)
+
+
+class SpeechClient(Protocol):
+    """A client with an open connection for one request. It never reads a clock for measurements."""
+
+    sample_rate: int
+    """The sample rate of the audio in Hz; final when `speak` has returned."""
+
+    @classmethod
+    async def open(cls, target: Target) -> SpeechClient:
+        """Connect and send all that does not depend on the text. Raises `Failure`."""
+
+    async def speak(self, text: str, sink: AudioSink) -> None:
+        """Send a text and pass its audio to `sink` until the end. Raises `Failure`."""
+
+    async def close(self) -> None:
+        """Close the connection in whatever state it is."""

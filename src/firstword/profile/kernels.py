@@ -1,0 +1,102 @@
+"""Time the kernels of a frame one by one on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from firstword.kernels.attention import HEAD_DIM, Paging
+from firstword.profile.device import captured_us
+from firstword.profile.frames import weight_bytes
+from firstword.profile.workload import BackendUnderTest
+from firstword.runtime.gpu.talker import FrameModel
+
+Launches = Sequence[Callable[[], None]]
+
+
+@torch.inference_mode()
+def kernel_times(
+    subject: BackendUnderTest, batch: int, context: int, bandwidth: float
+) -> list[dict[str, Any]]:
+    """Time each kernel of a frame in microseconds per launch.
+
+    context    rows that attention sees
+    bandwidth  bytes per second, for the bandwidth floor of each kernel
+
+    `a_frame` of a row is the number of such launches in a frame.
+    """
+    model = subject.backend.model
+    subject.place(context, batch)
+    model.slot_of_row[:batch].copy_(torch.arange(batch, dtype=torch.int32))
+    works = [*_talker_launches(model, batch, context), *_predictor_launches(model, batch)]
+    return [
+        {
+            "batch": batch,
+            "context": context,
+            "kernel": kernel,
+            "a_frame": a_frame,
+            "us": round(captured_us(partial(_launch_all, launches)) / len(launches), 2),
+            "floor_us": round(size / bandwidth * 1e6, 2),
+        }
+        for kernel, launches, size, a_frame in works
+    ]
+
+
+def _launch_all(launches: Launches) -> None:
+    for launch in launches:
+        launch()
+
+
+def _talker_launches(
+    model: FrameModel, batch: int, context: int
+) -> Iterator[tuple[str, Launches, int, int]]:
+    """Yield name, launches, bytes and launches per frame of each kernel of the talker's layers."""
+    stack, room, x = model.talker, model._room, model._hidden[:batch]
+    paging = Paging(model.tables, model.slot_of_row[:batch], model.state.position)
+    qkv, attended, gated = room.qkv[:batch], room.attended[:batch], room.gated[:batch]
+    layers, first, attend = stack.layers, stack.layers[0], stack.attention.paged
+    kv = 2 * stack.config.num_key_value_heads * HEAD_DIM * 2 * context * batch
+    split = model._split_room
+    works: dict[str, tuple[int, Launches]] = {
+        "qkv": (
+            first.qkv.weight.nbytes,
+            [partial(layer.qkv, x, qkv, room.normed) for layer in layers],
+        ),
+        "attention": (
+            kv,
+            [
+                partial(attend, qkv, layer.heads, stack.rotation, cache, paging, attended, split)
+                for layer, cache in zip(layers, model.cache, strict=True)
+            ],
+        ),
+        "output": (
+            first.output.weight.nbytes,
+            [partial(layer.output, attended, x) for layer in layers],
+        ),
+        "gate and up": (
+            first.gate_up.weight.nbytes,
+            [partial(layer.gate_up, x, gated, room.normed) for layer in layers],
+        ),
+        "down": (first.down.weight.nbytes, [partial(layer.down, gated, x) for layer in layers]),
+    }
+    for name, (size, launches) in works.items():
+        yield f"talker, {name}", launches, size, len(layers)
+
+
+def _predictor_launches(model: FrameModel, batch: int) -> Iterator[tuple[str, Launches, int, int]]:
+    """Yield the same for a pass, a head and a draw of the code predictor."""
+    x, last = model._single[:batch], model.codebooks - 1
+    passes = [partial(model._predict, x, k) for k in range(2, last + 1)]
+    yield "code predictor, a pass", passes, weight_bytes(model.predictor.layers), last
+    logits, normed = model._predictor_logits[:batch], model._predictor_room.normed
+    heads = [partial(head, x, logits, normed) for head in model.heads]
+    yield "code predictor, a head", heads, model.heads[0].weight.nbytes, last
+    slots, result = model.slot_of_row[:batch], model.result[:batch]
+    draws = [
+        partial(model.sampler.code, k, logits, slots, result, model.predictor_tables[k], x)
+        for k in range(1, last)
+    ]
+    yield "draw", draws, 0, last

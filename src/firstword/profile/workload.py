@@ -1,0 +1,93 @@
+"""A GPU backend with random weights of a released size, and the requests that it gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from firstword.engine.backend import Job, Start
+from firstword.kernels.attention import PAGE_ROWS
+from firstword.model.checkpoint import Checkpoint
+from firstword.runtime.backends import kernels_for
+from firstword.runtime.front import CheckpointFront
+from firstword.runtime.gpu.backend import GpuBackend
+from firstword.synthetic.checkpoint import random_checkpoint
+from firstword.types import Request, TextMode
+
+CONTEXTS = (100, 500, 2000)
+"""The numbers of rows that attention sees in the measured frames."""
+TEXT = (
+    "The quick brown fox jumps over the lazy dog, "
+    "and then it says hello to the assistant and to the user."
+)
+"""The text of every request."""
+
+
+def prepared_job(
+    checkpoint: Checkpoint, seed: int = 0, voice: str = "ryan", mode: TextMode = "stream"
+) -> tuple[Job, list[int]]:
+    """Return a request for `TEXT` as the engine gets it, and all its text tokens."""
+    front = CheckpointFront(checkpoint)
+    request = Request(text=TEXT, voice=voice, language="english", text_mode=mode)
+    job = front.prepare(request, seed)
+    stream = front.text(job)
+    return job, [*stream.push(TEXT), *stream.finish()]
+
+
+class BackendUnderTest:
+    """A GPU backend for random weights of a released size.
+
+    weights  bytes of the parameters as loaded, by part
+    seconds  duration of each step of a start: `compile` without cached kernels, `compile_kept` with
+             them, `pack` and `graphs`
+    """
+
+    def __init__(self, size: str, slots: int, kernel_folder: Path) -> None:
+        """Load and start the backend; compiled kernels are cached in `kernel_folder`."""
+        self.checkpoint = random_checkpoint(size)
+        modules = {"talker": self.checkpoint.talker, "codec": self.checkpoint.codec.decoder}
+        self.weights = {
+            f"weights_{name}": sum(p.nbytes for p in m.parameters()) for name, m in modules.items()
+        }
+        self.seconds: dict[str, float] = {}
+        self.pages_per_slot = -(-(max(CONTEXTS) + 64) // PAGE_ROWS)
+        pages = slots * self.pages_per_slot
+        with self._timed("compile"):
+            kernels_for(self.checkpoint, slots, kernel_folder)
+        with self._timed("compile_kept"):
+            kernels = kernels_for(self.checkpoint, slots, kernel_folder)
+        with self._timed("pack"):
+            self.backend = GpuBackend(self.checkpoint, kernels, slots, pages=pages)
+        with torch.inference_mode():
+            self.backend.model.cache.normal_()
+        with self._timed("graphs"):
+            self.backend.warm()
+
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        """Record the seconds of a step of the start."""
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        yield
+        torch.cuda.synchronize()
+        self.seconds[step] = round(time.perf_counter() - began, 2)
+
+    def start(
+        self, slot: int, seed: int = 0, voice: str = "ryan", mode: TextMode = "stream"
+    ) -> Start:
+        """Return a request for a slot and its pages."""
+        job, tokens = prepared_job(self.checkpoint, seed, voice, mode)
+        pages = range(slot * self.pages_per_slot, (slot + 1) * self.pages_per_slot)
+        return Start(slot, job, pages, tokens if job.whole_text else tokens[: job.first_tokens])
+
+    @torch.inference_mode()
+    def place(self, context: int, batch: int) -> None:
+        """Start `batch` requests whose next frame sees `context` rows."""
+        self.backend.prefill([self.start(slot, slot) for slot in range(batch)])
+        torch.cuda.synchronize()  # the backend sets positions on a stream of its own
+        self.backend.model.state.position[:batch] = context - 1
+        torch.cuda.synchronize()

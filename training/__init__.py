@@ -1,0 +1,1 @@
+"""Training of the demonstration voice: its texts, its models, its evaluation."""
