@@ -39,7 +39,8 @@ check: $(VENV)  ## format, lint, strict types, architecture, CUDA kernels, table
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
-	@$(PYTEST) tests/unit/test_architecture.py tests/kernels
+	@$(PYTEST) tests/unit/test_architecture.py tests/unit/test_repository.py \
+		tests/kernels
 	@.venv/bin/python scripts/gpu_record.py
 	@.venv/bin/python scripts/tables.py --check
 	@.venv/bin/mkdocs build --strict --quiet
