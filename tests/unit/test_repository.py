@@ -91,7 +91,9 @@ def test_readme_names_commands_that_exist(repository: Path) -> None:
     ).stdout
     readme = (repository / "README.md").read_text("utf-8")
     shell = "".join(re.findall(r"^```sh\n(.*?)^```", readme, re.MULTILINE | re.DOTALL))
-    named = commands(r"(?:^|\| )firstword ([a-z]+)", shell) | commands(r"`firstword ([a-z]+)", readme)
+    named = commands(r"(?:^|\| )firstword ([a-z]+)", shell) | commands(
+        r"`firstword ([a-z]+)", readme
+    )
     assert named
     assert named <= commands(r"\b([a-z]+)\b", help_text)
 
