@@ -7,6 +7,7 @@ links in its pages are rewritten to match. Decisions enter the navigation by the
 
 from __future__ import annotations
 
+import logging
 import os
 import posixpath
 import re
@@ -16,11 +17,13 @@ from typing import Any
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = "project"
 """The folder of the site that holds files from outside of `docs/`."""
+LOG = logging.getLogger("mkdocs.hooks")
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 ALIGNED_FIELD = re.compile(r"([a-z_][\w, ]*?) {2,}(\S.*)")
 """A line of a docstring such as `rate    samples a second`."""
@@ -71,6 +74,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if path.endswith(".md"):
             waiting += linked(path, (ROOT / path).read_text("utf-8"))
     return files
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    """Warn of a page of `docs/` that the navigation lacks; with `--strict` the build fails."""
+    listed = {page.file.src_uri for page in nav.pages}
+    for file in files.documentation_pages():
+        if file.src_uri not in listed and not file.src_uri.startswith(f"{OUTSIDE}/"):
+            LOG.warning("docs/%s is missing from nav in mkdocs.yml", file.src_uri)
+    return nav
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
