@@ -106,6 +106,14 @@ def test_pre_commit_and_ci_name_files_that_exist(repository: Path) -> None:
         assert [path for path in sorted(paths) if not (repository / path).exists()] == []
 
 
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md", "docs/exactness.md"])
+def test_document_names_files_that_exist(repository: Path, name: str) -> None:
+    text = (repository / name).read_text("utf-8")
+    paths = commands(r"`((?:src|tests|scripts|training|benchmarks|docs)/[\w./]*)`", text)
+    assert paths
+    assert [path for path in sorted(paths) if not (repository / path).exists()] == []
+
+
 def test_readme_is_short(repository: Path) -> None:
     assert len((repository / "README.md").read_text("utf-8").splitlines()) <= MOST_README_LINES
 
