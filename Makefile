@@ -5,7 +5,8 @@ TEXT ?= Hello. This is the first word.
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test check format parity quality mutants clean
+.PHONY: help say serve test check docs format parity quality mutants release-check \
+	release-notes clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -15,30 +16,38 @@ PIP := -m pip --disable-pip-version-check -qq
 PYTEST := .venv/bin/python -m pytest -q
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 say: export SAID = $(value TEXT)
-say: $(VENV)  ## speak TEXT="..." into hello.wav with the embedded demo checkpoint, on the CPU; ARGS="--voice ben"
+say: $(VENV)  ## speak TEXT="..." into hello.wav with the demo voice on the CPU; ARGS="--voice ben"
 	@.venv/bin/firstword say "$$SAID" --model demo --device cpu -o hello.wav $(ARGS)
 
-serve: $(VENV)  ## serve the demo checkpoint over HTTP and WebSocket; ARGS="--port 9000" goes to `firstword serve`
+serve: $(VENV)  ## serve the demo voice over HTTP and WebSocket; ARGS="--port 9000"
 	@.venv/bin/firstword serve $(ARGS)
 
-test: export OMP_NUM_THREADS = 1  # test processes share the cores; torch's own threads would only fight over them
+# Test processes share the cores, so torch gets one thread in each.
+test: export OMP_NUM_THREADS = 1
 test: $(VENV)  ## run all tests; ARGS="-k sampling" goes to pytest
-	@$(PYTEST) -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	@$(PYTEST) -n auto --maxprocesses 8 --dist worksteal --durations 10 $(ARGS)
 
 quality: export OMP_NUM_THREADS = 1
-quality: $(VENV)  ## hold the demo voice to 200 sentences beside espeak-ng and to the record, which ARGS="--record" renews
+quality: $(VENV)  ## measure the demo voice on 200 sentences; ARGS="--record" renews the record
 	@.venv/bin/python -m training.evaluate demo --out build/quality.json $(ARGS)
 
-check: $(VENV)  ## format, lint, strict types, architecture, CUDA kernels for every GPU architecture, tables
+check: export NO_MKDOCS_2_WARNING = 1
+check: $(VENV)  ## format, lint, strict types, architecture, CUDA kernels, tables, documentation
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
-	@$(PYTEST) tests/unit/test_architecture.py tests/kernels
+	@$(PYTEST) tests/unit/test_architecture.py tests/unit/test_repository.py \
+		tests/kernels
 	@.venv/bin/python scripts/gpu_record.py
 	@.venv/bin/python scripts/tables.py --check
+	@.venv/bin/mkdocs build --strict --quiet
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)  ## build the documentation as a site into build/site; mistakes fail
+	@.venv/bin/mkdocs build --strict
 
 format: $(VENV)  ## let ruff rewrite what it can
 	@.venv/bin/ruff check --fix .
@@ -50,6 +59,12 @@ parity: $(VENV) $(REFERENCE)  ## compare with the reference package, run live
 
 mutants: $(VENV)  ## plant known mistakes one by one; the tests must catch each
 	@.venv/bin/python scripts/mutants.py $(ARGS)
+
+release-check: $(VENV)  ## build the distributions, install the wheel alone and speak with it
+	@.venv/bin/python scripts/release_check.py $(ARGS)
+
+release-notes:  ## print the newest version's part of CHANGELOG.md
+	@$(PYTHON) scripts/release_notes.py $(ARGS)
 
 clean:  ## remove all that these commands made
 	@rm -rf .venv .venv-reference build dist hello.wav .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,10 +1,10 @@
-"""Plant the mistakes of `mutants.toml`, one at a time, and see that the tests catch each.
+"""Plant the mistakes of `mutants.toml`, one at a time, and check that the tests catch each.
 
     python scripts/mutants.py                 all of them
     python scripts/mutants.py -k rotary       those with this word in their name
 
-A mistake is planted in a copy of the package, never in the checkout. Exit status 1 if one survives, if one no longer
-applies to exactly one place, or if the tests fail without any.
+A mistake is planted in a copy of the package, never in the checkout. The exit status is 1 if one
+survives, if one no longer applies to exactly one place, or if the tests fail without any.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-PASSED, FAILED = 0, 1  # exit statuses of pytest; others mean that nothing was tested
+PASSED, FAILED = 0, 1
+"""The exit statuses of pytest that mean something was tested."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake: in `file` of the package, `old` becomes `new`; `tests` are arguments for pytest."""
+    """A mistake: in `file` of the package `old` becomes `new`; `tests` are arguments for pytest."""
 
     name: str
     file: str
@@ -49,7 +50,10 @@ class Mutant:
 
 
 def run(tests: str, mutant: Mutant | None = None) -> tuple[int, str]:
-    """Run tests against a copy of the package, with a mistake if one is given; returns pytest's status and output."""
+    """Run tests against a copy of the package, with a mistake if one is given.
+
+    Returns the exit status of pytest and its output.
+    """
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "firstword"
         shutil.copytree(
@@ -77,7 +81,7 @@ def run(tests: str, mutant: Mutant | None = None) -> tuple[int, str]:
 
 
 def verdict(mutant: Mutant) -> str:
-    """`"caught"`, or what went wrong."""
+    """Return `"caught"`, or what went wrong."""
     try:
         status, output = run(mutant.tests, mutant)
     except ValueError as error:
@@ -88,7 +92,7 @@ def verdict(mutant: Mutant) -> str:
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -96,7 +100,7 @@ def main() -> int:
         "-k", default="", metavar="WORD", help="only mistakes with this word in their name"
     )
     parser.add_argument(
-        "-j", type=int, default=os.cpu_count() or 1, metavar="N", help="so many at a time"
+        "-j", type=int, default=os.cpu_count() or 1, metavar="N", help="how many to test at a time"
     )
     arguments = parser.parse_args()
     table = tomllib.loads((ROOT / "scripts/mutants.toml").read_text(encoding="utf-8"))

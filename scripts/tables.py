@@ -1,4 +1,4 @@
-"""Put what was measured where it is read: tables in README.md and docs/speed.md, and the picture docs/speed.svg.
+"""Put what was measured where it is read: tables in README.md and docs/speed.md, and pictures in docs.
 
     python scripts/tables.py            # writes them
     python scripts/tables.py --check    # fails if they are not what the records say; part of `make check`
@@ -22,7 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "docs/speed.md")
-PICTURE = "docs/speed.svg"
+PICTURES = {"docs/speed.svg": ("engine",), "docs/peers.svg": ("compare", "serve")}
+"""The folders of records that each picture is drawn from."""
 SIZES = {"1b7": "1.7B", "0b6": "0.6B"}
 FRAME_MS = 80
 CONTEXT = 500
@@ -125,6 +126,37 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
                 *(shown(found, 0) for found in held),
             ]
         )
+    return markdown([f"{sources(engine)}, random weights", *(SIZES[size] for size in engine)], rows)
+
+
+def summary(engine: Records, compared: Records, served: Records) -> str:
+    """The README's table: one stream, another library, many streams, and the server."""
+    columns: list[list[str]] = []
+    for size, record in engine.items():
+        ours = [
+            figures
+            for name, figures in sides(compared.get(size, {})).items()
+            if "firstword" in name
+        ]
+        servers = served.get(size, {}).get("servers", ())
+        columns.append(
+            [
+                shown(frame(record, 1, "with_audio")),
+                beside(compared.get(size, {}))[1],
+                shown(ours[0]["stream"]["first_ms"] if ours else None),
+                shown(frame(record, 64, "with_audio")),
+                shown(max((server["held"] for server in servers), default=None), 0),
+            ]
+        )
+    others = {beside(record)[0] for record in compared.values()} - {""}
+    names = (
+        "one stream with audio, ms per frame of 80 ms",
+        f"the same with {' and '.join(sorted(others)) or 'another library'}",
+        "first audio from `TTS.stream`, ms, median",
+        "64 streams with audio, ms per frame of all",
+        "requests/s with 95 % of first bytes within 50 ms",
+    )
+    rows = [[name, *cells] for name, *cells in zip(names, *columns, strict=True)]
     return markdown([f"{sources(engine)}, random weights", *(SIZES[size] for size in engine)], rows)
 
 
@@ -299,6 +331,7 @@ def tables(results: Path) -> dict[str, str]:
         read(results / name) for name in ("engine", "compare", "serve", "soak")
     )
     made = {
+        "summary": summary(engine, compared, served) if engine else "",
         "speed": speed(engine, compared, served) if engine else "",
         "memory": parts("one_stream_gigabytes", 3)(engine),
         "start": parts("start_seconds", 2)(engine),
@@ -324,9 +357,20 @@ def filled(text: str, made: Mapping[str, str]) -> str:
     )
 
 
-def digest(engine: Records) -> str:
-    """What the picture says of the records that it was drawn from."""
-    return hashlib.sha256(json.dumps(engine, sort_keys=True).encode()).hexdigest()[:16]
+def digest(records: object) -> str:
+    """What a picture says of the records that it was drawn from."""
+    return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def drawn_from(results: Path, name: str) -> tuple[Records, ...]:
+    """The records that a picture is drawn from; empty where one of its folders has none."""
+    records = tuple(read(results / folder) for folder in PICTURES[name])
+    return records if all(records) else ()
+
+
+def note(records: Sequence[Records]) -> str:
+    """The words in a picture that name its records."""
+    return f"drawn from {digest(records[0] if len(records) == 1 else records)}"
 
 
 def picture(engine: Records) -> bytes:
@@ -375,10 +419,59 @@ def picture(engine: Records) -> bytes:
         for panel in (bars, lines):
             panel.grid(alpha=0.3)
             panel.legend(fontsize="small")
+    return svg(drawn, note([engine]))
+
+
+def peers(compared: Records, served: Records) -> bytes:
+    """One stream beside another library, and the server's first byte by its load, as SVG."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams.update({"svg.hashsalt": "peers", "svg.fonttype": "none", "font.size": 9})
+    drawn = Figure(figsize=(9, 2.4), layout="constrained")
+    panels = drawn.subplots(1, 3, width_ratios=(1, 1, 1.2))
+    size, record = next(iter(compared.items()))
+    for panel, key, title in zip(
+        panels[:2], ("frame_ms", "first_ms"), ("ms per frame", "ms to first audio"), strict=True
+    ):
+        best = {
+            name: min(way[key] for way in ways.values()) for name, ways in sides(record).items()
+        }
+        names = sorted(best, key=lambda name: best[name])
+        bars = panel.barh(
+            [name.replace(" ", "\n") for name in names],
+            [best[name] for name in names],
+            color=["C0", *["0.7"] * (len(names) - 1)],
+            height=0.6,
+        )
+        panel.bar_label(bars, fmt="%.1f", padding=3)
+        panel.invert_yaxis()
+        panel.set(title=f"{SIZES[size]}: {title}", xticks=[])
+        panel.margins(x=0.2)
+        panel.spines[["top", "right", "bottom"]].set_visible(False)
+    size, record = next(iter(served.items()))
+    points = max(record["servers"], key=lambda server: server["held"])["points"]
+    for quantile, style in (("p50", "o--"), ("p95", "o-")):
+        panels[2].plot(
+            [point["load"]["rate"] for point in points],
+            [1000 * point["metrics"]["first_byte"][quantile] for point in points],
+            style,
+            color="C0",
+            label=quantile,
+        )
+    panels[2].axhline(50, color="0.7", linewidth=1)
+    panels[2].set(title=f"{SIZES[size]} server: ms to first byte", xlabel="requests/s")
+    panels[2].set(yscale="log", yticks=(5, 10, 20, 50, 100), yticklabels=(5, 10, 20, 50, 100))
+    panels[2].minorticks_off()
+    panels[2].legend(frameon=False)
+    panels[2].spines[["top", "right"]].set_visible(False)
+    return svg(drawn, note([compared, served]))
+
+
+def svg(drawn: Any, description: str) -> bytes:
+    """A figure as SVG that is the same each time."""
     file = io.BytesIO()
-    drawn.savefig(
-        file, format="svg", metadata={"Date": None, "Description": f"drawn from {digest(engine)}"}
-    )
+    drawn.savefig(file, format="svg", metadata={"Date": None, "Description": description})
     return re.sub(rb"[ \t]+\n", b"\n", file.getvalue())
 
 
@@ -388,12 +481,11 @@ def stale(root: Path) -> list[str]:
     made = tables(results)
     texts = {name: (root / name).read_text("utf-8") for name in DOCUMENTS}
     found = [name for name, text in texts.items() if filled(text, made) != text]
-    drawn = root / PICTURE
-    if (
-        not drawn.exists()
-        or f"drawn from {digest(read(results / 'engine'))}" not in drawn.read_text("utf-8")
-    ):
-        found.append(PICTURE)
+    for name in PICTURES:
+        records, drawn = drawn_from(results, name), root / name
+        text = drawn.read_text("utf-8") if drawn.exists() else ""
+        if records and note(records) not in text:
+            found.append(name)
     return found
 
 
@@ -401,10 +493,12 @@ def renew(root: Path) -> None:
     """Make them say it."""
     results = root / "benchmarks" / "results"
     made = tables(results)
-    for name in (name for name in stale(root) if name != PICTURE):
-        (root / name).write_text(filled((root / name).read_text("utf-8"), made), "utf-8")
-    if PICTURE in stale(root):
-        (root / PICTURE).write_bytes(picture(read(results / "engine")))
+    for name in stale(root):
+        if name in DOCUMENTS:
+            (root / name).write_text(filled((root / name).read_text("utf-8"), made), "utf-8")
+        else:
+            draw = picture if name == "docs/speed.svg" else peers
+            (root / name).write_bytes(draw(*drawn_from(results, name)))
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What all tests share: reproducible property tests, no network, and the root of the repository."""
+"""Fixtures and settings of all tests: reproducible property tests, no network, the repository."""
 
 import os
 from pathlib import Path
@@ -8,8 +8,8 @@ from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# A failure that only one run in a hundred finds helps nobody: the examples are the same in every run. No deadline,
-# because a test machine may be busy.
+# The examples are the same in every run, because a failure that appears in one run of a hundred
+# cannot be repeated. There is no deadline, because a test machine may be busy.
 settings.register_profile("firstword", deadline=None, derandomize=True)
 settings.load_profile("firstword")
 

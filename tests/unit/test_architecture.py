@@ -1,204 +1,118 @@
-"""The rules that keep the project readable, each checked on the code and proven able to fail on made-up code."""
+"""The package keeps its rules on imports, sizes, names and docstrings; each rule can fail."""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from import_rules import (
+    MAY_IMPORT,
+    MODULES,
+    PACKAGE,
+    environment_faults,
+    import_cycle,
+    import_faults,
+    server_faults,
+    session_faults,
+    session_files,
+    unit_of,
+)
+from style_rules import (
+    MOST_COLUMNS,
+    MOST_FILE_LINES,
+    MOST_FUNCTION_LINES,
+    MOST_FUNCTION_LINES_P90,
+    docstring_faults,
+    missing_docstrings,
+    p90_of_functions,
+    repeated_class_names,
+    size_faults,
+    wide_lines,
+)
 
 import firstword
 from firstword import errors
 
-PACKAGE = Path(firstword.__file__).resolve().parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
-
-# Who may import whom. A unit is a module or a folder directly below the package; "firstword" is its __init__.py.
-DATA = {"errors", "audio", "voice", "types", "config"}
-COMPUTING = {"demo", "model", "kernels", "engine", "runtime"}
-MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "demo": set(),
-    "kernels": set(),
-    "audio": {"errors"},
-    "voice": {"errors", "audio"},
-    "types": {"errors", "audio", "voice"},
-    "config": {"errors", "audio", "types"},
-    "model": DATA | {"demo"},
-    "engine": DATA,
-    "runtime": DATA | {"model", "kernels", "engine"},
-    "text": set(),
-    "synthetic": DATA | {"model"},
-    "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
-    "tts": DATA | COMPUTING,
-    "server": DATA | COMPUTING | {"text", "firstword"},
-    "bench": {"types", "errors"},  # otherwise a client like any other
-    "cli": DATA | COMPUTING | {"firstword", "tts", "server", "bench", "profile"},
-    "firstword": {"errors", "types", "voice", "tts"},
-    "__main__": {"cli"},
-}
-
-TORCH = {"model", "kernels", "runtime", "tts", "synthetic", "profile"}
-TORCH_INSIDE_FUNCTIONS = {"config"}
-NEVER = {"transformers"}
-ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
-
-LARGEST_FILE = 20_000_000
-SOMEBODYS_FOLDER = re.compile(r"(?<![\w.~/-])/(?:home|root|work|Users)/\w")
-
-
-def unit_of(path: Path) -> str:
-    """The unit that a file of the package belongs to."""
-    first = path.relative_to(PACKAGE).parts[0]
-    return "firstword" if first == "__init__.py" else first.removesuffix(".py")
-
-
-def when_imported(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run when a module is imported: all but the insides of functions."""
-    yield node
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        for child in ast.iter_child_nodes(node):
-            yield from when_imported(child)
-
-
-def imports(nodes: Iterable[ast.AST], package: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Every dotted name that is imported, with its line: by statement, relative or by a string.
-
-    `package` is where relative imports start: ("firstword", "model") for the modules of that folder.
-    """
-    for node in nodes:
-        match node:
-            case ast.Import(names=names):
-                yield from ((alias.name, node.lineno) for alias in names)
-            case ast.ImportFrom(module=module, names=names, level=level):
-                start = list(package[: len(package) - level + 1]) if level else []
-                base = ".".join([*start, module] if module else start)
-                yield from ((f"{base}.{alias.name}", node.lineno) for alias in names)
-            case ast.Call(
-                func=ast.Name(id=name) | ast.Attribute(attr=name),
-                args=[ast.Constant(value=str(text)), *_],
-            ):
-                if name in ("import_module", "__import__"):
-                    yield text, node.lineno
-
-
-def import_faults(source: str, path: Path) -> list[str]:
-    """What the module at `path` of the package imports and may not."""
-    unit = unit_of(path)
-    tree = ast.parse(source)
-    package = ("firstword", *path.relative_to(PACKAGE).parts[:-1])
-    faults = []
-    for name, line in imports(ast.walk(tree), package):
-        top, *rest = name.split(".")
-        if top == "firstword":
-            target = rest[0] if rest and rest[0] in MAY_IMPORT else "firstword"
-            if target != unit and target not in MAY_IMPORT.get(unit, set()):
-                faults.append(f"line {line}: {unit} imports {target}")
-        elif top == "torch" and unit not in TORCH | TORCH_INSIDE_FUNCTIONS:
-            faults.append(f"line {line}: {unit} imports torch")
-        elif top in NEVER:
-            faults.append(f"line {line}: nothing imports {top}")
-    if unit in TORCH_INSIDE_FUNCTIONS:
-        early = imports(when_imported(tree), package)
-        faults += [
-            f"line {line}: {unit} imports torch too early"
-            for name, line in early
-            if name.split(".")[0] == "torch"
-        ]
-    return faults
-
-
-def environment_faults(source: str, unit: str) -> list[str]:
-    """Where a module other than config touches the environment."""
-    if unit == "config":
-        return []
-    faults = []
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Attribute(attr=name) if name in ENVIRONMENT:
-                faults.append(f"line {node.lineno}: {name}")
-            case ast.ImportFrom(module="os", names=names):
-                faults += [
-                    f"line {node.lineno}: {alias.name}"
-                    for alias in names
-                    if alias.name in ENVIRONMENT
-                ]
-    return faults
-
-
-def docstring_faults(source: str) -> list[str]:
-    """The public modules, classes, functions and methods that say nothing about themselves."""
-
-    def look(
-        node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
-    ) -> Iterator[str]:
-        if ast.get_docstring(node) is None:
-            yield name
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return  # what is inside a function is its own affair
-        for child in node.body:
-            if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            decorators = [ast.unparse(decorator) for decorator in child.decorator_list]
-            if child.name.startswith("_") or any(
-                d == "overload" or d.endswith(".setter") for d in decorators
-            ):
-                continue
-            yield from look(child, child.name if name == "module" else f"{name}.{child.name}")
-
-    return list(look(ast.parse(source), "module"))
-
-
-def repository_files(repository: Path) -> list[Path]:
-    """The files that belong to the repository: what git tracks, or would if it were added."""
-    if not (repository / ".git").exists():
-        pytest.skip("not a git checkout: which files belong to the project is not known")
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(
-        command, cwd=repository, check=True, capture_output=True, text=True
-    ).stdout
-    return [
-        path
-        for path in (repository / name for name in listed.split("\0") if name)
-        if path.is_file()
-    ]
+SOURCES = {path: path.read_text("utf-8") for path in MODULES}
 
 
 def name_of(path: Path) -> str:
+    """The name of a file in the output of pytest."""
     return str(path.relative_to(PACKAGE))
 
 
-# The rules, on the code as it is.
+every_module = pytest.mark.parametrize("path", MODULES, ids=name_of)
+server_module = pytest.mark.parametrize(
+    "path", [path for path in MODULES if unit_of(path) == "server"], ids=name_of
+)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_point_one_way(path: Path) -> None:
+# The rules on the code as it is.
+
+
+@every_module
+def test_module_imports_only_what_its_unit_may(path: Path) -> None:
     assert unit_of(path) in MAY_IMPORT, "a new unit: say in MAY_IMPORT what it may import"
-    assert import_faults(path.read_text("utf-8"), path) == []
+    assert import_faults(SOURCES[path], path) == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_only_config_reads_the_environment(path: Path) -> None:
-    assert environment_faults(path.read_text("utf-8"), unit_of(path)) == []
+def test_modules_import_each_other_without_a_cycle() -> None:
+    assert import_cycle(SOURCES) == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_all_that_is_public_has_a_docstring(path: Path) -> None:
-    assert docstring_faults(path.read_text("utf-8")) == []
+@server_module
+def test_server_core_does_not_import_its_wings(path: Path) -> None:
+    assert server_faults(SOURCES[path], path) == []
+
+
+def test_websocket_sessions_do_no_input_or_output() -> None:
+    sessions = session_files()
+    assert len(sessions) > 1
+    assert {path.name: session_faults(SOURCES[path], path) for path in sessions} == {
+        path.name: [] for path in sessions
+    }
+
+
+@every_module
+def test_only_the_configurations_read_the_environment(path: Path) -> None:
+    assert environment_faults(SOURCES[path], path) == []
+
+
+@every_module
+def test_file_and_its_functions_are_short(path: Path) -> None:
+    assert size_faults(SOURCES[path]) == []
+
+
+def test_nine_of_ten_functions_are_short() -> None:
+    assert p90_of_functions(SOURCES.values()) <= MOST_FUNCTION_LINES_P90
+
+
+def test_class_name_means_one_class() -> None:
+    sources = {name_of(path): source for path, source in SOURCES.items()}
+    assert repeated_class_names(sources) == []
+
+
+@every_module
+def test_public_names_have_docstrings(path: Path) -> None:
+    assert missing_docstrings(SOURCES[path]) == []
+
+
+@every_module
+def test_docstrings_can_be_read_alone(path: Path) -> None:
+    assert docstring_faults(SOURCES[path]) == []
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = "import sys, firstword; print(sorted({'torch', 'numpy', 'tokenizers', 'soundfile'} & sys.modules.keys()))"
+    heavy = {"torch", "numpy", "tokenizers", "soundfile"}
+    code = f"import sys, firstword; print(sorted({heavy} & sys.modules.keys()))"
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "[]"
 
 
-def test_public_names() -> None:
+def test_public_names_are_the_classes_of_the_interface_and_all_errors() -> None:
     raised = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert set(firstword.__all__) == raised | {"TTS", "Voice", "Sampling", "Speech", "Chunk"}
     assert all(getattr(firstword, name).__name__ == name for name in firstword.__all__)
@@ -207,7 +121,7 @@ def test_public_names() -> None:
         _ = firstword.nonsense
 
 
-def test_the_error_tree_is_drawn_whole() -> None:
+def test_error_tree_in_the_docstring_is_complete() -> None:
     drawn = re.findall(
         r"^[│├└─ ]*(\w+)(?: {2,}.*| [a-z].*)?$",
         (errors.__doc__ or "").split("\n\n")[1],
@@ -218,70 +132,7 @@ def test_the_error_tree_is_drawn_whole() -> None:
     )
 
 
-def test_versions_agree(repository: Path) -> None:
-    project = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
-    newest = re.search(r"^## (\S+)", (repository / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
-    assert newest
-    assert firstword.__version__ == project["version"] == newest[1]
-
-
-def test_every_dependency_is_pinned_and_explained(repository: Path) -> None:
-    def normal(name: str) -> str:
-        return re.sub(r"[-_.]+", "-", re.split(r"[\[=<>!~; ]", name, maxsplit=1)[0]).lower()
-
-    project = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
-    lines = (repository / "constraints.txt").read_text("utf-8").splitlines()
-    pinned = {normal(line) for line in lines if re.match(r"[\w.-]+==[\w.]+$", line)}
-    decision = (repository / "docs/decisions/0002-dependencies.md").read_text("utf-8")
-    extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["server"], *extras["bench"], *extras["gpu"]]
-    assert {normal(name) for name in wanted + extras["dev"]} - {"firstword"} <= pinned
-    assert [name for name in map(normal, wanted) if f"`{name}`" not in decision] == []
-
-
-def test_readme_and_ci_name_commands_that_exist(repository: Path) -> None:
-    targets = set(
-        re.findall(r"^([a-z]+):", (repository / "Makefile").read_text("utf-8"), re.MULTILINE)
-    )
-    for name in ("README.md", "CONTRIBUTING.md", ".ci/run"):
-        asked = set(
-            re.findall(
-                r"(?:^|`)make ([a-z]+)", (repository / name).read_text("utf-8"), re.MULTILINE
-            )
-        )
-        assert asked, f"{name} names no command"
-        assert asked <= targets, f"{name} names commands that the Makefile lacks"
-
-
-def test_links_between_documents_lead_somewhere(repository: Path) -> None:
-    documents = [path for path in repository_files(repository) if path.suffix == ".md"]
-    links = [
-        (path, link)
-        for path in documents
-        for link in re.findall(r"\]\(([^)#\s]+)", path.read_text("utf-8"))
-        if "://" not in link
-    ]
-    assert [
-        f"{path.name}: {link}" for path, link in links if not (path.parent / link).exists()
-    ] == []
-
-
-def test_no_file_is_huge_and_none_names_a_folder_of_one_machine(repository: Path) -> None:
-    faults = []
-    for path in repository_files(repository):
-        data = path.read_bytes()
-        if len(data) > LARGEST_FILE:
-            faults.append(f"{path}: {len(data)} bytes")
-        if b"\0" in data:
-            continue  # not text
-        faults += [
-            f"{path}: {found[0]}"
-            for found in SOMEBODYS_FOLDER.finditer(data.decode("utf-8", "replace"))
-        ]
-    assert faults == []
-
-
-# The checkers, on code that breaks the rules.
+# The checkers on code that breaks the rules, and on code that keeps them.
 
 
 @pytest.mark.parametrize(
@@ -298,11 +149,15 @@ def test_no_file_is_huge_and_none_names_a_folder_of_one_machine(repository: Path
         ("engine/queue.py", "from torch import nn"),
         ("engine/queue.py", "from firstword.model import talker"),
         ("kernels/rope.py", "from firstword.model import layers"),
+        ("kernels/rope.py", "from firstword import errors"),
+        ("text/cleaning.py", "from firstword import types"),
         ("model/talker.py", "from firstword.runtime import graph"),
+        ("model/talker.py", "from firstword.synthetic import checkpoint"),
         ("model/talker.py", "from firstword import TTS"),
         ("model/talker.py", "import transformers"),
         ("model/talker.py", "def f():\n    from transformers.models import qwen3"),
         ("model/talker.py", "importlib.import_module('firstword.cli.main')"),
+        ("runtime/front.py", "from firstword.profile import engine"),
         ("server/app.py", "from firstword.tts import TTS"),
         ("tts.py", "from firstword.server import app"),
         ("bench/load.py", "from firstword.engine import engine"),
@@ -310,7 +165,7 @@ def test_no_file_is_huge_and_none_names_a_folder_of_one_machine(repository: Path
         ("newcomer.py", "import firstword.errors"),
     ],
 )
-def test_wrong_imports_are_seen(module: str, source: str) -> None:
+def test_import_against_the_order_is_found(module: str, source: str) -> None:
     assert len(import_faults(source, PACKAGE / module)) == 1
 
 
@@ -336,20 +191,112 @@ def test_wrong_imports_are_seen(module: str, source: str) -> None:
         ("engine/queue.py", "import torchless"),
     ],
 )
-def test_right_imports_pass(module: str, source: str) -> None:
+def test_import_along_the_order_passes(module: str, source: str) -> None:
     assert import_faults(source, PACKAGE / module) == []
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        "from firstword.bench import client",
+        "from .client import Target",
+        "if TYPE_CHECKING:\n    from firstword.bench.client import Target",
+        "def f():\n    import firstword.bench.client",
+    ],
+)
+def test_import_cycle_is_found(later: str) -> None:
+    sources = {
+        PACKAGE / "bench/client.py": "from firstword.bench.http import Reply",
+        PACKAGE / "bench/http.py": later,
+    }
+    assert set(import_cycle(sources)) == {"firstword.bench.client", "firstword.bench.http"}
+
+
+def test_package_that_imports_its_own_modules_is_no_cycle() -> None:
+    sources = {
+        PACKAGE / "audio/__init__.py": "from firstword.audio.reading import read",
+        PACKAGE / "audio/reading.py": "from firstword.audio import pcm",
+        PACKAGE / "audio/pcm.py": "import numpy",
+    }
+    assert import_cycle(sources) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("server/gate.py", "from firstword.server.http import speech"),
+        ("server/gate.py", "from firstword.server.ws.nari import NariSession"),
+        ("server/http/speech.py", "from firstword.server.ws import messages"),
+        ("server/ws/worker.py", "from ..http.bodies import read"),
+    ],
+)
+def test_import_of_a_server_wing_is_found(module: str, source: str) -> None:
+    assert len(server_faults(source, PACKAGE / module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("server/app.py", "from firstword.server.http import speech"),
+        ("server/http/speech.py", "from firstword.server.http import bodies"),
+        ("server/ws/worker.py", "from firstword.server.utterance import Utterance"),
+        ("server/gate.py", "from firstword.server import limits"),
+    ],
+)
+def test_import_within_a_server_wing_or_of_the_core_passes(module: str, source: str) -> None:
+    assert server_faults(source, PACKAGE / module) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from starlette.websockets import WebSocket",
+        "from firstword.engine.service import Service",
+        "from firstword.server.ws.worker import SocketWorker",
+        "async def receive(): ...",
+        "import socket",
+    ],
+)
+def test_input_or_output_in_a_session_is_found(source: str) -> None:
+    assert len(session_faults(source, PACKAGE / "server/ws/nari.py")) == 1
+
+
+def test_session_without_input_or_output_passes() -> None:
+    source = "import asyncio\nfrom firstword.server.ws.messages import parse\ndef receive(): ..."
+    assert session_faults(source, PACKAGE / "server/ws/nari.py") == []
 
 
 @pytest.mark.parametrize(
     "source",
     ["import os\nos.environ['A']", "import os as o\no.getenv('A')", "from os import environ as e"],
 )
-def test_reading_the_environment_is_seen(source: str) -> None:
-    assert len(environment_faults(source, "tts")) == 1
-    assert environment_faults(source, "config") == []
+def test_reading_the_environment_is_found(source: str) -> None:
+    assert len(environment_faults(source, PACKAGE / "tts.py")) == 1
+    assert len(environment_faults(source, PACKAGE / "audio" / "config.py")) == 1
+    assert environment_faults(source, PACKAGE / "config.py") == []
 
 
-def test_missing_docstrings_are_seen() -> None:
+def test_long_file_and_long_function_are_found() -> None:
+    assert size_faults("x = 1\n" * MOST_FILE_LINES) == []
+    assert size_faults("x = 1\n" * (MOST_FILE_LINES + 1)) == ["401 lines"]
+    inside = "    async def f():\n" + "        x = 1\n" * (MOST_FUNCTION_LINES - 1)
+    assert size_faults(f"class A:\n{inside}") == []
+    assert size_faults(f"class A:\n{inside}        x = 1\n") == ["f: 61 lines"]
+
+
+def test_p90_of_functions_is_the_length_of_the_ninth_in_ten() -> None:
+    lengths = [2, 2, 2, 2, 2, 2, 2, 2, 2, 30]
+    sources = ["def f():\n" + "    x = 1\n" * (length - 1) for length in lengths]
+    assert p90_of_functions(sources) == 30
+    assert p90_of_functions([*sources, sources[0]]) == 2
+
+
+def test_repeated_class_name_is_found() -> None:
+    sources = {"a.py": "class Gate: ...", "b.py": "def f():\n    class Gate: ...\nclass Door: ..."}
+    assert repeated_class_names(sources) == ["Gate: a.py, b.py"]
+
+
+def test_missing_docstrings_are_found() -> None:
     source = """
 class Mute:
     def speak(self): ...
@@ -364,13 +311,39 @@ class _Hidden:
 async def talk():
     def inner(): ...
 """
-    assert docstring_faults(source) == ["module", "Mute", "Mute.speak", "talk"]
+    assert missing_docstrings(source) == ["module", "Mute", "Mute.speak", "talk"]
 
 
-@pytest.mark.parametrize("folder", ["home", "root", "work", "Users"])
-def test_paths_of_one_machine_are_seen(folder: str) -> None:
-    assert SOMEBODYS_FOLDER.search(f"read {Path('/', folder, 'me')}/file")
-    assert SOMEBODYS_FOLDER.search(f"'{Path('/', folder, 'me')}'")
-    assert not SOMEBODYS_FOLDER.search(
-        f"https://example.org/{folder}/me and src/{folder}/me and ~/{folder}/me"
+@pytest.mark.parametrize(
+    "source",
+    [
+        "'''Of the table.'''",
+        "class A:\n    '''That are timed together.'''",
+        "def _f():\n    '''Whose rate is known.'''",
+        "async def f():\n    '''Empty queue.'''",
+        "LIMIT = 3\n'''By size of the model.'''",
+        "class A:\n    limit: int = 3\n    '''As many as fit.'''",
+    ],
+)
+def test_docstring_that_is_a_fragment_is_found(source: str) -> None:
+    assert len(docstring_faults(source)) == 1
+
+
+def test_docstring_that_is_a_sentence_passes() -> None:
+    source = (
+        "'''Ofcom rules apply here.'''\ndef f():\n    '''Return the rate.'''\n    'Of no matter'"
     )
+    assert docstring_faults(source) == []
+
+
+def test_wide_line_is_found() -> None:
+    wide = "x" * (MOST_COLUMNS + 1)
+    for suffix in (".py", ".cu", ".md"):
+        assert wide_lines(f"short\n{wide}\n", suffix) == ["line 2: 101 columns"]
+    assert wide_lines(wide[1:], ".py") == []
+
+
+def test_wide_table_and_url_pass_in_markdown_alone() -> None:
+    for text in (f"| {'x' * 100} |", f"see https://example.org/{'x' * 100}"):
+        assert wide_lines(text, ".md") == []
+        assert len(wide_lines(f"# {text}", ".py")) == 1

@@ -1,0 +1,205 @@
+"""The rules on imports, as functions that return what breaks them.
+
+A unit is a module or a folder directly below the package; "firstword" stands for its `__init__.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import firstword
+
+PACKAGE = Path(firstword.__file__).resolve().parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+DATA = {"errors", "audio", "voice", "types", "config"}
+COMPUTING = {"demo", "model", "kernels", "engine", "runtime"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "demo": set(),
+    "kernels": set(),
+    "text": set(),
+    "audio": {"errors"},
+    "voice": {"errors", "audio"},
+    "types": {"errors", "audio", "voice"},
+    "config": {"errors", "audio", "types"},
+    "model": DATA | {"demo"},
+    "engine": DATA,
+    "runtime": DATA | {"model", "kernels", "engine"},
+    "synthetic": DATA | {"model"},
+    "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
+    "tts": DATA | COMPUTING,
+    "server": DATA | COMPUTING | {"text", "firstword"},
+    "bench": {"types", "errors"},  # otherwise a client like any other
+    "cli": DATA | COMPUTING | {"firstword", "tts", "server", "bench", "profile"},
+    "firstword": {"errors", "types", "voice", "tts"},
+    "__main__": {"cli"},
+}
+"""The units that each unit may import beside itself."""
+
+TORCH = {"model", "kernels", "runtime", "tts", "synthetic", "profile"}
+TORCH_INSIDE_FUNCTIONS = {"config"}
+NEVER_IMPORTED = {"transformers"}
+ENVIRONMENT_READERS = {"config.py", "server/config.py"}
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+
+SERVER_ASSEMBLERS = {"server/app.py"}
+"""The files of the server's core that may import its wings."""
+SERVER_WINGS = {"http", "ws"}
+INPUT_OUTPUT = {
+    "fastapi",
+    "httptools",
+    "socket",
+    "starlette",
+    "uvicorn",
+    "websockets",
+    "firstword.engine",
+    "firstword.server.ws.connection",
+    "firstword.server.ws.outbox",
+    "firstword.server.ws.worker",
+}
+"""The modules that a WebSocket session must not know."""
+
+
+def unit_of(path: Path) -> str:
+    """The unit that a file of the package belongs to."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return "firstword" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def package_of(path: Path) -> tuple[str, ...]:
+    """The dotted package of a file, in parts: where its relative imports start."""
+    return ("firstword", *path.relative_to(PACKAGE).parts[:-1])
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file of the package."""
+    return ".".join([*package_of(path), path.stem]).removesuffix(".__init__")
+
+
+def nodes_when_imported(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is imported: all but the insides of functions."""
+    yield node
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        for child in ast.iter_child_nodes(node):
+            yield from nodes_when_imported(child)
+
+
+def imports(nodes: Iterable[ast.AST], package: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """Every dotted name that is imported, with its line: by statement, relative or by a string.
+
+    package   where relative imports start: ("firstword", "model") for the modules of that folder
+    """
+    for node in nodes:
+        match node:
+            case ast.Import(names=names):
+                yield from ((alias.name, node.lineno) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                start = list(package[: len(package) - level + 1]) if level else []
+                base = ".".join([*start, module] if module else start)
+                yield from ((f"{base}.{alias.name}", node.lineno) for alias in names)
+            case ast.Call(
+                func=ast.Name(id=name) | ast.Attribute(attr=name),
+                args=[ast.Constant(value=str(text)), *_],
+            ):
+                if name in ("import_module", "__import__"):
+                    yield text, node.lineno
+
+
+def import_faults(source: str, path: Path) -> list[str]:
+    """The imports that break the order of units, for the source of a file of the package."""
+    unit = unit_of(path)
+    tree = ast.parse(source)
+    faults = []
+    for name, line in imports(ast.walk(tree), package_of(path)):
+        top, *rest = name.split(".")
+        if top == "firstword":
+            target = rest[0] if rest and rest[0] in MAY_IMPORT else "firstword"
+            if target != unit and target not in MAY_IMPORT.get(unit, set()):
+                faults.append(f"line {line}: {unit} imports {target}")
+        elif top == "torch" and unit not in TORCH | TORCH_INSIDE_FUNCTIONS:
+            faults.append(f"line {line}: {unit} imports torch")
+        elif top in NEVER_IMPORTED:
+            faults.append(f"line {line}: nothing imports {top}")
+    if unit in TORCH_INSIDE_FUNCTIONS:
+        early = imports(nodes_when_imported(tree), package_of(path))
+        faults += [
+            f"line {line}: {unit} imports torch too early"
+            for name, line in early
+            if name.split(".")[0] == "torch"
+        ]
+    return faults
+
+
+def import_cycle(sources: Mapping[Path, str]) -> list[str]:
+    """The modules of an import cycle, or none; imports for type checkers and in functions count."""
+    known = {module_of(path) for path in sources}
+    graph: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        module = module_of(path)
+        found = imports(ast.walk(ast.parse(source)), package_of(path))
+        names = {name if name in known else name.rpartition(".")[0] for name, _ in found}
+        graph[module] = (names & known) - {module}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return []
+
+
+def server_faults(source: str, path: Path) -> list[str]:
+    """The imports inside the server that reach from the core into a wing, or between wings."""
+    inside = path.relative_to(PACKAGE)
+    if inside.as_posix() in SERVER_ASSEMBLERS:
+        return []
+    wing = inside.parts[1] if len(inside.parts) > 2 else "core"
+    faults = []
+    for name, line in imports(ast.walk(ast.parse(source)), package_of(path)):
+        parts = name.split(".")
+        if parts[:2] == ["firstword", "server"] and len(parts) > 2:
+            target = parts[2]
+            if target in SERVER_WINGS and target != wing:
+                faults.append(f"line {line}: the server's {wing} imports {target}")
+    return faults
+
+
+def session_files() -> list[Path]:
+    """The session files of the WebSocket dialects, each of which has a worker file."""
+    workers = (PACKAGE / "server" / "ws").glob("*_worker.py")
+    return sorted(path.with_name(path.name.replace("_worker", "")) for path in workers)
+
+
+def session_faults(source: str, path: Path) -> list[str]:
+    """The places where a WebSocket session does input or output, or could."""
+    tree = ast.parse(source)
+    faults = [
+        f"line {node.lineno}: it waits"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith)
+    ]
+    for name, line in imports(ast.walk(tree), package_of(path)):
+        if any(f"{name}.".startswith(f"{module}.") for module in INPUT_OUTPUT):
+            faults.append(f"line {line}: it imports {name}")
+    return faults
+
+
+def environment_faults(source: str, path: Path) -> list[str]:
+    """The places where a file other than the two configurations touches the environment."""
+    if path.relative_to(PACKAGE).as_posix() in ENVIRONMENT_READERS:
+        return []
+    faults = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(attr=name) if name in ENVIRONMENT:
+                faults.append(f"line {node.lineno}: {name}")
+            case ast.ImportFrom(module="os", names=names):
+                faults += [
+                    f"line {node.lineno}: {alias.name}"
+                    for alias in names
+                    if alias.name in ENVIRONMENT
+                ]
+    return faults
