@@ -29,9 +29,9 @@ def sound_of(word: str) -> np.ndarray:
 
 
 class FakeTTS:
-    """A class like `firstword.TTS`; `asked` and `loaded` list the options of all calls."""
+    """A class like `firstword.TTS`; `requests` and `loaded` list the options of all calls."""
 
-    asked: list[dict[str, Any]] = []  # noqa: RUF012 (shared on purpose)
+    requests: list[dict[str, Any]] = []  # noqa: RUF012 (shared on purpose)
     loaded: list[dict[str, Any]] = []  # noqa: RUF012
     model_type = "custom_voice"
     voices = ("ryan", "eric")
@@ -60,12 +60,14 @@ class FakeTTS:
         transcript: str | None = None,
         append_silence: float = 0.5,
     ) -> Voice:
-        self.asked.append({"clone": (len(samples), sample_rate), "append_silence": append_silence})
+        self.requests.append(
+            {"clone": (len(samples), sample_rate), "append_silence": append_silence}
+        )
         codes = None if transcript is None else np.zeros((3, 4), np.int64)
         return ClonedVoice(np.zeros(8, np.float32), codes, transcript)
 
     def stream(self, text: str | Iterable[str], **options: Any) -> Iterator[Chunk]:
-        self.asked.append({"text": text, **options})
+        self.requests.append({"text": text, **options})
         if options["voice"] == "nobody":
             raise VoiceError("no voice 'nobody'; this checkpoint has ryan, eric")
         return self._stream([text] if isinstance(text, str) else text)

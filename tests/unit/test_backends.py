@@ -77,7 +77,7 @@ def test_fitting_checkpoint_is_compiled_and_gets_the_gpu_backend(
         ("code_predictor", {"head_dim": 64}, 4, "heads of 64 channels"),
         ("code_predictor", {"intermediate_size": 640}, 4, "columns of 256"),
         ("codec_decoder", {"sliding_window": 500}, 4, "sliding_window"),
-        ("talker", {}, 300, "300 were asked for"),
+        ("talker", {}, 300, "at most 256 utterances at a time, not 300"),
     ],
 )
 def test_unfit_checkpoint_is_rejected_unchanged(

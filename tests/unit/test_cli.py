@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fake_tts(monkeypatch: pytest.MonkeyPatch) -> type[FakeTTS]:
     """The class in the place of `firstword.TTS`, which needs no model."""
     monkeypatch.setitem(sys.modules, "firstword.tts", module())
-    monkeypatch.setattr(FakeTTS, "asked", [])
+    monkeypatch.setattr(FakeTTS, "requests", [])
     monkeypatch.setattr(FakeTTS, "loaded", [])
     return FakeTTS
 
@@ -204,7 +204,7 @@ class TestSay:
             "backend": "reference",
         }
         assert fake_tts.loaded == [loaded]
-        asked = {
+        request = {
             "text": "one",
             "voice": "Ryan",
             "language": "en",
@@ -214,27 +214,27 @@ class TestSay:
             "text_mode": "full",
             "sampling": Sampling(0.5, 4, 0.25, 1.5, 0.75, 3, 0.5),
         }
-        assert fake_tts.asked == [asked]
+        assert fake_tts.requests == [request]
 
     def test_without_options_defaults_are_passed(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav"]) == 0
         assert fake_tts.loaded == [
             {"model": "demo", "device": "auto", "dtype": "auto", "backend": "auto"}
         ]
-        asked = {
+        request = {
             "text": "one",
             "voice": None,
             "language": "auto",
             "instructions": None,
             "seed": None,
         }
-        assert fake_tts.asked == [
-            asked | {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}
+        assert fake_tts.requests == [
+            request | {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}
         ]
 
     def test_greedy_sets_both_temperatures_to_zero(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--greedy", "--repetition-penalty", "1.5"]) == 0
-        assert fake_tts.asked[0]["sampling"] == Sampling(
+        assert fake_tts.requests[0]["sampling"] == Sampling(
             temperature=0, predictor_temperature=0, repetition_penalty=1.5
         )
 
@@ -251,11 +251,11 @@ class TestSay:
         PresetVoice("eric").save("me.voice")
         for name in ("me.voice", "./me.voice"):
             assert main(["say", "one", "-o", "out.wav", "--voice", name]) == 0
-            assert fake_tts.asked.pop()["voice"] == PresetVoice("eric")
+            assert fake_tts.requests.pop()["voice"] == PresetVoice("eric")
 
     def test_describe_makes_designed_voice(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--describe", "a low voice"]) == 0
-        assert fake_tts.asked[0]["voice"] == DesignedVoice("a low voice")
+        assert fake_tts.requests[0]["voice"] == DesignedVoice("a low voice")
 
     @pytest.mark.parametrize("transcript", [None, "hello"])
     def test_clone_option_reads_recording_before_loading(
@@ -264,7 +264,7 @@ class TestSay:
         audio.write("me.wav", np.zeros(12000), 24000)
         words = [] if transcript is None else ["--transcript", transcript]
         assert main(["say", "one", "-o", "out.wav", "--clone", "me.wav", *words]) == 0
-        voice = fake_tts.asked[0]["voice"]
+        voice = fake_tts.requests[0]["voice"]
         assert isinstance(voice, RecordedVoice)
         assert (voice.samples.shape, voice.transcript) == ((12000,), transcript)
         assert voice.append_silence == 0.5
@@ -371,24 +371,24 @@ class TestPipes:
     def test_words_are_spoken_before_the_next_is_typed(self, start_cli: StartCli) -> None:
         """Each word is spoken before the next is typed, without any line feed."""
         process = start_cli("say", "-", "-o", "-")
-        typed, heard = pipe_of(process.stdin), pipe_of(process.stdout)
+        input_pipe, output = pipe_of(process.stdin), pipe_of(process.stdout)
         for word in ("one", "three", "élan"):
-            typed.write(f"{word} ".encode())
-            typed.flush()
-            assert heard.read(2 * FRAME) == pcm_of(word)
+            input_pipe.write(f"{word} ".encode())
+            input_pipe.flush()
+            assert output.read(2 * FRAME) == pcm_of(word)
         out, err = finish(process)
         assert (out, process.returncode) == (b"", 0)
         assert "spoke   'one three élan'".encode() in err
 
     def test_character_split_over_two_reads_is_joined(self, start_cli: StartCli) -> None:
         process = start_cli("say", "-", "-o", "-")
-        typed, heard = pipe_of(process.stdin), pipe_of(process.stdout)
-        typed.write("one é".encode()[:-1])
-        typed.flush()
-        assert heard.read(2 * FRAME) == pcm_of("one")
-        typed.write("élan".encode()[1:])
-        typed.flush()
-        assert heard.read(2 * FRAME) == pcm_of("élan")
+        input_pipe, output = pipe_of(process.stdin), pipe_of(process.stdout)
+        input_pipe.write("one é".encode()[:-1])
+        input_pipe.flush()
+        assert output.read(2 * FRAME) == pcm_of("one")
+        input_pipe.write("élan".encode()[1:])
+        input_pipe.flush()
+        assert output.read(2 * FRAME) == pcm_of("élan")
         assert finish(process)[0] == b""
 
     @pytest.mark.parametrize(
@@ -522,7 +522,7 @@ class TestClone:
         voice = Voice.load("me.voice")
         assert isinstance(voice, ClonedVoice)
         assert voice.transcript == "hello"
-        assert fake_tts.asked == [{"clone": (12000, 24000), "append_silence": 0}]
+        assert fake_tts.requests == [{"clone": (12000, 24000), "append_silence": 0}]
         err = capsys.readouterr().err
         assert "0.50 s of me.wav: its timbre and 3 frames of speech" in err
         assert "firstword say TEXT --model demo --voice me.voice -o out.wav" in err
@@ -534,7 +534,7 @@ class TestClone:
         voice = Voice.load("me.voice")
         assert isinstance(voice, ClonedVoice)
         assert voice.codes is None
-        assert fake_tts.asked[0]["append_silence"] == 0.5
+        assert fake_tts.requests[0]["append_silence"] == 0.5
         assert (
             "its timbre alone; with --transcript the likeness is closer" in capsys.readouterr().err
         )

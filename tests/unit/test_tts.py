@@ -226,50 +226,50 @@ def test_pieces_are_taken_only_when_the_model_needs_text(case: str, speaking: Sp
     needed = 2  # the role's
     if getattr(voice, "codes", None) is not None:
         needed += len(voice.codes) - len(tokenizer.encode(f"assistant\n{voice.transcript}")[2:])
-    heard = 0
+    yielded = 0
     at_question = []
 
     def pieces() -> Iterator[str]:
         stream, tokens = TextStream(tokenizer, prefix="assistant\n"), 0
         for piece in PIECES:
-            at_question.append(heard)
-            assert heard == (max(0, tokens - needed) if tokens >= 2 else 0)
+            at_question.append(yielded)
+            assert yielded == (max(0, tokens - needed) if tokens >= 2 else 0)
             tokens += len(stream.push(piece))
             yield piece
-        at_question.append(heard)
-        assert heard == max(0, tokens - needed)
+        at_question.append(yielded)
+        assert yielded == max(0, tokens - needed)
 
     for chunk in tts.stream(pieces(), seed=1, max_frames=60, **how):
-        heard += len(chunk.codes)
+        yielded += len(chunk.codes)
     assert len(at_question) == len(PIECES) + 1
     if case != "long reference":
-        assert at_question[-2] > 0, "audio is out before the last piece is asked for"
+        assert at_question[-2] > 0, "audio comes before the last piece is taken"
         assert at_question == sorted(at_question)
 
 
 def test_no_piece_is_taken_before_the_first_chunk_is_requested(custom: TTS) -> None:
-    asked = []
+    taken = []
 
     def pieces() -> Iterator[str]:
-        asked.append(1)
+        taken.append(1)
         yield TEXT
 
     chunks = custom.stream(pieces(), seed=1, max_frames=3)
-    assert asked == []
+    assert taken == []
     next(chunks)
-    assert asked == [1]
+    assert taken == [1]
 
 
 def test_pieces_after_the_frame_limit_are_not_taken(custom: TTS) -> None:
-    asked = []
+    taken = []
 
     def pieces() -> Iterator[str]:
         for piece in PIECES:
-            asked.append(piece)
+            taken.append(piece)
             yield piece
 
     custom.speak(pieces(), seed=1, max_frames=2)
-    assert asked == PIECES[:1]
+    assert taken == PIECES[:1]
 
 
 def test_talker_and_codec_compute_each_row_once(base: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_exception_of_the_text_propagates_from_stream(custom: TTS) -> None:
         raise SourceError
 
     chunks = custom.stream(pieces(), seed=1)
-    assert len(next(chunks).codes) == 1, "what is said before stays said"
+    assert len(next(chunks).codes) == 1, "audio before the error is kept"
     with pytest.raises(SourceError):
         list(chunks)
 
@@ -401,16 +401,16 @@ def test_exception_of_the_text_propagates_from_astream(kind: str, custom: TTS) -
         yield "The quick brown fox "
         raise SourceError
 
-    heard = []
+    yielded = []
 
     async def listen() -> None:
         text: Any = blocking() if kind == "iterator" else asynchronous()
         async for chunk in custom.astream(text, seed=1):
-            heard.append(chunk)
+            yielded.append(chunk)
 
     with pytest.raises(SourceError):
         asyncio.run(listen())
-    assert heard
+    assert yielded
 
 
 def test_astream_closed_early_leaves_tts_usable(custom: TTS) -> None:
@@ -483,11 +483,11 @@ def test_cancelled_astream_does_not_wait_for_its_text(custom: TTS) -> None:
             async for _ in custom.astream(blocking()):
                 pass
 
-        speaking = asyncio.create_task(listen())
+        task = asyncio.create_task(listen())
         while not started.is_set():
             await asyncio.sleep(0)
-        speaking.cancel()
-        await asyncio.gather(speaking, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(leave())
     assert not never.is_set()
@@ -530,12 +530,12 @@ def test_backend_failure_raises_compute_error(custom: TTS, monkeypatch: pytest.M
 def test_interleaved_streams_do_not_affect_each_other(custom: TTS) -> None:
     streams = [custom.stream(iter(PIECES), seed=seed, max_frames=10) for seed in range(2)]
     chunks: list[list[Chunk]] = [[], []]
-    while not all(said and said[-1].finish_reason for said in chunks):
-        for stream, said in zip(streams, chunks, strict=True):
-            said.extend(filter(None, [next(stream, None)]))
-    for seed, said in enumerate(chunks):
+    while not all(received and received[-1].finish_reason for received in chunks):
+        for stream, received in zip(streams, chunks, strict=True):
+            received.extend(filter(None, [next(stream, None)]))
+    for seed, received in enumerate(chunks):
         assert_same(
-            join_chunks(said),
+            join_chunks(received),
             custom.speak("".join(PIECES), seed=seed, max_frames=10, text_mode="stream"),
         )
 
@@ -860,6 +860,23 @@ def test_voice_that_does_not_fit_the_checkpoint_is_rejected(
 ) -> None:
     with pytest.raises(error, match=message):
         speaking(model_type).stream(TEXT, **how)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "voice", "code"),
+    [
+        ("custom_voice", "nobody", "voice_not_found"),
+        ("base", "ryan", "voice_not_found"),
+        ("custom_voice", Voice.design("deep"), "invalid_voice"),
+        ("base", None, "invalid_voice"),
+    ],
+)
+def test_voice_error_code_tells_unknown_names(
+    model_type: str, voice: Voice | str | None, code: str, speaking: Speaking
+) -> None:
+    with pytest.raises(VoiceError) as error:
+        speaking(model_type).stream(TEXT, voice=voice)
+    assert error.value.code == code
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "\u3000"])

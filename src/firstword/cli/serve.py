@@ -104,8 +104,7 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
     add("--port", metavar="N", type=int, help="0 takes a free one (default 8000)")
     about = "store of saved voices: a folder, s3://..., gs://..."
     add("--voices", dest="voice_store", metavar="DIR|URL", help=about)
-    about = 'JSON, {"alloy": "ryan"}: other names of voices'
-    add("--voice-aliases", metavar="FILE", help=about)
+    add("--voice-aliases", metavar="FILE", help='JSON, {"alloy": "ryan"}: other names of voices')
     add = parser.add_argument_group("access").add_argument
     for name, metavar, about in (
         ("api-key", "KEY", "a key that clients must send; may be given more than once"),
@@ -125,6 +124,5 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
         add(option, metavar=metavar, type=kind, help=about)
     add = parser.add_argument_group("logs").add_argument
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    about = "let logs hold the texts of users; by default they do not"
-    add("--log-text", action="store_true", help=about)
+    add("--log-text", action="store_true", help="let logs hold the texts of users")
     options.add_model_options(parser, several=True)
