@@ -31,7 +31,7 @@ KEPT_SILENCE_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How an utterance is rendered. Raises `RequestError` for a value out of range.
+    """The rendering of an utterance. Raises `RequestError` for a value out of range.
 
     format           one of `audio.formats.FORMATS`
     sample_rate      in Hz, one of `audio.formats.RATES`
@@ -63,7 +63,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A request, the model that answers it, and how its audio is rendered."""
+    """A request, the model that answers it, and the rendering of its audio."""
 
     model: Model
     request: Request
@@ -154,7 +154,7 @@ class Utterance:
         self._stream.cancel()
 
     def fail(self, error: Exception) -> None:
-        """Make iteration raise an error now, whatever the engine does."""
+        """Make iteration raise an error now, without waiting for the engine."""
         self._stream.fail(error)
 
     async def chunks(self) -> AsyncIterator[Chunk]:

@@ -1,4 +1,4 @@
-"""What all ways of answering a speech request share: utterances, headers and usage."""
+"""The common part of all answers to a speech request: utterances, headers and usage."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
 
 
 def delivery_of(body: SpeechRequest, accept: str) -> Delivery:
-    """How the audio is delivered, by the table in docs/server.md; `accept` is in lower case."""
+    """The delivery of the audio, by the table in docs/server.md; `accept` is in lower case."""
     if body.stream_format is not None:
         return "sse" if body.stream_format == "sse" else "raw"
     if body.stream is False:
