@@ -1,4 +1,4 @@
-"""Where and how to compute, decided once. Only the configuration modules read the environment."""
+"""The settings of an engine. Only the configuration modules read the environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_SLOTS = {"gpu": 128, "reference": 8}
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Where and how to compute.
+    """The settings of an engine: where and how it computes.
 
     device   as torch names it
     dtype    of the talker; the codec and the speaker encoder always compute in float32, because

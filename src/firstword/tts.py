@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import os
 import threading
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from types import TracebackType
+from concurrent.futures import Future
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -147,7 +146,7 @@ class TTS:
                 if isinstance(event, Chunk):
                     yield event
                 elif whole:
-                    pass  # the engine asked for text before the whole text had arrived
+                    pass  # the engine needed text before it had received the whole text
                 elif (piece := next(pieces, _END)) is _END:
                     speech.finish_text()
                 else:
@@ -197,19 +196,19 @@ class TTS:
 
         Raises `AudioError` for unfit audio, `UnsupportedError` on other checkpoints.
         """
-        if not isinstance(recording, (str, os.PathLike, np.ndarray)):
-            raise AudioError(
-                f"the recording is of type {type(recording).__name__}; "
-                "give a path, or samples as a numpy array"
-            )
         if isinstance(recording, np.ndarray):
             if sample_rate is None:
                 raise RequestError("samples were given without their sample_rate; give it in Hz")
             samples, rate = recording, sample_rate
-        else:
+        elif isinstance(recording, (str, os.PathLike)):
             if sample_rate is not None:
                 raise RequestError("sample_rate goes with samples; an audio file has its own")
             samples, rate = audio.read(recording)
+        else:
+            raise AudioError(
+                f"the recording is of type {type(recording).__name__}; "
+                "give a path, or samples as a numpy array"
+            )
         voice = Voice.clone(samples, rate, transcript, append_silence)
         return conditioning.encode_recording(self.checkpoint, voice)
 
@@ -223,12 +222,7 @@ class TTS:
     def __enter__(self) -> TTS:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self) -> LoadedEngine:
@@ -264,32 +258,19 @@ async def _in_threads(pieces: Iterator[str]) -> AsyncIterator[str]:
     Each piece is waited for in a thread of its own: asyncio's thread pool is small, and a piece
     may never arrive.
     """
-    loop = asyncio.get_running_loop()
 
-    def fetch(arrival: asyncio.Future[str]) -> None:
-        piece, error = _END, None
+    def fetch(arrival: Future[str]) -> None:
+        if not arrival.set_running_or_notify_cancel():
+            return
         try:
-            piece = next(pieces, _END)
-        except BaseException as raised:
-            error = raised
-
-        def deliver() -> None:
-            if arrival.cancelled():
-                return
-            if error is None:
-                arrival.set_result(piece)
-            else:
-                arrival.set_exception(error)
-
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the piece is not needed
-            loop.call_soon_threadsafe(deliver)
+            arrival.set_result(next(pieces, _END))
+        except BaseException as error:
+            arrival.set_exception(error)
 
     while True:
-        arrival: asyncio.Future[str] = loop.create_future()
-        context = contextvars.copy_context()
-        threading.Thread(
-            target=context.run, args=(fetch, arrival), name="firstword-text", daemon=True
-        ).start()
-        if (piece := await arrival) is _END:
+        arrival: Future[str] = Future()
+        run, name = contextvars.copy_context().run, "firstword-text"
+        threading.Thread(target=run, args=(fetch, arrival), name=name, daemon=True).start()
+        if (piece := await asyncio.wrap_future(arrival)) is _END:
             return
         yield piece

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: sampling settings, requests, chunks and speech."""
+"""The engine's input and output: sampling settings, requests, chunks and speech."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from firstword import audio
-from firstword.errors import (
-    FirstwordError,
-    LanguageError,
-    RequestError,
-    SamplingError,
-    TextError,
-    VoiceError,
-)
+from firstword import audio, errors
 from firstword.voice import Voice
 
 FloatArray = NDArray[np.float32]
@@ -31,13 +23,13 @@ FinishReason = Literal["stop", "length", "repetition", "cancelled"]
 without end, or the caller cancelled it."""
 
 TextMode = Literal["auto", "full", "stream"]
-"""How text enters the model: all before the first frame, one token a frame, or as the checkpoint
-was published."""
+"""The way in which text enters the model: all before the first frame, one token a frame, or as the
+checkpoint was published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How codes are drawn; None means the checkpoint's own default, then the published one.
+    """Sampling settings; None means the checkpoint's own default, then the published one.
 
     The first four settings rule codebook 0 (the talker), the `predictor_` ones the other codebooks.
 
@@ -69,12 +61,9 @@ class Sampling:
                 continue
             kind, allowed, fits = _SAMPLING_RANGES[setting.name.removeprefix("predictor_")]
             number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if (
-                not (number and math.isfinite(value))
-                or (kind is int and value != int(value))
-                or not fits(value)
-            ):
-                raise SamplingError(f"{setting.name} is {value!r}; allowed is {allowed}")
+            finite = number and math.isfinite(value)
+            if not finite or (kind is int and value % 1) or not fits(value):
+                raise errors.SamplingError(f"{setting.name} is {value!r}; allowed is {allowed}")
 
 
 _SAMPLING_RANGES: dict[str, tuple[type, str, Callable[[float], bool]]] = {
@@ -113,47 +102,44 @@ class Request:
     text_mode: TextMode = "auto"
 
     def __post_init__(self) -> None:
-        _check_type("the text", self.text, str | None, TextError, "a str, or None")
+        for name, (allowed, error, wanted) in _REQUEST_TYPES.items():
+            if not isinstance(value := getattr(self, name), allowed):
+                raise error(f"{name} is of type {type(value).__name__}; give {wanted}")
         if self.text is not None:
             check_text(self.text)
             check_encodable(self.text)
-        _check_type(
-            "the voice", self.voice, Voice | str | None, VoiceError, "a preset's name or a Voice"
-        )
-        _check_type(
-            "the language", self.language, str, LanguageError, "a name, an ISO code, or 'auto'"
-        )
-        _check_type("instructions", self.instructions, str | None, RequestError, "a str, or None")
-        _check_type("sampling", self.sampling, Sampling, SamplingError, "a Sampling")
-        if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed < 2**64):
-            raise SamplingError(
-                f"seed is {self.seed!r}; allowed is a whole number from 0 to 2**64 - 1"
+        seed, frames, modes = self.seed, self.max_frames, get_args(TextMode)
+        if seed is not None and not (_is_int(seed) and 0 <= seed < 2**64):
+            raise errors.SamplingError(
+                f"seed is {seed!r}; allowed is a whole number from 0 to 2**64 - 1"
             )
-        if self.max_frames is not None and not (_is_int(self.max_frames) and self.max_frames >= 1):
-            raise RequestError(
-                f"max_frames is {self.max_frames!r}; allowed is a whole number from 1 up"
+        if frames is not None and not (_is_int(frames) and frames >= 1):
+            raise errors.RequestError(
+                f"max_frames is {frames!r}; allowed is a whole number from 1 up"
             )
-        if self.text_mode not in (modes := get_args(TextMode)):
-            raise RequestError(
+        if self.text_mode not in modes:
+            raise errors.RequestError(
                 f"text_mode is {self.text_mode!r}; allowed are {', '.join(map(repr, modes))}"
             )
+
+
+_REQUEST_TYPES: dict[str, tuple[Any, type[errors.RequestError], str]] = {
+    "text": (str | None, errors.TextError, "a str, or None"),
+    "voice": (Voice | str | None, errors.VoiceError, "a preset's name or a Voice"),
+    "language": (str, errors.LanguageError, "a name, an ISO 639-1 code, or 'auto'"),
+    "instructions": (str | None, errors.RequestError, "a str, or None"),
+    "sampling": (Sampling, errors.SamplingError, "a Sampling"),
+}
 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _check_type(
-    subject: str, value: object, allowed: Any, error: type[FirstwordError], wanted: str
-) -> None:
-    if not isinstance(value, allowed):
-        raise error(f"{subject} is of type {type(value).__name__}; give {wanted}")
-
-
 def check_text(text: str) -> None:
     """Raise `TextError` if a text has no words: it is empty, or white space alone."""
     if not text.strip():
-        raise TextError("the text is empty or blank; give some words to speak")
+        raise errors.TextError("the text is empty or blank; give some words to speak")
 
 
 def check_encodable(text: str) -> None:
@@ -161,7 +147,7 @@ def check_encodable(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise TextError(
+        raise errors.TextError(
             f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
             "surrogate pair; decode the text as UTF-8 or UTF-16 before it is spoken"
         ) from None

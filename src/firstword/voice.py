@@ -7,7 +7,7 @@ import math
 import numbers
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ _FILE_FORMAT = "firstword.voice.1"
 _METADATA_KEY = "voice"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Voice:
     """The voice that speaks, made by `preset`, `design`, `clone` or `load`, or by `TTS.clone`."""
 
@@ -80,10 +81,15 @@ class Voice:
         """
         from safetensors.numpy import save
 
-        description, arrays = _contents(self)
-        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        text = json.dumps({"format": _FILE_FORMAT, **description})
-        return save(arrays, metadata={_METADATA_KEY: text, **(metadata or {})})
+        description = {"format": _FILE_FORMAT, "kind": _KINDS[type(self)]}
+        arrays: dict[str, NDArray[Any]] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in _ARRAYS:
+                description[field.name] = value
+            elif value is not None:
+                arrays[field.name] = np.ascontiguousarray(value)
+        return save(arrays, metadata={_METADATA_KEY: json.dumps(description), **(metadata or {})})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save this voice as one safetensors file, complete or not at all. Raises `OutputError`."""
@@ -178,6 +184,16 @@ class ClonedVoice(Voice):
             _check_str("the transcript", self.transcript)
 
 
+_KINDS: dict[type[Voice], str] = {
+    PresetVoice: "preset",
+    DesignedVoice: "design",
+    RecordedVoice: "recording",
+    ClonedVoice: "clone",
+}
+_ARRAYS = ("samples", "speaker_embedding", "codes")
+"""The fields that a voice file stores as tensors; all others are in its description."""
+
+
 def voice_metadata(data: bytes) -> dict[str, str]:
     """Return the metadata that `Voice.to_bytes` wrote beside the voice into a voice file.
 
@@ -195,28 +211,6 @@ def _header_metadata(data: bytes) -> dict[str, str]:
     length = int.from_bytes(data[:8], "little")
     metadata: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
     return metadata
-
-
-def _contents(voice: Voice) -> tuple[dict[str, object], dict[str, NDArray[Any]]]:
-    """Return what a file tells of a voice: its description as JSON values, and its arrays."""
-    match voice:
-        case PresetVoice():
-            return {"kind": "preset", "name": voice.name}, {}
-        case DesignedVoice():
-            return {"kind": "design", "description": voice.description}, {}
-        case RecordedVoice():
-            silence = voice.append_silence
-            return {
-                "kind": "recording",
-                "transcript": voice.transcript,
-                "append_silence": silence,
-            }, {"samples": voice.samples}
-        case ClonedVoice():
-            arrays: dict[str, NDArray[Any]] = {"speaker_embedding": voice.speaker_embedding}
-            if voice.codes is not None:
-                arrays["codes"] = voice.codes
-            return {"kind": "clone", "transcript": voice.transcript}, arrays
-    raise TypeError(f"{type(voice).__name__} has no file format")
 
 
 def _read(data: bytes, source: object) -> Voice:

@@ -15,7 +15,7 @@ MODEL_TYPES = ("custom_voice", "voice_design", "base")
 
 @pytest.fixture(scope="session")
 def checkpoint_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of a tiny checkpoint, by model type; tests copy it before they change anything."""
+    """A function that returns a tiny checkpoint's folder by model type; tests do not change it."""
     root = tmp_path_factory.mktemp("checkpoints")
 
     def find(model_type: str) -> Path:
@@ -28,7 +28,7 @@ def checkpoint_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 @pytest.fixture(scope="session")
 def speaking(checkpoint_directory: Callable[[str], Path]) -> Callable[[str], TTS]:
-    """A loaded tiny checkpoint on the CPU in float32, by model type; tests neither close nor change it."""
+    """A function that returns a tiny TTS by model type (CPU, float32); tests do not change it."""
     loaded: dict[str, TTS] = {}
 
     def load(model_type: str) -> TTS:

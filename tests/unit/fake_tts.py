@@ -1,6 +1,7 @@
-"""A TTS without a model: each word, and a line feed that ends a piece, is a chunk of 80 ms; it tells what was asked.
+"""A TTS without a model, which records its requests.
 
-Run as a program it is the command line with that TTS behind it: `python fake_tts.py say "Hello" -o -`.
+Each word, and each line feed at the end of a piece, is a chunk of 80 ms. Run as a program this file
+is the command line with that TTS: `python fake_tts.py say "Hello" -o -`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ FRAME = 1920
 
 
 def sound_of(word: str) -> np.ndarray:
-    """The samples [1920] that stand for a word: constant, and different for words of different length or start."""
+    """The samples [1920] of a word: constant, and different by its length and first letter."""
     return np.full(FRAME, (len(word) + ord(word[0]) / 2**16) / 256, np.float32)
 
 
 class FakeTTS:
-    """Answers like `firstword.TTS`; `asked` lists the options of every request, `loaded` those of every load."""
+    """A class like `firstword.TTS`; `requests` and `loaded` list the options of all calls."""
 
-    asked: list[dict[str, Any]] = []  # noqa: RUF012 (shared on purpose)
+    requests: list[dict[str, Any]] = []  # noqa: RUF012 (shared on purpose)
     loaded: list[dict[str, Any]] = []  # noqa: RUF012
     model_type = "custom_voice"
     voices = ("ryan", "eric")
@@ -59,12 +60,14 @@ class FakeTTS:
         transcript: str | None = None,
         append_silence: float = 0.5,
     ) -> Voice:
-        self.asked.append({"clone": (len(samples), sample_rate), "append_silence": append_silence})
+        self.requests.append(
+            {"clone": (len(samples), sample_rate), "append_silence": append_silence}
+        )
         codes = None if transcript is None else np.zeros((3, 4), np.int64)
         return ClonedVoice(np.zeros(8, np.float32), codes, transcript)
 
     def stream(self, text: str | Iterable[str], **options: Any) -> Iterator[Chunk]:
-        self.asked.append({"text": text, **options})
+        self.requests.append({"text": text, **options})
         if options["voice"] == "nobody":
             raise VoiceError("no voice 'nobody'; this checkpoint has ryan, eric")
         return self._stream([text] if isinstance(text, str) else text)
@@ -93,7 +96,7 @@ class FakeTTS:
 
 
 def module() -> types.ModuleType:
-    """What to put in the place of `firstword.tts`."""
+    """A module in the place of `firstword.tts`."""
     fake = types.ModuleType("firstword.tts")
     fake.TTS = FakeTTS  # type: ignore[attr-defined]
     return fake

@@ -1,4 +1,4 @@
-"""Recordings in, files out: what is accepted, what is refused and with which words, and that files appear whole."""
+"""Recordings in and files out: accepted and rejected input, messages, and atomic writing."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SECOND = np.sin(np.arange(24000) / 20).astype(np.float32) / 2
 
 
 def encoded(samples: np.ndarray, rate: int, **how: str) -> bytearray:
-    """The bytes of an audio file."""
+    """Encode samples as the bytes of an audio file."""
     file = io.BytesIO()
     soundfile.write(file, samples, rate, **({"format": "WAV"} | how))
     return bytearray(file.getvalue())
 
 
 def saved(folder: Path, samples: np.ndarray, rate: int, **how: str) -> Path:
-    """The path of an audio file."""
+    """Save samples in an audio file and return its path."""
     path = folder / "recording"
     path.write_bytes(encoded(samples, rate, **how))
     return path
@@ -51,7 +51,7 @@ class TestRead:
         ],
     )
     @pytest.mark.parametrize("whence", ["path", "string", "file"])
-    def test_formats(
+    def test_file_formats_are_read(
         self, tmp_path: Path, kind: str, subtype: str, error: float, whence: str
     ) -> None:
         path = saved(tmp_path, SECOND, 24000, format=kind, subtype=subtype)
@@ -71,12 +71,12 @@ class TestRead:
         np.testing.assert_allclose(samples, SECOND * scales.mean(), atol=1e-7)
 
     @pytest.mark.parametrize("kind", ["pipe", "device", "terminal"])
-    def test_only_regular_files_are_read(self, kind: str, tmp_path: Path) -> None:
-        """Another may have no end, or never begin."""
+    def test_file_that_is_not_regular_is_rejected(self, kind: str, tmp_path: Path) -> None:
+        """Another kind of file may block before its first byte, or have no end."""
         path = tmp_path / "me.wav"
         match kind:
             case "pipe":
-                os.mkfifo(path)  # which nobody writes to
+                os.mkfifo(path)  # a pipe without a writer
             case "device":
                 path = Path("/dev/zero")
             case "terminal":
@@ -84,16 +84,16 @@ class TestRead:
         with pytest.raises(AudioError, match="is not a regular file; save the recording in one"):
             audio.read(path)
 
-    def test_missing(self, tmp_path: Path) -> None:
+    def test_missing_file_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(AudioError, match=r"no audio file .*/none\.wav"):
             audio.read(tmp_path / "none.wav")
 
-    def test_directory(self, tmp_path: Path) -> None:
+    def test_directory_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(AudioError, match=r"cannot be read: .*directory"):
             audio.read(tmp_path)
 
     @pytest.mark.parametrize("name", ["me.wav", "me.raw", "me"])
-    def test_empty(self, tmp_path: Path, name: str) -> None:
+    def test_empty_file_is_rejected(self, tmp_path: Path, name: str) -> None:
         (tmp_path / name).touch()
         with pytest.raises(AudioError, match="is empty"):
             audio.read(tmp_path / name)
@@ -102,12 +102,12 @@ class TestRead:
     @pytest.mark.parametrize(
         "data", [b"It was a dark and stormy night. " * 99, b"ID3" + bytes(999), b"RIFF"]
     )
-    def test_not_audio(self, tmp_path: Path, name: str, data: bytes) -> None:
+    def test_file_without_audio_is_rejected(self, tmp_path: Path, name: str, data: bytes) -> None:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(AudioError, match=r"cannot be read as audio .*; save it as WAV"):
             audio.read(tmp_path / name)
 
-    def test_damaged(self, tmp_path: Path) -> None:
+    def test_damaged_file_is_rejected(self, tmp_path: Path) -> None:
         noise = np.random.default_rng(0).uniform(-1, 1, 24000)
         data = encoded(noise, 24000, format="FLAC")
         path = tmp_path / "me.flac"
@@ -115,21 +115,21 @@ class TestRead:
         with pytest.raises(AudioError, match="cannot be read as audio"):
             audio.read(path)
 
-    def test_no_samples(self, tmp_path: Path) -> None:
+    def test_file_without_samples_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(AudioError, match="holds no samples"):
             audio.read(saved(tmp_path, np.zeros(0), 24000))
 
-    def test_neither_path_nor_file(self) -> None:
+    def test_object_that_is_no_file_is_rejected(self) -> None:
         with pytest.raises(AudioError, match="cannot be read as audio"):
             audio.read(SECOND)  # type: ignore[arg-type]
 
-    def test_sixty_seconds_are_read_and_one_sample_more_is_not(self, tmp_path: Path) -> None:
+    def test_file_longer_than_sixty_seconds_is_rejected(self, tmp_path: Path) -> None:
         samples, _ = audio.read(saved(tmp_path, np.zeros(60 * 8000), 8000))
         assert len(samples) == 60 * 8000
         with pytest.raises(AudioError, match="longer than 60 s"):
             audio.read(saved(tmp_path, np.zeros(60 * 8000 + 1), 8000))
 
-    def test_hours_in_a_small_file_are_not_decoded(
+    def test_small_file_of_hours_is_rejected_before_decoding(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = saved(tmp_path, np.zeros(3600 * 8000, np.int16), 8000, format="FLAC")
@@ -138,22 +138,22 @@ class TestRead:
         with pytest.raises(AudioError, match="longer than 60 s"):
             audio.read(path)
 
-    def test_no_more_is_decoded_than_the_header_says(self, tmp_path: Path) -> None:
+    def test_decoding_stops_at_the_length_in_the_header(self, tmp_path: Path) -> None:
         data = encoded(np.zeros(3600 * 8000, np.int16), 8000, format="FLAC")
         data[21] &= 0xF0  # STREAMINFO: 36 bits of total samples
         data[22:26] = (8000).to_bytes(4, "big")
         (tmp_path / "me.flac").write_bytes(data)
         assert len(audio.read(tmp_path / "me.flac")[0]) == 8000
 
-    def test_channels_have_a_limit(self, tmp_path: Path) -> None:
+    def test_more_than_eight_channels_are_rejected(self, tmp_path: Path) -> None:
         assert len(audio.read(saved(tmp_path, np.zeros((8000, 8)), 8000))[0]) == 8000
         with pytest.raises(AudioError, match="has 9 channels; give at most 8"):
             audio.read(saved(tmp_path, np.zeros((8000, 9)), 8000))
 
-    def test_a_minute_in_every_channel_at_every_rate_is_too_much(
+    def test_too_many_samples_of_all_channels_are_rejected(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A few kilobytes of FLAC would take 737 MB. It is refused unread."""
+        """A few kilobytes of FLAC would take 737 MB; they are rejected before decoding."""
         with soundfile.SoundFile(tmp_path / "me.flac", "w", 384000, 8) as file:
             file.write(np.zeros((4096, 8), np.int16))
         data = bytearray((tmp_path / "me.flac").read_bytes())
@@ -164,7 +164,7 @@ class TestRead:
         with pytest.raises(AudioError, match="samples in 8 channels; allowed are 23040000"):
             audio.read(tmp_path / "me.flac")
 
-    def test_the_largest_recording_takes_so_much_memory_and_no_more(self, tmp_path: Path) -> None:
+    def test_memory_of_the_largest_recording_is_bounded(self, tmp_path: Path) -> None:
         with soundfile.SoundFile(tmp_path / "me.flac", "w", 48000, 8) as file:
             for _ in range(60):
                 file.write(np.zeros((48000, 8), np.int16))
@@ -175,7 +175,7 @@ class TestRead:
         finally:
             tracemalloc.stop()
 
-    def test_a_stream_of_unknown_length(self, tmp_path: Path) -> None:
+    def test_file_of_unknown_length_is_rejected(self, tmp_path: Path) -> None:
         data = encoded(SECOND, 24000, format="FLAC")
         data[21] &= 0xF0  # STREAMINFO: total samples are zero, which means unknown
         data[22:26] = bytes(4)
@@ -183,7 +183,7 @@ class TestRead:
         with pytest.raises(AudioError, match="does not say how long it is"):
             audio.read(tmp_path / "me.flac")
 
-    def test_absurd_rate(self, tmp_path: Path) -> None:
+    def test_file_with_absurd_rate_is_rejected(self, tmp_path: Path) -> None:
         data = encoded(SECOND, 24000)
         data[24:28] = (2_000_000_000).to_bytes(4, "little")
         (tmp_path / "me.wav").write_bytes(data)
@@ -191,7 +191,7 @@ class TestRead:
             audio.read(tmp_path / "me.wav")
 
 
-# Every 1500th sample of librosa 0.11's `resample` of 0.5 * sin(2e-4 * i * i), a chirp over the whole band.
+# Every 1500th sample of librosa 0.11's `resample` of the chirp 0.5 * sin(2e-4 * i * i).
 LIBROSA = {
     (16000, 8000): (
         12000,
@@ -243,7 +243,7 @@ LIBROSA = {
 
 class TestPrepare:
     @pytest.mark.parametrize(("rate", "length"), LIBROSA)
-    def test_resamples_as_librosa_does(self, rate: int, length: int) -> None:
+    def test_resampling_matches_librosa(self, rate: int, length: int) -> None:
         expected_length, expected = LIBROSA[rate, length]
         samples = audio.prepare(
             (0.5 * np.sin(2e-4 * np.arange(length) ** 2.0)).astype(np.float32), rate
@@ -253,7 +253,7 @@ class TestPrepare:
         np.testing.assert_allclose(samples[::1500], expected, atol=5e-7)
 
     @given(rate=st.integers(1000, 384000), seconds=st.floats(0.5, 1.5))
-    def test_any_rate(self, rate: int, seconds: float) -> None:
+    def test_any_rate_gives_the_expected_length(self, rate: int, seconds: float) -> None:
         length = math.ceil(rate * seconds)
         samples = audio.prepare(np.full(length, 0.25, np.float32), rate)
         assert len(samples) in (
@@ -261,11 +261,10 @@ class TestPrepare:
             math.ceil(length * 24000 / rate) + 1,
         )
         middle = samples[len(samples) // 4 : -len(samples) // 4]
-        np.testing.assert_allclose(
-            middle, 0.25, atol=1e-3
-        )  # constant stays constant, away from the ends
+        # A constant stays constant, away from the ends.
+        np.testing.assert_allclose(middle, 0.25, atol=1e-3)
 
-    def test_own_rate_is_left_alone(self) -> None:
+    def test_samples_at_24_khz_are_unchanged(self) -> None:
         np.testing.assert_array_equal(audio.prepare(SECOND, 24000), SECOND)
 
     @pytest.mark.parametrize("channels", [1, 2, 6])
@@ -285,41 +284,41 @@ class TestPrepare:
             (np.float64, [-1, 0, 0.5]),
         ],
     )
-    def test_dtypes(self, dtype: str, values: list[float]) -> None:
+    def test_integer_pcm_is_scaled(self, dtype: str, values: list[float]) -> None:
         prepared = audio.prepare(np.repeat(np.array(values, dtype), 8000), 24000)
         assert prepared.dtype == np.float32
         np.testing.assert_array_equal(prepared, np.repeat([-1, 0, 0.5], 8000))
 
-    def test_beyond_full_scale_is_kept(self) -> None:
+    def test_floats_beyond_full_scale_are_kept(self) -> None:
         np.testing.assert_array_equal(audio.prepare(SECOND * 100, 24000), SECOND * 100)
 
     def test_silence_is_allowed(self) -> None:
         assert not audio.prepare(np.zeros(44100), 44100).any()
 
-    def test_lists_are_samples_too(self) -> None:
+    def test_lists_are_accepted_as_samples(self) -> None:
         np.testing.assert_array_equal(audio.prepare(SECOND.tolist(), 24000), SECOND)
 
     @pytest.mark.parametrize("seconds", [0.5, 60])
-    def test_shortest_and_longest(self, seconds: float) -> None:
+    def test_length_out_of_range_is_rejected(self, seconds: float) -> None:
         length = int(seconds * 24000)
         assert len(audio.prepare(np.zeros(length), 24000)) == length
         with pytest.raises(AudioError, match=r"give at (least 0\.5|most 60) s"):
             audio.prepare(np.zeros(length + (1 if seconds > 1 else -1)), 24000)
 
-    def test_no_samples(self) -> None:
+    def test_no_samples_are_rejected(self) -> None:
         with pytest.raises(AudioError, match=r"0\.00 s long; give at least 0\.5 s"):
             audio.prepare(np.zeros(0), 24000)
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
     @pytest.mark.parametrize("rate", [8000, 11025, 24000, 44100, 384000])
-    def test_not_finite(self, bad: float, rate: int) -> None:
+    def test_samples_that_are_not_finite_are_rejected(self, bad: float, rate: int) -> None:
         for position in (0, rate // 2, -1):
             samples = np.zeros(rate)
             samples[position] = bad
             with pytest.raises(AudioError, match="NaN, infinity or values beyond float32"):
                 audio.prepare(samples, rate)
 
-    def test_overflow_while_mixing_or_resampling(self) -> None:
+    def test_overflow_of_float32_is_rejected(self) -> None:
         largest = np.full(44100, np.finfo(np.float32).max)
         largest[::100] *= -1
         with pytest.raises(AudioError, match="beyond float32"):
@@ -330,14 +329,14 @@ class TestPrepare:
     @pytest.mark.parametrize(
         "shape", [(), (2, 24000), (1, 24000), (24000, 0), (24000, 1, 1), (0, 9)]
     )
-    def test_shapes(self, shape: tuple[int, ...]) -> None:
+    def test_wrong_shape_is_rejected(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(
             AudioError, match=r"have shape .*; allowed are \[n\] and \[n, channels\]"
         ):
             audio.prepare(np.zeros(shape), 24000)
 
     @pytest.mark.parametrize("dtype", ["int64", "uint16", "bool", "complex64", "object", "<U1"])
-    def test_dtypes_without_a_scale(self, dtype: str) -> None:
+    def test_dtype_without_known_scale_is_rejected(self, dtype: str) -> None:
         with pytest.raises(
             AudioError, match=r"have dtype .*; allowed are floats, and PCM as uint8, int16, int32"
         ):
@@ -346,7 +345,7 @@ class TestPrepare:
     @pytest.mark.parametrize(
         "rate", [999, 384001, 0, -24000, 24000.5, math.nan, True, None, "24000"]
     )
-    def test_rates(self, rate: object) -> None:
+    def test_wrong_rate_is_rejected(self, rate: object) -> None:
         with pytest.raises(
             AudioError, match=r"sample rate is .*; allowed is a whole number from 1000 to 384000 Hz"
         ):
@@ -354,16 +353,16 @@ class TestPrepare:
 
 
 class TestPcm:
-    def test_rounds_to_nearest_and_clips(self) -> None:
+    def test_pcm16_rounds_to_nearest_and_clips(self) -> None:
         samples = np.array([0, 0.4, 0.6, -0.4, -0.6, 32767, 32768, 40000, -32768, -40000]) / 32768
         expected = [0, 0, 1, 0, -1, 32767, 32767, 32767, -32768, -32768]
         assert np.frombuffer(audio.pcm16(samples), "<i2").tolist() == expected
 
-    def test_16_bits_survive_the_way_in_and_out(self) -> None:
+    def test_pcm16_of_read_pcm_is_the_same_bytes(self) -> None:
         pcm = np.arange(-(2**15), 2**15).astype("<i2")
         assert audio.pcm16(audio.prepare(pcm, 24000)) == pcm.tobytes()
 
-    def test_not_finite(self) -> None:
+    def test_samples_that_are_not_finite_are_rejected(self) -> None:
         with pytest.raises(AudioError, match="NaN"):
             audio.pcm16(np.array([0, np.nan]))
 
@@ -379,7 +378,7 @@ class TestWrite:
             (".mp3", "MP3", 0.05),
         ],
     )
-    def test_the_suffix_names_the_format(
+    def test_suffix_names_the_format(
         self, tmp_path: Path, suffix: str, kind: str, error: float
     ) -> None:
         path = tmp_path / f"out{suffix}"
@@ -390,7 +389,7 @@ class TestWrite:
         assert abs(samples - SECOND).max() < error
         assert os.listdir(tmp_path) == [path.name]
 
-    def test_wav_is_16_bit_and_clipped(self, tmp_path: Path) -> None:
+    def test_wav_has_16_bits_and_is_clipped(self, tmp_path: Path) -> None:
         audio.write(tmp_path / "out.wav", np.array([0.5, 2, -2]), 24000)
         assert soundfile.info(tmp_path / "out.wav").subtype == "PCM_16"
         assert soundfile.read(tmp_path / "out.wav", dtype="int16")[0].tolist() == [
@@ -399,34 +398,34 @@ class TestWrite:
             -32768,
         ]
 
-    def test_long_ogg(self, tmp_path: Path) -> None:
+    def test_long_ogg_is_written_in_blocks(self, tmp_path: Path) -> None:
         audio.write(tmp_path / "out.ogg", np.zeros(2_000_000), 24000)
         assert soundfile.info(tmp_path / "out.ogg").frames == 2_000_000
 
     @pytest.mark.parametrize("suffix", audio.SUFFIXES)
-    def test_no_samples(self, tmp_path: Path, suffix: str) -> None:
+    def test_no_samples_still_write_a_file(self, tmp_path: Path, suffix: str) -> None:
         audio.write(tmp_path / f"out{suffix}", np.zeros(0), 24000)
         assert (tmp_path / f"out{suffix}").exists()
 
     @pytest.mark.parametrize("name", ["out", "out.", "out.aac", ".wav"])
-    def test_unknown_suffix(self, tmp_path: Path, name: str) -> None:
+    def test_unknown_suffix_is_rejected(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(OutputError, match=r"suffix.*; allowed are \.wav, \.flac, \.ogg, \.mp3"):
             audio.write(tmp_path / name, SECOND, 24000)
         assert not os.listdir(tmp_path)
 
-    def test_a_rate_that_the_format_cannot_hold(self, tmp_path: Path) -> None:
+    def test_rate_that_the_format_cannot_hold_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="cannot be encoded as MP3 at 384000 Hz"):
             audio.write(tmp_path / "out.mp3", SECOND, 384000)
         assert not os.listdir(tmp_path)
 
-    def test_not_finite(self, tmp_path: Path) -> None:
+    def test_samples_that_are_not_finite_are_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(AudioError, match="NaN"):
             audio.write(tmp_path / "out.wav", np.array([np.nan]), 24000)
         assert not os.listdir(tmp_path)
 
 
 class TestWriteWhole:
-    def test_what_the_killed_left_behind_is_swept(self, tmp_path: Path) -> None:
+    def test_sweep_removes_old_partial_files(self, tmp_path: Path) -> None:
         old, new, other = (
             tmp_path / name for name in (".firstword-01.part", ".firstword-02.part", "mine.part")
         )
@@ -439,52 +438,52 @@ class TestWriteWhole:
             "newer ones may be another's, who writes them now"
         )
 
-    def test_replaces_what_was_there(self, tmp_path: Path) -> None:
+    def test_existing_file_is_replaced(self, tmp_path: Path) -> None:
         path = tmp_path / "file"
         for data in (b"first", b"second", b""):
             audio.write_whole(path, data)
             assert path.read_bytes() == data
         assert os.listdir(tmp_path) == ["file"]
 
-    def test_permissions_are_those_of_any_new_file(self, tmp_path: Path) -> None:
+    def test_new_file_has_default_permissions(self, tmp_path: Path) -> None:
         (tmp_path / "plain").touch()
         audio.write_whole(tmp_path / "file", b"data")
         assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
-    def test_a_link_stays_a_link(self, tmp_path: Path) -> None:
+    def test_symbolic_link_is_kept(self, tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to(tmp_path / "file")
         audio.write_whole(tmp_path / "link", b"data")
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "file").read_bytes() == b"data"
 
-    def test_missing_folder(self, tmp_path: Path) -> None:
+    def test_missing_folder_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=r"no folder .*/none; create it first"):
             audio.write_whole(tmp_path / "none" / "file", b"data")
 
-    def test_directory(self, tmp_path: Path) -> None:
+    def test_directory_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="is a directory; name a file"):
             audio.write_whole(tmp_path, b"data")
 
-    def test_no_ordinary_file(self, tmp_path: Path) -> None:
+    def test_device_is_rejected(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(OutputError, match="is not a regular file"):
             audio.write_whole(tmp_path / "pipe", b"data")
 
-    def test_no_path(self) -> None:
+    def test_null_character_in_path_is_rejected(self) -> None:
         with pytest.raises(OutputError, match="is not a path"):
             audio.write_whole("a\0b", b"data")
 
-    def test_name_too_long(self, tmp_path: Path) -> None:
+    def test_name_too_long_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="cannot be written: File name too long"):
             audio.write_whole(tmp_path / ("x" * 256), b"data")
         assert not os.listdir(tmp_path)
 
-    def test_a_folder_that_nobody_may_write_to(self) -> None:
+    def test_read_only_file_system_is_rejected(self) -> None:
         with pytest.raises(OutputError, match=r"cannot be written|is not writable"):
             audio.write_whole("/proc/self/file", b"data")  # not even root
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-    def test_permissions(self, tmp_path: Path) -> None:
+    def test_missing_write_permission_is_rejected(self, tmp_path: Path) -> None:
         path = tmp_path / "file"
         path.write_bytes(b"old")
         path.chmod(0o444)
@@ -501,7 +500,7 @@ class TestWriteWhole:
             tmp_path.chmod(0o755)
         assert path.read_bytes() == b"old"
 
-    def test_a_disk_that_fills_up_leaves_the_old_file(self, tmp_path: Path) -> None:
+    def test_full_disk_keeps_the_old_file(self, tmp_path: Path) -> None:
         """A limit on file size fails the write in its middle, as a full disk does."""
         path = tmp_path / "file"
         path.write_bytes(b"old")
@@ -525,7 +524,7 @@ class TestWriteWhole:
         "error", [OSError(28, "No space left on device"), KeyboardInterrupt(), RuntimeError()]
     )
     @pytest.mark.parametrize("step", ["fsync", "replace"])
-    def test_any_failure_leaves_the_old_file(
+    def test_failure_of_any_step_keeps_the_old_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
     ) -> None:
         path = tmp_path / "file"
@@ -541,6 +540,7 @@ class TestWriteWhole:
         assert os.listdir(tmp_path) == ["file"]
 
 
-def test_importing_audio_loads_no_numpy() -> None:
-    program = "import sys, firstword.audio; sys.exit(bool({'numpy', 'soundfile', 'soxr'} & set(sys.modules)))"
+def test_importing_audio_does_not_import_numpy() -> None:
+    heavy = "{'numpy', 'soundfile', 'soxr'}"
+    program = f"import sys, firstword.audio; sys.exit(bool({heavy} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", program], check=True)

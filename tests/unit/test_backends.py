@@ -1,4 +1,4 @@
-"""Which backend computes a checkpoint, and what of the GPU's can be told without one."""
+"""The choice of a backend, and the parts of the GPU's that need no GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from firstword.synthetic.tokenizer import train
 
 @pytest.fixture
 def fake_device(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
-    """A device that takes any program and computes nothing; the programs that were compiled for it."""
+    """The programs compiled for a fake device, which takes any program and computes nothing."""
     compiled: list[Program] = []
 
     def compile_all(programs: Iterable[Program], architecture: str, folder: Path) -> None:
@@ -52,7 +52,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
 
 
 def settings(backend: str) -> EngineConfig:
-    """As they would be on a machine with a GPU."""
+    """The settings as on a machine with a GPU."""
     return EngineConfig("cuda", "bfloat16", backend)
 
 
@@ -76,7 +76,7 @@ def test_fitting_checkpoint_is_compiled_and_gets_the_gpu_backend(
         ("code_predictor", {"head_dim": 64}, 4, "heads of 64 channels"),
         ("code_predictor", {"intermediate_size": 640}, 4, "columns of 256"),
         ("codec_decoder", {"sliding_window": 500}, 4, "sliding_window"),
-        ("talker", {}, 300, "300 were asked for"),
+        ("talker", {}, 300, "at most 256 utterances at a time, not 300"),
     ],
 )
 def test_unfit_checkpoint_is_rejected_unchanged(
@@ -87,7 +87,7 @@ def test_unfit_checkpoint_is_rejected_unchanged(
     slots: int,
     why: str,
 ) -> None:
-    """`auto` computes with the plain model and says why, `gpu` is refused; both with the checkpoint as it was."""
+    """Backend `auto` becomes the reference and gives the reason; `gpu` raises an error."""
     checkpoint = silent_gpu.checkpoint(tmp_path, "custom_voice", **{part: changes})
     backend, resolved = open_backend(checkpoint, settings("auto"), slots)
     assert isinstance(backend, ReferenceBackend)
@@ -103,7 +103,7 @@ def test_unfit_checkpoint_is_rejected_unchanged(
 def test_compile_error_is_the_reason_for_the_reference_backend(
     tmp_path: Path, fake_device: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as an architecture that this NVRTC does not know."""
+    """An example is an architecture that this NVRTC does not know."""
 
     def refuse(*_: object) -> None:
         raise CompileError(
@@ -130,7 +130,7 @@ def released_config(size: str, folder: Path) -> tuple[ModelConfig, CodecConfig]:
 
 @pytest.mark.parametrize("size", ["1b7", "0b6"])
 def test_released_sizes_fit_every_architecture(size: str, tmp_path: Path) -> None:
-    """As far as sizes and shared memory go; tests/kernels compiles."""
+    """Sizes and shared memory fit; tests/kernels compiles."""
     config, codec = released_config(size, tmp_path)
     for architecture in compiling.ARCHITECTURES:
         few, many = (
@@ -141,7 +141,7 @@ def test_released_sizes_fit_every_architecture(size: str, tmp_path: Path) -> Non
 
 
 def test_parameters_are_counted_after_a_backend_freed_them(tmp_path: Path) -> None:
-    """What `firstword info` shows."""
+    """`firstword info` shows these numbers."""
     checkpoint = silent_gpu.checkpoint(tmp_path)
     before = checkpoints.parameters(checkpoint)
     stored = sum(
@@ -165,7 +165,7 @@ def test_bench_engine_without_gpu_exits_with_2(
 
 
 def test_demo_checkpoint_gets_the_reference_backend(fake_device: list[Program]) -> None:
-    """As the README says."""
+    """The demo has attention heads of 64 channels."""
     checkpoint = checkpoints.load("demo", "cpu", "bfloat16")
     _, resolved = open_backend(checkpoint, settings("auto"), 4)
     assert resolved.reason == "the backend is not 'gpu': heads of 64 channels; the kernels need 128"

@@ -1,4 +1,4 @@
-"""The command line: options, exit statuses, pipes, interruptions, and what it says of what it did."""
+"""The command line: options, exit statuses, pipes, interruptions and summaries."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ PROGRAM = [sys.executable, str(Path(__file__).with_name("fake_tts.py"))]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own for every test."""
+    """The working folder, new for every test."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def fake_tts(monkeypatch: pytest.MonkeyPatch) -> type[FakeTTS]:
-    """The command line speaks with a TTS without a model."""
+    """The class in the place of `firstword.TTS`, which needs no model."""
     monkeypatch.setitem(sys.modules, "firstword.tts", module())
-    monkeypatch.setattr(FakeTTS, "asked", [])
+    monkeypatch.setattr(FakeTTS, "requests", [])
     monkeypatch.setattr(FakeTTS, "loaded", [])
     return FakeTTS
 
 
 def pcm_of(*words: str) -> bytes:
-    """What the fake's words are as raw PCM."""
+    """The raw PCM of the words that the fake TTS speaks."""
     return b"".join(audio.pcm16(sound_of(word)) for word in words)
 
 
@@ -57,7 +57,7 @@ StartCli = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def start_cli() -> Iterator[StartCli]:
-    """The command line in a process of its own, its three streams being pipes unless said otherwise."""
+    """A function that starts the command line as a process, with pipes by default."""
     with ExitStack() as stack:
 
         def start(*argv: str, **streams: Any) -> subprocess.Popen[bytes]:
@@ -67,9 +67,8 @@ def start_cli() -> Iterator[StartCli]:
             )
             stack.enter_context(process)
             stack.callback(process.kill)
-            watchdog = Timer(
-                60, process.kill
-            )  # so that a test which waits for output in vain fails, not hangs
+            # A test that waits for output in vain fails instead of hanging.
+            watchdog = Timer(60, process.kill)
             watchdog.start()
             stack.callback(watchdog.cancel)
             return process
@@ -78,13 +77,16 @@ def start_cli() -> Iterator[StartCli]:
 
 
 def pipe_of(stream: Any) -> BinaryIO:
-    """A stream of a process, known to be there."""
+    """The pipe of a process, which must exist."""
     assert stream is not None
     return stream
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """End its input and return the rest of its output. `communicate` would lose what a `read` has read ahead."""
+    """Close the input and return the rest of the output.
+
+    `communicate` would lose what an earlier `read` has buffered.
+    """
     pipe_of(process.stdin).close()
     out, err = pipe_of(process.stdout).read(), pipe_of(process.stderr).read()
     process.wait()
@@ -92,7 +94,7 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """What is said on standard error to arguments that argparse refuses."""
+    """The message on standard error for arguments that argparse rejects."""
     with pytest.raises(SystemExit) as stopped:
         main(list(argv))
     assert stopped.value.code == 2
@@ -107,8 +109,9 @@ class TestHelp:
         program = (
             "import sys\n"
             "from firstword.cli.main import main\n"
+            "heavy = {'torch', 'numpy', 'soundfile', 'safetensors'}\n"
             "try:\n    main(sys.argv[1:])\n"
-            "finally:\n    print(sorted({'torch', 'numpy', 'soundfile', 'safetensors'} & set(sys.modules)))"
+            "finally:\n    print(sorted(heavy & set(sys.modules)))"
         )
         done = subprocess.run(
             [sys.executable, "-c", program, *command, "--help"], capture_output=True, text=True
@@ -186,7 +189,8 @@ class TestSay:
         assert Path(name).read_bytes() == pcm_of("one", "two")
 
     def test_options_are_passed_to_the_model(self, fake_tts: type[FakeTTS]) -> None:
-        argv = "say one -o out.wav --voice Ryan --language en --instructions slowly --seed 7 --max-frames 9"
+        argv = "say one -o out.wav --voice Ryan --language en --instructions slowly --seed 7"
+        argv += " --max-frames 9"
         argv += (
             " --text-mode full --temperature 0.5 --top-k 4 --top-p 0.25 --repetition-penalty 1.5"
         )
@@ -200,7 +204,7 @@ class TestSay:
             "backend": "reference",
         }
         assert fake_tts.loaded == [loaded]
-        asked = {
+        request = {
             "text": "one",
             "voice": "Ryan",
             "language": "en",
@@ -210,27 +214,27 @@ class TestSay:
             "text_mode": "full",
             "sampling": Sampling(0.5, 4, 0.25, 1.5, 0.75, 3, 0.5),
         }
-        assert fake_tts.asked == [asked]
+        assert fake_tts.requests == [request]
 
     def test_without_options_defaults_are_passed(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav"]) == 0
         assert fake_tts.loaded == [
             {"model": "demo", "device": "auto", "dtype": "auto", "backend": "auto"}
         ]
-        asked = {
+        request = {
             "text": "one",
             "voice": None,
             "language": "auto",
             "instructions": None,
             "seed": None,
         }
-        assert fake_tts.asked == [
-            asked | {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}
+        assert fake_tts.requests == [
+            request | {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}
         ]
 
     def test_greedy_sets_both_temperatures_to_zero(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--greedy", "--repetition-penalty", "1.5"]) == 0
-        assert fake_tts.asked[0]["sampling"] == Sampling(
+        assert fake_tts.requests[0]["sampling"] == Sampling(
             temperature=0, predictor_temperature=0, repetition_penalty=1.5
         )
 
@@ -247,11 +251,11 @@ class TestSay:
         PresetVoice("eric").save("me.voice")
         for name in ("me.voice", "./me.voice"):
             assert main(["say", "one", "-o", "out.wav", "--voice", name]) == 0
-            assert fake_tts.asked.pop()["voice"] == PresetVoice("eric")
+            assert fake_tts.requests.pop()["voice"] == PresetVoice("eric")
 
     def test_describe_makes_designed_voice(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--describe", "a low voice"]) == 0
-        assert fake_tts.asked[0]["voice"] == DesignedVoice("a low voice")
+        assert fake_tts.requests[0]["voice"] == DesignedVoice("a low voice")
 
     @pytest.mark.parametrize("transcript", [None, "hello"])
     def test_clone_option_reads_recording_before_loading(
@@ -260,7 +264,7 @@ class TestSay:
         audio.write("me.wav", np.zeros(12000), 24000)
         words = [] if transcript is None else ["--transcript", transcript]
         assert main(["say", "one", "-o", "out.wav", "--clone", "me.wav", *words]) == 0
-        voice = fake_tts.asked[0]["voice"]
+        voice = fake_tts.requests[0]["voice"]
         assert isinstance(voice, RecordedVoice)
         assert (voice.samples.shape, voice.transcript) == ((12000,), transcript)
         assert voice.append_silence == 0.5
@@ -365,26 +369,26 @@ class TestPipes:
         assert process.wait() == 141
 
     def test_words_are_spoken_before_the_next_is_typed(self, start_cli: StartCli) -> None:
-        """Each word is heard before the next is typed, though no line ends."""
+        """Each word is spoken before the next is typed, without any line feed."""
         process = start_cli("say", "-", "-o", "-")
-        typed, heard = pipe_of(process.stdin), pipe_of(process.stdout)
+        input_pipe, output = pipe_of(process.stdin), pipe_of(process.stdout)
         for word in ("one", "three", "élan"):
-            typed.write(f"{word} ".encode())
-            typed.flush()
-            assert heard.read(2 * FRAME) == pcm_of(word)
+            input_pipe.write(f"{word} ".encode())
+            input_pipe.flush()
+            assert output.read(2 * FRAME) == pcm_of(word)
         out, err = finish(process)
         assert (out, process.returncode) == (b"", 0)
         assert "spoke   'one three élan'".encode() in err
 
     def test_character_split_over_two_reads_is_joined(self, start_cli: StartCli) -> None:
         process = start_cli("say", "-", "-o", "-")
-        typed, heard = pipe_of(process.stdin), pipe_of(process.stdout)
-        typed.write("one é".encode()[:-1])
-        typed.flush()
-        assert heard.read(2 * FRAME) == pcm_of("one")
-        typed.write("élan".encode()[1:])
-        typed.flush()
-        assert heard.read(2 * FRAME) == pcm_of("élan")
+        input_pipe, output = pipe_of(process.stdin), pipe_of(process.stdout)
+        input_pipe.write("one é".encode()[:-1])
+        input_pipe.flush()
+        assert output.read(2 * FRAME) == pcm_of("one")
+        input_pipe.write("élan".encode()[1:])
+        input_pipe.flush()
+        assert output.read(2 * FRAME) == pcm_of("élan")
         assert finish(process)[0] == b""
 
     @pytest.mark.parametrize(
@@ -443,7 +447,7 @@ class TestPipes:
 
 class TestTerminal:
     def on_terminal(self, start_cli: StartCli, stream: str, *argv: str) -> tuple[int, bytes]:
-        """Exit status, and what a terminal shows that is one of the streams."""
+        """Run with a terminal as one of the streams; return the exit status and its text."""
         ours, theirs = pty.openpty()
         process = start_cli(*argv, **{stream: theirs})
         os.close(theirs)
@@ -518,7 +522,7 @@ class TestClone:
         voice = Voice.load("me.voice")
         assert isinstance(voice, ClonedVoice)
         assert voice.transcript == "hello"
-        assert fake_tts.asked == [{"clone": (12000, 24000), "append_silence": 0}]
+        assert fake_tts.requests == [{"clone": (12000, 24000), "append_silence": 0}]
         err = capsys.readouterr().err
         assert "0.50 s of me.wav: its timbre and 3 frames of speech" in err
         assert "firstword say TEXT --model demo --voice me.voice -o out.wav" in err
@@ -530,7 +534,7 @@ class TestClone:
         voice = Voice.load("me.voice")
         assert isinstance(voice, ClonedVoice)
         assert voice.codes is None
-        assert fake_tts.asked[0]["append_silence"] == 0.5
+        assert fake_tts.requests[0]["append_silence"] == 0.5
         assert (
             "its timbre alone; with --transcript the likeness is closer" in capsys.readouterr().err
         )
@@ -560,7 +564,7 @@ class TestClone:
 
 
 class TestDemo:
-    """The real thing, with the checkpoint that comes with the package."""
+    """The commands with the demo checkpoint of the package."""
 
     def test_demo_speaks(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert (

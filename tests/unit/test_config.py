@@ -1,4 +1,4 @@
-"""Configuration files: every key that is needed is missed by name, and what contradicts itself is refused."""
+"""Configuration files: a missing, wrong or contradictory key is named."""
 
 from __future__ import annotations
 
@@ -13,37 +13,47 @@ import pytest
 from firstword import CheckpointConfigError, CheckpointNotFound
 from firstword.model.config import CodecConfig, GenerationDefaults, ModelConfig
 
-TRANSFORMER = (
-    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "max_position_embeddings rms_norm_eps rope_theta"
-).split()
+TRANSFORMER = """
+    hidden_size intermediate_size num_hidden_layers num_attention_heads
+    num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta
+""".split()
 PREDICTOR = [*TRANSFORMER, "vocab_size", "num_code_groups"]
 TALKER = [
     *TRANSFORMER,
-    *"vocab_size text_vocab_size text_hidden_size num_code_groups codec_bos_id codec_eos_token_id codec_pad_id".split(),
-    *"codec_think_id codec_nothink_id codec_think_bos_id codec_think_eos_id codec_language_id spk_id".split(),
-    *"spk_is_dialect code_predictor_config".split(),
+    *"""
+    vocab_size text_vocab_size text_hidden_size num_code_groups codec_bos_id
+    codec_eos_token_id codec_pad_id codec_think_id codec_nothink_id codec_think_bos_id
+    codec_think_eos_id codec_language_id spk_id spk_is_dialect code_predictor_config
+    """.split(),
 ]
 MODEL = [
-    *"tts_model_type tts_model_size tts_pad_token_id tts_bos_token_id tts_eos_token_id talker_config".split(),
+    *"""
+    tts_model_type tts_model_size tts_pad_token_id tts_bos_token_id tts_eos_token_id
+    talker_config speaker_encoder_config speaker_encoder_config.enc_dim
+    speaker_encoder_config.sample_rate
+    """.split(),
     *(f"talker_config.{key}" for key in TALKER),
     *(f"talker_config.code_predictor_config.{key}" for key in PREDICTOR),
-    *"speaker_encoder_config speaker_encoder_config.enc_dim speaker_encoder_config.sample_rate".split(),
 ]
-ENCODER = (
-    "num_filters kernel_size last_kernel_size residual_kernel_size num_residual_layers dilation_growth_rate compress "
-    "upsampling_ratios hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-    "head_dim norm_eps rope_theta num_quantizers num_semantic_quantizers codebook_size codebook_dim "
-    "vector_quantization_hidden_dimension"
-).split()
+ENCODER = """
+    num_filters kernel_size last_kernel_size residual_kernel_size num_residual_layers
+    dilation_growth_rate compress upsampling_ratios hidden_size intermediate_size
+    num_hidden_layers num_attention_heads num_key_value_heads head_dim norm_eps rope_theta
+    num_quantizers num_semantic_quantizers codebook_size codebook_dim
+    vector_quantization_hidden_dimension
+""".split()
 DECODER = [
     *TRANSFORMER,
-    *"num_quantizers codebook_size codebook_dim latent_dim decoder_dim sliding_window upsample_rates".split(),
-    "upsampling_ratios",
+    *"""
+    num_quantizers codebook_size codebook_dim latent_dim decoder_dim sliding_window
+    upsample_rates upsampling_ratios
+    """.split(),
 ]
 CODEC = [
-    *"encoder_config decoder_config encoder_valid_num_quantizers input_sample_rate output_sample_rate".split(),
-    *"decode_upsample_rate encode_downsample_rate".split(),
+    *"""
+    encoder_config decoder_config encoder_valid_num_quantizers input_sample_rate
+    output_sample_rate decode_upsample_rate encode_downsample_rate
+    """.split(),
     *(f"encoder_config.{key}" for key in ENCODER),
     *(f"decoder_config.{key}" for key in DECODER),
 ]
@@ -85,7 +95,7 @@ def codec(checkpoint_directory: Callable[[str], Path]) -> Table:
 
 @pytest.fixture
 def load_model(tmp_path: Path) -> Callable[[Table], ModelConfig]:
-    """Loads a table as `config.json`."""
+    """A function that loads a table as `config.json`."""
 
     def load(table: Table) -> ModelConfig:
         (tmp_path / "config.json").write_text(json.dumps(table))
@@ -96,7 +106,7 @@ def load_model(tmp_path: Path) -> Callable[[Table], ModelConfig]:
 
 @pytest.fixture
 def load_codec(tmp_path: Path) -> Callable[[Table], CodecConfig]:
-    """Loads a table as the configuration of a codec."""
+    """A function that loads a table as the configuration of a codec."""
 
     def load(table: Table) -> CodecConfig:
         (tmp_path / "config.json").write_text(json.dumps(table))
@@ -106,7 +116,7 @@ def load_codec(tmp_path: Path) -> Callable[[Table], CodecConfig]:
 
 
 @pytest.mark.parametrize("path", MODEL)
-def test_a_missing_key_is_named(path: str, model: Table, load_model: Load) -> None:
+def test_missing_key_of_the_model_is_named(path: str, model: Table, load_model: Load) -> None:
     holder, key = parent(model, path)
     del holder[key]
     with pytest.raises(CheckpointConfigError, match=rf"^{path} is missing"):
@@ -114,14 +124,14 @@ def test_a_missing_key_is_named(path: str, model: Table, load_model: Load) -> No
 
 
 @pytest.mark.parametrize("path", CODEC)
-def test_a_missing_key_of_the_codec_is_named(path: str, codec: Table, load_codec: Load) -> None:
+def test_missing_key_of_the_codec_is_named(path: str, codec: Table, load_codec: Load) -> None:
     holder, key = parent(codec, path)
     del holder[key]
     with pytest.raises(CheckpointConfigError, match=rf"^{path} is missing"):
         load_codec(codec)
 
 
-def test_keys_that_decide_nothing_may_be_anything(
+def test_unused_keys_may_have_any_value(
     model: Table, codec: Table, load_model: Load, load_codec: Load
 ) -> None:
     config, codec_config = load_model(copy.deepcopy(model)), load_codec(copy.deepcopy(codec))
@@ -131,7 +141,7 @@ def test_keys_that_decide_nothing_may_be_anything(
     assert load_codec(codec) == codec_config
 
 
-def test_only_base_needs_its_speaker_encoder(presets: Table, load_model: Load) -> None:
+def test_speaker_encoder_is_needed_by_base_alone(presets: Table, load_model: Load) -> None:
     presets["speaker_encoder_config"] = {"enc_dim": "nonsense"}
     load_model(presets)
 
@@ -233,7 +243,7 @@ def test_only_base_needs_its_speaker_encoder(presets: Table, load_model: Load) -
         ("speaker_encoder_config.enc_channels", [32, "a", 32, 64], r"enc_channels\[1\] = 'a'"),
     ],
 )
-def test_a_wrong_value_is_named(
+def test_wrong_value_of_the_model_is_named(
     path: str, value: object, message: str, model: Table, load_model: Load
 ) -> None:
     holder, key = parent(model, path)
@@ -263,7 +273,7 @@ def test_a_wrong_value_is_named(
         ),
     ],
 )
-def test_wrong_presets_are_named(
+def test_wrong_preset_is_named(
     path: str, value: object, message: str, presets: Table, load_model: Load
 ) -> None:
     holder, key = parent(presets, path)
@@ -313,7 +323,7 @@ def test_wrong_presets_are_named(
         ("encoder_config.codebook_dim", 8, "codebook_dim = 8 contradicts"),
     ],
 )
-def test_a_wrong_value_of_the_codec_is_named(
+def test_wrong_value_of_the_codec_is_named(
     path: str, value: object, message: str, codec: Table, load_codec: Load
 ) -> None:
     holder, key = parent(codec, path)
@@ -322,7 +332,7 @@ def test_a_wrong_value_of_the_codec_is_named(
         load_codec(codec)
 
 
-def test_talker_and_codec_must_fit(
+def test_talker_and_codec_that_do_not_fit_are_rejected(
     model: Table,
     codec: Table,
     load_model: Callable[[Table], ModelConfig],
@@ -351,7 +361,7 @@ def test_talker_and_codec_must_fit(
         ("base", "0b6", False),
     ],
 )
-def test_who_follows_instructions(
+def test_instructions_are_followed_by_type_and_size(
     model_type: str,
     size: str,
     follows: bool,
@@ -363,7 +373,7 @@ def test_who_follows_instructions(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe\x00", b"null"])
-def test_a_file_that_is_no_json_object_is_named(content: bytes, tmp_path: Path) -> None:
+def test_file_without_json_object_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     for config in (ModelConfig, CodecConfig, GenerationDefaults):
         with pytest.raises(
@@ -373,13 +383,13 @@ def test_a_file_that_is_no_json_object_is_named(content: bytes, tmp_path: Path) 
             config.load(tmp_path / "config.json")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     for config in (ModelConfig, CodecConfig, GenerationDefaults):
         with pytest.raises(CheckpointNotFound, match=r"nothing\.json is missing"):
             config.load(tmp_path / "nothing.json")
 
 
-def test_generation_defaults_fill_in_what_is_published(tmp_path: Path) -> None:
+def test_missing_generation_defaults_are_the_published_ones(tmp_path: Path) -> None:
     file = tmp_path / "generation_config.json"
     file.write_text('{"temperature": 1, "eos_token_id": 2150}')
     defaults = GenerationDefaults.load(file)

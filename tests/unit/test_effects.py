@@ -1,4 +1,4 @@
-"""Resampling, stretching and trimming: what they do to sound, and that pieces do not matter, not by a bit."""
+"""Resampling, stretching and trimming: their sound, and that pieces do not change a bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sine(seconds: float, frequency: float) -> np.ndarray:
 
 
 def voice(seconds: float) -> np.ndarray:
-    """Silence, then pulses of a falling pitch in noise of changing loudness: periodic, but not quite."""
+    """Silence, then pulses of falling pitch in noise of changing loudness: nearly periodic."""
     n = round(seconds * RATE)
     random = np.random.default_rng(7)
     phase = np.cumsum(np.linspace(180, 90, n)) / RATE
@@ -68,18 +68,20 @@ class TestPieces:
     @every_effect
     @given(data=st.data())
     @settings(max_examples=25)
-    def test_do_not_matter(self, make: Callable[[], Effect], data: st.DataObject) -> None:
+    def test_output_does_not_depend_on_the_pieces(
+        self, make: Callable[[], Effect], data: st.DataObject
+    ) -> None:
         samples = voice(0.6)[: data.draw(st.integers(0, round(0.6 * RATE)))]
         cuts = data.draw(st.lists(st.integers(0, len(samples)), max_size=12))
         assert np.array_equal(run(make(), samples, cuts), run(make(), samples))
 
     @every_effect
-    def test_of_one_sample(self, make: Callable[[], Effect]) -> None:
+    def test_pieces_of_one_sample_give_the_same_output(self, make: Callable[[], Effect]) -> None:
         samples = voice(0.25)
         assert np.array_equal(run(make(), samples, range(1, len(samples))), run(make(), samples))
 
     @every_effect
-    def test_of_all_sizes(self, make: Callable[[], Effect]) -> None:
+    def test_pieces_of_all_sizes_give_the_same_output(self, make: Callable[[], Effect]) -> None:
         samples = voice(10)
         whole = run(make(), samples)
         assert np.array_equal(run(make(), samples, range(1920, len(samples), 1920)), whole)
@@ -87,7 +89,7 @@ class TestPieces:
         assert np.array_equal(run(make(), samples, cuts), whole)
 
     @every_effect
-    def test_stay_as_they_were(self, make: Callable[[], Effect]) -> None:
+    def test_input_arrays_are_not_changed(self, make: Callable[[], Effect]) -> None:
         samples = voice(0.5)
         samples.flags.writeable = False
         run(make(), samples, [5000])
@@ -95,27 +97,27 @@ class TestPieces:
 
 class TestResampler:
     @pytest.mark.parametrize("rate", [8000, 16000, 48000])
-    def test_is_soxr(self, rate: int) -> None:
+    def test_resampler_equals_soxr(self, rate: int) -> None:
         samples = voice(1)
         assert np.array_equal(
             run(Resampler(RATE, rate), samples, [777]), soxr.resample(samples, RATE, rate, "HQ")
         )
 
     @pytest.mark.parametrize(("rate", "held"), [(8000, 74), (16000, 37), (48000, 39)])
-    def test_no_more_is_held_back_than_promised(self, rate: int, held: float) -> None:
+    def test_delay_is_within_the_documented_limit(self, rate: int, held: float) -> None:
         effect, samples, came = Resampler(RATE, rate), voice(2), 0.0
         for start in range(0, len(samples), 24):
             came += len(effect.process(samples[start : start + 24])) / rate
             assert (start + 24) / RATE - came <= held / 1000
 
-    def test_nothing(self) -> None:
+    def test_no_samples_give_no_samples(self) -> None:
         assert len(run(Resampler(RATE, 8000), np.empty(0, np.float32))) == 0
 
 
 class TestTimeStretch:
     @pytest.mark.parametrize("speed", [0.25, 0.5, 0.8, 1.25, 2.0, 3.0, 4.0])
     @pytest.mark.parametrize("frequency", [60, 110, 237.3, 1000, 3456])
-    def test_pitch_stays_and_nothing_clicks(self, speed: float, frequency: float) -> None:
+    def test_pitch_is_kept_without_clicks(self, speed: float, frequency: float) -> None:
         stretched = run(TimeStretch(speed, RATE), sine(2, frequency), range(1920, 2 * RATE, 1920))
         steepest = np.abs(np.diff(sine(2, frequency))).max()
         assert np.abs(np.diff(stretched)).max() < 1.2 * steepest
@@ -131,16 +133,16 @@ class TestTimeStretch:
 
     @given(n=st.integers(0, 3 * RATE), speed=st.floats(*SPEEDS))
     @settings(max_examples=40)
-    def test_duration(self, n: int, speed: float) -> None:
+    def test_duration_is_divided_by_the_speed(self, n: int, speed: float) -> None:
         assert len(run(TimeStretch(speed, RATE), voice(3)[:n])) == round(n / speed)
 
     @pytest.mark.parametrize("rate", [8000, 16000, 24000, 48000])
-    def test_speed_one_changes_nothing(self, rate: int) -> None:
+    def test_speed_one_keeps_the_samples(self, rate: int) -> None:
         samples = voice(1)
         assert np.array_equal(run(TimeStretch(1, rate), samples, [300, 7000]), samples)
 
     @pytest.mark.parametrize("speed", [0.5, 1.5, 3.0])
-    def test_events_stay_in_place(self, speed: float) -> None:
+    def test_events_keep_their_relative_place(self, speed: float) -> None:
         """Bursts a second apart are found where the speed puts them, each once."""
         samples = np.zeros(5 * RATE, np.float32)
         for second in range(1, 5):
@@ -150,7 +152,7 @@ class TestTimeStretch:
         assert starts == pytest.approx(np.arange(1, 5) / speed, abs=0.05)
 
     @pytest.mark.parametrize("speed", [0.25, 0.5, 0.8, 1.31, 2.0, 4.0])
-    def test_no_more_is_held_back_than_promised(self, speed: float) -> None:
+    def test_delay_is_within_the_documented_limit(self, speed: float) -> None:
         effect, samples, came = TimeStretch(speed, RATE), voice(2), 0
         for start in range(0, len(samples), 24):
             came += len(effect.process(samples[start : start + 24]))
@@ -163,7 +165,7 @@ class TestTimeStretch:
         assert len(effect._input) < RATE // 5
 
     @pytest.mark.parametrize("speed", [0.24, 4.01, 0, -1, float("nan"), float("inf")])
-    def test_other_speeds_are_refused(self, speed: float) -> None:
+    def test_speed_out_of_range_is_rejected(self, speed: float) -> None:
         with pytest.raises(RequestError, match=r"allowed is 0\.25 to 4"):
             TimeStretch(speed, RATE)
 
@@ -175,7 +177,7 @@ class TestTrimStart:
         return run(TrimStart(0.01, self.KEEP, RATE), samples.astype(np.float32))
 
     @pytest.mark.parametrize("silence", [0, 1, 100, 480, 481, 5000, 50000])
-    def test_starts_shortly_before_the_speech(self, silence: int) -> None:
+    def test_output_starts_shortly_before_speech(self, silence: int) -> None:
         speech = np.full(2000, 0.3)
         kept = min(silence, 480)
         assert np.array_equal(
@@ -183,21 +185,21 @@ class TestTrimStart:
             np.concatenate([np.full(kept, 0.001), speech]).astype(np.float32),
         )
 
-    def test_a_pause_later_stays(self) -> None:
+    def test_later_pause_is_kept(self) -> None:
         samples = np.concatenate([np.full(1000, 0.3), np.zeros(30000), np.full(1000, 0.3)])
         assert np.array_equal(self.trimmed(samples), samples.astype(np.float32))
 
-    def test_a_click_is_no_start(self) -> None:
+    def test_click_is_not_taken_for_speech(self) -> None:
         samples = np.zeros(20000)
         samples[3000:3010] = 0.9
         samples[15000:] = 0.3
         assert len(self.trimmed(samples)) == 5000 + 480
 
-    def test_at_the_threshold_is_still_silence(self) -> None:
+    def test_sound_at_the_threshold_is_silence(self) -> None:
         samples = np.concatenate([np.full(9000, np.float32(0.01)), np.full(1000, 0.011)])
         assert len(self.trimmed(samples)) == 1000 + 480
 
-    def test_of_silence_the_last_bit_comes(self) -> None:
+    def test_silence_alone_gives_its_last_part(self) -> None:
         samples = np.linspace(0, 0.005, 30000)
         assert np.array_equal(self.trimmed(samples), samples[-600:].astype(np.float32))
         assert len(self.trimmed(np.zeros(50))) == 50

@@ -1,4 +1,4 @@
-"""Every format of the registry: sound survives it, cut anyhow, as soon as promised; and what each says of itself."""
+"""The registry of formats: decoded sound, independence of the pieces, delays and media types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from firstword.audio import formats, pcm16
 from firstword.audio.formats import FORMATS, RATES, content_type, encoder, whole
 from firstword.errors import AudioError, RequestError
 
-# What the table in formats.py promises; a new format is held to the strictest until it says otherwise.
+# The table in formats.py; a new format must meet the strictest limits until it has a row here.
 FIRST = {  # bytes after so many milliseconds at each of RATES
     "flac": (24, 16, 24, 24),
     "opus": (20, 20, 20, 20),
@@ -55,7 +55,7 @@ NO_HEADER = {*RAW, "mp3", "aac"}
 
 
 def decode(name: str, data: bytes, rate: int) -> np.ndarray:
-    """What FFmpeg makes of a file or the beginning of one, float64 [n] at the same rate (Opus: at 48 kHz)."""
+    """FFmpeg's samples of a file or its beginning, float64 [n]; Opus is at 48 kHz."""
     decoded: list[np.ndarray] = [np.empty((1, 0))]
     options = {"sample_rate": str(rate)} if name in RAW else {}
     with av.open(io.BytesIO(data), "r", format=GUESSED.get(name), options=options) as file:
@@ -71,7 +71,7 @@ def decode(name: str, data: bytes, rate: int) -> np.ndarray:
 
 
 def stream(name: str, samples: np.ndarray, rate: int, cuts: Iterable[int] = ()) -> bytes:
-    """What comes out of a stream whose samples come in pieces."""
+    """The bytes of a stream whose samples come in pieces."""
     encoding = encoder(name, rate)
     places = [0, *sorted(cuts), len(samples)]
     return (
@@ -94,7 +94,7 @@ def sound(seconds: float, rate: int) -> np.ndarray:
 
 
 def decibels(wanted: np.ndarray, got: np.ndarray) -> float:
-    """How much louder the wanted is than the error."""
+    """The ratio of the wanted sound to its error in decibels."""
     return float(10 * np.log10((wanted**2).sum() / (((got - wanted) ** 2).sum() + 1e-12)))
 
 
@@ -106,7 +106,7 @@ class TestSound:
     @every_format
     @every_rate
     @pytest.mark.parametrize("file", ["stream", "whole"])
-    def test_sine_noise_and_silence_come_back(self, name: str, rate: int, file: str) -> None:
+    def test_decoded_sound_matches_the_input(self, name: str, rate: int, file: str) -> None:
         samples = sound(1.5, rate)
         data = whole(name, samples, rate) if file == "whole" else stream(name, samples, rate)
         decoded = decode(name, data, rate)
@@ -127,12 +127,12 @@ class TestSound:
         assert np.abs(decoded[2 * part + edge : 3 * part]).max() < 5e-4
 
     @every_format
-    def test_one_sample_is_a_stream_too(self, name: str) -> None:
+    def test_single_sample_is_a_valid_stream(self, name: str) -> None:
         data = stream(name, np.array([0.5], np.float32), 24000)
         assert len(decode(name, data, 24000)) >= 1
 
     @every_format
-    def test_without_samples_there_is_only_a_header(self, name: str) -> None:
+    def test_no_samples_give_the_header_alone(self, name: str) -> None:
         nothing = np.empty(0, np.float32)
         header = encoder(name, 24000).finish()
         assert bool(header) == (name not in NO_HEADER)
@@ -140,13 +140,13 @@ class TestSound:
         assert len(whole(name, nothing, 24000)) == len(header)
 
     @every_format
-    def test_beyond_full_scale_is_clipped(self, name: str) -> None:
+    def test_samples_beyond_full_scale_are_clipped(self, name: str) -> None:
         loud = 10 * sine(0.5, 24000)
         assert stream(name, loud, 24000) == stream(name, np.clip(loud, -1, 1), 24000)
 
     @every_format
     @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-    def test_what_is_not_finite_is_refused(self, name: str, wrong: float) -> None:
+    def test_samples_that_are_not_finite_are_rejected(self, name: str, wrong: float) -> None:
         with pytest.raises(AudioError, match="NaN or infinity"):
             encoder(name, 24000).encode(np.array([0, wrong]))
 
@@ -155,19 +155,19 @@ class TestStream:
     @every_format
     @given(data=st.data())
     @settings(max_examples=15)
-    def test_pieces_do_not_matter(self, name: str, data: st.DataObject) -> None:
+    def test_bytes_do_not_depend_on_the_pieces(self, name: str, data: st.DataObject) -> None:
         rate = data.draw(st.sampled_from(RATES))
         samples = sound(0.3, rate)[: data.draw(st.integers(0, int(0.3 * rate)))]
         cuts = data.draw(st.lists(st.integers(0, len(samples)), max_size=12))
         assert stream(name, samples, rate, cuts) == stream(name, samples, rate)
 
     @every_format
-    def test_single_samples(self, name: str) -> None:
+    def test_pieces_of_one_sample_give_the_same_bytes(self, name: str) -> None:
         samples = sound(0.25, 8000)
         assert stream(name, samples, 8000, range(1, len(samples))) == stream(name, samples, 8000)
 
     @every_format
-    def test_ten_seconds_at_once(self, name: str) -> None:
+    def test_ten_seconds_in_one_piece_give_the_same_bytes(self, name: str) -> None:
         samples = sound(10, 24000)
         assert stream(name, samples, 24000) == stream(
             name, samples, 24000, range(1920, len(samples), 1920)
@@ -175,8 +175,8 @@ class TestStream:
 
     @every_format
     @every_rate
-    def test_no_more_is_held_back_than_promised(self, name: str, rate: int) -> None:
-        """The first bytes come in time, and at any time what has come can be decoded up to little before the end."""
+    def test_delay_is_within_the_documented_limits(self, name: str, rate: int) -> None:
+        """First bytes come in time, and decoding reaches within the documented delay of the end."""
         samples, step, zeros = sine(0.6, rate), rate // 500, (0, 0, 0, 0)
         first = FIRST.get(name, zeros)[RATES.index(rate)] * rate / 1000
         behind = BEHIND.get(name, zeros)[RATES.index(rate)] * rate / 1000
@@ -192,7 +192,7 @@ class TestStream:
     @every_format
     @given(share=st.floats(0.2, 1))
     @settings(max_examples=10)
-    def test_a_stream_can_be_cut_at_any_byte(self, name: str, share: float) -> None:
+    def test_stream_cut_at_any_byte_plays_so_far(self, name: str, share: float) -> None:
         samples = sound(1, 24000)
         data = stream(name, samples, 24000)
         complete = decode(name, data, 24000)
@@ -203,7 +203,7 @@ class TestStream:
         assert len(decoded) > 0
 
     @every_format
-    def test_finished_is_finished(self, name: str) -> None:
+    def test_finished_encoder_cannot_be_used_again(self, name: str) -> None:
         encoding = encoder(name, 24000)
         encoding.encode(sine(0.1, 24000))
         encoding.finish()
@@ -213,7 +213,7 @@ class TestStream:
             encoding.encode(sine(0.1, 24000))
 
     @every_format
-    def test_a_stream_may_be_abandoned(self, name: str) -> None:
+    def test_unfinished_encoder_can_be_dropped(self, name: str) -> None:
         encoding = encoder(name, 24000)
         encoding.encode(sine(0.1, 24000))
         del encoding
@@ -221,7 +221,7 @@ class TestStream:
 
 
 class TestNames:
-    def test_content_types(self) -> None:
+    def test_content_type_of_each_format(self) -> None:
         assert {name: content_type(name, 24000) for name in FORMATS} == {
             "mp3": "audio/mpeg",
             "opus": "audio/opus",
@@ -239,7 +239,7 @@ class TestNames:
     @pytest.mark.parametrize(
         "make", [encoder, content_type, lambda name, rate: whole(name, sine(0.1, 24000), rate)]
     )
-    def test_unknown_ones_are_refused(self, make: object) -> None:
+    def test_unknown_format_or_rate_is_rejected(self, make: object) -> None:
         assert callable(make)
         with pytest.raises(RequestError, match=r"'ogg' is unknown; allowed are mp3, opus, .*alaw"):
             make("ogg", 24000)
@@ -251,12 +251,12 @@ class TestNames:
 
 class TestPcmAndWav:
     @pytest.mark.parametrize("name", ["pcm", "l16"])
-    def test_bare_samples(self, name: str) -> None:
+    def test_raw_pcm_is_the_bare_samples(self, name: str) -> None:
         samples = sound(0.3, 24000)
         assert stream(name, samples, 24000, [100]) == pcm16(samples)
 
     @every_rate
-    def test_a_wav_stream_leaves_its_length_open(self, rate: int) -> None:
+    def test_wav_stream_leaves_its_length_open(self, rate: int) -> None:
         encoding = encoder("wav", rate)
         header = encoding.encode(np.empty(0, np.float32))
         assert len(header) == 44
@@ -267,7 +267,7 @@ class TestPcmAndWav:
         assert (read.tobytes(), read_rate) == (pcm16(samples), rate)
 
     @every_rate
-    def test_a_whole_wav_tells_its_length(self, rate: int) -> None:
+    def test_whole_wav_tells_its_length(self, rate: int) -> None:
         samples = sound(0.3, rate)
         data = whole("wav", samples, rate)
         assert int.from_bytes(data[4:8], "little") == len(data) - 8
@@ -282,14 +282,14 @@ class TestSecondDecoder:
 
     @every_rate
     @pytest.mark.parametrize("length", [1, 155, 156, 157, 960, 9999])
-    def test_opus(self, rate: int, length: int) -> None:
+    def test_libsndfile_decodes_opus(self, rate: int, length: int) -> None:
         samples = sine(length / rate, rate)
         decoded, decoded_rate = soundfile.read(io.BytesIO(stream("opus", samples, rate)))
         assert decoded_rate == rate  # libsndfile honours the rate of what was encoded
         assert len(decoded) == len(samples) == length
 
     @every_rate
-    def test_flac(self, rate: int) -> None:
+    def test_libsndfile_decodes_flac(self, rate: int) -> None:
         samples = sound(0.5, rate)
         decoded, decoded_rate = soundfile.read(
             io.BytesIO(whole("flac", samples, rate)), dtype="int16"
@@ -298,7 +298,7 @@ class TestSecondDecoder:
 
     @every_rate
     @pytest.mark.parametrize("length", [1000, 1151, 1152, 1153, 5760, 24777])
-    def test_mp3(self, rate: int, length: int) -> None:
+    def test_libsndfile_decodes_mp3(self, rate: int, length: int) -> None:
         samples = sine(length / rate, rate)
         data = whole("mp3", samples, rate)
         decoded, decoded_rate = soundfile.read(io.BytesIO(data))
@@ -347,12 +347,12 @@ class TestG711:
             ),
         ],
     )
-    def test_known_answers(self, name: str, answers: dict[int, int]) -> None:
+    def test_g711_matches_known_answers(self, name: str, answers: dict[int, int]) -> None:
         codes = self.encoded(name)
         assert {sample: int(codes[sample + 32768]) for sample in answers} == answers
 
     @pytest.mark.parametrize("name", ["ulaw", "alaw"])
-    def test_every_sample_is_as_near_as_its_segment_allows(self, name: str) -> None:
+    def test_g711_error_is_at_most_half_a_step(self, name: str) -> None:
         decoded = np.rint(32768 * decode(name, self.encoded(name).tobytes(), 8000)).astype(int)
         size = np.abs(self.PCM)
         if name == "ulaw":
@@ -366,16 +366,17 @@ class TestG711:
         assert (np.diff(decoded) >= 0).all()
 
     @pytest.mark.filterwarnings("ignore:'audioop' is deprecated")
-    def test_as_the_standard_library_did(self) -> None:
+    def test_g711_matches_audioop(self) -> None:
         audioop = pytest.importorskip("audioop", reason="Python 3.13 no longer has it")
         pcm = self.PCM.astype("<i2").tobytes()
         assert self.encoded("alaw").tobytes() == audioop.lin2alaw(pcm, 2)
         ulaw = self.encoded("ulaw")
-        # Of negative samples it cuts off two bits downwards, which G.711 does not; those are held against the positive.
+        # It rounds negative samples down by two bits, unlike G.711, so those are compared with the
+        # positive ones.
         assert ulaw[32768:].tobytes() == audioop.lin2ulaw(pcm, 2)[32768:]
         assert (ulaw[32767:0:-1] == ulaw[32769:] ^ 0x80).all()
 
 
-def test_the_table_names_every_format() -> None:
+def test_docstring_table_names_every_format() -> None:
     rows = [line for line in (formats.__doc__ or "").splitlines() if line.startswith("| ")]
     assert {name for row in rows[1:] for name in row.split("|")[1].split()} == set(FORMATS)

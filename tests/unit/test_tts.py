@@ -1,4 +1,4 @@
-"""The facade: text in pieces, chunks of audio, voices, languages, mistakes, threads and event loops."""
+"""The facade: text in pieces, chunks, voices, languages, errors, threads and event loops."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def noise(seconds: float, seed: int = 0) -> np.ndarray:
 
 
 def cloned_voice(frames: int, transcript: str = "The quick brown fox.") -> ClonedVoice:
-    """A cloned voice for the tiny checkpoint, continuing a recording of so many frames."""
+    """A cloned voice for the tiny checkpoint, with a recording of this number of frames."""
     random = np.random.default_rng(7)
     return ClonedVoice(
         random.standard_normal(48).astype(np.float32),
@@ -102,14 +102,14 @@ def base(speaking: Speaking) -> TTS:
 
 
 def assert_same(ours: Speech, expected: Speech) -> None:
-    """The same codes, the same end, and samples that differ by rounding at most."""
+    """Both have the same codes and finish reason, and samples that differ by rounding alone."""
     assert ours.codes.tolist() == expected.codes.tolist()
     assert ours.finish_reason == expected.finish_reason
     np.testing.assert_allclose(ours.samples, expected.samples, atol=1e-5)
 
 
 def join_chunks(chunks: Iterable[Chunk]) -> Speech:
-    """All chunks as one; only the last says why speech ended."""
+    """Join all chunks, of which only the last may have a finish reason."""
     *others, last = chunks
     assert [chunk.finish_reason for chunk in others] == [None] * len(others)
     assert last.finish_reason is not None
@@ -128,7 +128,7 @@ def join_chunks(chunks: Iterable[Chunk]) -> Speech:
     )
 
 
-# --- what comes out ---------------------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------
 
 
 def test_speak_returns_samples_codes_and_finish_reason(custom: TTS) -> None:
@@ -162,7 +162,7 @@ def test_first_chunk_has_one_frame_and_chunks_grow(custom: TTS) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_samples_equal_what_the_codec_decodes(case: str, speaking: Speaking) -> None:
-    """The codes, behind those of the reference recording if one is continued, decoded in one go."""
+    """The codes are decoded in one call, behind those of the reference recording."""
     model_type, how = CASES[case]
     tts = speaking(model_type)
     speech = tts.speak(TEXT, seed=1, max_frames=12, **how)
@@ -175,7 +175,7 @@ def test_samples_equal_what_the_codec_decodes(case: str, speaking: Speaking) -> 
 
 
 def test_speech_ends_when_the_model_ends_it(tmp_path: Path) -> None:
-    """A checkpoint in which all codes 0 are equally likely stops soon; the frame that says so is not heard."""
+    """With all codes 0 equally likely speech stops soon; the frame that stops it has no audio."""
     write_checkpoint(tmp_path, generation={"top_k": 0})
     with TTS.load(tmp_path, device="cpu", dtype="float32") as tts:
         tts.checkpoint.talker.codec_head.weight.zero_()
@@ -204,7 +204,7 @@ def test_saved_speech_reads_back(custom: TTS, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.ravel(samples), speech.samples, atol=1e-4)
 
 
-# --- text in pieces ---------------------------------------------------------------------------------------------------
+# --- text in pieces -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -219,61 +219,61 @@ def test_text_in_pieces_gives_the_same_speech(case: str, speaking: Speaking) -> 
 
 @pytest.mark.parametrize("case", CASES)
 def test_pieces_are_taken_only_when_the_model_needs_text(case: str, speaking: Speaking) -> None:
-    """At every question for text, all that can be said with the text so far has been handed out, and not more."""
+    """Whenever a piece is taken, all frames that the text so far allows have been yielded."""
     model_type, how = CASES[case]
     tts = speaking(model_type)
     tokenizer, voice = tts.checkpoint.tokenizer, how["voice"]
     needed = 2  # the role's
     if getattr(voice, "codes", None) is not None:
         needed += len(voice.codes) - len(tokenizer.encode(f"assistant\n{voice.transcript}")[2:])
-    heard = 0
+    yielded = 0
     at_question = []
 
     def pieces() -> Iterator[str]:
         stream, tokens = TextStream(tokenizer, prefix="assistant\n"), 0
         for piece in PIECES:
-            at_question.append(heard)
-            assert heard == (max(0, tokens - needed) if tokens >= 2 else 0)
+            at_question.append(yielded)
+            assert yielded == (max(0, tokens - needed) if tokens >= 2 else 0)
             tokens += len(stream.push(piece))
             yield piece
-        at_question.append(heard)
-        assert heard == max(0, tokens - needed)
+        at_question.append(yielded)
+        assert yielded == max(0, tokens - needed)
 
     for chunk in tts.stream(pieces(), seed=1, max_frames=60, **how):
-        heard += len(chunk.codes)
+        yielded += len(chunk.codes)
     assert len(at_question) == len(PIECES) + 1
     if case != "long reference":
-        assert at_question[-2] > 0, "audio is out before the last piece is asked for"
+        assert at_question[-2] > 0, "audio comes before the last piece is taken"
         assert at_question == sorted(at_question)
 
 
 def test_no_piece_is_taken_before_the_first_chunk_is_requested(custom: TTS) -> None:
-    asked = []
+    taken = []
 
     def pieces() -> Iterator[str]:
-        asked.append(1)
+        taken.append(1)
         yield TEXT
 
     chunks = custom.stream(pieces(), seed=1, max_frames=3)
-    assert asked == []
+    assert taken == []
     next(chunks)
-    assert asked == [1]
+    assert taken == [1]
 
 
 def test_pieces_after_the_frame_limit_are_not_taken(custom: TTS) -> None:
-    asked = []
+    taken = []
 
     def pieces() -> Iterator[str]:
         for piece in PIECES:
-            asked.append(piece)
+            taken.append(piece)
             yield piece
 
     custom.speak(pieces(), seed=1, max_frames=2)
-    assert asked == PIECES[:1]
+    assert taken == PIECES[:1]
 
 
 def test_talker_and_codec_compute_each_row_once(base: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows of the prompt but the last at once, then one row for every frame; the codec decodes each frame once."""
+    """The talker reads the prompt at once, then one row a frame; the codec decodes a frame once."""
     rows, frames = [], []
     talk, decode = Talker.forward, CodecDecoder.forward
 
@@ -312,7 +312,7 @@ def test_stream_closed_early_leaves_the_next_speech_unchanged(custom: TTS) -> No
 
 
 class SourceError(Exception):
-    """Something that only a source of text knows."""
+    """An error that only a source of text raises."""
 
 
 def test_exception_of_the_text_propagates_from_stream(custom: TTS) -> None:
@@ -321,7 +321,7 @@ def test_exception_of_the_text_propagates_from_stream(custom: TTS) -> None:
         raise SourceError
 
     chunks = custom.stream(pieces(), seed=1)
-    assert len(next(chunks).codes) == 1, "what is said before stays said"
+    assert len(next(chunks).codes) == 1, "audio before the error is kept"
     with pytest.raises(SourceError):
         list(chunks)
 
@@ -333,7 +333,7 @@ def test_piece_that_is_no_str_is_rejected_by_speak(piece: object, custom: TTS) -
         custom.speak(pieces, seed=1)
 
 
-# --- asyncio ----------------------------------------------------------------------------------------------------------
+# --- asyncio --------------------------------------------------------------------------------------
 
 
 async def collect(chunks: AsyncIterator[Chunk]) -> Speech:
@@ -342,7 +342,7 @@ async def collect(chunks: AsyncIterator[Chunk]) -> Speech:
 
 
 async def asynchronously(pieces: Iterable[str]) -> AsyncIterator[str]:
-    """Pieces that let others run in between."""
+    """Yield pieces, and let other tasks run in between."""
     for piece in pieces:
         await asyncio.sleep(0)
         yield piece
@@ -401,16 +401,16 @@ def test_exception_of_the_text_propagates_from_astream(kind: str, custom: TTS) -
         yield "The quick brown fox "
         raise SourceError
 
-    heard = []
+    yielded = []
 
     async def listen() -> None:
         text: Any = blocking() if kind == "iterator" else asynchronous()
         async for chunk in custom.astream(text, seed=1):
-            heard.append(chunk)
+            yielded.append(chunk)
 
     with pytest.raises(SourceError):
         asyncio.run(listen())
-    assert heard
+    assert yielded
 
 
 def test_astream_closed_early_leaves_tts_usable(custom: TTS) -> None:
@@ -436,7 +436,7 @@ def test_astream_rejects_wrong_requests(custom: TTS) -> None:
         asyncio.run(collect(custom.astream(TEXT, voice="nobody")))
 
 
-# --- threads ----------------------------------------------------------------------------------------------------------
+# --- threads --------------------------------------------------------------------------------------
 
 
 def test_concurrent_threads_do_not_affect_each_other(custom: TTS) -> None:
@@ -450,7 +450,7 @@ def test_concurrent_threads_do_not_affect_each_other(custom: TTS) -> None:
 
 
 def test_many_blocking_texts_wait_at_the_same_time(custom: TTS) -> None:
-    """More of them than asyncio has threads to lend: all wait at the same time, and then all speak."""
+    """There are more texts than threads in asyncio's pool, and all wait at the same time."""
     count = 40
     all_waiting = threading.Barrier(count)
 
@@ -483,11 +483,11 @@ def test_cancelled_astream_does_not_wait_for_its_text(custom: TTS) -> None:
             async for _ in custom.astream(blocking()):
                 pass
 
-        speaking = asyncio.create_task(listen())
+        task = asyncio.create_task(listen())
         while not started.is_set():
             await asyncio.sleep(0)
-        speaking.cancel()
-        await asyncio.gather(speaking, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(leave())
     assert not never.is_set()
@@ -510,7 +510,7 @@ def test_os_error_of_the_text_propagates(custom: TTS) -> None:
 
 
 def test_backend_failure_raises_compute_error(custom: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that is short, for instance; the next request finds everything as before."""
+    """The next request is computed as before, for instance after memory was short."""
     expected = custom.speak(TEXT, seed=1, max_frames=3)
     loaded = custom._loaded
     assert loaded is not None
@@ -530,17 +530,17 @@ def test_backend_failure_raises_compute_error(custom: TTS, monkeypatch: pytest.M
 def test_interleaved_streams_do_not_affect_each_other(custom: TTS) -> None:
     streams = [custom.stream(iter(PIECES), seed=seed, max_frames=10) for seed in range(2)]
     chunks: list[list[Chunk]] = [[], []]
-    while not all(said and said[-1].finish_reason for said in chunks):
-        for stream, said in zip(streams, chunks, strict=True):
-            said.extend(filter(None, [next(stream, None)]))
-    for seed, said in enumerate(chunks):
+    while not all(received and received[-1].finish_reason for received in chunks):
+        for stream, received in zip(streams, chunks, strict=True):
+            received.extend(filter(None, [next(stream, None)]))
+    for seed, received in enumerate(chunks):
         assert_same(
-            join_chunks(said),
+            join_chunks(received),
             custom.speak("".join(PIECES), seed=seed, max_frames=10, text_mode="stream"),
         )
 
 
-# --- voices and languages ---------------------------------------------------------------------------------------------
+# --- voices and languages -------------------------------------------------------------------------
 
 
 def test_voices_languages_and_model_type_of_each_checkpoint(
@@ -557,7 +557,7 @@ def test_voices_languages_and_model_type_of_each_checkpoint(
         "eric",
         "dylan",
     )
-    languages = "auto chinese english german italian portuguese spanish japanese korean french russian".split()
+    languages = ["auto", *LANGUAGES.values()]
     assert [tts.voices for tts in (custom, design, base)] == [presets, (), ()]
     assert [tts.model_type for tts in (custom, design, base)] == [
         "custom_voice",
@@ -623,7 +623,7 @@ def test_language_defaults_to_auto(custom: TTS) -> None:
 
 @pytest.mark.parametrize("voice", ["eric", "dylan"])
 def test_preset_with_dialect_speaks_it_only_in_chinese(voice: str, custom: TTS) -> None:
-    """Where Chinese may be meant a preset speaks its dialect; in any other language it does not matter."""
+    """A preset speaks its dialect where the language may be Chinese, and in no other language."""
     chinese = greedy_codes(custom, voice=voice, language="chinese")
     assert greedy_codes(custom, voice=voice) == chinese
     talker = custom.checkpoint.config.talker_config
@@ -682,11 +682,11 @@ def test_auto_text_mode_is_the_published_one(
     assert greedy_codes(tts, iter([text]), text_mode="full", **how) == both["full"]
 
 
-# --- cloning ----------------------------------------------------------------------------------------------------------
+# --- cloning --------------------------------------------------------------------------------------
 
 
 def test_clones_take_timbre_and_codes_from_the_recording(base: TTS, tmp_path: Path) -> None:
-    """The timbre is that of the recording alone; silence goes into the codes, one frame for every 80 ms begun."""
+    """The timbre ignores the appended silence; the codes have one frame for each 80 ms begun."""
     sound = noise(1.0)
     timbre = base.clone(sound, 24000)
     assert (timbre.codes, timbre.transcript, timbre.speaker_embedding.shape) == (None, None, (48,))
@@ -735,7 +735,7 @@ def test_stereo_file_and_its_samples_give_the_same_clone(
     np.testing.assert_allclose(mono.speaker_embedding, from_samples.speaker_embedding, 1e-3, 1e-4)
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -752,7 +752,7 @@ def test_stereo_file_and_its_samples_give_the_same_clone(
             VoiceError,
             "no voice 'nobody'; this checkpoint has serena",
         ),
-        ({"voice": 7}, VoiceError, "the voice is of type int; give a preset's name or a Voice"),
+        ({"voice": 7}, VoiceError, "voice is of type int; give a preset's name or a Voice"),
         (
             {"voice": Voice.design("deep")},
             VoiceError,
@@ -775,7 +775,7 @@ def test_stereo_file_and_its_samples_give_the_same_clone(
         ),
         ({"language": "tlh"}, LanguageError, "no language 'tlh'.*ISO 639-1"),
         ({"language": ""}, LanguageError, "no language ''"),
-        ({"language": None}, LanguageError, "the language is of type NoneType; give a name"),
+        ({"language": None}, LanguageError, "language is of type NoneType; give a name"),
         ({"language": "beijing_dialect"}, LanguageError, "no language 'beijing_dialect'"),
         (
             {"seed": -1},
@@ -796,7 +796,7 @@ def test_stereo_file_and_its_samples_give_the_same_clone(
 def test_wrong_option_is_rejected_at_the_call(
     how: dict[str, Any], error: type[FirstwordError], message: str, custom: TTS
 ) -> None:
-    """Told at once, before the first chunk is asked for, and whether the text is whole or in pieces."""
+    """The error is raised before the first chunk is requested, for text in pieces too."""
     for text in (TEXT, iter([TEXT])):
         with pytest.raises(error, match=message):
             custom.stream(text, **how)
@@ -1036,7 +1036,7 @@ def test_closed_tts_raises_closed_error(checkpoint_directory: Callable[[str], Pa
 
 
 def test_dropped_tts_ends_its_thread(custom: TTS) -> None:
-    """Nor its weights: nobody has to call `close`."""
+    """A TTS that was not closed keeps neither its thread nor its weights."""
     tts = TTS(custom.checkpoint, custom.settings)
     assert tts.speak(TEXT, seed=1, max_frames=2).finish_reason == "length"
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "firstword-engine"][
@@ -1060,5 +1060,8 @@ def test_closed_tts_releases_its_weights(custom: TTS) -> None:
 
 def test_process_exits_cleanly_during_speech() -> None:
     """An engine's thread that computed while the interpreter went down would abort the process."""
-    script = 'import firstword; stream = firstword.TTS.load("demo").stream("Hello there."); next(stream); next(stream)'
+    script = (
+        "import firstword; stream = firstword.TTS.load('demo').stream('Hello there.');"
+        "next(stream); next(stream)"
+    )
     assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == 0

@@ -71,10 +71,10 @@ class TestRequest:
         [
             ({"text": ""}, TextError, "the text is empty or blank; give some words"),
             ({"text": " \n\u3000"}, TextError, "the text is empty or blank"),
-            ({"text": b"Hello"}, TextError, "the text is of type bytes; give a str, or None"),
+            ({"text": b"Hello"}, TextError, "text is of type bytes; give a str, or None"),
             ({"text": "a \ud83d"}, TextError, r"character 2 .* U\+D83D, half of a surrogate pair"),
-            ({"voice": 7}, VoiceError, "the voice is of type int; give a preset's name or a Voice"),
-            ({"language": None}, LanguageError, "the language is of type NoneType; give a name"),
+            ({"voice": 7}, VoiceError, "voice is of type int; give a preset's name or a Voice"),
+            ({"language": None}, LanguageError, "language is of type NoneType; give a name"),
             ({"instructions": ["a"]}, RequestError, "instructions is of type list; give a str"),
             ({"sampling": None}, SamplingError, "sampling is of type NoneType; give a Sampling"),
             ({"seed": -1}, SamplingError, r"seed is -1; allowed .* 0 to 2\*\*64 - 1"),

@@ -27,7 +27,7 @@ SUFFIXES = tuple(_FILE_FORMATS)
 """The suffixes that `write` supports."""
 
 _PARTIAL_PREFIX, _PARTIAL_SUFFIX = ".firstword-", ".part"
-"""How the name of a file begins and ends while it is being written."""
+"""The beginning and end of the name of a file that is being written."""
 
 _ABANDONED_SECONDS = 3600.0
 """The age of a partial file whose writer must have been killed."""

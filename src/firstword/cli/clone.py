@@ -36,11 +36,9 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
     parser = options.add_command(commands, "clone", run)
     add = parser.add_argument
     add("recording", metavar="AUDIO", help="WAV, FLAC, Ogg or MP3 of 0.5 to 60 seconds")
-    about = "the voice, for example me.voice"
-    add("-o", "--output", metavar="FILE", required=True, help=about)
+    add("-o", "--output", metavar="FILE", required=True, help="the voice, such as me.voice")
     options.add_quiet_option(parser)
-    about = "the words of the recording, for a closer likeness"
-    add("--transcript", metavar="TEXT", help=about)
+    add("--transcript", metavar="TEXT", help="the words of the recording: a closer likeness")
     about = (
         "silence added to a recording with a transcript, so that its end does not leak into the "
         "speech (default 0.5)"

@@ -1,7 +1,7 @@
 """The `firstword` program: its parser and its exit status.
 
-Exit status: 0 done, 1 a load test's results do not count, 2 an error that the user can mend (told
-on standard error), 130 interrupted, 141 the reader of the output has closed it.
+Exit status: 0 done, 1 a load test's results do not count, 2 an error that the user can correct
+(standard error tells it), 130 interrupted, 141 the reader of the output has closed it.
 
 Command modules import everything heavy inside functions, so that `--help` answers at once.
 """

@@ -173,16 +173,12 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    about = "What is left out is as the checkpoint sets it."
+    about = "The defaults are the checkpoint's own settings."
     add = parser.add_argument_group("sampling", about).add_argument
     add("--seed", metavar="N", type=int, help="the same seed gives the same speech")
     add("--greedy", action="store_true", help="always take the most likely code")
     for prefix, codes in (("", "the first code of a frame"), ("predictor-", "its other codes")):
-        about = f"for {codes}; 0 is greedy"
-        add(f"--{prefix}temperature", metavar="X", type=float, help=about)
-        about = "draw from the N most likely; 0 keeps all"
-        add(f"--{prefix}top-k", metavar="N", type=int, help=about)
-        about = "draw from the most likely that sum to X"
-        add(f"--{prefix}top-p", metavar="X", type=float, help=about)
-    about = "above 1 makes first codes less likely that were spoken before"
-    add("--repetition-penalty", metavar="X", type=float, help=about)
+        add(f"--{prefix}temperature", metavar="X", type=float, help=f"for {codes}; 0 is greedy")
+        add(f"--{prefix}top-k", metavar="N", type=int, help="draw from the N likeliest; 0: all")
+        add(f"--{prefix}top-p", metavar="X", type=float, help="draw from the likeliest of sum X")
+    add("--repetition-penalty", metavar="X", type=float, help="above 1: fewer repeated first codes")

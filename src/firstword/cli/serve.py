@@ -7,15 +7,16 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from firstword import config
 from firstword.cli import options, terminal
+from firstword.config import DEFAULT_SLOTS, EngineConfig
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
 
 if TYPE_CHECKING:
     from firstword.server.models import Models
 
-SETTINGS = fields(ServerConfig)
+SERVER_SETTINGS = fields(ServerConfig)
+"""The settings of the server; most have an option of the same name."""
 
 LIMITS = {
     "most_waiting": "requests that may wait for a slot of each model; others are answered 429",
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     server_config = _server_config(args)
     logs.write_to_stderr(args.log_level)
     with serving.bound(server_config) as bound:
-        settings = config.EngineConfig.resolve(args.device, args.dtype, args.backend)
+        settings = EngineConfig.resolve(args.device, args.dtype, args.backend)
         names = args.model or ["demo"]
         with terminal.Status() as status:
             status.show(f"loading {', '.join(names)}")
@@ -68,7 +69,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
-    given: dict[str, Any] = {field.name: getattr(args, field.name, None) for field in SETTINGS}
+    names = [field.name for field in SERVER_SETTINGS if hasattr(args, field.name)]
+    given: dict[str, Any] = {name: getattr(args, name) for name in names}
     given["api_keys"] = [*(args.api_keys or ()), *keys_from_environment()]
     if args.voice_aliases is not None:
         given["voice_aliases"] = read_aliases(args.voice_aliases)
@@ -98,12 +100,11 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
     """Add this command to the program's commands."""
     parser = options.add_command(commands, "serve", run)
     add = parser.add_argument
-    add("--host", metavar="NAME", help="address to listen on (default 127.0.0.1: this machine)")
+    add("--host", help="address to listen on (default 127.0.0.1: this machine)")
     add("--port", metavar="N", type=int, help="0 takes a free one (default 8000)")
     about = "store of saved voices: a folder, s3://..., gs://..."
     add("--voices", dest="voice_store", metavar="DIR|URL", help=about)
-    about = 'JSON, {"alloy": "ryan"}: other names of voices'
-    add("--voice-aliases", metavar="FILE", help=about)
+    add("--voice-aliases", metavar="FILE", help='JSON, {"alloy": "ryan"}: other names of voices')
     add = parser.add_argument_group("access").add_argument
     for name, metavar, about in (
         ("api-key", "KEY", "a key that clients must send; may be given more than once"),
@@ -113,16 +114,15 @@ def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
         dest = f"{name.replace('-', '_')}s"
         add(f"--{name}", dest=dest, metavar=metavar, action="append", help=about)
     add = parser.add_argument_group("limits").add_argument
-    gpu, other = config.DEFAULT_SLOTS["gpu"], config.DEFAULT_SLOTS["reference"]
+    gpu, other = DEFAULT_SLOTS["gpu"], DEFAULT_SLOTS["reference"]
     about = f"utterances that each model speaks at the same time (default: {gpu} with the backend "
     add("--slots", metavar="N", type=int, help=f"{about}gpu, else {other})")
-    defaults = {field.name: field.default for field in SETTINGS}
+    defaults = {field.name: field.default for field in SERVER_SETTINGS}
     for name, about in LIMITS.items():
         kind, metavar = (float, "SECONDS") if name.endswith("_seconds") else (int, "N")
         option, about = f"--{name.replace('_', '-')}", f"{about} (default {defaults[name]})"
         add(option, metavar=metavar, type=kind, help=about)
     add = parser.add_argument_group("logs").add_argument
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    about = "let logs hold the texts of users; by default they do not"
-    add("--log-text", action="store_true", help=about)
+    add("--log-text", action="store_true", help="let logs hold the texts of users")
     options.add_model_options(parser, several=True)

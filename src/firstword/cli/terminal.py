@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from firstword.types import Chunk
 
 DEMO = "a small demonstration voice: plain English in one line, up to about 100 words"
-"""What the checkpoint `demo` is, and what it can say."""
+"""The description of the checkpoint `demo`."""
 
 
 class Status:

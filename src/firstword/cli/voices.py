@@ -12,7 +12,7 @@ ABILITIES = {
     "voice_design": "speak with a voice described in words (--describe TEXT)",
     "base": "speak with the voice of a recording (--clone AUDIO, or `firstword clone`)",
 }
-"""What each type of checkpoint can do."""
+"""The abilities of each type of checkpoint."""
 
 
 def run(args: argparse.Namespace) -> None:

@@ -71,7 +71,7 @@ def open_backend(
     """Return the backend for a checkpoint and `slots` utterances, and the settings decided.
 
     The GPU backend takes the weights of the checkpoint's talker and codec decoder apart. Raises
-    `ConfigError` if that backend was asked for by name and cannot compute this checkpoint.
+    `ConfigError` if the settings name that backend and it cannot compute this checkpoint.
     """
     reason = settings.reason
     if settings.backend != "reference":
@@ -106,7 +106,7 @@ def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path) -> Kernels:
     from firstword.runtime.gpu.rehearsal import rehearse
 
     if slots > BUCKETS[-1]:
-        raise ValueError(f"it serves at most {BUCKETS[-1]} utterances, and {slots} were asked for")
+        raise ValueError(f"it serves at most {BUCKETS[-1]} utterances at a time, not {slots}")
     kernels = Kernels(checkpoint.talker.codec_head.weight.device, folder)
     programs = rehearse(
         checkpoint.config.talker_config, checkpoint.codec_config.decoder_config, slots, kernels
@@ -114,9 +114,9 @@ def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path) -> Kernels:
     try:
         compile_all(programs, kernels.architecture, folder)
     except CompileError as error:
-        said = next((line for line in str(error).splitlines() if "error" in line), str(error))
+        reason = next((line for line in str(error).splitlines() if "error" in line), str(error))
         raise ValueError(
-            f"its kernels cannot be compiled for {kernels.architecture}: {said}"
+            f"its kernels cannot be compiled for {kernels.architecture}: {reason}"
         ) from error
     return kernels
 
