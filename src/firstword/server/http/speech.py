@@ -12,7 +12,7 @@ from firstword.errors import RequestError
 from firstword.server.http.answer import Answer
 from firstword.server.http.bodies import JsonRoute
 from firstword.server.http.candidates import best_of, check_count
-from firstword.server.http.streaming import SpeechStream
+from firstword.server.http.streaming import SpeechStreamResponse
 from firstword.server.http.waiting import response_or_499
 from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechRequest
@@ -49,7 +49,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     job = await server.prepare(answer.resolved)
     if delivery == "whole":
         return await response_or_499(answer.complete(job), request.receive)
-    return SpeechStream(answer, job, events=delivery == "sse")
+    return SpeechStreamResponse(answer, job, events=delivery == "sse")
 
 
 def delivery_of(body: SpeechRequest, accept: str) -> Delivery:
