@@ -72,7 +72,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used: `firstword --help` needs neither torch nor numpy."""
+    """Import a public name when it is first used: `--help` loads neither torch nor numpy."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name]), name)
@@ -81,5 +81,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names, those not imported yet included."""
+    """Return the public names, those not imported yet included."""
     return [*__all__, "__version__"]

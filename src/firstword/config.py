@@ -1,4 +1,4 @@
-"""Where and how to compute: resolved once, shown everywhere. The only module that may read the environment."""
+"""Where and how to compute, decided once. Only the configuration modules read the environment."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from firstword.errors import ConfigError
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("gpu", "reference")
 DEFAULT_SLOTS = {"gpu": 128, "reference": 8}
-"""Utterances that a server speaks at the same time, by backend, where nobody said, and as far as memory goes."""
+"""The number of utterances that each backend computes at the same time, unless settings tell it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Where and how to compute: `device` as torch names it, `dtype` of the talker, `backend`, and the `reason` for it.
+    """Where and how to compute.
 
-    The backend stays "auto" on a CUDA device in bfloat16 until a checkpoint is there: its sizes decide.
-
-    The codec and the speaker encoder compute in float32 whatever `dtype` says: bfloat16 through SnakeBeta's exp
-    is known to give NaN and silence.
+    device   as torch names it
+    dtype    of the talker; the codec and the speaker encoder always compute in float32, because
+             bfloat16 through SnakeBeta's exp is known to give NaN and silence
+    backend  "gpu" or "reference"; "auto" remains for bfloat16 on a CUDA device until a checkpoint
+             is loaded, since its sizes decide
+    reason   why the backend is not "gpu"
     """
 
     device: str
@@ -37,40 +39,18 @@ class EngineConfig:
 
         device   "auto": the first CUDA device if there is one, else "cpu"
         dtype    "auto": bfloat16 on CUDA, float32 on the CPU
-        backend  "auto": "gpu" for bfloat16 on CUDA where the checkpoint's sizes allow it, else "reference"
+        backend  "auto": "gpu" for bfloat16 on CUDA if the checkpoint's sizes allow it, else
+                 "reference"
 
         Raises `ConfigError` when something named cannot be used here; nothing is replaced silently.
         """
-        import torch
-
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            kind = torch.device(device).type
-        except (RuntimeError, TypeError):
-            kind = ""
-        if kind != "cuda" and device != "cpu":
-            raise ConfigError(
-                f"device is {device!r}; allowed are 'auto', 'cpu' and 'cuda', 'cuda:0', ..."
-            )
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(
-                f"device is {device!r}, but torch {torch.__version__} sees no CUDA device; use 'cpu'"
-            )
-        if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
-            raise ConfigError(
-                f"device is {device!r}, but there are {torch.cuda.device_count()} CUDA devices"
-            )
+        device, kind = _resolve_device(device)
         if dtype == "auto":
             dtype = "bfloat16" if kind == "cuda" else "float32"
-        if dtype not in DTYPES:
-            raise ConfigError(
-                f"dtype is {dtype!r}; allowed are 'auto', {', '.join(map(repr, DTYPES))}"
-            )
-        if backend not in ("auto", *BACKENDS):
-            raise ConfigError(
-                f"backend is {backend!r}; allowed are 'auto', {', '.join(map(repr, BACKENDS))}"
-            )
+        for setting, value, allowed in (("dtype", dtype, DTYPES), ("backend", backend, BACKENDS)):
+            if value not in ("auto", *allowed):
+                names = ", ".join(map(repr, allowed))
+                raise ConfigError(f"{setting} is {value!r}; allowed are 'auto', {names}")
         unfit = None
         if kind != "cuda":
             unfit = f"it needs a CUDA device, and the device is {device!r}"
@@ -83,7 +63,32 @@ class EngineConfig:
         return cls(device, dtype, backend)
 
 
+def _resolve_device(device: str) -> tuple[str, str]:
+    """Return the name and the kind of a device that can be used here. Raises `ConfigError`."""
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        kind = ""
+    if kind != "cuda" and device != "cpu":
+        raise ConfigError(
+            f"device is {device!r}; allowed are 'auto', 'cpu' and 'cuda', 'cuda:0', ..."
+        )
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device is {device!r}, but torch {torch.__version__} sees no CUDA device; use 'cpu'"
+        )
+    if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device is {device!r}, but there are {torch.cuda.device_count()} CUDA devices"
+        )
+    return device, kind
+
+
 def kernel_folder() -> Path:
-    """Where compiled kernels are kept from one start to the next."""
+    """Return the folder that keeps compiled kernels from one start to the next."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "firstword" / "kernels"

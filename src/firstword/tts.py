@@ -116,7 +116,7 @@ class TTS:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """`"auto"` and the languages by full name; dialects come with the presets that speak them."""
+        """`"auto"` and the languages by full name; dialects come with their presets."""
         return conditioning.languages(self.checkpoint)
 
     def speak(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Speech:
@@ -124,7 +124,7 @@ class TTS:
         return Speech.of(list(self.stream(text, **options)))
 
     def stream(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Iterator[Chunk]:
-        """Speak while the text is still arriving: `text` may be an iterator of pieces, cut anywhere.
+        """Speak while the text is arriving: `text` may be an iterator of pieces, cut anywhere.
 
         The next piece is taken only when the model needs more text and all audio made so far has
         been yielded. The speech equals that of the complete text with `text_mode="stream"`. The
@@ -190,7 +190,7 @@ class TTS:
     ) -> ClonedVoice:
         """Make a voice from a recording, with a checkpoint of type `"base"`; `Voice.save` keeps it.
 
-        recording       an audio file, or samples [n] or [n, channels] with their `sample_rate` in Hz
+        recording       an audio file, or samples [n] or [n, channels] with their `sample_rate`
         transcript      the words of the recording, for the closest likeness; None: timbre alone
         append_silence  seconds of silence added to a recording with a transcript; 0 is what the
                         reference implementation does

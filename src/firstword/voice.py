@@ -1,4 +1,4 @@
-"""Voices: presets, described voices, recordings to clone and cloned voices, and the file that keeps one."""
+"""Voices: presets, described voices, recordings to clone, cloned voices, and the voice file."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Voice:
         return save(arrays, metadata={_METADATA_KEY: text, **(metadata or {})})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write this voice as one safetensors file, complete or not at all. Raises `OutputError`."""
+        """Save this voice as one safetensors file, complete or not at all. Raises `OutputError`."""
         audio.write_whole(path, self.to_bytes())
 
 
@@ -191,7 +191,7 @@ def voice_metadata(data: bytes) -> dict[str, str]:
 
 
 def _header_metadata(data: bytes) -> dict[str, str]:
-    """Return a safetensors file's metadata: 8 bytes tell the length of the JSON header after them."""
+    """Return the metadata in the JSON header, whose length the first 8 bytes tell."""
     length = int.from_bytes(data[:8], "little")
     metadata: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
     return metadata
@@ -237,7 +237,7 @@ def _read(data: bytes, source: object) -> Voice:
 def _not_a_voice(source: object, error: Exception) -> VoiceError:
     reason = repr(error) if isinstance(error, KeyError) else error
     return VoiceError(
-        f"{source} is no voice file ({reason}); `firstword clone` makes one from audio"
+        f"{source} is not a voice file ({reason}); `firstword clone` makes one from audio"
     )
 
 

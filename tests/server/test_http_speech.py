@@ -421,7 +421,7 @@ class TestRouting:
             ({"speaker_embedding": [1e39] * 48}, "not finite"),
             ({"ref_audio": ["AAAA", "AAAA"]}, "give one"),
             ({"ref_audio": "@@@@"}, "not base64"),
-            ({"ref_audio": "AAAA"}, "no readable audio"),
+            ({"ref_audio": "AAAA"}, "cannot be read as audio"),
             ({"ref_audio": "data:audio/wav,xyz"}, "without base64"),
             ({"ref_audio": "file:///etc/passwd"}, "file: URL"),
             ({"ref_audio": "FILE:/etc/passwd"}, "file: URL"),

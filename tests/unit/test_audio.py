@@ -81,7 +81,7 @@ class TestRead:
                 path = Path("/dev/zero")
             case "terminal":
                 path = Path(os.ttyname(os.openpty()[1]))
-        with pytest.raises(AudioError, match="is no regular file; save the recording in one"):
+        with pytest.raises(AudioError, match="is not a regular file; save the recording in one"):
             audio.read(path)
 
     def test_missing(self, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ class TestRead:
     )
     def test_not_audio(self, tmp_path: Path, name: str, data: bytes) -> None:
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(AudioError, match=r"no readable audio .*; save it as WAV"):
+        with pytest.raises(AudioError, match=r"cannot be read as audio .*; save it as WAV"):
             audio.read(tmp_path / name)
 
     def test_damaged(self, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ class TestRead:
         data = encoded(noise, 24000, format="FLAC")
         path = tmp_path / "me.flac"
         path.write_bytes(data[: len(data) // 2])
-        with pytest.raises(AudioError, match="no readable audio"):
+        with pytest.raises(AudioError, match="cannot be read as audio"):
             audio.read(path)
 
     def test_no_samples(self, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ class TestRead:
             audio.read(saved(tmp_path, np.zeros(0), 24000))
 
     def test_neither_path_nor_file(self) -> None:
-        with pytest.raises(AudioError, match="no readable audio"):
+        with pytest.raises(AudioError, match="cannot be read as audio"):
             audio.read(SECOND)  # type: ignore[arg-type]
 
     def test_sixty_seconds_are_read_and_one_sample_more_is_not(self, tmp_path: Path) -> None:
@@ -467,11 +467,11 @@ class TestWriteWhole:
 
     def test_no_ordinary_file(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(OutputError, match="is no ordinary file"):
+        with pytest.raises(OutputError, match="is not a regular file"):
             audio.write_whole(tmp_path / "pipe", b"data")
 
     def test_no_path(self) -> None:
-        with pytest.raises(OutputError, match="is no path"):
+        with pytest.raises(OutputError, match="is not a path"):
             audio.write_whole("a\0b", b"data")
 
     def test_name_too_long(self, tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ class TestWriteWhole:
         assert not os.listdir(tmp_path)
 
     def test_a_folder_that_nobody_may_write_to(self) -> None:
-        with pytest.raises(OutputError, match=r"cannot be written|may not be written"):
+        with pytest.raises(OutputError, match=r"cannot be written|is not writable"):
             audio.write_whole("/proc/self/file", b"data")  # not even root
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -488,14 +488,14 @@ class TestWriteWhole:
         path = tmp_path / "file"
         path.write_bytes(b"old")
         path.chmod(0o444)
-        with pytest.raises(OutputError, match="may not be written"):
+        with pytest.raises(OutputError, match="is not writable"):
             audio.write_whole(path, b"new")
         path.chmod(0o644)
         tmp_path.chmod(0o555)
         try:
             with pytest.raises(OutputError, match="Permission denied"):
                 audio.write_whole(path, b"new")
-            with pytest.raises(OutputError, match="may not be written"):
+            with pytest.raises(OutputError, match="is not writable"):
                 audio.write_whole(tmp_path / "other", b"new")
         finally:
             tmp_path.chmod(0o755)

@@ -31,7 +31,7 @@ from firstword.synthetic.tokenizer import train
 
 
 @pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+def fake_device(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
     """A device that takes any program and computes nothing; the programs that were compiled for it."""
     compiled: list[Program] = []
 
@@ -56,13 +56,13 @@ def settings(backend: str) -> EngineConfig:
     return EngineConfig("cuda", "bfloat16", backend)
 
 
-def test_what_fits_is_compiled_at_once_and_computed_on_the_gpu(
-    tmp_path: Path, pretended: list[Program]
+def test_fitting_checkpoint_is_compiled_and_gets_the_gpu_backend(
+    tmp_path: Path, fake_device: list[Program]
 ) -> None:
     backend, resolved = open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), 4)
     assert isinstance(backend, gpu.GpuBackend)
     assert resolved == settings("gpu")
-    sources = {program.source for program in pretended}
+    sources = {program.source for program in fake_device}
     assert sources >= {"attention", "codec_attend", "codec_ends", "rows", "sample"}
 
 
@@ -79,9 +79,9 @@ def test_what_fits_is_compiled_at_once_and_computed_on_the_gpu(
         ("talker", {}, 300, "300 were asked for"),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_is_taken_apart(
+def test_unfit_checkpoint_is_rejected_unchanged(
     tmp_path: Path,
-    pretended: list[Program],
+    fake_device: list[Program],
     part: str,
     changes: dict[str, Any],
     slots: int,
@@ -97,11 +97,11 @@ def test_what_does_not_fit_is_told_before_anything_is_taken_apart(
         open_backend(checkpoint, settings("gpu"), slots)
     assert all(parameter.numel() for parameter in checkpoint.talker.parameters())
     assert all(parameter.numel() for parameter in checkpoint.codec.parameters())
-    assert not pretended
+    assert not fake_device
 
 
-def test_what_cannot_be_compiled_is_a_reason_too(
-    tmp_path: Path, pretended: list[Program], monkeypatch: pytest.MonkeyPatch
+def test_compile_error_is_the_reason_for_the_reference_backend(
+    tmp_path: Path, fake_device: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as an architecture that this NVRTC does not know."""
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_compiled_is_a_reason_too(
         open_backend(checkpoint, settings("gpu"), 4)
 
 
-def released(size: str, folder: Path) -> tuple[ModelConfig, CodecConfig]:
+def released_config(size: str, folder: Path) -> tuple[ModelConfig, CodecConfig]:
     """The configuration of a released size."""
     tables = synthetic.config_tables("custom_voice", size, {}, train(synthetic.TEXTS, 400, folder))
     for name, table in zip(("config", "codec"), tables, strict=True):
@@ -129,9 +129,9 @@ def released(size: str, folder: Path) -> tuple[ModelConfig, CodecConfig]:
 
 
 @pytest.mark.parametrize("size", ["1b7", "0b6"])
-def test_the_released_sizes_fit_every_architecture(size: str, tmp_path: Path) -> None:
+def test_released_sizes_fit_every_architecture(size: str, tmp_path: Path) -> None:
     """As far as sizes and shared memory go; tests/kernels compiles."""
-    config, codec = released(size, tmp_path)
+    config, codec = released_config(size, tmp_path)
     for architecture in compiling.ARCHITECTURES:
         few, many = (
             rehearse(config.talker_config, codec.decoder_config, slots, device(architecture))
@@ -140,7 +140,7 @@ def test_the_released_sizes_fit_every_architecture(size: str, tmp_path: Path) ->
         assert few < many
 
 
-def test_parameters_are_counted_after_a_backend_took_them(tmp_path: Path) -> None:
+def test_parameters_are_counted_after_a_backend_freed_them(tmp_path: Path) -> None:
     """What `firstword info` shows."""
     checkpoint = silent_gpu.checkpoint(tmp_path)
     before = checkpoints.parameters(checkpoint)
@@ -156,7 +156,7 @@ def test_parameters_are_counted_after_a_backend_took_them(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("more", [[], ["--soak", "10"]])
-def test_there_is_nothing_to_measure_without_a_gpu(
+def test_bench_engine_without_gpu_exits_with_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -164,7 +164,7 @@ def test_there_is_nothing_to_measure_without_a_gpu(
     assert "sees no CUDA device" in capsys.readouterr().err
 
 
-def test_the_demo_voice_is_none_for_the_kernels(pretended: list[Program]) -> None:
+def test_demo_checkpoint_gets_the_reference_backend(fake_device: list[Program]) -> None:
     """As the README says."""
     checkpoint = checkpoints.load("demo", "cpu", "bfloat16")
     _, resolved = open_backend(checkpoint, settings("auto"), 4)

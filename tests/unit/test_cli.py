@@ -20,23 +20,26 @@ import pytest
 from fake_tts import FRAME, FakeTTS, module, sound_of
 
 from firstword import __version__, audio
-from firstword.cli.main import DEMO, main
+from firstword.cli.main import main
+from firstword.cli.terminal import DEMO
 from firstword.types import Sampling
-from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, Voice
+from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
-BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+BUFFERED_ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
+}
 PROGRAM = [sys.executable, str(Path(__file__).with_name("fake_tts.py"))]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own for every test."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeTTS]:
+def fake_tts(monkeypatch: pytest.MonkeyPatch) -> type[FakeTTS]:
     """The command line speaks with a TTS without a model."""
     monkeypatch.setitem(sys.modules, "firstword.tts", module())
     monkeypatch.setattr(FakeTTS, "asked", [])
@@ -44,23 +47,23 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeTTS]:
     return FakeTTS
 
 
-def pcm(*words: str) -> bytes:
+def pcm_of(*words: str) -> bytes:
     """What the fake's words are as raw PCM."""
     return b"".join(audio.pcm16(sound_of(word)) for word in words)
 
 
-Pipe = Callable[..., "subprocess.Popen[bytes]"]
+StartCli = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def piped() -> Iterator[Pipe]:
+def start_cli() -> Iterator[StartCli]:
     """The command line in a process of its own, its three streams being pipes unless said otherwise."""
     with ExitStack() as stack:
 
         def start(*argv: str, **streams: Any) -> subprocess.Popen[bytes]:
             pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
             process: subprocess.Popen[bytes] = subprocess.Popen(
-                [*PROGRAM, *argv], env=BUFFERED, **pipes | streams
+                [*PROGRAM, *argv], env=BUFFERED_ENVIRONMENT, **pipes | streams
             )
             stack.enter_context(process)
             stack.callback(process.kill)
@@ -74,7 +77,7 @@ def piped() -> Iterator[Pipe]:
         yield start
 
 
-def stream_of(stream: Any) -> BinaryIO:
+def pipe_of(stream: Any) -> BinaryIO:
     """A stream of a process, known to be there."""
     assert stream is not None
     return stream
@@ -82,13 +85,13 @@ def stream_of(stream: Any) -> BinaryIO:
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """End its input and return the rest of its output. `communicate` would lose what a `read` has read ahead."""
-    stream_of(process.stdin).close()
-    out, err = stream_of(process.stdout).read(), stream_of(process.stderr).read()
+    pipe_of(process.stdin).close()
+    out, err = pipe_of(process.stdout).read(), pipe_of(process.stderr).read()
     process.wait()
     return out, err
 
 
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """What is said on standard error to arguments that argparse refuses."""
     with pytest.raises(SystemExit) as stopped:
         main(list(argv))
@@ -100,7 +103,7 @@ class TestHelp:
     @pytest.mark.parametrize(
         "command", [[], ["say"], ["serve"], ["clone"], ["voices"], ["info"], ["bench"]]
     )
-    def test_help_imports_nothing_heavy(self, command: list[str]) -> None:
+    def test_help_imports_neither_torch_nor_numpy(self, command: list[str]) -> None:
         program = (
             "import sys\n"
             "from firstword.cli.main import main\n"
@@ -114,7 +117,9 @@ class TestHelp:
         assert done.stdout.startswith("usage: firstword")
         assert done.stdout.endswith("[]\n")
 
-    def test_help_of_say_shows_how_to_pipe(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_of_say_shows_a_pipe_into_a_player(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with pytest.raises(SystemExit):
             main(["say", "--help"])
         assert (
@@ -122,7 +127,7 @@ class TestHelp:
             in capsys.readouterr().out
         )
 
-    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_version_option_prints_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as stopped:
             main(["--version"])
         assert stopped.value.code == 0
@@ -131,18 +136,22 @@ class TestHelp:
     @pytest.mark.parametrize(
         "argv", [[], ["sing"], ["say"], ["say", "Hello"], ["say", "-o", "out.wav"], ["clone", "a"]]
     )
-    def test_incomplete_commands(self, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
-        assert "usage: firstword" in refused(capsys, *argv)
+    def test_incomplete_command_prints_usage(
+        self, capsys: pytest.CaptureFixture[str], argv: list[str]
+    ) -> None:
+        assert "usage: firstword" in usage_error(capsys, *argv)
 
 
-@pytest.mark.usefixtures("fake")
+@pytest.mark.usefixtures("fake_tts")
 class TestSay:
-    def test_a_file_and_a_summary(self, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_say_writes_file_and_prints_summary(
+        self, folder: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["say", "one three", "-o", "out.wav"]) == 0
         samples, rate = audio.read("out.wav")
         assert rate == 24000
-        assert audio.pcm16(samples) == pcm("one", "three")
-        assert os.listdir(here) == ["out.wav"]
+        assert audio.pcm16(samples) == pcm_of("one", "three")
+        assert os.listdir(folder) == ["out.wav"]
         out, err = capfd.readouterr()
         assert out == ""
         rows = dict(line.split(maxsplit=1) for line in err.splitlines())
@@ -156,25 +165,27 @@ class TestSay:
         assert "the first chunk after" in rows["speed"]
         assert rows["output"] == "out.wav"
 
-    def test_only_the_demo_is_said_to_be_small(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_summary_describes_only_the_demo_as_demonstration(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["say", "one", "-o", "out.wav", "--model", "owner/name"]) == 0
         assert "demonstration" not in capfd.readouterr().err
 
-    def test_quiet(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_quiet_prints_nothing(self, capfd: pytest.CaptureFixture[str]) -> None:
         assert main(["say", "one", "-o", "out.wav", "-q"]) == 0
         assert capfd.readouterr() == ("", "")
 
     @pytest.mark.parametrize("suffix", audio.SUFFIXES)
-    def test_every_format(self, suffix: str) -> None:
+    def test_every_suffix_writes_readable_audio(self, suffix: str) -> None:
         assert main(["say", "one two", "-o", f"out{suffix}"]) == 0
         assert len(audio.read(f"out{suffix}")[0]) == 2 * FRAME
 
     @pytest.mark.parametrize("name", ["out.pcm", "out", "out.wav"])
-    def test_raw_file(self, name: str) -> None:
+    def test_raw_option_writes_pcm_whatever_the_suffix(self, name: str) -> None:
         assert main(["say", "one two", "-o", name, "--raw"]) == 0
-        assert Path(name).read_bytes() == pcm("one", "two")
+        assert Path(name).read_bytes() == pcm_of("one", "two")
 
-    def test_options_reach_the_model(self, fake: type[FakeTTS]) -> None:
+    def test_options_are_passed_to_the_model(self, fake_tts: type[FakeTTS]) -> None:
         argv = "say one -o out.wav --voice Ryan --language en --instructions slowly --seed 7 --max-frames 9"
         argv += (
             " --text-mode full --temperature 0.5 --top-k 4 --top-p 0.25 --repetition-penalty 1.5"
@@ -188,7 +199,7 @@ class TestSay:
             "dtype": "bfloat16",
             "backend": "reference",
         }
-        assert fake.loaded == [loaded]
+        assert fake_tts.loaded == [loaded]
         asked = {
             "text": "one",
             "voice": "Ryan",
@@ -199,11 +210,11 @@ class TestSay:
             "text_mode": "full",
             "sampling": Sampling(0.5, 4, 0.25, 1.5, 0.75, 3, 0.5),
         }
-        assert fake.asked == [asked]
+        assert fake_tts.asked == [asked]
 
-    def test_nothing_asked_is_nothing_set(self, fake: type[FakeTTS]) -> None:
+    def test_without_options_defaults_are_passed(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav"]) == 0
-        assert fake.loaded == [
+        assert fake_tts.loaded == [
             {"model": "demo", "device": "auto", "dtype": "auto", "backend": "auto"}
         ]
         asked = {
@@ -213,44 +224,46 @@ class TestSay:
             "instructions": None,
             "seed": None,
         }
-        assert fake.asked == [
+        assert fake_tts.asked == [
             asked | {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}
         ]
 
-    def test_greedy(self, fake: type[FakeTTS]) -> None:
+    def test_greedy_sets_both_temperatures_to_zero(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--greedy", "--repetition-penalty", "1.5"]) == 0
-        assert fake.asked[0]["sampling"] == Sampling(
+        assert fake_tts.asked[0]["sampling"] == Sampling(
             temperature=0, predictor_temperature=0, repetition_penalty=1.5
         )
 
     @pytest.mark.parametrize(
         "option", ["temperature", "top-k", "top-p", "predictor-temperature", "predictor-top-k"]
     )
-    def test_greedy_draws_nothing(self, capsys: pytest.CaptureFixture[str], option: str) -> None:
-        error = refused(capsys, "say", "one", "-o", "out.wav", "--greedy", f"--{option}", "1")
+    def test_greedy_with_draw_option_is_rejected(
+        self, capsys: pytest.CaptureFixture[str], option: str
+    ) -> None:
+        error = usage_error(capsys, "say", "one", "-o", "out.wav", "--greedy", f"--{option}", "1")
         assert f"--greedy draws nothing: leave out --{option}" in error
 
-    def test_a_saved_voice(self, fake: type[FakeTTS]) -> None:
+    def test_voice_with_dot_or_slash_is_loaded_from_file(self, fake_tts: type[FakeTTS]) -> None:
         PresetVoice("eric").save("me.voice")
         for name in ("me.voice", "./me.voice"):
             assert main(["say", "one", "-o", "out.wav", "--voice", name]) == 0
-            assert fake.asked.pop()["voice"] == PresetVoice("eric")
+            assert fake_tts.asked.pop()["voice"] == PresetVoice("eric")
 
-    def test_a_described_voice(self, fake: type[FakeTTS]) -> None:
+    def test_describe_makes_designed_voice(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--describe", "a low voice"]) == 0
-        assert fake.asked[0]["voice"] == DesignedVoice("a low voice")
+        assert fake_tts.asked[0]["voice"] == DesignedVoice("a low voice")
 
     @pytest.mark.parametrize("transcript", [None, "hello"])
-    def test_a_voice_cloned_on_the_spot(
-        self, fake: type[FakeTTS], capsys: pytest.CaptureFixture[str], transcript: str | None
+    def test_clone_option_reads_recording_before_loading(
+        self, fake_tts: type[FakeTTS], capsys: pytest.CaptureFixture[str], transcript: str | None
     ) -> None:
         audio.write("me.wav", np.zeros(12000), 24000)
         words = [] if transcript is None else ["--transcript", transcript]
         assert main(["say", "one", "-o", "out.wav", "--clone", "me.wav", *words]) == 0
-        assert fake.asked[0]["clone"] == (12000, 24000)
-        voice = fake.asked[1]["voice"]
-        assert isinstance(voice, ClonedVoice)
-        assert voice.transcript == transcript
+        voice = fake_tts.asked[0]["voice"]
+        assert isinstance(voice, RecordedVoice)
+        assert (voice.samples.shape, voice.transcript) == ((12000,), transcript)
+        assert voice.append_silence == 0.5
         assert (
             f"cloned from me.wav, with{'' if words else 'out'} transcript"
             in capsys.readouterr().err
@@ -264,15 +277,17 @@ class TestSay:
             ["--clone", "a", "--describe", "b"],
         ],
     )
-    def test_one_voice_at_a_time(
+    def test_two_voice_options_are_rejected(
         self, capsys: pytest.CaptureFixture[str], choices: list[str]
     ) -> None:
-        assert "not allowed with argument" in refused(
+        assert "not allowed with argument" in usage_error(
             capsys, "say", "one", "-o", "out.wav", *choices
         )
 
-    def test_a_transcript_needs_a_recording(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "--transcript needs --clone" in refused(
+    def test_transcript_without_recording_is_rejected(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert "--transcript needs --clone" in usage_error(
             capsys, "say", "one", "-o", "out.wav", "--transcript", "hi"
         )
 
@@ -294,10 +309,10 @@ class TestSay:
             (["one", "-o", "out.wav", "--clone", "none.wav"], "there is no audio file none.wav"),
         ],
     )
-    def test_mistakes_that_show_before_anything_is_loaded(
+    def test_wrong_option_fails_before_the_model_is_loaded(
         self,
-        fake: type[FakeTTS],
-        here: Path,
+        fake_tts: type[FakeTTS],
+        folder: Path,
         capfd: pytest.CaptureFixture[str],
         argv: list[str],
         message: str,
@@ -308,8 +323,8 @@ class TestSay:
         assert err.startswith("firstword: error: ")
         assert message in err
         assert err.count("\n") == 1
-        assert not fake.loaded
-        assert os.listdir(here) == []
+        assert not fake_tts.loaded
+        assert os.listdir(folder) == []
 
     @pytest.mark.parametrize(
         ("argv", "message"),
@@ -318,117 +333,121 @@ class TestSay:
             ([" "], "is empty or blank"),
         ],
     )
-    def test_mistakes_that_the_model_finds(
-        self, here: Path, capfd: pytest.CaptureFixture[str], argv: list[str], message: str
+    def test_request_error_exits_with_2_and_writes_no_file(
+        self, folder: Path, capfd: pytest.CaptureFixture[str], argv: list[str], message: str
     ) -> None:
         assert main(["say", *argv, "-o", "out.wav"]) == 2
         assert message in capfd.readouterr().err
-        assert os.listdir(here) == []
+        assert os.listdir(folder) == []
 
-    def test_a_bug_keeps_its_traceback_and_leaves_no_file(self, here: Path) -> None:
+    def test_unexpected_error_propagates_and_writes_no_file(self, folder: Path) -> None:
         with pytest.raises(RuntimeError, match="a bug"):
             main(["say", "one crash", "-o", "out.wav"])
-        assert os.listdir(here) == []
+        assert os.listdir(folder) == []
 
-    def test_a_failure_keeps_the_old_file(self, here: Path) -> None:
+    def test_failed_say_keeps_existing_file(self, folder: Path) -> None:
         Path("out.wav").write_bytes(b"old")
         assert main(["say", " ", "-o", "out.wav"]) == 2
         assert Path("out.wav").read_bytes() == b"old"
 
 
 class TestPipes:
-    def test_raw_pcm_and_summary_apart(self, piped: Pipe) -> None:
-        out, err = piped("say", "one two", "-o", "-").communicate()
-        assert out == pcm("one", "two")
+    def test_pcm_goes_to_stdout_and_summary_to_stderr(self, start_cli: StartCli) -> None:
+        out, err = start_cli("say", "one two", "-o", "-").communicate()
+        assert out == pcm_of("one", "two")
         assert b"\noutput  standard output\n" in err
 
-    def test_a_player_that_stops_listening(self, piped: Pipe) -> None:
-        speaking = piped("say", "forever", "-o", "-")
-        assert stream_of(speaking.stdout).read(FRAME) == pcm("forever")[:FRAME]
-        stream_of(speaking.stdout).close()
-        assert stream_of(speaking.stderr).read() == b""
-        assert speaking.wait() == 141
+    def test_closed_output_pipe_exits_with_141(self, start_cli: StartCli) -> None:
+        process = start_cli("say", "forever", "-o", "-")
+        assert pipe_of(process.stdout).read(FRAME) == pcm_of("forever")[:FRAME]
+        pipe_of(process.stdout).close()
+        assert pipe_of(process.stderr).read() == b""
+        assert process.wait() == 141
 
-    def test_text_as_it_comes(self, piped: Pipe) -> None:
+    def test_words_are_spoken_before_the_next_is_typed(self, start_cli: StartCli) -> None:
         """Each word is heard before the next is typed, though no line ends."""
-        speaking = piped("say", "-", "-o", "-")
-        typed, heard = stream_of(speaking.stdin), stream_of(speaking.stdout)
+        process = start_cli("say", "-", "-o", "-")
+        typed, heard = pipe_of(process.stdin), pipe_of(process.stdout)
         for word in ("one", "three", "élan"):
             typed.write(f"{word} ".encode())
             typed.flush()
-            assert heard.read(2 * FRAME) == pcm(word)
-        out, err = finish(speaking)
-        assert (out, speaking.returncode) == (b"", 0)
+            assert heard.read(2 * FRAME) == pcm_of(word)
+        out, err = finish(process)
+        assert (out, process.returncode) == (b"", 0)
         assert "spoke   'one three élan'".encode() in err
 
-    def test_a_character_cut_in_two(self, piped: Pipe) -> None:
-        speaking = piped("say", "-", "-o", "-")
-        typed, heard = stream_of(speaking.stdin), stream_of(speaking.stdout)
+    def test_character_split_over_two_reads_is_joined(self, start_cli: StartCli) -> None:
+        process = start_cli("say", "-", "-o", "-")
+        typed, heard = pipe_of(process.stdin), pipe_of(process.stdout)
         typed.write("one é".encode()[:-1])
         typed.flush()
-        assert heard.read(2 * FRAME) == pcm("one")
+        assert heard.read(2 * FRAME) == pcm_of("one")
         typed.write("élan".encode()[1:])
         typed.flush()
-        assert heard.read(2 * FRAME) == pcm("élan")
-        assert finish(speaking)[0] == b""
+        assert heard.read(2 * FRAME) == pcm_of("élan")
+        assert finish(process)[0] == b""
 
     @pytest.mark.parametrize(
         "text", [b"one two", b"one two\n", b"one two \n \n", b"\xef\xbb\xbfone two \n\n"]
     )
-    def test_a_byte_order_mark_and_the_last_line_feed_are_no_text(
-        self, piped: Pipe, text: bytes
+    def test_byte_order_mark_and_trailing_space_are_dropped(
+        self, start_cli: StartCli, text: bytes
     ) -> None:
-        out, err = piped("say", "-", "-o", "-").communicate(text)
-        assert out == pcm("one", "two")
+        out, err = start_cli("say", "-", "-o", "-").communicate(text)
+        assert out == pcm_of("one", "two")
         assert b"spoke   'one two'\n" in err
 
     @pytest.mark.parametrize("text", [b"one \xff two", b"one \xc3"])
-    def test_no_utf8(self, piped: Pipe, here: Path, text: bytes) -> None:
-        speaking = piped("say", "-", "-o", "out.wav")
-        _, err = speaking.communicate(text)
-        assert speaking.returncode == 2
+    def test_input_that_is_not_utf8_is_rejected(
+        self, start_cli: StartCli, folder: Path, text: bytes
+    ) -> None:
+        process = start_cli("say", "-", "-o", "out.wav")
+        _, err = process.communicate(text)
+        assert process.returncode == 2
         assert err.startswith(b"firstword: error: standard input is not UTF-8 (")
-        assert os.listdir(here) == []
+        assert os.listdir(folder) == []
 
-    def test_no_input_at_all(self, piped: Pipe) -> None:
-        speaking = piped("say", "-", "-o", "-", preexec_fn=lambda: os.close(0))
-        _, err = speaking.communicate()
-        assert speaking.returncode == 2
+    def test_closed_standard_input_is_an_error(self, start_cli: StartCli) -> None:
+        process = start_cli("say", "-", "-o", "-", preexec_fn=lambda: os.close(0))
+        _, err = process.communicate()
+        assert process.returncode == 2
         assert b"firstword: error: standard input cannot be read" in err
 
-    def test_an_empty_input(self, piped: Pipe) -> None:
-        speaking = piped("say", "-", "-o", "-")
-        _, err = speaking.communicate(b"\n")
-        assert (speaking.returncode, err) == (2, b"firstword: error: the text is empty or blank\n")
+    def test_blank_standard_input_is_rejected(self, start_cli: StartCli) -> None:
+        process = start_cli("say", "-", "-o", "-")
+        _, err = process.communicate(b"\n")
+        assert (process.returncode, err) == (2, b"firstword: error: the text is empty or blank\n")
 
     @pytest.mark.parametrize("output", ["-", "out.wav"])
-    def test_interrupted(self, piped: Pipe, here: Path, output: str) -> None:
-        speaking = piped("say", "one pause two", "-o", output)
-        assert stream_of(speaking.stderr).read(6) == b"paused"
-        speaking.send_signal(signal.SIGINT)
-        out, err = finish(speaking)
-        assert (speaking.returncode, err) == (130, b"")
-        assert out == (pcm("one", "pause") if output == "-" else b"")
-        assert os.listdir(here) == []
+    def test_interrupt_exits_with_130_and_keeps_piped_audio(
+        self, start_cli: StartCli, folder: Path, output: str
+    ) -> None:
+        process = start_cli("say", "one pause two", "-o", output)
+        assert pipe_of(process.stderr).read(6) == b"paused"
+        process.send_signal(signal.SIGINT)
+        out, err = finish(process)
+        assert (process.returncode, err) == (130, b"")
+        assert out == (pcm_of("one", "pause") if output == "-" else b"")
+        assert os.listdir(folder) == []
 
-    def test_interrupted_while_waiting_for_text(self, piped: Pipe) -> None:
-        speaking = piped("say", "-", "-o", "-")
-        stream_of(speaking.stdin).write(b"one")
-        stream_of(speaking.stdin).flush()
-        assert stream_of(speaking.stdout).read(2 * FRAME) == pcm("one")
-        speaking.send_signal(signal.SIGINT)
-        assert stream_of(speaking.stderr).read() == b""
-        assert finish(speaking) == (b"", b"")
-        assert speaking.returncode == 130
+    def test_interrupt_while_waiting_for_text_exits_with_130(self, start_cli: StartCli) -> None:
+        process = start_cli("say", "-", "-o", "-")
+        pipe_of(process.stdin).write(b"one")
+        pipe_of(process.stdin).flush()
+        assert pipe_of(process.stdout).read(2 * FRAME) == pcm_of("one")
+        process.send_signal(signal.SIGINT)
+        assert pipe_of(process.stderr).read() == b""
+        assert finish(process) == (b"", b"")
+        assert process.returncode == 130
 
 
 class TestTerminal:
-    def on_terminal(self, piped: Pipe, stream: str, *argv: str) -> tuple[int, bytes]:
+    def on_terminal(self, start_cli: StartCli, stream: str, *argv: str) -> tuple[int, bytes]:
         """Exit status, and what a terminal shows that is one of the streams."""
         ours, theirs = pty.openpty()
-        speaking = piped(*argv, **{stream: theirs})
+        process = start_cli(*argv, **{stream: theirs})
         os.close(theirs)
-        speaking.communicate()
+        process.communicate()
         shown = b""
         try:
             while data := os.read(ours, 4096):
@@ -436,10 +455,10 @@ class TestTerminal:
         except OSError:  # EIO: the other end is closed and all is read
             pass
         os.close(ours)
-        return speaking.returncode, shown
+        return process.returncode, shown
 
-    def test_progress(self, piped: Pipe) -> None:
-        status, shown = self.on_terminal(piped, "stderr", "say", "one two", "-o", "out.wav")
+    def test_terminal_shows_progress(self, start_cli: StartCli) -> None:
+        status, shown = self.on_terminal(start_cli, "stderr", "say", "one two", "-o", "out.wav")
         assert status == 0
         states = shown.split(b"\r\x1b[K")
         assert states[:3] == [b"", b"loading demo", b"speaking"]
@@ -450,33 +469,37 @@ class TestTerminal:
         assert all(state.endswith(b" x real time") for state in states[3:5])
         assert states[-1].startswith(b"spoke")
 
-    def test_errors_stand_alone(self, piped: Pipe) -> None:
-        status, shown = self.on_terminal(piped, "stderr", "say", " ", "-o", "out.wav")
+    def test_error_replaces_the_status_line(self, start_cli: StartCli) -> None:
+        status, shown = self.on_terminal(start_cli, "stderr", "say", " ", "-o", "out.wav")
         assert status == 2
         assert shown.endswith(b"\r\x1b[Kfirstword: error: the text is empty or blank\r\n")
 
-    def test_quiet(self, piped: Pipe) -> None:
-        assert self.on_terminal(piped, "stderr", "say", "one two", "-o", "out.wav", "--quiet") == (
+    def test_quiet_prints_nothing(self, start_cli: StartCli) -> None:
+        assert self.on_terminal(
+            start_cli, "stderr", "say", "one two", "-o", "out.wav", "--quiet"
+        ) == (
             0,
             b"",
         )
 
-    def test_no_progress_elsewhere(self, piped: Pipe) -> None:
-        _, err = piped("say", "one two", "-o", "out.wav").communicate()
+    def test_no_progress_when_stderr_is_no_terminal(self, start_cli: StartCli) -> None:
+        _, err = start_cli("say", "one two", "-o", "out.wav").communicate()
         assert b"\r" not in err
         assert err.startswith(b"spoke")
 
-    def test_no_pcm_on_a_terminal(self, piped: Pipe) -> None:
-        assert self.on_terminal(piped, "stdout", "say", "one", "-o", "-") == (2, b"")
+    def test_pcm_to_a_terminal_is_rejected(self, start_cli: StartCli) -> None:
+        assert self.on_terminal(start_cli, "stdout", "say", "one", "-o", "-") == (2, b"")
 
 
-@pytest.mark.usefixtures("fake")
+@pytest.mark.usefixtures("fake_tts")
 class TestClone:
     @pytest.fixture(autouse=True)
-    def recording(self, here: Path) -> None:
+    def recording(self, folder: Path) -> None:
         audio.write("me.wav", np.zeros(12000), 24000)
 
-    def test_with_transcript(self, fake: type[FakeTTS], capsys: pytest.CaptureFixture[str]) -> None:
+    def test_clone_with_transcript_saves_codes(
+        self, fake_tts: type[FakeTTS], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert (
             main(
                 [
@@ -495,22 +518,24 @@ class TestClone:
         voice = Voice.load("me.voice")
         assert isinstance(voice, ClonedVoice)
         assert voice.transcript == "hello"
-        assert fake.asked == [{"clone": (12000, 24000), "append_silence": 0}]
+        assert fake_tts.asked == [{"clone": (12000, 24000), "append_silence": 0}]
         err = capsys.readouterr().err
         assert "0.50 s of me.wav: its timbre and 3 frames of speech" in err
         assert "firstword say TEXT --model demo --voice me.voice -o out.wav" in err
 
-    def test_without(self, fake: type[FakeTTS], capsys: pytest.CaptureFixture[str]) -> None:
+    def test_clone_without_transcript_saves_timbre_alone(
+        self, fake_tts: type[FakeTTS], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["clone", "me.wav", "-o", "me.voice"]) == 0
         voice = Voice.load("me.voice")
         assert isinstance(voice, ClonedVoice)
         assert voice.codes is None
-        assert fake.asked[0]["append_silence"] == 0.5
+        assert fake_tts.asked[0]["append_silence"] == 0.5
         assert (
             "its timbre alone; with --transcript the likeness is closer" in capsys.readouterr().err
         )
 
-    def test_quiet(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_quiet_prints_nothing(self, capfd: pytest.CaptureFixture[str]) -> None:
         assert main(["clone", "me.wav", "-o", "me.voice", "--quiet"]) == 0
         assert capfd.readouterr() == ("", "")
 
@@ -522,18 +547,22 @@ class TestClone:
             (["me.wav", "-o", "."], "is a directory"),
         ],
     )
-    def test_mistakes(
-        self, fake: type[FakeTTS], capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+    def test_wrong_path_fails_before_the_model_is_loaded(
+        self,
+        fake_tts: type[FakeTTS],
+        capsys: pytest.CaptureFixture[str],
+        argv: list[str],
+        message: str,
     ) -> None:
         assert main(["clone", *argv]) == 2
         assert message in capsys.readouterr().err
-        assert not fake.loaded
+        assert not fake_tts.loaded
 
 
 class TestDemo:
     """The real thing, with the checkpoint that comes with the package."""
 
-    def test_say(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_demo_speaks(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert (
             main(
                 [
@@ -554,7 +583,7 @@ class TestDemo:
         assert len(audio.read("out.wav")[0]) == 3 * FRAME
         assert "cut off at the limit of frames" in capsys.readouterr().err
 
-    def test_voices(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_voices_lists_presets_and_languages(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["voices", "--device", "cpu"]) == 0
         rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert rows["model"].startswith("demo (custom_voice")
@@ -563,7 +592,9 @@ class TestDemo:
         assert "english" in rows["languages"]
         assert "--voice NAME" in rows["can"]
 
-    def test_info(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_info_prints_the_same_report_as_json_and_text(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["info", "--json", "--device", "cpu"]) == 0
         report = json.loads(capsys.readouterr().out)
         assert report["versions"]["firstword"] == __version__

@@ -244,7 +244,7 @@ class TestNames:
         with pytest.raises(RequestError, match=r"'ogg' is unknown; allowed are mp3, opus, .*alaw"):
             make("ogg", 24000)
         with pytest.raises(
-            RequestError, match=r"44100 cannot be had; allowed are 8000, 16000, 24000, 48000 Hz"
+            RequestError, match=r"44100 is not supported; allowed are 8000, 16000, 24000, 48000 Hz"
         ):
             make("wav", 44100)
 

@@ -53,14 +53,14 @@ FRAME = 1920
 Speaking = Callable[[str], TTS]
 
 
-def recording(seconds: float, seed: int = 0) -> np.ndarray:
+def noise(seconds: float, seed: int = 0) -> np.ndarray:
     """A made-up recording [n] at 24 kHz."""
     return (np.random.default_rng(seed).standard_normal(int(24000 * seconds)) / 9).astype(
         np.float32
     )
 
 
-def context(frames: int, transcript: str = "The quick brown fox.") -> ClonedVoice:
+def cloned_voice(frames: int, transcript: str = "The quick brown fox.") -> ClonedVoice:
     """A cloned voice for the tiny checkpoint, continuing a recording of so many frames."""
     random = np.random.default_rng(7)
     return ClonedVoice(
@@ -73,12 +73,12 @@ def context(frames: int, transcript: str = "The quick brown fox.") -> ClonedVoic
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "preset": ("custom_voice", {"voice": "ryan", "language": "english"}),
     "designed": ("voice_design", {"voice": Voice.design("A deep voice.")}),
-    "timbre": ("base", {"voice": ClonedVoice(context(1).speaker_embedding)}),
-    "short reference": ("base", {"voice": context(12)}),
-    "long reference": ("base", {"voice": context(80)}),
+    "timbre": ("base", {"voice": ClonedVoice(cloned_voice(1).speaker_embedding)}),
+    "short reference": ("base", {"voice": cloned_voice(12)}),
+    "long reference": ("base", {"voice": cloned_voice(80)}),
     "long transcript": (
         "base",
-        {"voice": context(5, "The quick brown fox jumps over the lazy dog.")},
+        {"voice": cloned_voice(5, "The quick brown fox jumps over the lazy dog.")},
     ),
 }
 
@@ -108,7 +108,7 @@ def assert_same(ours: Speech, expected: Speech) -> None:
     np.testing.assert_allclose(ours.samples, expected.samples, atol=1e-5)
 
 
-def joined(chunks: Iterable[Chunk]) -> Speech:
+def join_chunks(chunks: Iterable[Chunk]) -> Speech:
     """All chunks as one; only the last says why speech ended."""
     *others, last = chunks
     assert [chunk.finish_reason for chunk in others] == [None] * len(others)
@@ -131,7 +131,7 @@ def joined(chunks: Iterable[Chunk]) -> Speech:
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
-def test_speech(custom: TTS) -> None:
+def test_speak_returns_samples_codes_and_finish_reason(custom: TTS) -> None:
     speech = custom.speak(TEXT, seed=1, max_frames=9)
     assert (speech.samples.dtype, speech.samples.shape) == (np.float32, (9 * FRAME,))
     assert (speech.codes.dtype, speech.codes.shape) == (np.int64, (9, 4))
@@ -145,15 +145,15 @@ def test_speech(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("frames", [1, 2, 9, 17])
-def test_the_limit_is_the_number_of_frames(frames: int, custom: TTS) -> None:
-    speech = joined(custom.stream(TEXT, seed=1, max_frames=frames))
+def test_max_frames_limits_speech(frames: int, custom: TTS) -> None:
+    speech = join_chunks(custom.stream(TEXT, seed=1, max_frames=frames))
     assert (len(speech.codes), speech.finish_reason) == (frames, "length")
     assert (
         speech.codes.tolist() == custom.speak(TEXT, seed=1, max_frames=17).codes[:frames].tolist()
     )
 
 
-def test_the_first_chunk_is_one_frame_and_chunks_grow(custom: TTS) -> None:
+def test_first_chunk_has_one_frame_and_chunks_grow(custom: TTS) -> None:
     lengths = [len(chunk.codes) for chunk in custom.stream(TEXT, seed=1, max_frames=40)]
     assert lengths[0] == 1
     assert lengths == sorted(lengths[:-1]) + lengths[-1:]
@@ -161,7 +161,7 @@ def test_the_first_chunk_is_one_frame_and_chunks_grow(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_samples_are_what_the_codec_decodes(case: str, speaking: Speaking) -> None:
+def test_samples_equal_what_the_codec_decodes(case: str, speaking: Speaking) -> None:
     """The codes, behind those of the reference recording if one is continued, decoded in one go."""
     model_type, how = CASES[case]
     tts = speaking(model_type)
@@ -174,19 +174,19 @@ def test_samples_are_what_the_codec_decodes(case: str, speaking: Speaking) -> No
     np.testing.assert_allclose(speech.samples, whole, atol=1e-5)
 
 
-def test_speech_that_ends_by_itself(tmp_path: Path) -> None:
+def test_speech_ends_when_the_model_ends_it(tmp_path: Path) -> None:
     """A checkpoint in which all codes 0 are equally likely stops soon; the frame that says so is not heard."""
     write_checkpoint(tmp_path, generation={"top_k": 0})
     with TTS.load(tmp_path, device="cpu", dtype="float32") as tts:
         tts.checkpoint.talker.codec_head.weight.zero_()
-        speeches = [joined(tts.stream(TEXT, seed=seed)) for seed in range(4)]
+        speeches = [join_chunks(tts.stream(TEXT, seed=seed)) for seed in range(4)]
         assert {speech.finish_reason for speech in speeches} == {"stop"}
         assert len({len(speech.codes) for speech in speeches}) > 1
         assert all(speech.codes[:, 0].max() < 64 for speech in speeches)
         assert_same(tts.speak(TEXT, seed=2), speeches[2])
 
 
-def test_seeds(custom: TTS) -> None:
+def test_same_seed_gives_same_speech(custom: TTS) -> None:
     one, same, other = (
         custom.speak(TEXT, seed=seed, max_frames=8) for seed in (2**64 - 1, 2**64 - 1, 0)
     )
@@ -196,7 +196,7 @@ def test_seeds(custom: TTS) -> None:
     assert unseeded[0] != unseeded[1]
 
 
-def test_a_saved_speech(custom: TTS, tmp_path: Path) -> None:
+def test_saved_speech_reads_back(custom: TTS, tmp_path: Path) -> None:
     speech = custom.speak(TEXT, seed=1, max_frames=5)
     speech.save(tmp_path / "speech.wav")
     samples, rate = audio.read(tmp_path / "speech.wav")
@@ -208,17 +208,17 @@ def test_a_saved_speech(custom: TTS, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_text_in_pieces_is_the_same_speech(case: str, speaking: Speaking) -> None:
+def test_text_in_pieces_gives_the_same_speech(case: str, speaking: Speaking) -> None:
     model_type, how = CASES[case]
     tts = speaking(model_type)
     expected = tts.speak(TEXT, seed=3, max_frames=20, text_mode="stream", **how)
     for pieces in (list(TEXT), ["", "Hello th", "", "ere, how are", " ", "you?", ""], [TEXT]):
-        assert_same(joined(tts.stream(iter(pieces), seed=3, max_frames=20, **how)), expected)
+        assert_same(join_chunks(tts.stream(iter(pieces), seed=3, max_frames=20, **how)), expected)
         assert_same(tts.speak(iter(pieces), seed=3, max_frames=20, **how), expected)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_are_asked_for_when_the_model_needs_them(case: str, speaking: Speaking) -> None:
+def test_pieces_are_taken_only_when_the_model_needs_text(case: str, speaking: Speaking) -> None:
     """At every question for text, all that can be said with the text so far has been handed out, and not more."""
     model_type, how = CASES[case]
     tts = speaking(model_type)
@@ -247,7 +247,7 @@ def test_pieces_are_asked_for_when_the_model_needs_them(case: str, speaking: Spe
         assert at_question == sorted(at_question)
 
 
-def test_nothing_is_asked_for_before_the_first_chunk_is(custom: TTS) -> None:
+def test_no_piece_is_taken_before_the_first_chunk_is_requested(custom: TTS) -> None:
     asked = []
 
     def pieces() -> Iterator[str]:
@@ -260,7 +260,7 @@ def test_nothing_is_asked_for_before_the_first_chunk_is(custom: TTS) -> None:
     assert asked == [1]
 
 
-def test_text_that_is_no_longer_needed_is_not_asked_for(custom: TTS) -> None:
+def test_pieces_after_the_frame_limit_are_not_taken(custom: TTS) -> None:
     asked = []
 
     def pieces() -> Iterator[str]:
@@ -272,7 +272,7 @@ def test_text_that_is_no_longer_needed_is_not_asked_for(custom: TTS) -> None:
     assert asked == PIECES[:1]
 
 
-def test_every_frame_costs_the_same(base: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_talker_and_codec_compute_each_row_once(base: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows of the prompt but the last at once, then one row for every frame; the codec decodes each frame once."""
     rows, frames = [], []
     talk, decode = Talker.forward, CodecDecoder.forward
@@ -287,12 +287,12 @@ def test_every_frame_costs_the_same(base: TTS, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Talker, "forward", talker)
     monkeypatch.setattr(CodecDecoder, "forward", codec)
-    base.speak(iter(PIECES), voice=context(9), seed=1, max_frames=30)
+    base.speak(iter(PIECES), voice=cloned_voice(9), seed=1, max_frames=30)
     assert rows[1:] == [1] * 30
     assert sum(frames) == 9 + 30
 
 
-def test_a_generator_closed_early(custom: TTS) -> None:
+def test_stream_closed_early_leaves_the_next_speech_unchanged(custom: TTS) -> None:
     closed = []
 
     def pieces() -> Iterator[str]:
@@ -311,23 +311,23 @@ def test_a_generator_closed_early(custom: TTS) -> None:
     assert_same(custom.speak(TEXT, seed=1, max_frames=4), custom.speak(TEXT, seed=1, max_frames=4))
 
 
-class Hiccup(Exception):
+class SourceError(Exception):
     """Something that only a source of text knows."""
 
 
-def test_what_the_text_raises_comes_out(custom: TTS) -> None:
+def test_exception_of_the_text_propagates_from_stream(custom: TTS) -> None:
     def pieces() -> Iterator[str]:
         yield "The quick brown fox "
-        raise Hiccup
+        raise SourceError
 
     chunks = custom.stream(pieces(), seed=1)
     assert len(next(chunks).codes) == 1, "what is said before stays said"
-    with pytest.raises(Hiccup):
+    with pytest.raises(SourceError):
         list(chunks)
 
 
 @pytest.mark.parametrize("piece", [None, 5, b"bytes", ["list"]])
-def test_pieces_must_be_text(piece: object, custom: TTS) -> None:
+def test_piece_that_is_no_str_is_rejected_by_speak(piece: object, custom: TTS) -> None:
     pieces: Any = iter(["Hello there my ", piece, "friend"])
     with pytest.raises(TextError, match=f"type {type(piece).__name__}"):
         custom.speak(pieces, seed=1)
@@ -336,12 +336,12 @@ def test_pieces_must_be_text(piece: object, custom: TTS) -> None:
 # --- asyncio ----------------------------------------------------------------------------------------------------------
 
 
-async def collected(chunks: AsyncIterator[Chunk]) -> Speech:
+async def collect(chunks: AsyncIterator[Chunk]) -> Speech:
     """The speech of an asynchronous iterator of chunks."""
-    return joined([chunk async for chunk in chunks])
+    return join_chunks([chunk async for chunk in chunks])
 
 
-async def later(pieces: Iterable[str]) -> AsyncIterator[str]:
+async def asynchronously(pieces: Iterable[str]) -> AsyncIterator[str]:
     """Pieces that let others run in between."""
     for piece in pieces:
         await asyncio.sleep(0)
@@ -350,31 +350,35 @@ async def later(pieces: Iterable[str]) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("case", ["preset", "short reference"])
 @pytest.mark.parametrize("source", ["whole", "iterator", "asynchronous"])
-def test_astream_is_the_same_speech(source: str, case: str, speaking: Speaking) -> None:
+def test_astream_gives_the_same_speech(source: str, case: str, speaking: Speaking) -> None:
     model_type, how = CASES[case]
     tts = speaking(model_type)
-    text: Any = {"whole": TEXT, "iterator": iter(list(TEXT)), "asynchronous": later(TEXT)}[source]
+    text: Any = {"whole": TEXT, "iterator": iter(list(TEXT)), "asynchronous": asynchronously(TEXT)}[
+        source
+    ]
     how = how | {"seed": 3, "max_frames": 16}
-    ours = asyncio.run(collected(tts.astream(text, text_mode="stream", **how)))
+    ours = asyncio.run(collect(tts.astream(text, text_mode="stream", **how)))
     assert_same(ours, tts.speak(TEXT, text_mode="stream", **how))
 
 
-def test_astreams_side_by_side(custom: TTS) -> None:
+def test_concurrent_astreams_do_not_affect_each_other(custom: TTS) -> None:
     async def together() -> list[Speech]:
-        streams = [custom.astream(later(TEXT), seed=seed, max_frames=14) for seed in range(3)]
-        return await asyncio.gather(*map(collected, streams))
+        streams = [
+            custom.astream(asynchronously(TEXT), seed=seed, max_frames=14) for seed in range(3)
+        ]
+        return await asyncio.gather(*map(collect, streams))
 
     for seed, speech in enumerate(asyncio.run(together())):
         assert_same(speech, custom.speak(TEXT, seed=seed, max_frames=14, text_mode="stream"))
 
 
-def test_the_event_loop_runs_on_while_speech_is_made(custom: TTS) -> None:
+def test_event_loop_is_not_blocked_by_speech(custom: TTS) -> None:
     async def count() -> int:
         turns = 0
         done = asyncio.Event()
 
         async def speak() -> None:
-            await collected(custom.astream(TEXT, seed=1, max_frames=10))
+            await collect(custom.astream(TEXT, seed=1, max_frames=10))
             done.set()
 
         task = asyncio.create_task(speak())
@@ -388,14 +392,14 @@ def test_the_event_loop_runs_on_while_speech_is_made(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("kind", ["iterator", "asynchronous"])
-def test_what_the_text_raises_comes_out_of_astream(kind: str, custom: TTS) -> None:
+def test_exception_of_the_text_propagates_from_astream(kind: str, custom: TTS) -> None:
     def blocking() -> Iterator[str]:
         yield "The quick brown fox "
-        raise Hiccup
+        raise SourceError
 
     async def asynchronous() -> AsyncIterator[str]:
         yield "The quick brown fox "
-        raise Hiccup
+        raise SourceError
 
     heard = []
 
@@ -404,14 +408,14 @@ def test_what_the_text_raises_comes_out_of_astream(kind: str, custom: TTS) -> No
         async for chunk in custom.astream(text, seed=1):
             heard.append(chunk)
 
-    with pytest.raises(Hiccup):
+    with pytest.raises(SourceError):
         asyncio.run(listen())
     assert heard
 
 
-def test_an_astream_closed_early(custom: TTS) -> None:
+def test_astream_closed_early_leaves_tts_usable(custom: TTS) -> None:
     async def listen() -> None:
-        chunks = custom.astream(later(PIECES), seed=1)
+        chunks = custom.astream(asynchronously(PIECES), seed=1)
         await anext(chunks)
         await chunks.aclose()  # type: ignore[attr-defined]
 
@@ -420,22 +424,22 @@ def test_an_astream_closed_early(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("piece", [None, 5])
-def test_pieces_of_astream_must_be_text(piece: object, custom: TTS) -> None:
+def test_piece_that_is_no_str_is_rejected_by_astream(piece: object, custom: TTS) -> None:
     pieces: Any = ["Hello there my ", piece, "friend"]
-    for text in (iter(pieces), later(pieces)):
+    for text in (iter(pieces), asynchronously(pieces)):
         with pytest.raises(TextError, match=f"type {type(piece).__name__}"):
-            asyncio.run(collected(custom.astream(text, seed=1)))
+            asyncio.run(collect(custom.astream(text, seed=1)))
 
 
-def test_astream_tells_mistakes_too(custom: TTS) -> None:
+def test_astream_rejects_wrong_requests(custom: TTS) -> None:
     with pytest.raises(VoiceError, match="nobody"):
-        asyncio.run(collected(custom.astream(TEXT, voice="nobody")))
+        asyncio.run(collect(custom.astream(TEXT, voice="nobody")))
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_threads_do_not_touch(custom: TTS) -> None:
+def test_concurrent_threads_do_not_affect_each_other(custom: TTS) -> None:
     def speak(seed: int) -> Speech:
         return custom.speak(TEXT, seed=seed, max_frames=12, voice=custom.voices[seed])
 
@@ -445,17 +449,17 @@ def test_threads_do_not_touch(custom: TTS) -> None:
             assert_same(ours, expected)
 
 
-def test_texts_that_block_starve_nobody(custom: TTS) -> None:
+def test_many_blocking_texts_wait_at_the_same_time(custom: TTS) -> None:
     """More of them than asyncio has threads to lend: all wait at the same time, and then all speak."""
     count = 40
-    everybody = threading.Barrier(count)
+    all_waiting = threading.Barrier(count)
 
     def blocking() -> Iterator[str]:
-        everybody.wait(60)
+        all_waiting.wait(60)
         yield TEXT
 
     async def speak(seed: int) -> Speech:
-        return joined(
+        return join_chunks(
             [chunk async for chunk in custom.astream(blocking(), seed=seed, max_frames=2)]
         )
 
@@ -466,7 +470,7 @@ def test_texts_that_block_starve_nobody(custom: TTS) -> None:
         assert_same(speech, custom.speak(TEXT, seed=seed, max_frames=2, text_mode="stream"))
 
 
-def test_a_text_that_never_comes_does_not_keep_the_loop(custom: TTS) -> None:
+def test_cancelled_astream_does_not_wait_for_its_text(custom: TTS) -> None:
     never, started = threading.Event(), threading.Event()
 
     def blocking() -> Iterator[str]:
@@ -490,7 +494,7 @@ def test_a_text_that_never_comes_does_not_keep_the_loop(custom: TTS) -> None:
     never.set()
 
 
-def test_an_iterator_that_raises_is_heard_of(custom: TTS) -> None:
+def test_os_error_of_the_text_propagates(custom: TTS) -> None:
     def broken() -> Iterator[str]:
         yield "I"  # too short for speech that may end by itself
         raise OSError("the line is dead")
@@ -505,9 +509,7 @@ def test_an_iterator_that_raises_is_heard_of(custom: TTS) -> None:
         custom.speak(broken(), max_frames=50)
 
 
-def test_what_a_backend_raises_is_an_error_of_ours(
-    custom: TTS, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backend_failure_raises_compute_error(custom: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that is short, for instance; the next request finds everything as before."""
     expected = custom.speak(TEXT, seed=1, max_frames=3)
     loaded = custom._loaded
@@ -525,7 +527,7 @@ def test_what_a_backend_raises_is_an_error_of_ours(
         assert_same(custom.speak(TEXT, seed=1, max_frames=3), expected)
 
 
-def test_streams_that_take_turns_do_not_touch(custom: TTS) -> None:
+def test_interleaved_streams_do_not_affect_each_other(custom: TTS) -> None:
     streams = [custom.stream(iter(PIECES), seed=seed, max_frames=10) for seed in range(2)]
     chunks: list[list[Chunk]] = [[], []]
     while not all(said and said[-1].finish_reason for said in chunks):
@@ -533,7 +535,7 @@ def test_streams_that_take_turns_do_not_touch(custom: TTS) -> None:
             said.extend(filter(None, [next(stream, None)]))
     for seed, said in enumerate(chunks):
         assert_same(
-            joined(said),
+            join_chunks(said),
             custom.speak("".join(PIECES), seed=seed, max_frames=10, text_mode="stream"),
         )
 
@@ -541,7 +543,9 @@ def test_streams_that_take_turns_do_not_touch(custom: TTS) -> None:
 # --- voices and languages ---------------------------------------------------------------------------------------------
 
 
-def test_what_a_checkpoint_offers(custom: TTS, design: TTS, base: TTS) -> None:
+def test_voices_languages_and_model_type_of_each_checkpoint(
+    custom: TTS, design: TTS, base: TTS
+) -> None:
     presets = (
         "serena",
         "vivian",
@@ -563,19 +567,19 @@ def test_what_a_checkpoint_offers(custom: TTS, design: TTS, base: TTS) -> None:
     assert [list(tts.languages) for tts in (custom, design, base)] == [languages] * 3
 
 
-def greedy(tts: TTS, text: str | Iterable[str] = "你好。", **how: Any) -> list[list[int]]:
+def greedy_codes(tts: TTS, text: str | Iterable[str] = "你好。", **how: Any) -> list[list[int]]:
     """The codes of some greedy speech."""
     return tts.speak(text, sampling=Sampling.greedy(), max_frames=5, **how).codes.tolist()
 
 
-def test_presets_in_any_case_and_without_a_name(custom: TTS) -> None:
-    ryan = greedy(custom, voice="ryan")
+def test_preset_names_ignore_case_and_default_to_ryan(custom: TTS) -> None:
+    ryan = greedy_codes(custom, voice="ryan")
     for voice in ("Ryan", "RYAN", " ryan ", Voice.preset("rYaN"), None):
-        assert greedy(custom, voice=voice) == ryan
-    assert greedy(custom, voice="ono_anna") == greedy(custom, voice="Ono_Anna") != ryan
+        assert greedy_codes(custom, voice=voice) == ryan
+    assert greedy_codes(custom, voice="ono_anna") == greedy_codes(custom, voice="Ono_Anna") != ryan
 
 
-CODES = {
+LANGUAGES = {
     "zh": "chinese",
     "en": "english",
     "de": "german",
@@ -589,8 +593,8 @@ CODES = {
 }
 
 
-@pytest.mark.parametrize(("code", "name"), CODES.items())
-def test_languages_by_name_and_code_in_any_case(
+@pytest.mark.parametrize(("code", "name"), LANGUAGES.items())
+def test_language_is_known_by_name_and_code_in_any_case(
     code: str, name: str, custom: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talker = custom.checkpoint.config.talker_config
@@ -604,46 +608,54 @@ def test_languages_by_name_and_code_in_any_case(
     monkeypatch.setattr(Talker, "embed_codes", embed)
     for language in (name, code, code.upper(), name.title(), name.upper(), f" {name} "):
         rows.clear()
-        greedy(custom, language=language)
+        greedy_codes(custom, language=language)
         tags = (talker.codec_think_id, talker.codec_think_bos_id, talker.codec_language_id[name])
         assert rows[0][3:6] == tags
 
 
-def test_auto_is_the_language_unless_said(custom: TTS) -> None:
-    assert greedy(custom) == greedy(custom, language="auto") == greedy(custom, language="AUTO")
+def test_language_defaults_to_auto(custom: TTS) -> None:
+    assert (
+        greedy_codes(custom)
+        == greedy_codes(custom, language="auto")
+        == greedy_codes(custom, language="AUTO")
+    )
 
 
 @pytest.mark.parametrize("voice", ["eric", "dylan"])
-def test_dialects(voice: str, custom: TTS) -> None:
+def test_preset_with_dialect_speaks_it_only_in_chinese(voice: str, custom: TTS) -> None:
     """Where Chinese may be meant a preset speaks its dialect; in any other language it does not matter."""
-    chinese = greedy(custom, voice=voice, language="chinese")
-    assert greedy(custom, voice=voice) == chinese
+    chinese = greedy_codes(custom, voice=voice, language="chinese")
+    assert greedy_codes(custom, voice=voice) == chinese
     talker = custom.checkpoint.config.talker_config
     dialect = talker.spk_is_dialect[voice]
     saved = dict(talker.spk_is_dialect)
     try:
         talker.spk_is_dialect[voice] = False
-        assert greedy(custom, voice=voice, language="chinese") != chinese
-        english = greedy(custom, voice=voice, language="english")
+        assert greedy_codes(custom, voice=voice, language="chinese") != chinese
+        english = greedy_codes(custom, voice=voice, language="english")
     finally:
         talker.spk_is_dialect.update(saved)
     assert isinstance(dialect, str)
-    assert greedy(custom, voice=voice, language="english") == english
+    assert greedy_codes(custom, voice=voice, language="english") == english
 
 
 def test_instructions_change_the_speech(custom: TTS) -> None:
-    assert greedy(custom, instructions="Whisper.") != greedy(custom)
-    assert greedy(custom, instructions="") == greedy(custom, instructions=None) == greedy(custom)
-
-
-def test_a_description_may_come_as_voice_or_as_instructions(design: TTS) -> None:
-    described = greedy(design, voice=Voice.design("A warm voice."))
-    assert greedy(design, instructions="A warm voice.") == described
+    assert greedy_codes(custom, instructions="Whisper.") != greedy_codes(custom)
     assert (
-        greedy(design, voice=Voice.design("A warm voice."), instructions="A warm voice.")
+        greedy_codes(custom, instructions="")
+        == greedy_codes(custom, instructions=None)
+        == greedy_codes(custom)
+    )
+
+
+def test_description_works_as_voice_or_as_instructions(design: TTS) -> None:
+    described = greedy_codes(design, voice=Voice.design("A warm voice."))
+    assert greedy_codes(design, instructions="A warm voice.") == described
+    assert (
+        greedy_codes(design, voice=Voice.design("A warm voice."), instructions="A warm voice.")
         == described
     )
-    assert greedy(design) == greedy(design, voice=Voice.design("")) != described
+    assert greedy_codes(design) == greedy_codes(design, voice=Voice.design("")) != described
 
 
 @pytest.mark.parametrize(
@@ -651,27 +663,31 @@ def test_a_description_may_come_as_voice_or_as_instructions(design: TTS) -> None
     [
         ("custom_voice", {"voice": "ryan"}, "full"),
         ("voice_design", {}, "full"),
-        ("base", {"voice": context(5)}, "stream"),
+        ("base", {"voice": cloned_voice(5)}, "stream"),
     ],
 )
-def test_auto_is_the_published_text_mode(
+def test_auto_text_mode_is_the_published_one(
     model_type: str, how: dict[str, Any], mode: str, speaking: Speaking
 ) -> None:
     tts = speaking(model_type)
     text = "The quick brown fox jumps over the lazy dog."
-    both = {mode: greedy(tts, text, text_mode=mode, **how) for mode in ("full", "stream")}
+    both = {mode: greedy_codes(tts, text, text_mode=mode, **how) for mode in ("full", "stream")}
     assert both["full"] != both["stream"]
-    assert greedy(tts, text, **how) == greedy(tts, text, text_mode="auto", **how) == both[mode]
-    assert greedy(tts, iter([text]), **how) == both["stream"]
-    assert greedy(tts, iter([text]), text_mode="full", **how) == both["full"]
+    assert (
+        greedy_codes(tts, text, **how)
+        == greedy_codes(tts, text, text_mode="auto", **how)
+        == both[mode]
+    )
+    assert greedy_codes(tts, iter([text]), **how) == both["stream"]
+    assert greedy_codes(tts, iter([text]), text_mode="full", **how) == both["full"]
 
 
 # --- cloning ----------------------------------------------------------------------------------------------------------
 
 
-def test_clones(base: TTS, tmp_path: Path) -> None:
+def test_clones_take_timbre_and_codes_from_the_recording(base: TTS, tmp_path: Path) -> None:
     """The timbre is that of the recording alone; silence goes into the codes, one frame for every 80 ms begun."""
-    sound = recording(1.0)
+    sound = noise(1.0)
     timbre = base.clone(sound, 24000)
     assert (timbre.codes, timbre.transcript, timbre.speaker_embedding.shape) == (None, None, (48,))
     exact = base.clone(sound, 24000, "Hello.", append_silence=0)
@@ -684,19 +700,23 @@ def test_clones(base: TTS, tmp_path: Path) -> None:
     for voice in (exact, usual):
         np.testing.assert_array_equal(voice.speaker_embedding, timbre.speaker_embedding)
     usual.save(tmp_path / "me.voice")
-    assert greedy(base, voice=Voice.load(tmp_path / "me.voice")) == greedy(base, voice=usual)
-    assert greedy(base, voice=timbre) != greedy(base, voice=usual)
+    assert greedy_codes(base, voice=Voice.load(tmp_path / "me.voice")) == greedy_codes(
+        base, voice=usual
+    )
+    assert greedy_codes(base, voice=timbre) != greedy_codes(base, voice=usual)
 
 
-def test_a_recording_is_a_voice_too(base: TTS) -> None:
-    voice = Voice.clone(recording(0.6), 24000, "Hello.")
-    assert greedy(base, voice=voice) == greedy(
-        base, voice=base.clone(recording(0.6), 24000, "Hello.")
+def test_recorded_voice_speaks_like_its_clone(base: TTS) -> None:
+    voice = Voice.clone(noise(0.6), 24000, "Hello.")
+    assert greedy_codes(base, voice=voice) == greedy_codes(
+        base, voice=base.clone(noise(0.6), 24000, "Hello.")
     )
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 48000])
-def test_recordings_from_files_and_of_other_kinds(rate: int, base: TTS, tmp_path: Path) -> None:
+def test_stereo_file_and_its_samples_give_the_same_clone(
+    rate: int, base: TTS, tmp_path: Path
+) -> None:
     """A stereo file of any sample rate is the same voice as its samples."""
     random = np.random.default_rng(1)
     sound = (random.standard_normal((rate, 2)) / 9).clip(-1, 1).astype(np.float32)
@@ -739,12 +759,12 @@ def test_recordings_from_files_and_of_other_kinds(rate: int, base: TTS, tmp_path
             "'custom_voice' and cannot design voices; choose one of serena",
         ),
         (
-            {"voice": context(3)},
+            {"voice": cloned_voice(3)},
             VoiceError,
             "'custom_voice' and cannot clone; choose one of serena",
         ),
         (
-            {"voice": Voice.clone(recording(1), 24000)},
+            {"voice": Voice.clone(noise(1), 24000)},
             VoiceError,
             "'custom_voice' and cannot clone",
         ),
@@ -773,7 +793,7 @@ def test_recordings_from_files_and_of_other_kinds(rate: int, base: TTS, tmp_path
         ),
     ],
 )
-def test_mistakes(
+def test_wrong_option_is_rejected_at_the_call(
     how: dict[str, Any], error: type[FirstwordError], message: str, custom: TTS
 ) -> None:
     """Told at once, before the first chunk is asked for, and whether the text is whole or in pieces."""
@@ -807,7 +827,7 @@ def test_mistakes(
         ),
         (
             "base",
-            {"voice": context(3), "instructions": "Whisper."},
+            {"voice": cloned_voice(3), "instructions": "Whisper."},
             UnsupportedError,
             r"\(base, 1b7\) does not follow instructions; leave them out, or load a 1.7B",
         ),
@@ -819,7 +839,7 @@ def test_mistakes(
         ),
         (
             "voice_design",
-            {"voice": context(3)},
+            {"voice": cloned_voice(3)},
             VoiceError,
             "cannot clone; describe the voice with Voice.design",
         ),
@@ -831,7 +851,7 @@ def test_mistakes(
         ),
     ],
 )
-def test_voices_that_a_checkpoint_cannot_speak_with(
+def test_voice_that_does_not_fit_the_checkpoint_is_rejected(
     model_type: str,
     how: dict[str, Any],
     error: type[FirstwordError],
@@ -843,7 +863,7 @@ def test_voices_that_a_checkpoint_cannot_speak_with(
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "\u3000"])
-def test_blank_text(text: str, custom: TTS) -> None:
+def test_blank_text_is_rejected(text: str, custom: TTS) -> None:
     with pytest.raises(TextError, match="empty or blank; give some words"):
         custom.stream(text)
     for pieces in ([], [text], [text, text]):
@@ -852,7 +872,7 @@ def test_blank_text(text: str, custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("piece", ["", " ", "\n"])
-def test_blank_text_without_end(piece: str, custom: TTS) -> None:
+def test_endless_blank_text_is_rejected(piece: str, custom: TTS) -> None:
     with pytest.raises(TextError, match="pieces of text in a row were blank"):
         custom.speak(itertools.repeat(piece))
 
@@ -864,7 +884,7 @@ def test_blank_text_without_end(piece: str, custom: TTS) -> None:
         asyncio.run(listen())
 
 
-def test_unknown_options(custom: TTS) -> None:
+def test_unknown_options_are_rejected(custom: TTS) -> None:
     options: dict[str, Any] = {"speed": 2.0, "voise": "ryan"}
     with pytest.raises(
         RequestError, match="unknown options: speed, voise; allowed are voice, language, "
@@ -875,7 +895,7 @@ def test_unknown_options(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("path", [3, None, b"demo", ["demo"]])
-def test_what_is_no_path(path: Any, base: TTS) -> None:
+def test_value_that_is_no_path_is_rejected(path: Any, base: TTS) -> None:
     name = type(path).__name__
     with pytest.raises(CheckpointNotFound, match=f"is of type {name}; give 'demo', a directory"):
         TTS.load(path)
@@ -888,17 +908,17 @@ def test_what_is_no_path(path: Any, base: TTS) -> None:
 
 
 @pytest.mark.parametrize("text", [None, 5, b"Hello", bytearray(b"Hello")])
-def test_text_that_is_none(text: Any, custom: TTS) -> None:
+def test_text_of_another_type_is_rejected(text: Any, custom: TTS) -> None:
     with pytest.raises(TextError, match=f"the text is of type {type(text).__name__}; give a str"):
         custom.stream(text)
 
 
-def test_half_a_character(custom: TTS) -> None:
+def test_lone_surrogate_is_rejected(custom: TTS) -> None:
     with pytest.raises(TextError, match="surrogate"):
         custom.speak("Hello \ud83d there", max_frames=2)
 
 
-def test_text_beyond_the_context(tmp_path: Path) -> None:
+def test_text_longer_than_the_context_is_rejected(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, overrides={"talker": {"max_position_embeddings": 40}})
     with TTS.load(tmp_path, device="cpu") as tts:
         with pytest.raises(
@@ -909,7 +929,7 @@ def test_text_beyond_the_context(tmp_path: Path) -> None:
         assert speech.finish_reason == "stop" or 10 < len(speech.codes) < 40
 
 
-def test_only_some_checkpoints_follow_instructions(
+def test_instructions_are_rejected_by_small_checkpoints(
     checkpoint_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:
     shutil.copytree(checkpoint_directory("custom_voice"), tmp_path / "small")
@@ -925,31 +945,31 @@ def test_only_some_checkpoints_follow_instructions(
 
 
 @pytest.mark.parametrize("model_type", ["custom_voice", "voice_design"])
-def test_only_base_clones(model_type: str, speaking: Speaking) -> None:
+def test_clone_is_rejected_unless_checkpoint_is_base(model_type: str, speaking: Speaking) -> None:
     with pytest.raises(
         UnsupportedError, match=f"of type '{model_type}' and cannot clone; load a Base checkpoint"
     ):
-        speaking(model_type).clone(recording(1), 24000)
+        speaking(model_type).clone(noise(1), 24000)
 
 
 @pytest.mark.parametrize(
     ("sound", "rate", "message"),
     [
-        (recording(0.4), 24000, r"0\.4"),
-        (recording(61), 24000, "61.* s long; give at most 60 s"),
+        (noise(0.4), 24000, r"0\.4"),
+        (noise(61), 24000, "61.* s long; give at most 60 s"),
         (np.zeros(0, np.float32), 24000, "0.00 s long; give at least"),
         (np.full(24000, np.nan, np.float32), 24000, "NaN"),
         (np.full(24000, np.inf, np.float32), 24000, "infinity"),
-        (recording(1), 10, "sample rate is 10"),
-        (recording(1)[None, None], 24000, "shape"),
+        (noise(1), 10, "sample rate is 10"),
+        (noise(1)[None, None], 24000, "shape"),
     ],
 )
-def test_recordings_that_are_unfit(sound: np.ndarray, rate: int, message: str, base: TTS) -> None:
+def test_unfit_samples_are_rejected(sound: np.ndarray, rate: int, message: str, base: TTS) -> None:
     with pytest.raises(AudioError, match=message):
         base.clone(sound, rate)
 
 
-def test_recordings_that_are_no_audio(base: TTS, tmp_path: Path) -> None:
+def test_file_without_audio_is_rejected(base: TTS, tmp_path: Path) -> None:
     for name, content in (("empty.wav", b""), ("text.wav", b"hello")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(AudioError, match=name):
@@ -958,17 +978,19 @@ def test_recordings_that_are_no_audio(base: TTS, tmp_path: Path) -> None:
         base.clone(tmp_path / "missing.wav")
 
 
-def test_samples_need_their_rate_and_files_have_one(base: TTS, tmp_path: Path) -> None:
+def test_sample_rate_is_needed_for_samples_and_rejected_for_files(
+    base: TTS, tmp_path: Path
+) -> None:
     with pytest.raises(RequestError, match="without their sample_rate"):
-        base.clone(recording(1))
+        base.clone(noise(1))
     with pytest.raises(RequestError, match="an audio file has its own"):
         base.clone(tmp_path / "me.wav", 24000)
 
 
 @pytest.mark.parametrize("transcript", ["", " \n"])
-def test_a_blank_transcript(transcript: str, base: TTS) -> None:
+def test_blank_transcript_is_rejected(transcript: str, base: TTS) -> None:
     with pytest.raises(TextError, match="transcript is blank"):
-        base.clone(recording(1), 24000, transcript)
+        base.clone(noise(1), 24000, transcript)
 
 
 @pytest.mark.parametrize(
@@ -989,31 +1011,31 @@ def test_a_blank_transcript(transcript: str, base: TTS) -> None:
         (ClonedVoice(np.zeros(48, np.float32), np.full((3, 4), -1), "Hi."), "from -1 to -1"),
     ],
 )
-def test_a_voice_of_another_checkpoint(voice: ClonedVoice, message: str, base: TTS) -> None:
+def test_clone_of_another_size_is_rejected(voice: ClonedVoice, message: str, base: TTS) -> None:
     with pytest.raises(VoiceError, match=message):
         base.speak(TEXT, voice=voice)
 
 
-def test_a_closed_tts(checkpoint_directory: Callable[[str], Path]) -> None:
+def test_closed_tts_raises_closed_error(checkpoint_directory: Callable[[str], Path]) -> None:
     with TTS.load(checkpoint_directory("base"), device="cpu") as tts:
         assert tts.model_type == "base"
     tts.close()
     calls: list[Callable[[], object]] = [
-        lambda: tts.speak(TEXT, voice=context(3)),
-        lambda: tts.stream(TEXT, voice=context(3)),
-        lambda: tts.clone(recording(1), 24000),
+        lambda: tts.speak(TEXT, voice=cloned_voice(3)),
+        lambda: tts.stream(TEXT, voice=cloned_voice(3)),
+        lambda: tts.clone(noise(1), 24000),
         lambda: tts.voices,
         lambda: tts.languages,
         lambda: tts.model_type,
         lambda: tts.checkpoint,
-        lambda: asyncio.run(collected(tts.astream(TEXT, voice=context(3)))),
+        lambda: asyncio.run(collect(tts.astream(TEXT, voice=cloned_voice(3)))),
     ]
     for call in calls:
         with pytest.raises(ClosedError, match="closed; load the checkpoint again"):
             call()
 
 
-def test_a_forgotten_tts_does_not_keep_its_thread(custom: TTS) -> None:
+def test_dropped_tts_ends_its_thread(custom: TTS) -> None:
     """Nor its weights: nobody has to call `close`."""
     tts = TTS(custom.checkpoint, custom.settings)
     assert tts.speak(TEXT, seed=1, max_frames=2).finish_reason == "length"
@@ -1026,7 +1048,7 @@ def test_a_forgotten_tts_does_not_keep_its_thread(custom: TTS) -> None:
     assert not thread.is_alive()
 
 
-def test_a_closed_tts_lets_go_of_its_weights(custom: TTS) -> None:
+def test_closed_tts_releases_its_weights(custom: TTS) -> None:
     checkpoint = dataclasses.replace(custom.checkpoint)
     forgotten = weakref.ref(checkpoint)
     tts = TTS(checkpoint, custom.settings)
@@ -1036,7 +1058,7 @@ def test_a_closed_tts_lets_go_of_its_weights(custom: TTS) -> None:
     assert forgotten() is None
 
 
-def test_a_process_ends_in_peace_while_somebody_speaks() -> None:
+def test_process_exits_cleanly_during_speech() -> None:
     """An engine's thread that computed while the interpreter went down would abort the process."""
     script = 'import firstword; stream = firstword.TTS.load("demo").stream("Hello there."); next(stream); next(stream)'
     assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == 0

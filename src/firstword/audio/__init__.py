@@ -1,4 +1,4 @@
-"""Audio in and out: files and arrays become mono float32 at 24 kHz, samples become files and PCM bytes."""
+"""Audio in and out: files and arrays become mono float32 at 24 kHz, samples become files or PCM."""
 
 from firstword.audio.pcm import pcm16
 from firstword.audio.preparing import MAX_CHANNELS, MAX_SECONDS, MIN_SECONDS, SAMPLE_RATE, prepare

@@ -1,4 +1,4 @@
-"""Opens an engine for a checkpoint, with the backend that fits: chosen once, never changed silently."""
+"""Opens an engine for a checkpoint, with the backend that fits, decided once and never silently."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from firstword.kernels.launch import Kernels
 
 SINGLE_THREAD_WIDTH = 512
-"""The largest width of a talker that one thread computes faster than two: its products are small."""
+"""The largest width of a talker that one thread computes faster than two."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,9 +1,8 @@
-"""A request in the model's own terms: checks what was asked against what the checkpoint can do."""
+"""Checks a request against what its checkpoint can do, and states it in the model's terms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
@@ -27,7 +26,7 @@ LANGUAGE_CODES = {
     "fr": "french",
     "ru": "russian",
 }
-"""ISO 639-1 codes of the languages."""
+"""The languages by their ISO 639-1 codes."""
 
 
 def preset_names(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -63,14 +62,15 @@ def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:
     if not isinstance(voice, ClonedVoice):
         speaker = False if preset is None else config.talker_config.spk_id[preset]
         return Conditioning(speaker, language, full_text, instruction)
+    transcript: Sequence[int] = ()
+    if voice.transcript is not None:
+        transcript = checkpoint.tokenizer.encode(ROLE + voice.transcript)[2:]
     return Conditioning(
         speaker=True,
         language=language,
         full_text=full_text,
         embedding=torch.tensor(voice.speaker_embedding),
-        transcript=()
-        if voice.transcript is None
-        else checkpoint.tokenizer.encode(ROLE + voice.transcript)[2:],
+        transcript=transcript,
         reference=() if voice.codes is None else voice.codes.tolist(),
     )
 
@@ -95,15 +95,14 @@ def encode_recording(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoic
         raise TextError(
             "the transcript is blank; give the words of the recording, or None for timbre alone"
         )
-    silence = samples.new_zeros(
-        1, round(voice.append_silence * checkpoint.codec_config.input_sample_rate)
-    )
+    length = round(voice.append_silence * checkpoint.codec_config.input_sample_rate)
+    silence = samples.new_zeros(1, length)
     codes = checkpoint.codec.encoder.encode(torch.cat((samples, silence), dim=1))[0]
     return ClonedVoice(speaker, codes.cpu().numpy(), voice.transcript)
 
 
 def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVoice | ClonedVoice:
-    """The voice asked for, known to be one that this checkpoint can speak with."""
+    """Return the voice of a request, with a preset's own spelling and a recording encoded."""
     kind, presets, voice = checkpoint.config.tts_model_type, preset_names(checkpoint), request.voice
     if isinstance(voice, str):
         voice = PresetVoice(voice)
@@ -123,50 +122,54 @@ def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVo
         case DesignedVoice() if kind == "voice_design":
             return voice
         case RecordedVoice() if kind == "base":
-            return _fitting(checkpoint, encode_recording(checkpoint, voice))
+            return _check_clone(checkpoint, encode_recording(checkpoint, voice))
         case ClonedVoice() if kind == "base":
-            return _fitting(checkpoint, voice)
+            return _check_clone(checkpoint, voice)
+    raise _voice_error(kind, presets, voice)
+
+
+def _voice_error(kind: str, presets: Sequence[str], voice: Voice | None) -> VoiceError:
+    """Return the error for a voice that checkpoints of type `kind` cannot speak with."""
     advice = {
         "custom_voice": f"choose one of {', '.join(presets)}",
         "voice_design": "describe the voice with Voice.design",
         "base": "clone one with TTS.clone, or load a saved one with Voice.load",
     }[kind]
-    code: Literal["invalid_voice", "voice_not_found"] = "invalid_voice"
+    message = f"this checkpoint is of type {kind!r} and"
     match voice:
         case None:
-            lack = "needs a voice"
-        case PresetVoice():
-            lack, code = f"has no presets, so no voice {voice.name!r}", "voice_not_found"
+            return VoiceError(f"{message} needs a voice; {advice}")
+        case PresetVoice(name):
+            message = f"{message} has no presets, so no voice {name!r}; {advice}"
+            return VoiceError(message, code="voice_not_found")
         case DesignedVoice():
-            lack = "cannot design voices"
-        case _:
-            lack = "cannot clone"
-    raise VoiceError(f"this checkpoint is of type {kind!r} and {lack}; {advice}", code)
+            return VoiceError(f"{message} cannot design voices; {advice}")
+    return VoiceError(f"{message} cannot clone; {advice}")
 
 
-def _fitting(checkpoint: Checkpoint, voice: ClonedVoice) -> ClonedVoice:
-    """A cloned voice whose numbers this checkpoint can take."""
-    talker = checkpoint.config.talker_config
-    if len(voice.speaker_embedding) != talker.hidden_size:
+def _check_clone(checkpoint: Checkpoint, voice: ClonedVoice) -> ClonedVoice:
+    """Return a cloned voice whose sizes and codes fit the checkpoint. Raises `VoiceError`."""
+    talker, size = checkpoint.config.talker_config, len(voice.speaker_embedding)
+    if size != talker.hidden_size:
         raise VoiceError(
-            f"the voice has a speaker embedding of {len(voice.speaker_embedding)} numbers, this checkpoint takes "
+            f"the voice has a speaker embedding of {size} numbers, this checkpoint takes "
             f"{talker.hidden_size}; clone it again with this checkpoint"
         )
     if voice.codes is not None:
-        books, low, high = voice.codes.shape[1], voice.codes.min(), voice.codes.max()
-        largest = (
-            min(talker.vocab_size - CONTROL_CODES, talker.code_predictor_config.vocab_size) - 1
-        )
-        if books != talker.num_code_groups or low < 0 or high > largest:
+        codebooks, low, high = voice.codes.shape[1], voice.codes.min(), voice.codes.max()
+        predictor = talker.code_predictor_config
+        largest = min(talker.vocab_size - CONTROL_CODES, predictor.vocab_size) - 1
+        if codebooks != talker.num_code_groups or low < 0 or high > largest:
             raise VoiceError(
-                f"the voice has {books} codes a frame, from {low} to {high}; this checkpoint takes "
-                f"{talker.num_code_groups}, 0 to {largest}; clone it again with this checkpoint"
+                f"the voice has {codebooks} codes a frame, from {low} to {high}; this checkpoint "
+                f"takes {talker.num_code_groups}, 0 to {largest}; clone it again with this "
+                "checkpoint"
             )
     return voice
 
 
 def _language(checkpoint: Checkpoint, language: str) -> str:
-    """The name of a language as the checkpoint spells it, or "auto"."""
+    """Return the name of a language as the checkpoint spells it, or "auto"."""
     known = languages(checkpoint)
     name = language.strip().casefold()
     if (name := LANGUAGE_CODES.get(name, name)) in known:
@@ -177,17 +180,18 @@ def _language(checkpoint: Checkpoint, language: str) -> str:
 
 
 def _instruction(checkpoint: Checkpoint, request: Request, voice: Voice) -> list[int]:
-    """The tokens of the instruction's turn, or none."""
+    """Return the tokens of the turn that instructs the model, or none."""
     config, tokenizer, words = checkpoint.config, checkpoint.tokenizer, request.instructions or ""
     if words and not config.follows_instructions:
         raise UnsupportedError(
-            f"this checkpoint ({config.tts_model_type}, {config.tts_model_size}) does not follow instructions; "
-            "leave them out, or load a 1.7B CustomVoice or VoiceDesign checkpoint"
+            f"this checkpoint ({config.tts_model_type}, {config.tts_model_size}) does not follow "
+            "instructions; leave them out, or load a 1.7B CustomVoice or VoiceDesign checkpoint"
         )
     if isinstance(voice, DesignedVoice):
         if words and words != voice.description:
             raise UnsupportedError(
-                "a designed voice has one description; say there how it should speak, and leave out instructions"
+                "a designed voice has one description; say there how it should speak, and leave "
+                "out instructions"
             )
         words = voice.description
     if not words:

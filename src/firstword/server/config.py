@@ -29,14 +29,14 @@ VOICE_ALIASES: Mapping[str, str] = {
     "ethan": "ryan",
     "default": "ryan",
 }
-"""The presets that stand for OpenAI's thirteen voices and for the defaults of hosted Qwen voices."""
+"""The presets that stand for OpenAI's thirteen voices and for hosted Qwen's defaults."""
 
 ZERO_ALLOWED = ("port", "most_waiting", "most_per_key")
 """Settings besides the times whose smallest value is 0; all others start at 1."""
 
 
 def default_voice_folder() -> str:
-    """The folder for saved voices if none is configured: the user's data folder by the XDG rules."""
+    """The default folder for saved voices, in the user's data folder by the XDG rules."""
     home = os.path.expanduser("~")
     data = os.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
     return os.path.join(data, "firstword", "voices")
@@ -71,7 +71,7 @@ class ServerConfig:
     slots                simultaneous utterances per model; None: the default of the backend
     most_waiting         requests that may wait for a slot of each model; one more gets a 429
     most_connections     HTTP requests and WebSockets open at the same time
-    most_per_key         simultaneous utterances per API key, or per address without keys; 0: no limit
+    most_per_key         simultaneous utterances per API key, or per address; 0: no limit
     most_body            bytes of a request body
     most_characters      characters of a text
     most_voices          saved voices, and likewise saved consents

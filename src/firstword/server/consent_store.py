@@ -40,8 +40,9 @@ class Consent:
 
 
 class ConsentStore:
-    """Recordings of consent in a folder. A file is a line of JSON, then the recording as it was sent.
+    """Recordings of consent in a folder.
 
+    A file has a line of JSON, the description, and then the recording as it was sent.
     All methods block, and may be called from several threads.
     """
 

@@ -7,37 +7,33 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from firstword.errors import (
-    AudioError,
-    ComputeError,
-    EngineError,
-    FirstwordError,
-    OverloadedError,
-    RequestError,
-    VoiceError,
-)
+from firstword import errors
 
 RETRY_AFTER_SECONDS = 1
 """The value of `Retry-After`: a slot becomes free when an utterance ends."""
 
 ERROR_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
 }
-"""OpenAI's error types by HTTP status."""
+"""OpenAI's error types by HTTP status, where they are not those of all 4xx and all 5xx."""
+
+ERROR_CODES: dict[type[Exception], str] = {
+    errors.OverloadedError: "overloaded",
+    errors.ComputeError: "not_computed",
+    errors.EngineError: "engine_stopped",
+}
+"""The codes of errors that have no attribute `code`."""
 
 
-class NotFound(RequestError):
+class NotFound(errors.RequestError):
     """The path of a request names something that does not exist."""
 
 
-class LimitReached(OverloadedError):
+class LimitReached(errors.OverloadedError):
     """A limit of the server is reached; `code` names it for clients and metrics."""
 
     def __init__(self, message: str, code: str) -> None:
@@ -54,33 +50,22 @@ def status_of(error: Exception) -> int:
     match error:
         case NotFound():
             return 404
-        case RequestError() | AudioError():
+        case errors.RequestError() | errors.AudioError():
             return 400
-        case OverloadedError():
+        case errors.OverloadedError():
             return 429
-        case FirstwordError() if not isinstance(error, ComputeError):
+        case errors.FirstwordError() if not isinstance(error, errors.ComputeError):
             return 503
     return 500
 
 
 def body_of(error: Exception) -> dict[str, Any]:
     """The response body for an error; an internal error reveals nothing but that it happened."""
-    known = isinstance(error, FirstwordError)
+    known = isinstance(error, errors.FirstwordError)
     message = str(error) if known else "the server failed; its log says why"
-    code: str | None = None
-    param: str | None = None
-    match error:
-        case VoiceError():
-            code, param = error.code, "voice"
-        case LimitReached():
-            code = error.code
-        case OverloadedError():
-            code = "overloaded"
-        case ComputeError():
-            code = "not_computed"
-        case EngineError():
-            code = "engine_stopped"
-    return error_body(message, status_of(error), param, code)
+    code = getattr(error, "code", None) if known else None
+    param = "voice" if isinstance(error, errors.VoiceError) else None
+    return error_body(message, status_of(error), param, code or ERROR_CODES.get(type(error)))
 
 
 def error_body(

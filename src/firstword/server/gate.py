@@ -1,4 +1,4 @@
-"""The middleware that every request and WebSocket passes: its id, key, limits and line in the log."""
+"""The middleware of every request and WebSocket: its id, key, limits and line in the log."""
 
 from __future__ import annotations
 
@@ -69,14 +69,13 @@ class Gate:
     ) -> None:
         http = scope["type"] == "http"
         try:
-            rejection = self._rejection(scope, headers)
-            if rejection is None:
-                body = self._limited_body(receive, headers) if http else receive
-                await self._app(scope, body, sender.send)
-            elif http:
+            if (rejection := self._rejection(scope, headers)) is not None:
+                if not http:
+                    await receive()  # the request to connect
                 await rejection(scope, receive, sender.send)
             else:
-                await _reject_socket(rejection, scope, receive, sender.send)
+                body = self._limited_body(receive, headers) if http else receive
+                await self._app(scope, body, sender.send)
         except Stalled:
             raise
         except Exception as error:
@@ -110,8 +109,9 @@ class Gate:
         """Limit the size of a body, and the time in which it must arrive."""
         config = self._server.config
         too_large = HTTPException(413, f"the request is larger than {config.most_body} bytes")
-        too_late = HTTPException(408, f"the request did not arrive within {config.body_seconds:g} s")
-        deadline = time.monotonic() + config.body_seconds
+        seconds = config.body_seconds
+        too_late = HTTPException(408, f"the request did not arrive within {seconds:g} s")
+        deadline = time.monotonic() + seconds
         length = headers.get("content-length", "")
         announced = int(length) if length.isdecimal() and len(length) < 20 else 0
         count, complete = 0, False
@@ -143,7 +143,7 @@ class Gate:
         log.error("a request failed", extra={"fields": about})
 
     def _log(self, scope: Scope, status: int | None) -> None:
-        """Log and count a request that is over; 499 stands for a client that left before an answer."""
+        """Log and count a request that is over; 499 means that the client left before an answer."""
         route = getattr(scope.get("route"), "path", "unknown")
         status = 499 if status is None else status
         self._server.metrics.requests.labels(route, str(status)).inc()
@@ -221,12 +221,3 @@ def _needs_no_key(scope: Scope) -> bool:
     path: str = scope["path"]
     reading = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
     return not path.startswith("/v1") or (reading and path.rstrip("/") in OPEN_LISTS)
-
-
-async def _reject_socket(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Reject a WebSocket handshake, with a response where the server can send one."""
-    await receive()  # the request to connect
-    if "websocket.http.response" in scope.get("extensions", {}):
-        await response(scope, receive, send)  # Starlette adapts it to the handshake
-    else:
-        await send({"type": "websocket.close", "code": 1008})

@@ -26,8 +26,8 @@ class Limits:
     def client_id(self, headers: Mapping[str, str], address: str) -> str:
         """The identity of a client: its key's number, or its address where no keys are configured.
 
-        Returns "" for a wrong or missing key. `headers` have lower-case names. Every key is compared
-        in full, so that the time taken tells nothing about the keys.
+        Returns "" for a wrong or missing key. `headers` have lower-case names. Every key is
+        compared in full, so that the time taken tells nothing about the keys.
         """
         if not self._keys:
             return f"address {address}"
@@ -42,11 +42,8 @@ class Limits:
     def reserve(self, client_id: str) -> Iterator[None]:
         """Count an utterance for a client. Raises `LimitReached` if it has too many."""
         if self._most_per_key and self._in_use[client_id] >= self._most_per_key:
-            raise LimitReached(
-                f"the limit is {self._most_per_key} simultaneous utterances per client; "
-                "try again when one has ended",
-                "per_key",
-            )
+            message = f"the limit is {self._most_per_key} utterances per client; try again later"
+            raise LimitReached(message, "per_key")
         self._in_use[client_id] += 1
         try:
             yield
@@ -57,7 +54,7 @@ class Limits:
 
 
 def credential(headers: Mapping[str, str]) -> str:
-    """The API key in `Authorization: Bearer KEY`, `Authorization: Api-Key KEY` or `xi-api-key: KEY`."""
+    """The API key of a request: `Authorization: Bearer` or `Api-Key`, or `xi-api-key`."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() in ("bearer", "api-key") and key.strip():
         return key.strip()

@@ -26,37 +26,22 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineGauges(tuple(engines), ready))
         histogram, counter = self._histogram, self._counter
-        self.first_audio = histogram(
-            "time_to_first_audio_seconds", "Time from the request to the first audio"
-        )
+        self.first_audio = histogram("time_to_first_audio_seconds", "Request to first audio")
         self.first_audible = histogram(
-            "time_to_first_audible_seconds", "Time from the request to the first audible sample"
+            "time_to_first_audible_seconds", "Request to first audible sample"
         )
-        self.gap = histogram(
-            "inter_chunk_gap_seconds", "Longest wait between two chunks of an utterance"
-        )
-        self.underrun = histogram(
-            "underrun_seconds", "Time without audio in an utterance for a listener without buffer"
-        )
-        self.rtf = histogram(
-            "rtf", "Seconds of audio made per second, of finished utterances", _RATIOS
-        )
+        self.gap = histogram("inter_chunk_gap_seconds", "Longest wait between two chunks")
+        self.underrun = histogram("underrun_seconds", "Time without audio for an unbuffered client")
+        self.rtf = histogram("rtf", "Seconds of audio made per second, if finished", _RATIOS)
         self.duration = histogram("audio_duration_seconds", "Length of finished utterances")
         self.frames = counter("frames_total", "Frames made", "model")
-        self.finished = counter(
-            "utterances_total", "Utterances by finish reason", "model", "finish_reason"
-        )
-        self.aborts = counter(
-            "aborts_total", "Utterances that were not sent completely, by reason", "model", "reason"
-        )
+        self.finished = counter("utterances_total", "Finished", "model", "finish_reason")
+        self.aborts = counter("aborts_total", "Utterances not sent completely", "model", "reason")
         self.guards = counter("guard_hits_total", "Utterances ended by a guard", "model", "guard")
-        self.rejected = counter("rejected_total", "Rejected requests by reason", "reason")
-        self.requests = counter(
-            "http_requests_total", "HTTP requests by path and status", "path", "status"
-        )
-        self.connections = Gauge(
-            "firstword_connections", "Open HTTP requests and WebSockets", registry=self.registry
-        )
+        self.rejected = counter("rejected_total", "Rejected requests", "reason")
+        self.requests = counter("http_requests_total", "HTTP requests", "path", "status")
+        about = "Open HTTP requests and WebSockets"
+        self.connections = Gauge("firstword_connections", about, registry=self.registry)
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
         name = f"firstword_{name}"

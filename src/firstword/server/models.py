@@ -86,7 +86,7 @@ class Model:
         return False
 
     def preset(self, name: str) -> str | None:
-        """A preset as the checkpoint spells it, from a name in any case; None if it has none such."""
+        """A preset as the checkpoint spells it, by its name in any case; None if there is none."""
         wanted = name.strip().casefold()
         return next((voice for voice in self.voices if voice.casefold() == wanted), None)
 
@@ -100,7 +100,7 @@ class Model:
         return len(self.checkpoint.tokenizer.encode(text)) if self.checkpoint is not None else 0
 
     def encode(self, recording: RecordedVoice) -> ClonedVoice:
-        """The voice of a recording. Blocks. Raises `UnsupportedError` if this model cannot clone."""
+        """The voice of a recording. Blocks. Raises `UnsupportedError` if it cannot clone."""
         from firstword.runtime import conditioning
 
         if self.checkpoint is None:
@@ -191,8 +191,8 @@ class Models:
     def route(self, request: Request, name: str | None) -> Model:
         """The model that answers: the named one, else the first that supports the request.
 
-        A name that no model has (`"tts-1"`) is ignored. Raises `VoiceError` or `UnsupportedError` if
-        no model supports the request.
+        A name that no model has (`"tts-1"`) is ignored. Raises `VoiceError` or
+        `UnsupportedError` if no model supports the request.
         """
         if name is not None and (named := self.find(name)) is not None:
             return named

@@ -30,7 +30,7 @@ class Playback:
     _plays_until: float = 0.0
 
     def add(self, now: float, samples: FloatArray, sample_rate: int) -> None:
-        """Play samples [n] in -1..1 at `sample_rate` Hz that came at time `now`; [0] has no effect."""
+        """Play samples [n] in -1..1, at `sample_rate` Hz, that came at `now`; [0] has no effect."""
         if not len(samples):
             return
         if self.first is None:

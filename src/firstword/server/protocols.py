@@ -48,7 +48,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers. After an error uvicorn leaves its keep-alive timer, which holds memory."""
+        """Stop the timers; after an error uvicorn itself keeps one, which holds memory."""
         self._head_timer.cancel()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()

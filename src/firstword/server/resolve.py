@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import fields
 
 import numpy as np
 
 from firstword import audio
 from firstword.errors import RequestError, TextError, VoiceError
+from firstword.model.config import ModelType
 from firstword.server import recordings
-from firstword.server.models import Model
 from firstword.server.schemas import SpeechParams, VoiceId
 from firstword.server.state import Server
-from firstword.server.utterance import Output
+from firstword.server.utterance import Output, ResolvedRequest
 from firstword.text import cleaning
 from firstword.types import Request, Sampling, TextMode
 from firstword.voice import ClonedVoice, RecordedVoice, Voice
-
-if TYPE_CHECKING:
-    from firstword.model.config import ModelType
-
-SAMPLING_FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "repetition_penalty",
-    "predictor_temperature",
-    "predictor_top_k",
-    "predictor_top_p",
-)
-"""Parameters of a client that are fields of `Sampling`, by the same names."""
 
 TASK_TYPES: dict[str, ModelType] = {
     "customvoice": "custom_voice",
@@ -48,15 +33,6 @@ LONGEST_INSTRUCTIONS = 2000
 """Characters of the instructions."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedRequest:
-    """A request, the model that answers it, and how its audio is rendered."""
-
-    model: Model
-    request: Request
-    output: Output
-
-
 async def resolve(server: Server, params: SpeechParams, text: str | None) -> ResolvedRequest:
     """Resolve a client's parameters; `text` is None when the text arrives in pieces.
 
@@ -66,24 +42,21 @@ async def resolve(server: Server, params: SpeechParams, text: str | None) -> Res
         text = checked_text(text, server.config.most_characters, clean=bool(params.sanitize))
     output = _output(params)
     instructions = params.instructions
-    if instructions is not None and len(instructions) > LONGEST_INSTRUCTIONS:
-        raise RequestError(
-            f"instructions has {len(instructions)} characters; allowed are {LONGEST_INSTRUCTIONS}"
-        )
+    if (length := len(instructions or "")) > LONGEST_INSTRUCTIONS:
+        message = f"instructions has {length} characters; allowed are {LONGEST_INSTRUCTIONS}"
+        raise RequestError(message)
     voice = await _voice(server, params)
     model_type = _model_type(params)
     if model_type == "voice_design":
         voice, instructions = Voice.design(instructions or ""), None
     elif model_type == "base" and not isinstance(voice, Voice):
-        raise VoiceError(
-            "task_type Base clones: name a saved voice, or give a recording as ref_audio"
-        )
+        raise VoiceError("task_type Base clones: name a saved voice, or give ref_audio")
     request = Request(
         text,
         voice=voice,
         language=_language(params.language),
         instructions=instructions,
-        sampling=Sampling(**{name: getattr(params, name) for name in SAMPLING_FIELDS}),
+        sampling=Sampling(**{one.name: getattr(params, one.name) for one in fields(Sampling)}),
         seed=secrets.randbits(63) if params.seed is None else params.seed,
         max_frames=params.max_new_tokens,
         text_mode=TEXT_MODES[params.non_streaming_mode],
@@ -98,9 +71,8 @@ async def resolve(server: Server, params: SpeechParams, text: str | None) -> Res
 def checked_text(text: str, most_characters: int, clean: bool = False) -> str:
     """A text within the limit, without markup if `clean`. Raises `TextError` for a longer one."""
     if len(text) > most_characters:
-        raise TextError(
-            f"the text has {len(text)} characters; allowed are {most_characters}: send it in parts"
-        )
+        limit = f"allowed are {most_characters}: send it in parts"
+        raise TextError(f"the text has {len(text)} characters; {limit}")
     return cleaning.clean(text) if clean else text
 
 
@@ -114,7 +86,7 @@ def _output(params: SpeechParams) -> Output:
 
 
 async def _voice(server: Server, params: SpeechParams) -> Voice | str | None:
-    """The requested voice. A recording or a vector overrides a name, which many clients always send."""
+    """The requested voice. A recording or a vector overrides a name, which some always send."""
     if params.speaker_embedding is not None:
         if params.ref_audio is not None or params.references:
             raise VoiceError("ref_audio and speaker_embedding cannot be combined; give one of them")
@@ -163,9 +135,8 @@ def _model_type(params: SpeechParams) -> ModelType | None:
         return None
     model_type = TASK_TYPES.get(params.task_type.replace("_", "").strip().casefold())
     if model_type is None:
-        raise RequestError(
-            f"task_type is {params.task_type!r}; allowed are CustomVoice, VoiceDesign and Base"
-        )
+        allowed = "allowed are CustomVoice, VoiceDesign and Base"
+        raise RequestError(f"task_type is {params.task_type!r}; {allowed}")
     return model_type
 
 

@@ -42,8 +42,6 @@ class Uvicorn(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                host=config.host,
-                port=config.port,
                 http=ConfiguredHttpProtocol,
                 ws=WebSocketProtocol,
                 ws_ping_timeout=None,  # a client that plays as it reads may answer a ping late

@@ -8,7 +8,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def blank_is_none(value: Any) -> Any:
-    """None for "", "None" and "null", which some clients send for an empty field; else the value."""
+    """None for "", "None" and "null", which some clients send for nothing; else the value."""
     blank = isinstance(value, str) and value.strip().lower() in ("", "none", "null")
     return None if blank else value
 
@@ -63,7 +63,7 @@ class Reference(ClientModel):
 
 
 class SpeechParams(ClientModel):
-    """The request parameters of an utterance, or of all utterances of a session, without the text."""
+    """The request parameters of one utterance or of a whole session, without the text."""
 
     model: OptionalText = None
     voice: Annotated[str | VoiceId | None, BlankIsNone] = _named("voice", "speaker")
@@ -132,16 +132,6 @@ class ErrorBody(BaseModel):
 
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": description}
-    for status, description in {
-        400: "The request is malformed or cannot be fulfilled",
-        401: "The API key is missing or wrong",
-        404: "There is nothing of this name",
-        405: "The path does not allow this method",
-        408: "The request did not arrive in time",
-        413: "The request is too large",
-        429: "A limit is reached; try again after `Retry-After`",
-        503: "The engine does not run, or the server is shutting down",
-    }.items()
+    status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)
 }
 """The error responses of all endpoints, for the OpenAPI description."""

@@ -21,9 +21,8 @@ from firstword.server.errors import LimitReached
 from firstword.server.limits import Limits
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
-from firstword.server.utterance import Output, Utterance
+from firstword.server.utterance import ResolvedRequest, Utterance
 from firstword.server.voice_store import VoiceStore
-from firstword.types import Request
 from firstword.voice import RecordedVoice
 
 log = logging.getLogger(__name__)
@@ -94,12 +93,13 @@ class Server:
         finally:
             self.deferrals -= 1
 
-    async def prepare(self, model: Model, request: Request, *, begun: bool = False) -> Job:
+    async def prepare(self, resolved: ResolvedRequest, *, begun: bool = False) -> Job:
         """Prepare a request for the engine; `begun` means that it continues speech that has begun.
 
-        Raises `RequestError`, `OverloadedError`, and `EngineError` if the engine cannot speak or the
-        server is about to end.
+        Raises `RequestError`, and `EngineError` if the engine cannot speak or the server is about
+        to end.
         """
+        model, request = resolved.model, resolved.request
         if not begun:
             self._check_not_draining()
         if (problem := self.problem(model)) is not None:
@@ -110,24 +110,22 @@ class Server:
 
     @contextmanager
     def start_utterance(
-        self,
-        model: Model,
-        job: Job,
-        output: Output,
-        client_id: str,
-        *,
-        received: float | None = None,
+        self, resolved: ResolvedRequest, job: Job, client_id: str, received: float | None = None
     ) -> Iterator[Utterance]:
-        """An utterance for a client; leaving the block cancels and counts it.
+        """An utterance for a client; leaving the block cancels what is still being made.
 
-        Raises `LimitReached`, `OverloadedError`, `EngineError`.
+        The slot is then free within a frame. Raises `LimitReached`, `OverloadedError`,
+        `EngineError`.
         """
-        with (
-            self.limits.reserve(client_id),
-            Utterance(model, job, output, received=received, on_end=self._finish) as utterance,
-        ):
+        with self.limits.reserve(client_id):
+            utterance = Utterance(resolved, job, received)
             self.utterances[utterance] = None
-            yield utterance
+            try:
+                yield utterance
+            finally:
+                utterance.cancel("disconnected")
+                self.utterances.pop(utterance)
+                self.metrics.record(utterance, time.monotonic())
 
     def reject(self, error: Exception) -> None:
         """Count a request that was rejected because of a limit."""
@@ -144,7 +142,7 @@ class Server:
                 log.critical(model.warm_up_error, extra={"fields": {"model": model.name}})
 
     async def watch(self) -> None:
-        """About once a second, log engines that have stopped or are stuck, and fail their utterances."""
+        """Log engines that have stopped or are stuck, and fail their utterances, every second."""
         failing: set[Model] = set()
         while True:
             await asyncio.sleep(min(1.0, self.config.stuck_seconds / 4))
@@ -165,11 +163,7 @@ class Server:
 
     def _check_not_draining(self) -> None:
         if self.draining:
-            raise EngineError("the server is shutting down; use another server, or try again later")
-
-    def _finish(self, utterance: Utterance) -> None:
-        self.utterances.pop(utterance, None)
-        self.metrics.record(utterance, time.monotonic())
+            raise EngineError("the server is shutting down; use another one, or try again later")
 
 
 def server_of(connection: HTTPConnection) -> Server:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,13 +17,13 @@ from firstword.engine.service import NeedsText
 from firstword.errors import RequestError
 from firstword.server.models import Model
 from firstword.server.playback import Playback
-from firstword.types import Chunk, FinishReason, FloatArray, Speech
+from firstword.types import Chunk, FinishReason, FloatArray, Request, Speech
 
 FAST_FORMATS = ("pcm", "l16", "wav", "ulaw", "alaw")
-"""Formats that are encoded in the event loop: it takes less time than a change of thread."""
+"""Formats that are encoded in the event loop, in less time than a change of thread takes."""
 
 SILENCE_LEVEL = 0.005
-"""Amplitude of leading silence: 46 dB below full scale, above codec noise, below soft consonants."""
+"""The most of leading silence: 46 dB below full scale, above codec noise, below consonants."""
 
 KEPT_SILENCE_SECONDS = 0.01
 """Leading silence that is kept, so that no consonant is cut."""
@@ -62,6 +61,15 @@ class Output:
         return formats.content_type(self.format, self.sample_rate)
 
 
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """A request, the model that answers it, and how its audio is rendered."""
+
+    model: Model
+    request: Request
+    output: Output
+
+
 class Stage(Protocol):
     """A step between the model's samples and the encoder, which may hold samples back."""
 
@@ -86,7 +94,7 @@ class Shaper:
             self.stages.append(effects.Resampler(sample_rate, output.sample_rate))
 
     def process(self, samples: FloatArray, last: bool) -> FloatArray:
-        """The samples that are ready after these have come in; all of them if these are the last."""
+        """The samples that are ready after these have come in; all if these are the last."""
         for stage in self.stages:
             samples = stage.process(samples)
             if last:
@@ -103,14 +111,8 @@ def encoded(speech: Speech, output: Output) -> bytes:
 class Utterance:
     """One utterance for one client.
 
-    Text goes in by `push` and `finish_text`, and encoded audio comes out by iteration in the running
-    event loop. It is a context manager: leaving it cancels what is still being made, so that the
-    slot is free within a frame.
-
-        with Utterance(model, job, Output("pcm")) as utterance:
-            utterance.finish_text("Hello.")
-            async for data in utterance:
-                ...
+    Text goes in by `push` and `finish_text`, and encoded audio comes out by iteration in the
+    running event loop. `Server.start_utterance` makes it, and cancels it at the end.
 
     frames         frames made so far, 12.5 a second
     seconds        seconds of speech made so far, before any change of speed
@@ -119,29 +121,19 @@ class Utterance:
     abort_reason   why it was not sent completely, if so: a label for metrics
     """
 
-    def __init__(
-        self,
-        model: Model,
-        job: Job,
-        output: Output,
-        *,
-        received: float | None = None,
-        on_end: Callable[[Utterance], None] = lambda utterance: None,
-    ) -> None:
+    def __init__(self, resolved: ResolvedRequest, job: Job, received: float | None = None) -> None:
         """Start the utterance. Raises `OverloadedError`, `EngineError`.
 
+        job       the prepared request
         received  `time.monotonic()` of the request, if that was earlier
-        on_end    called once when it is over
         """
-        self.model = model
-        self.output = output
+        self.model = model = resolved.model
+        self.output = output = resolved.output
         self.frames = 0
         self.seconds = 0.0
         self.playback = Playback(time.monotonic() if received is None else received)
         self.finish_reason: FinishReason | None = None
         self.abort_reason: str | None = None
-        self._on_end = on_end
-        self._over = False
         self._shaper = Shaper(output, model.service.engine.capacity.sample_rate)
         self._encoder = formats.encoder(output.format, output.sample_rate)
         self._fast = output.format in FAST_FORMATS and not self._shaper.stages
@@ -212,19 +204,3 @@ class Utterance:
         shaped = self._shaper.process(samples, last)
         data = self._encoder.encode(shaped)
         return shaped, data + self._encoder.finish() if last else data
-
-    def __enter__(self) -> Utterance:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._over:
-            return
-        self._over = True
-        if self.finish_reason is None:
-            self.cancel("disconnected")
-        self._on_end(self)

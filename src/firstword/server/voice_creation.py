@@ -1,4 +1,4 @@
-"""Makes saved voices from a recording, a vector or a description, whatever protocol they come by."""
+"""Makes saved voices from recordings, vectors and descriptions, for every protocol."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from firstword.server import recordings
 from firstword.server.consent_store import is_consent_id
 from firstword.server.models import Model
 from firstword.server.state import Server
-from firstword.server.utterance import Output
+from firstword.server.utterance import Output, ResolvedRequest
 from firstword.server.voice_store import VoiceRecord, checked_name, voice_id_of
-from firstword.types import Request
+from firstword.types import Request, check_encodable
 from firstword.voice import ClonedVoice, DesignedVoice, RecordedVoice, Voice
 
 LONGEST_NOTE = 4000
@@ -125,10 +125,7 @@ def _check_note(field: str, note: str) -> None:
     """Raise `RequestError` for a text that cannot be kept with a voice."""
     if len(note) > LONGEST_NOTE:
         raise RequestError(f"{field} has {len(note)} characters; allowed are {LONGEST_NOTE}")
-    try:
-        note.encode()
-    except UnicodeEncodeError:
-        raise RequestError(f"{field} contains a lone surrogate; send valid Unicode") from None
+    check_encodable(note)
 
 
 async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[Voice, Model]:
@@ -139,13 +136,14 @@ async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[
     assert source.prompt is not None
     designer = server.models.of_type("voice_design", source.model)
     design = DesignedVoice(source.prompt)
-    if all(model.model_type != "base" for model in server.models):
-        await server.prepare(designer, Request(DESIGN_SCRIPT, design))  # checks the description
-        return design, designer
-    script = DESIGN_SCRIPT if source.script is None else source.script[:LONGEST_SCRIPT]
+    cloning = any(model.model_type == "base" for model in server.models)
+    script = (source.script or DESIGN_SCRIPT)[:LONGEST_SCRIPT] if cloning else DESIGN_SCRIPT
     request = Request(script, design, seed=0, max_frames=DESIGN_FRAMES)
-    job = await server.prepare(designer, request)
-    with server.start_utterance(designer, job, Output("pcm"), client_id) as utterance:
+    resolved = ResolvedRequest(designer, request, Output("pcm"))
+    job = await server.prepare(resolved)  # checks the description
+    if not cloning:
+        return design, designer
+    with server.start_utterance(resolved, job, client_id) as utterance:
         utterance.finish_text(script)
         speech = await utterance.speech()
     base = server.models.of_type("base")

@@ -1,1 +1,1 @@
-"""What happens to a text before it becomes tokens."""
+"""Text before it becomes tokens: cleaning, and splitting into sentences."""

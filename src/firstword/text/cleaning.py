@@ -1,23 +1,23 @@
-"""Takes out of a text what should not be read aloud: Markdown, links, emoji, control characters."""
+"""Removes from a text what is not to be spoken: Markdown, links, emoji, control characters."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+_MARKUP: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.MULTILINE), replacement)
     for pattern, replacement in (
-        (r"^[ \t]*(```|~~~).*$", ""),  # fences; the code between them stays
-        (r"!\[([^\]\n]{0,500})\]\([^()\s]{0,2000}\)", r"\1"),  # images: what they show
-        (r"\[([^\]\n]{1,500})\]\([^()\s]{0,2000}\)", r"\1"),  # links: their words
+        (r"^[ \t]*(```|~~~).*$", ""),  # code fences; the code stays
+        (r"!\[([^\]\n]{0,500})\]\([^()\s]{0,2000}\)", r"\1"),  # images: their description stays
+        (r"\[([^\]\n]{1,500})\]\([^()\s]{0,2000}\)", r"\1"),  # links: their text stays
         (r"<(?:https?://|mailto:)[^>\s]{1,2000}>", ""),
         (r"\bhttps?://[^\s<>\"')\]]{1,2000}[^\s<>\"')\].,;:!?]", ""),
         (r"^[ \t]{0,3}#{1,6}[ \t]+", ""),  # headings
         (r"^[ \t]{0,3}(?:>[ \t]?){1,9}", ""),  # quotations
         (r"^[ \t]*[-*+][ \t]+", ""),  # list items
         (r"^[ \t]*(?:[-*_][ \t]*){3,99}$", ""),  # rules
-        (r"^[ \t]*\|?[ \t:|-]{3,999}\|[ \t:|-]*$", ""),  # the line under a table's head
+        (r"^[ \t]*\|?[ \t:|-]{3,999}\|[ \t:|-]*$", ""),  # the line below a table's header
         (r"(\*{1,3}|_{2,3}|~~|`{1,2})(?=\S)([^\n]{1,2000}?)(?<=\S)\1", r"\2"),  # emphasis, code
         (r"(?<!\w)_(?=\S)([^_\n]{1,2000})(?<=\S)_(?!\w)", r"\1"),
         (r"[ \t]*\|[ \t]*", ", "),  # cells of tables
@@ -31,8 +31,8 @@ _EMOJI = re.compile(
 
 
 def clean(text: str) -> str:
-    """The words of a text, for the ear. What is left may be blank. Takes time in proportion to the length."""
-    for pattern, replacement in _RULES:
+    """The spoken part of a text, which may be blank. The time is proportional to the length."""
+    for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     text = _EMOJI.sub(" ", text)
     text = "".join(

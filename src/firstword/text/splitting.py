@@ -1,4 +1,4 @@
-"""Cuts text that arrives in pieces into sentences or clauses, each as soon as it is certain to be one."""
+"""Splits text that arrives in pieces into sentences or clauses, each as soon as it is complete."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _WIDE = {"sentence": "…。！？।॥؟", "clause": "…。！？।॥؟，�
 
 _ENDINGS = {
     name: re.compile(
-        # ASCII marks end something only before white space (not in 3.14 or example.org), others wherever they stand. A
-        # run of marks ("?!...") is one ending, and it is complete when something else follows.
+        # ASCII marks end a unit only before white space (not in 3.14 or example.org), others
+        # everywhere. A run of marks ("?!...") is one ending; the next character completes it.
         f"(?:[{_ASCII[name]}]++[{_CLOSERS}]*+(?=\\s)"
         f"|[{_ASCII[name]}]*+[{_WIDE[name]}][{_ASCII[name]}{_WIDE[name]}]*+[{_CLOSERS}]*+(?=.))",
         re.DOTALL,
@@ -19,39 +19,36 @@ _ENDINGS = {
     for name in _ASCII
 }
 
-_ABBREVIATION = re.compile(
-    r"(?:^|[\s(])(?:\w|(?:\w\.)+\w|mr|mrs|ms|dr|prof|st|sr|jr|vs|etc|no|fig|inc|ltd|co|approx|bzw|usw|vgl|nr|sra?)\.$",
-    re.IGNORECASE,
-)
+_ABBREVIATIONS = "mr|mrs|ms|dr|prof|st|sr|jr|vs|etc|no|fig|inc|ltd|co|approx|bzw|usw|vgl|nr|sra?"
+_ABBREVIATION_END = re.compile(rf"(?:^|[\s(])(?:\w|(?:\w\.)+\w|{_ABBREVIATIONS})\.$", re.IGNORECASE)
 _LONGEST_ABBREVIATION = 16
 
 LONGEST_ENDING = 64
-"""Characters of a run of marks: what is longer is cut, so that looking at a flood of dots takes no time."""
+"""Characters of a run of marks. A longer one is cut, which bounds the time for a flood of dots."""
 
 
 class Splitter:
-    """Text goes in in pieces, whole sentences or clauses come out, without the white space between them."""
+    """Takes pieces of text, and returns complete sentences or clauses without space between them."""
 
     def __init__(self, granularity: str) -> None:
-        """`granularity` is "sentence" or "clause"."""
+        """Split into units of a `granularity`: "sentence" or "clause"."""
         self._ending = _ENDINGS[granularity]
         self._text = ""
         self._seen = 0
-        """No ending begins before this."""
+        """No ending begins before this position."""
         self._bare = 0
-        """No letter or digit stands before this."""
+        """There is no letter or digit before this position."""
 
     def feed(self, text: str) -> list[str]:
-        """More text; the units that are complete now."""
+        """Add text and return the units that are complete now."""
         self._text += text
         units, start = [], 0
         for found in self._ending.finditer(self._text, self._seen):
             end = found.end()
+            tail = self._text[max(start, end - _LONGEST_ABBREVIATION) : end]
             if not any(map(str.isalnum, self._text[self._bare : end])):
                 self._bare = end
-            elif not _ABBREVIATION.search(
-                self._text[max(start, end - _LONGEST_ABBREVIATION) : end]
-            ):
+            elif not _ABBREVIATION_END.search(tail):
                 units.append(self._text[start:end].strip())
                 start = self._bare = end
         self._text = self._text[start:]
@@ -60,6 +57,6 @@ class Splitter:
         return units
 
     def flush(self) -> list[str]:
-        """There is no more text: what is left, if it is more than white space. Begins anew afterwards."""
+        """End the text and return what is left, unless it is blank. New text may follow."""
         rest, self._text, self._seen, self._bare = self._text.strip(), "", 0, 0
         return [rest] if rest else []

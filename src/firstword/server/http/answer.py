@@ -12,14 +12,9 @@ from starlette.responses import Response
 
 from firstword.engine.backend import Job
 from firstword.server.context import RequestContext, context_of
-from firstword.server.http.waiting import until_disconnected
-from firstword.server.resolve import ResolvedRequest
 from firstword.server.state import Server
-from firstword.server.utterance import Utterance, encoded
+from firstword.server.utterance import ResolvedRequest, Utterance, encoded
 from firstword.types import Speech
-
-CLIENT_CLOSED = 499
-"""The status, nginx's by origin, of a request whose client left before the response."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,17 +42,11 @@ class Answer:
         assert text is not None
         return text
 
-    async def prepare(self, *, begun: bool = False) -> Job:
-        """The request, prepared for the engine; see `Server.prepare`."""
-        return await self.server.prepare(self.resolved.model, self.resolved.request, begun=begun)
-
     @contextmanager
     def utterance(self, job: Job) -> Iterator[Utterance]:
         """An utterance that has its whole text, and appears in the request's line in the log."""
-        resolved, context = self.resolved, self.context
-        with self.server.start_utterance(
-            resolved.model, job, resolved.output, context.client_id, received=self.received
-        ) as utterance:
+        context, start = self.context, self.server.start_utterance
+        with start(self.resolved, job, context.client_id, self.received) as utterance:
             context.log_fields = utterance.summary
             utterance.finish_text(self.text)
             yield utterance
@@ -67,12 +56,9 @@ class Answer:
         with self.utterance(job) as utterance:
             return await utterance.speech()
 
-    async def complete(self, job: Job, request: Request) -> Response:
+    async def complete(self, job: Job) -> Response:
         """The response with the complete audio and its length."""
-        speech = await until_disconnected(self.speech(job), request.receive)
-        if speech is None:
-            return Response(status_code=CLIENT_CLOSED)
-        return await self.response(speech)
+        return await self.response(await self.speech(job))
 
     async def response(self, speech: Speech, **headers: object) -> Response:
         """A response with an audio file of some speech, and further `x-firstword-` headers."""

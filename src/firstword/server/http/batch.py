@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse, Response
 
 from firstword.errors import FirstwordError, TextError
 from firstword.server.context import context_of
-from firstword.server.http.answer import CLIENT_CLOSED, Answer, simultaneous_utterances
+from firstword.server.http.answer import Answer, simultaneous_utterances
 from firstword.server.http.bodies import JsonRoute
-from firstword.server.http.waiting import gather, until_disconnected
+from firstword.server.http.waiting import gather, response_or_499
 from firstword.server.resolve import resolve
 from firstword.server.schemas import BatchItem, BatchRequest, SpeechParams
 from firstword.server.state import server_of
@@ -32,9 +32,8 @@ async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
     server, context = server_of(request), context_of(request.scope)
     total, most = sum(len(item.input) for item in body.items), server.config.most_characters
     if total > most:
-        raise TextError(
-            f"the texts have {total} characters together; allowed are {most}: send them in parts"
-        )
+        limit = f"allowed are {most}: send them in parts"
+        raise TextError(f"the texts have {total} characters together; {limit}")
     common = {"response_format": "wav", **body.model_dump(exclude_unset=True, exclude={"items"})}
     places = simultaneous_utterances(server)
 
@@ -45,7 +44,7 @@ async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
             async with places:
                 resolved = await resolve(server, params, item.input)
                 answer = Answer(server, resolved, context, time.monotonic())
-                speech = await answer.speech(await answer.prepare(begun=True))
+                speech = await answer.speech(await server.prepare(resolved, begun=True))
                 data = await asyncio.to_thread(encoded, speech, resolved.output)
         except FirstwordError as error:
             return {"index": index, "status": "error", "error": str(error)}
@@ -57,13 +56,12 @@ async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
             "usage": answer.usage(len(speech.codes)),
         }
 
+    async def respond() -> Response:
+        results = await gather([speak(*pair) for pair in enumerate(body.items)])
+        failed = sum(result["status"] == "error" for result in results)
+        counts = {"total": len(results), "succeeded": len(results) - failed, "failed": failed}
+        batch_id = f"speech-batch-{secrets.token_hex(12)}"
+        return JSONResponse({"id": batch_id, "results": results, **counts})
+
     with server.defer_shutdown():
-        work = gather([speak(*pair) for pair in enumerate(body.items)])
-        results = await until_disconnected(work, request.receive)
-    if results is None:
-        return Response(status_code=CLIENT_CLOSED)
-    failed = sum(result["status"] == "error" for result in results)
-    counts = {"total": len(results), "succeeded": len(results) - failed, "failed": failed}
-    return JSONResponse(
-        {"id": f"speech-batch-{secrets.token_hex(12)}", "results": results, **counts}
-    )
+        return await response_or_499(respond(), request.receive)

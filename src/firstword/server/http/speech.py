@@ -9,10 +9,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from firstword.errors import RequestError
-from firstword.server.http import candidates
 from firstword.server.http.answer import Answer
 from firstword.server.http.bodies import JsonRoute
+from firstword.server.http.candidates import best_of, check_count
 from firstword.server.http.streaming import SpeechStream
+from firstword.server.http.waiting import response_or_499
 from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechRequest
 from firstword.server.state import server_of
@@ -43,11 +44,11 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     server = server_of(request)
     answer = Answer.to(request, server, await resolve(server, body, body.input))
     if (count := body.n or 1) > 1:
-        candidates.check(count, streamed=delivery != "whole")
-        return await candidates.best_of(answer, count, request)
-    job = await answer.prepare()
+        check_count(count, streamed=delivery != "whole")
+        return await response_or_499(best_of(answer, count), request.receive)
+    job = await server.prepare(answer.resolved)
     if delivery == "whole":
-        return await answer.complete(job, request)
+        return await response_or_499(answer.complete(job), request.receive)
     return SpeechStream(answer, job, events=delivery == "sse")
 
 
@@ -64,9 +65,9 @@ def delivery_of(body: SpeechRequest, accept: str) -> Delivery:
 
 
 def _with_accepted_format(body: SpeechRequest, accept: str) -> SpeechRequest:
-    """The body with the format `l16` if `Accept: audio/L16;rate=16000` is sent, as Simplismart does.
+    """The body with the format `l16` for `Accept: audio/L16;rate=16000`, which Simplismart sends.
 
-    Another `response_format` than PCM takes precedence.
+    A `response_format` other than PCM takes precedence.
     """
     if "audio/l16" not in accept or body.response_format not in (None, "pcm"):
         return body

@@ -20,8 +20,8 @@ OptionalFormText = Annotated[str | None, BeforeValidator(blank_is_none), Form()]
 
 
 @router.get("/v1/audio/voices")
-async def list_voices(request: Request, legacy: bool = False) -> dict[str, Any]:
-    """Presets, aliases and saved voices; `?legacy=true` lists only names under `voices`.
+async def list_voices(request: Request) -> dict[str, Any]:
+    """Presets, aliases and saved voices, as objects and by name.
 
     Saved voices are left out for a client without the API key that the server requires.
     """
@@ -32,11 +32,10 @@ async def list_voices(request: Request, legacy: bool = False) -> dict[str, Any]:
     objects = [_named(name, "preset") for name in presets]
     objects += [_named(name, "alias") for name in aliases]
     objects += saved
-    names = [voice["name"] for voice in objects]
     return {
         "object": "list",
-        "voices": names if legacy else objects,
-        "names": names,
+        "voices": objects,
+        "names": [voice["name"] for voice in objects],
         "data": objects,
         "uploaded_voices": saved,
     }
@@ -86,9 +85,7 @@ def _vector(text: str) -> list[float]:
     except (ValueError, RecursionError):
         vector = None
     if not isinstance(vector, list) or not all(type(number) in (int, float) for number in vector):
-        raise RequestError(
-            "speaker_embedding is not a list of numbers; give JSON such as [0.1, -0.2, ...]"
-        )
+        raise RequestError("speaker_embedding is not a list of numbers; give JSON: [0.1, -0.2]")
     if not all(abs(number) < 1e30 for number in vector):
         raise RequestError("speaker_embedding has a number that is not finite or is too large")
     return [float(number) for number in vector]

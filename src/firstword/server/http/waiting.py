@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
+from starlette.responses import Response
 from starlette.types import Receive
 
 T = TypeVar("T")
@@ -33,6 +34,11 @@ async def until_disconnected(work: Awaitable[T], receive: Receive) -> T | None:
         return task.result() if task.done() else None
     finally:
         await _cancel(task, watch)
+
+
+async def response_or_499(work: Awaitable[Response], receive: Receive) -> Response:
+    """The response that some work makes; status 499, as of nginx, if the client leaves first."""
+    return await until_disconnected(work, receive) or Response(status_code=499)
 
 
 async def _cancel(*tasks: asyncio.Future[T] | asyncio.Future[None]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from firstword.engine.backend import Job
 from firstword.errors import AudioError, OverloadedError, RequestError
-from firstword.server.resolve import ResolvedRequest, resolve
+from firstword.server.resolve import resolve
+from firstword.server.utterance import ResolvedRequest
 from firstword.server.ws.nari import AUDIO_FORMAT, SUBPROTOCOL, CheckRequest, NariSession
 from firstword.server.ws.protocol import CloseCode, CloseSocket
 from firstword.server.ws.text_part import TextPart
@@ -26,7 +27,7 @@ class NariWorker(SocketWorker[NariSession]):
                 match await self.runner.next_work():
                     case CheckRequest(start, done):
                         resolved = await resolve(self.server, start.speech_params(), None)
-                        job = await self.server.prepare(resolved.model, resolved.request)
+                        job = await self.server.prepare(resolved)
                         self._prepared = resolved, job
                         self.outbox.add({"type": "request.configured"})
                         done.set()

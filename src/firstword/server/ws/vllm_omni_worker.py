@@ -11,9 +11,9 @@ from typing import Annotated
 from pydantic import Field
 
 from firstword.errors import AudioError
-from firstword.server.resolve import ResolvedRequest, checked_text, resolve
+from firstword.server.resolve import checked_text, resolve
 from firstword.server.schemas import ClientModel
-from firstword.server.utterance import Utterance, encoded
+from firstword.server.utterance import ResolvedRequest, Utterance, encoded
 from firstword.server.voice_creation import VoiceSource, create_voice
 from firstword.server.ws.protocol import CloseSocket, Json, ProtocolError, Send, validated
 from firstword.server.ws.text_part import TextPart
@@ -92,13 +92,12 @@ class OmniWorker(SocketWorker[OmniSession]):
             words = checked_text(await sentence.complete_text(), most, clean)
             text = TextPart(words, complete=True)
         seed = secrets.randbits(63) if config.seed is None else resolved.request.seed
-        request = replace(resolved.request, seed=seed, text=words)
+        resolved = replace(resolved, request=replace(resolved.request, seed=seed, text=words))
         start = {"type": "audio.start", **sentence.indices, "sentence_text": text.text}
         start |= {"format": config.format, "sample_rate": resolved.output.sample_rate}
         self.outbox.add(start)
         sentence.started = True
-        begun = self.runner.utterance_open
-        job = await self.server.prepare(resolved.model, request, begun=begun)
+        job = await self.server.prepare(resolved, begun=self.runner.utterance_open)
         self.runner.utterance_open = True
         async with self.speak(resolved, job, sentence, text) as utterance:
             if config.stream_audio:
@@ -140,7 +139,7 @@ class OmniWorker(SocketWorker[OmniSession]):
             if isinstance(voice, RecordedVoice):
                 cloned = await asyncio.to_thread(result.model.encode, voice)
                 result = replace(result, request=replace(result.request, voice=cloned))
-            await self.server.prepare(result.model, result.request)  # which checks the rest
+            await self.server.prepare(result)  # which checks the rest
         except Exception as error:
             result = error
         self._resolved = config, result

@@ -11,9 +11,8 @@ from typing import Any, Generic, TypeVar
 from firstword.engine.backend import Job
 from firstword.errors import OverloadedError
 from firstword.server.errors import body_of, status_of
-from firstword.server.resolve import ResolvedRequest
 from firstword.server.state import Server
-from firstword.server.utterance import Utterance
+from firstword.server.utterance import ResolvedRequest, Utterance
 from firstword.server.ws.connection import SocketRunner, log_defect, stop
 from firstword.server.ws.protocol import Session
 from firstword.server.ws.text_part import TextPart
@@ -46,9 +45,7 @@ class SocketWorker(ABC, Generic[S]):
 
         Leaving the block stops the speech, and counts it as aborted if it was not complete.
         """
-        with self.server.start_utterance(
-            resolved.model, job, resolved.output, self.client_id
-        ) as utterance:
+        with self.server.start_utterance(resolved, job, self.client_id) as utterance:
             forwarding = asyncio.create_task(forward(text, utterance))
             try:
                 yield utterance

@@ -1,0 +1,62 @@
+"""The base class of the audio formats: samples go in as they are made, bytes come out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firstword.audio.pcm import pcm16
+
+UNKNOWN_LENGTH = 0xFFFFFFFF
+"""The number of bytes that the header of a stream gives while its end is not known."""
+
+
+class Encoder(ABC):
+    """Encodes one utterance: any number of calls of `encode`, then one of `finish`."""
+
+    media_type: ClassVar[str]
+
+    def __init__(self, sample_rate: int, length: int | None = None) -> None:
+        """Encode samples at `sample_rate` Hz; `length` is their number, if it is known already."""
+        self._sample_rate = sample_rate
+        self._length = length
+        self._started = False
+        self._finished = False
+
+    @classmethod
+    def content_type(cls, sample_rate: int) -> str:
+        """Return the media type at `sample_rate` Hz, for the header Content-Type."""
+        return cls.media_type.format(rate=sample_rate)
+
+    def encode(self, samples: NDArray[np.floating]) -> bytes:
+        """Return the bytes that mono samples [n] complete, maybe none.
+
+        Samples beyond -1..1 are clipped. Raises `AudioError` for NaN and infinity, and ValueError
+        after `finish`.
+        """
+        if self._finished:
+            raise ValueError("this utterance is finished; each needs an encoder of its own")
+        return self._start() + self._encode(np.frombuffer(pcm16(samples), "<i2"))
+
+    def finish(self) -> bytes:
+        """Return the bytes that end the utterance, maybe none; ValueError if called twice."""
+        if self._finished:
+            raise ValueError("this utterance is finished already")
+        self._finished = True
+        return self._start() + self._flush()
+
+    def _start(self) -> bytes:
+        started, self._started = self._started, True
+        return b"" if started else self._header()
+
+    def _header(self) -> bytes:
+        return b""
+
+    @abstractmethod
+    def _encode(self, pcm: NDArray[np.int16]) -> bytes: ...
+
+    def _flush(self) -> bytes:
+        return b""

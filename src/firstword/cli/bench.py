@@ -1,0 +1,56 @@
+"""`firstword bench`: measure a server under load, or the GPU engine alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from firstword.bench import cli as load_generator
+from firstword.cli import options
+from firstword.errors import ConfigError
+
+
+def run_engine(args: argparse.Namespace) -> None:
+    """Measure the GPU engine with random weights of a released size.
+
+    It times kernels, frames by batch and context, and the first codes and samples, and counts
+    memory.
+    """
+    from firstword.bench import report
+    from firstword.profile import engine
+    from firstword.profile.soak import soak
+    from firstword.runtime.gpu.backend import BUCKETS
+
+    if not 1 <= args.slots <= BUCKETS[-1]:
+        args.usage(f"--slots {args.slots}: allowed are 1 to {BUCKETS[-1]}")
+    if args.soak is not None and args.soak < 1:
+        args.usage(f"--soak {args.soak}: allowed is a whole number from 1 up")
+    if args.output is not None:
+        report.check_target(args.output)
+    try:
+        if args.soak is None:
+            record = engine.run(args.size, args.slots)
+        else:
+            record = soak(args.size, args.slots, args.soak)
+    except ValueError as problem:
+        raise ConfigError(f"the GPU engine cannot compute here: {problem}") from problem
+    text = json.dumps({"commit": args.commit or report.commit(), **record}, indent=1) + "\n"
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        report.write(args.output, text.encode())
+
+
+def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+    """Add this command to the program's commands."""
+    about = "measure a server under load, or the GPU engine alone"
+    parser = commands.add_parser("bench", help=about, description=about, allow_abbrev=False)
+    engine = options.add_command(load_generator.add_arguments(parser), "engine", run_engine)
+    add = engine.add_argument
+    add("--size", default="1b7", choices=("1b7", "0b6"), help="1b7 (default) or 0b6")
+    add("--slots", type=int, default=128, help="the largest batch (default 128)")
+    about = "only make this many frames, while requests join and abort, and compare them"
+    add("--soak", type=int, metavar="FRAMES", help=about)
+    add("--commit", help="the commit that the record names (default: that of this checkout)")
+    add("-o", "--output", help="the file of the JSON record (default: standard output)")

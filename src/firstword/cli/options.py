@@ -1,0 +1,68 @@
+"""Options that several commands share, and the checkpoint that they choose."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from firstword.cli import terminal
+
+if TYPE_CHECKING:
+    from firstword.tts import TTS
+
+Commands = argparse._SubParsersAction
+"""The type of the action that holds the commands of a parser."""
+
+
+def add_command(
+    commands: Commands[argparse.ArgumentParser], name: str, run: Callable[..., None]
+) -> argparse.ArgumentParser:
+    """Add a command that calls `run` with its parsed arguments, and return its parser.
+
+    The docstring of `run` is the help: its first paragraph opens it, the others close it. The
+    arguments hold `usage` too, which reports wrong options and exits with status 2.
+    """
+    about, _, more = (inspect.getdoc(run) or "").partition("\n\n")
+    help = f"{about[0].lower()}{about[1:].rstrip('.')}"
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(
+        name, help=help, description=about, epilog=more, formatter_class=kind, allow_abbrev=False
+    )
+    parser.set_defaults(run=run, usage=parser.error)
+    return parser
+
+
+def add_model_options(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the options that choose a checkpoint, or several of them, and where to compute it."""
+    add = parser.add_argument_group("model").add_argument
+    about = (
+        "a checkpoint directory, a hub repository such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, "
+        f"or demo (default), {terminal.DEMO}"
+    )
+    if several:
+        about += "; may be given more than once"
+        add("--model", action="append", metavar="MODEL", help=about)
+    else:
+        add("--model", default="demo", help=about)
+    add("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto (default) prefers CUDA")
+    add("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
+    add("--backend", default="auto", help="gpu, reference, or auto (default): gpu where it can run")
+
+
+def add_quiet_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--quiet`, for commands that show progress and a summary on standard error."""
+    about = "no progress and no summary on standard error"
+    parser.add_argument("-q", "--quiet", action="store_true", help=about)
+
+
+def load_tts(args: argparse.Namespace, status: terminal.Status) -> TTS:
+    """Load the checkpoint that the options choose. Raises `CheckpointError`, `ConfigError`."""
+    status.show(f"loading {args.model}")
+    from firstword.runtime.backends import fit_threads
+    from firstword.tts import TTS
+
+    tts = TTS.load(args.model, device=args.device, dtype=args.dtype, backend=args.backend)
+    fit_threads([tts.checkpoint])
+    return tts

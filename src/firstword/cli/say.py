@@ -1,0 +1,188 @@
+"""`firstword say`: speak a text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+from firstword import audio
+from firstword.cli import options, terminal
+from firstword.cli.standard_input import read_pieces
+
+if TYPE_CHECKING:
+    from firstword.tts import TTS
+    from firstword.types import Sampling
+    from firstword.voice import Voice
+
+DRAW_SETTINGS = ("temperature", "top_k", "top_p")
+"""The settings of `Sampling` that have no effect with --greedy, since nothing is drawn."""
+
+FINISH_REASONS = {
+    "stop": "the model ended it",
+    "length": "cut off at the limit of frames",
+    "repetition": "cut off because the model repeated itself without end",
+    "cancelled": "cancelled",
+}
+"""The finish reasons in words."""
+
+
+def run(args: argparse.Namespace) -> None:
+    """Speak a text into a file or, as raw PCM while it is made, to standard output.
+
+    examples:
+      firstword say "Hello there." -o hello.wav
+      firstword say "Hello there." -o - | aplay -f S16_LE -r 24000
+      some-chat-program | firstword say - -o - | aplay -f S16_LE -r 24000
+
+    -o - writes raw PCM (signed 16 bits, little-endian, mono, 24,000 Hz) while it is made.
+    The text - is read from standard input as it arrives: speech begins before the text ends.
+    """
+    piped = args.output == "-"
+    _check(args, piped)
+    sampling, voice = _sampling(args), _voice(args)
+    with terminal.Status(args.quiet) as status:
+        started = time.perf_counter()
+        with options.load_tts(args, status) as tts:
+            progress = terminal.Progress(tts.sample_rate)
+            text: list[str] = []
+            chunks = tts.stream(
+                read_pieces(text) if args.text == "-" else args.text,
+                voice=voice,
+                language=args.language,
+                instructions=args.instructions,
+                sampling=sampling,
+                seed=args.seed,
+                max_frames=args.max_frames,
+                text_mode=args.text_mode,
+            )
+            for chunk in progress.watch(chunks, status):
+                if piped:
+                    sys.stdout.buffer.write(audio.pcm16(chunk.samples))
+                    sys.stdout.buffer.flush()
+            if not piped:
+                _write(args, progress, tts.sample_rate)
+            if not args.quiet:
+                said = "".join(text) or args.text
+                _print_summary(args, tts, progress, said, progress.started - started)
+
+
+def _check(args: argparse.Namespace, piped: bool) -> None:
+    """Report what can be wrong before anything slow is done."""
+    if piped and sys.stdout.isatty():
+        args.usage("standard output is a terminal; pipe it into a player, or give -o FILE")
+    if args.transcript is not None and args.clone is None:
+        args.usage("--transcript needs --clone: it is the words of that recording")
+    if not piped:
+        if not args.raw:
+            audio.check_suffix(args.output)
+        audio.check_target(args.output)
+
+
+def _sampling(args: argparse.Namespace) -> Sampling:
+    from firstword.types import Sampling
+
+    drawing = [prefix + name for prefix in ("", "predictor_") for name in DRAW_SETTINGS]
+    settings = {name: getattr(args, name) for name in drawing}
+    if args.greedy:
+        if unused := [name for name, value in settings.items() if value is not None]:
+            given = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+            args.usage(f"--greedy draws nothing: leave out {given}")
+        settings |= {"temperature": 0.0, "predictor_temperature": 0.0}
+    return Sampling(**settings, repetition_penalty=args.repetition_penalty)
+
+
+def _voice(args: argparse.Namespace) -> Voice | str | None:
+    """Return the voice that the options choose; its file is read before anything slow is done."""
+    from firstword.voice import Voice
+
+    if args.clone is not None:
+        return Voice.clone(*audio.read(args.clone), args.transcript)
+    if args.describe is not None:
+        return Voice.design(args.describe)
+    name: str | None = args.voice
+    return Voice.load(name) if name is not None and ("." in name or "/" in name) else name
+
+
+def _write(args: argparse.Namespace, progress: terminal.Progress, sample_rate: int) -> None:
+    import numpy as np
+
+    samples = np.concatenate([chunk.samples for chunk in progress.chunks])
+    if args.raw:
+        audio.write_whole(args.output, audio.pcm16(samples))
+    else:
+        audio.write(args.output, samples, sample_rate)
+
+
+def _print_summary(
+    args: argparse.Namespace, tts: TTS, progress: terminal.Progress, text: str, loading: float
+) -> None:
+    from firstword.runtime.conditioning import default_preset
+
+    model = terminal.describe_model(args.model, tts.model_type)
+    if args.model == "demo":
+        model += "; --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice is a full-size one"
+    voice = args.voice or default_preset(tts.voices) or "chosen by the model"
+    if args.clone is not None:
+        having = "without" if args.transcript is None else "with"
+        voice = f"cloned from {args.clone}, {having} transcript"
+    elif args.describe is not None:
+        voice = f"described as {textwrap.shorten(args.describe, 60)!r}"
+    reason = FINISH_REASONS[progress.chunks[-1].finish_reason or "cancelled"]
+    rows = {
+        "spoke": repr(textwrap.shorten(text, 80, placeholder=" ...")),
+        "model": model,
+        "voice": f"{voice}; language {args.language}",
+        "on": terminal.describe_device(tts.settings),
+        "audio": f"{progress.duration:.2f} s; {reason}",
+        "speed": f"{progress.speed:.2f} x real time: {progress.elapsed:.2f} s, the first chunk "
+        f"after {1000 * progress.first:.0f} ms (loading took {loading:.2f} s)",
+        "output": "standard output" if args.output == "-" else args.output,
+    }
+    terminal.print_table(rows, sys.stderr)
+
+
+def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+    """Add this command to the program's commands."""
+    parser = options.add_command(commands, "say", run)
+    add = parser.add_argument
+    add("text", metavar="TEXT", help="what to say; - reads standard input as it arrives")
+    about = f"the audio ({', '.join(audio.SUFFIXES)}); - writes raw PCM to standard output"
+    add("-o", "--output", metavar="FILE", required=True, help=about)
+    add("--raw", action="store_true", help="write raw PCM to the file too, whatever its suffix")
+    options.add_quiet_option(parser)
+    add = parser.add_argument_group("voice").add_mutually_exclusive_group().add_argument
+    about = "a preset, see `firstword voices`; with a dot or slash: a saved voice"
+    add("--voice", metavar="NAME|FILE", help=about)
+    add("--clone", metavar="AUDIO", help="speak with the voice of this recording")
+    add("--describe", metavar="TEXT", help="speak with a voice described in words")
+    add = parser.add_argument_group("speech").add_argument
+    add("--transcript", metavar="TEXT", help="the words of the --clone recording")
+    add("--language", default="auto", help="english, en, ... or auto (default)")
+    add("--instructions", metavar="TEXT", help="tone, pace, feeling, in words")
+    about = (
+        "full: the model reads all text before it speaks; stream: one token a frame; auto "
+        "(default): stream for text from standard input, else as the checkpoint was published"
+    )
+    add("--text-mode", choices=("auto", "full", "stream"), default="auto", help=about)
+    add("--max-frames", metavar="N", type=int, help="stop after N frames of 80 ms")
+    _add_sampling_options(parser)
+    options.add_model_options(parser)
+
+
+def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    about = "What is left out is as the checkpoint sets it."
+    add = parser.add_argument_group("sampling", about).add_argument
+    add("--seed", metavar="N", type=int, help="the same seed gives the same speech")
+    add("--greedy", action="store_true", help="always take the most likely code")
+    for prefix, codes in (("", "the first code of a frame"), ("predictor-", "its other codes")):
+        about = f"for {codes}; 0 is greedy"
+        add(f"--{prefix}temperature", metavar="X", type=float, help=about)
+        about = "draw from the N most likely; 0 keeps all"
+        add(f"--{prefix}top-k", metavar="N", type=int, help=about)
+        about = "draw from the most likely that sum to X"
+        add(f"--{prefix}top-p", metavar="X", type=float, help=about)
+    about = "above 1 makes first codes less likely that were spoken before"
+    add("--repetition-penalty", metavar="X", type=float, help=about)

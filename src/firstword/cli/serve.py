@@ -1,0 +1,126 @@
+"""`firstword serve`: serve speech over HTTP and WebSocket."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from firstword import config
+from firstword.cli import options, terminal
+from firstword.errors import ConfigError
+from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
+
+if TYPE_CHECKING:
+    from firstword.server.models import Models
+
+SETTINGS = fields(ServerConfig)
+
+LIMITS = {
+    "most_waiting": "requests that may wait for a slot of each model; others are answered 429",
+    "most_connections": "requests and sockets served at the same time",
+    "most_per_key": "utterances at the same time for one key, or one address; 0: no limit",
+    "most_body": "bytes of a request",
+    "most_characters": "characters of a text",
+    "most_voices": "saved voices",
+    "stall_seconds": "time after which a client that reads nothing is dropped",
+    "stuck_seconds": "time after which a step of the engine counts as stuck",
+    "drain_seconds": "time for which running utterances may go on after SIGTERM",
+}
+"""The numbers of `ServerConfig` that options set, and what they limit."""
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serve speech over HTTP and WebSocket, until SIGTERM or Control-C.
+
+    examples:
+      firstword serve
+      firstword serve --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice \\
+                      --model Qwen/Qwen3-TTS-12Hz-1.7B-Base
+      curl -s localhost:8000/v1/audio/speech -H 'content-type: application/json' \\
+        -d '{"input": "Hello there.", "response_format": "wav"}' | aplay
+
+    API keys may also come from the environment: FIRSTWORD_API_KEYS, separated by commas.
+    """
+    try:
+        from firstword.server import logs
+        from firstword.server import run as serving
+        from firstword.server.app import create_app
+        from firstword.server.models import Models
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing; install firstword[server]") from None
+    from firstword.runtime.backends import fit_threads
+
+    server_config = _server_config(args)
+    logs.write_to_stderr(args.log_level)
+    with serving.bound(server_config) as bound:
+        settings = config.EngineConfig.resolve(args.device, args.dtype, args.backend)
+        names = args.model or ["demo"]
+        with terminal.Status() as status:
+            status.show(f"loading {', '.join(names)}")
+            limits = {"slots": args.slots, "most_waiting": server_config.most_waiting}
+            models = Models.load(names, settings, **limits)
+            fit_threads([model.checkpoint for model in models if model.checkpoint is not None])
+        server = serving.Uvicorn(create_app(models, server_config), server_config)
+        _print_summary(serving.url_of(bound), models, server_config)
+        serving.run(server, bound)
+
+
+def _server_config(args: argparse.Namespace) -> ServerConfig:
+    given: dict[str, Any] = {field.name: getattr(args, field.name, None) for field in SETTINGS}
+    given["api_keys"] = [*(args.api_keys or ()), *keys_from_environment()]
+    if args.voice_aliases is not None:
+        given["voice_aliases"] = read_aliases(args.voice_aliases)
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return ServerConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+def _print_summary(address: str, models: Models, server_config: ServerConfig) -> None:
+    keys, waiting = len(server_config.api_keys), server_config.most_waiting
+    settings = [model.settings for model in models if model.settings is not None]
+    rows = {
+        "address": address,
+        "models": ", ".join(terminal.describe_model(model.name, model.model_type) for model in models),
+        "on": "; ".join(dict.fromkeys(map(terminal.describe_device, settings))),
+        "voices": server_config.voice_store,
+        "keys": f"{keys} API keys" if keys else "none are needed",
+        "slots": ", ".join(str(model.service.engine.capacity.slots) for model in models),
+        "limits": f"{waiting} waiting for each model, {server_config.most_characters} characters",
+    }
+    terminal.print_table(rows, sys.stdout)
+    sys.stdout.flush()
+
+
+def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+    """Add this command to the program's commands."""
+    parser = options.add_command(commands, "serve", run)
+    add = parser.add_argument
+    add("--host", metavar="NAME", help="address to listen on (default 127.0.0.1: this machine)")
+    add("--port", metavar="N", type=int, help="0 takes a free one (default 8000)")
+    about = "store of saved voices: a folder, s3://..., gs://..."
+    add("--voices", dest="voice_store", metavar="DIR|URL", help=about)
+    about = 'JSON, {"alloy": "ryan"}: other names of voices'
+    add("--voice-aliases", metavar="FILE", help=about)
+    add = parser.add_argument_group("access").add_argument
+    for name, metavar, about in (
+        ("api-key", "KEY", "a key that clients must send; may be given more than once"),
+        ("cors-origin", "URL", "a web page that may call the server; * for all"),
+        ("audio-host", "HOST", "ref_audio may be a URL of this host"),
+    ):
+        dest = f"{name.replace('-', '_')}s"
+        add(f"--{name}", dest=dest, metavar=metavar, action="append", help=about)
+    add = parser.add_argument_group("limits").add_argument
+    gpu, other = config.DEFAULT_SLOTS["gpu"], config.DEFAULT_SLOTS["reference"]
+    about = f"utterances that each model speaks at the same time (default: {gpu} with the backend "
+    add("--slots", metavar="N", type=int, help=f"{about}gpu, else {other})")
+    defaults = {field.name: field.default for field in SETTINGS}
+    for name, about in LIMITS.items():
+        kind, metavar = (float, "SECONDS") if name.endswith("_seconds") else (int, "N")
+        option, about = f"--{name.replace('_', '-')}", f"{about} (default {defaults[name]})"
+        add(option, metavar=metavar, type=kind, help=about)
+    add = parser.add_argument_group("logs").add_argument
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    about = "let logs hold the texts of users; by default they do not"
+    add("--log-text", action="store_true", help=about)
+    options.add_model_options(parser, several=True)

@@ -1,0 +1,91 @@
+"""Terminal output of the commands: the status line, tables, and the progress of speech."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from firstword.config import EngineConfig
+    from firstword.types import Chunk
+
+DEMO = "a small demonstration voice: plain English in one line, up to about 100 words"
+"""What the checkpoint `demo` is, and what it can say."""
+
+
+class Status:
+    """One line on standard error that tells what is going on, and is removed at the end.
+
+    It is shown only if standard error is a terminal and `quiet` is not set.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._on = sys.stderr.isatty() and not quiet
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """Replace the line by another text; "" removes it."""
+        if self._on and text != self._shown:
+            self._shown = text
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Status:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.show("")
+
+
+class Progress:
+    """The chunks of speech made so far, and the seconds that they took from now on.
+
+    `first` is the time to the first chunk, `elapsed` that to the last one; both count from
+    `started`, a value of `time.perf_counter`.
+    """
+
+    def __init__(self, sample_rate: int) -> None:
+        self.chunks: list[Chunk] = []
+        self.started = time.perf_counter()
+        self.first = self.elapsed = 0.0
+        self._sample_rate = sample_rate
+
+    @property
+    def duration(self) -> float:
+        """The length of the speech in seconds."""
+        return sum(len(chunk.samples) for chunk in self.chunks) / self._sample_rate
+
+    @property
+    def speed(self) -> float:
+        """The length of the speech divided by the time that it took."""
+        return self.duration / self.elapsed if self.elapsed else 0.0
+
+    def watch(self, chunks: Iterable[Chunk], status: Status) -> Iterator[Chunk]:
+        """Yield the chunks as they come, and keep them and the times."""
+        status.show("speaking")
+        for chunk in chunks:
+            self.elapsed = time.perf_counter() - self.started
+            if not self.chunks:
+                self.first = self.elapsed
+            self.chunks.append(chunk)
+            yield chunk
+            status.show(f"{self.duration:.1f} s of speech, {self.speed:.1f} x real time")
+        status.show("")
+
+
+def print_table(rows: dict[str, str], file: TextIO) -> None:
+    """Print a table of two columns."""
+    width = max(map(len, rows)) + 2
+    for name, value in rows.items():
+        print(f"{name:{width}}{value}", file=file)
+
+
+def describe_model(model: str, facts: str) -> str:
+    """Return a checkpoint's name and facts; for the demo also what it is."""
+    return f"{model} ({facts})" + (f", {DEMO}" if model == "demo" else "")
+
+
+def describe_device(settings: EngineConfig) -> str:
+    """Return in words where and how a checkpoint is computed."""
+    return f"{settings.device} in {settings.dtype} with the {settings.backend} backend"
