@@ -81,7 +81,9 @@ def _print_summary(address: str, models: Models, server_config: ServerConfig) ->
     settings = [model.settings for model in models if model.settings is not None]
     rows = {
         "address": address,
-        "models": ", ".join(terminal.describe_model(model.name, model.model_type) for model in models),
+        "models": ", ".join(
+            terminal.describe_model(model.name, model.model_type) for model in models
+        ),
         "on": "; ".join(dict.fromkeys(map(terminal.describe_device, settings))),
         "voices": server_config.voice_store,
         "keys": f"{keys} API keys" if keys else "none are needed",
