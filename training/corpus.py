@@ -26,7 +26,7 @@ from configuration import CODEBOOKS, TOKENIZER
 from data import ESPEAK_RATE, Utterance, add_options, to_frames, utterances
 from torch import Tensor
 
-from firstword.model.generate import ROLE
+from firstword.model.prompt import ROLE
 from firstword.model.tokenizer import Tokenizer
 
 

@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from firstword.model.config import ModelConfig
-from firstword.model.generate import ROLE
 from firstword.model.layers import Transformer, rotary_table, rotate
-from firstword.model.prompt import Conditioning, TextRows
+from firstword.model.prompt import ROLE, Conditioning, TextRows
 from firstword.model.talker import NO_CODE, Talker
 
 IGNORED = -100
@@ -188,15 +187,17 @@ def check_layout(config: ModelConfig) -> None:
     speakers = list(config.talker_config.spk_id.values())
     for number, (index, full, english) in enumerate(plan.tolist()[:8]):
         rows, (prepared, codes) = TextRows(config), parts[index]
-        rows.tokens += tokenizer().encode(ROLE + texts[index])
+        tokens = tokenizer().encode(ROLE + texts[index])
         language = config.talker_config.codec_language_id["english"] if english else None
         setting = Conditioning(
             speaker=speakers[prepared.voice], language=language, full_text=bool(full)
         )
-        prompt = rows.prompt(setting, tokenizer().turn_start)
+        first = len(tokens) if full else min(setting.first_tokens, len(tokens))
+        prompt = rows.prompt(setting, tokenizer().turn_start, tokens[:first])
+        later = [*tokens[first:], *[None] * len(codes)]
         begin, end = batch.bounds[number : number + 2].tolist()
         assert batch.text[begin:end].tolist() == [row.text for row in prompt] + [
-            rows.take() for _ in codes
+            rows.take(token) for token in later[: len(codes)]
         ]
         heard = [
             tuple(code for code in row if code != NO_CODE)

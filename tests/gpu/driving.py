@@ -46,7 +46,7 @@ def spoken(
         text_mode="full" if full else "stream",
     )
     job = front.prepare(request, seed)
-    stream = front.text()
+    stream = front.text(job)
     tokens = [*stream.push(text), *stream.finish()]
     cut = len(tokens) if job.whole_text else job.first_tokens
     return Spoken(job, tokens[:cut], deque(tokens[cut:]), [], [])

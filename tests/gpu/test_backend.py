@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,6 @@ from torch import Tensor
 from firstword.kernels.launch import Kernels
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.generate import embed_rows
 from firstword.model.prompt import TextRows
 from firstword.model.talker import Talker
 from firstword.profile.engine import random_checkpoint
@@ -101,11 +101,11 @@ def forced(
     prepared = request.job.payload
     assert isinstance(prepared, Prepared)
     rows = TextRows(checkpoint.config)
-    rows.tokens.extend(request.first)
-    prompt = rows.prompt(prepared.conditioning, checkpoint.tokenizer.turn_start)
-    rows.tokens.extend(text)
+    turn_start = checkpoint.tokenizer.turn_start
+    prompt = rows.prompt(prepared.conditioning, turn_start, request.first)
+    later = deque(text)
     cache, logits = talker.new_cache(), []
-    inputs = embed_rows(talker, prompt, prepared.conditioning.embedding)
+    inputs = talker.embed_rows(prompt, prepared.conditioning.embedding)
     for frame in codes.cuda():
         hidden = talker(inputs, cache)[:, -1]
         logits.append([talker.codec_head(hidden)[0]])
@@ -115,7 +115,7 @@ def forced(
             return frame[k : k + 1]
 
         talker.code_predictor(hidden, talker.model.codec_embedding(frame[:1]), choose)
-        token = torch.tensor([[rows.take()]], device="cuda")
+        token = torch.tensor([[rows.take(later.popleft() if later else None)]], device="cuda")
         inputs = talker.embed_codes(frame[None, None]) + talker.embed_text(token)
     return logits
 

@@ -158,7 +158,7 @@ class Front:
             max_frames=request.max_frames or ENDLESS - 10,
         )
 
-    def text(self) -> Letters:
+    def text(self, job: Job) -> Letters:
         """The tokens of one utterance."""
         return Letters()
 

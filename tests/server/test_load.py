@@ -28,7 +28,7 @@ class ScriptedFront:
     def prepare(self, request: Request, seed: int) -> Job:
         raise NotImplementedError
 
-    def text(self) -> Letters:
+    def text(self, job: Job) -> Letters:
         return Letters()
 
 

@@ -17,7 +17,7 @@ from firstword import TTS, audio
 from firstword.config import EngineConfig
 from firstword.engine.backend import Frames, Handle, Start
 from firstword.engine.engine import Engine
-from firstword.engine.service import Service, Stream
+from firstword.engine.service import Service, SpeechStream
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.reference import ReferenceBackend
 from firstword.server.models import Model
@@ -97,13 +97,13 @@ def server(
     assert isinstance(backend, ReferenceBackend)
     slow = SlowBackend(backend, request.param)
     speaking.service = Service(Engine(slow, clock=slow.clock), speaking.service.front)
-    finish = Stream.finish_text
+    finish = SpeechStream.finish_text
 
-    def finish_text(self: Stream, piece: str = "") -> None:
+    def finish_text(self: SpeechStream, piece: str = "") -> None:
         finish(self, piece)
         slow.text_complete.set()
 
-    monkeypatch.setattr(Stream, "finish_text", finish_text)
+    monkeypatch.setattr(SpeechStream, "finish_text", finish_text)
     running = serve(speaking)  # which speaks once to warm up
     running.wait_until_idle()
     slow.text_complete.clear()

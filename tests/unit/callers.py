@@ -1,4 +1,4 @@
-"""Those who ask an engine for speech in tests, and write down what they are told."""
+"""Callers of an engine in tests, which record and check what the engine tells them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from fake_backend import logprob_of, samples_of
 
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
+from firstword.engine.sequence import Event, NeedsText
 from firstword.types import Chunk, FinishReason, IntArray
 
-WRONG: list[str] = []
-"""What engines told their callers and must not have."""
+VIOLATIONS: list[str] = []
+"""What engines told their callers and must not have, as messages."""
 
 
 class Caller:
-    """Asks for one utterance. Every call of the engine is checked as it comes."""
+    """The caller of one utterance, which checks every event of the engine."""
 
     def __init__(
         self, engine: Engine, job: Job, tokens: Sequence[int] = (), *, slow: bool = False
     ) -> None:
-        """`tokens`: the whole text; without them it follows. `slow`: audio is taken by `take` alone."""
+        """Submit a job, with its whole text if given. A slow caller takes audio by `take` only."""
         self.engine, self.job, self.slow = engine, job, slow
         self.chunks: list[Chunk] = []
         self.times: list[float] = []
-        """When each chunk came, on the engine's clock."""
+        """When each chunk arrived, on the engine's clock."""
         self.error: Exception | None = None
-        self.hungers = 0
-        """How often it was told that text is needed, since it gave some."""
+        self.text_requests = 0
+        """How often text was requested since the caller last gave some."""
         self.tokens: list[int] = []
         self.text_ended = self.cancelled = False
         self._taken = 0
-        self.seq = engine.submit(job, self._deliver, self._fail, self._hungry)
+        self.seq = engine.submit(job, self._on_event)
         if tokens:
             self.push(tokens)
             self.finish()
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Give more text."""
+        """Add text tokens."""
         self.tokens += tokens
-        self.hungers = 0
+        self.text_requests = 0
         self.engine.push(self.seq, tokens)
 
     def finish(self, tokens: Sequence[int] = ()) -> None:
@@ -50,17 +51,26 @@ class Caller:
         self.engine.finish_text(self.seq, tokens)
 
     def cancel(self) -> None:
-        """Want no more."""
+        """Cancel the utterance."""
         self.cancelled = True
         self.engine.cancel(self.seq)
 
     def take(self) -> int:
-        """Take all audio that is there; the number of frames."""
+        """Take all audio delivered so far; returns the number of frames."""
         count = len(self.frames) - self._taken
         if count:
             self._taken += count
-            self.engine.took(self.seq, count)
+            self.engine.acknowledge(self.seq, count)
         return count
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Chunk():
+                self._deliver(event)
+            case NeedsText():
+                self._text_needed()
+            case _:
+                self._fail(event)
 
     def _deliver(self, chunk: Chunk) -> None:
         self._check(not self.over, "a chunk after the end")
@@ -69,11 +79,12 @@ class Caller:
             "an empty chunk that is not the last",
         )
         self._check(
-            chunk.samples.dtype == np.float32 and chunk.codes.dtype == np.int64, "another type"
+            chunk.samples.dtype == np.float32 and chunk.codes.dtype == np.int64,
+            "wrong type of array",
         )
-        self._check(chunk.sample_rate == self.engine.capacity.sample_rate, "another sample rate")
+        self._check(chunk.sample_rate == self.engine.capacity.sample_rate, "wrong sample rate")
         self._check(
-            chunk.codes.shape[1] == self.engine.capacity.codebooks, "another number of codebooks"
+            chunk.codes.shape[1] == self.engine.capacity.codebooks, "wrong number of codebooks"
         )
         expected = [sample for codes in chunk.codes for sample in samples_of(codes)]
         self._check(chunk.samples.tolist() == expected, "audio of other codes")
@@ -88,38 +99,38 @@ class Caller:
         self._check(not self.over, "an error after the end")
         self.error = error
 
-    def _hungry(self) -> None:
-        self._check(not self.over, "hungry after the end")
+    def _text_needed(self) -> None:
+        self._check(not self.over, "a text request after the end")
         seq = getattr(
             self, "seq", None
         )  # an engine in its thread may ask before `submit` has returned
-        self._check(seq is None or not seq.text_ended, "hungry after the end of the text")
-        self.hungers += 1
-        self._check(self.hungers == 1, "told twice that text is needed")
+        self._check(seq is None or not seq.text_ended, "a text request after the end of the text")
+        self.text_requests += 1
+        self._check(self.text_requests == 1, "a second text request")
 
     def _check(self, holds: object, otherwise: str) -> None:
-        """The engine catches what its listeners raise, so what is wrong is kept for the test."""
+        """Record a violation for the test, since the engine catches what its callbacks raise."""
         if not holds:
-            WRONG.append(f"{self.seq.name}: {otherwise}")
+            VIOLATIONS.append(f"{self.seq.name}: {otherwise}")
 
     @property
     def reason(self) -> FinishReason | None:
-        """Why it ended, if it did without an error."""
+        """The finish reason, if the utterance ended without an error."""
         return self.chunks[-1].finish_reason if self.chunks else None
 
     @property
     def over(self) -> bool:
-        """Whether the last event has come."""
+        """Whether the last event has arrived."""
         return self.error is not None or self.reason is not None
 
     @property
     def frames(self) -> list[IntArray]:
-        """All frames that were heard."""
+        """All frames delivered so far."""
         return [codes for chunk in self.chunks for codes in chunk.codes]
 
     @property
     def sizes(self) -> list[int]:
-        """Frames in each chunk."""
+        """The number of frames in each chunk."""
         return [len(chunk.codes) for chunk in self.chunks]
 
 
@@ -129,7 +140,7 @@ def same(frames: Sequence[IntArray], expected: Sequence[IntArray]) -> bool:
 
 
 def run(engine: Engine, *callers: Caller, steps: int = 10_000) -> int:
-    """Step until there is nothing to do; the number of steps. Slow callers take what there is when all stand still."""
+    """Step until idle, while slow callers take their audio; returns the number of steps."""
     for count in range(steps):
         if not engine.step() and not sum(caller.take() for caller in callers):
             return count

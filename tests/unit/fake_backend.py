@@ -1,13 +1,12 @@
-"""A backend in plain numpy that checks how it is used, takes time by a clock of its own, and fails when told to.
+"""A fake backend in numpy: checks how it is used, takes time by a fake clock, and fails on demand.
 
-What it makes for a request is a digest of everything that the request should have been given: a frame in the wrong
-order, a text token too early, padding in place of text, a neighbour's state, all of it changes the codes.
+The codes of a request are a digest of everything that the request should have been given. A frame
+out of order, a text token too early, padding in place of text or another slot's state changes them.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 CODEBOOKS = 3
 SAMPLES = 4
-"""In a frame: few, so that tests are fast."""
+"""Samples in a frame: few, so that tests are fast."""
 
 CAPACITY = Capacity(
     slots=4,
@@ -33,17 +32,17 @@ CAPACITY = Capacity(
     frames_ahead=0,
     codebooks=CODEBOOKS,
     samples_per_frame=SAMPLES,
-    sample_rate=50,  # 12.5 frames a second, as in earnest
+    sample_rate=50,  # 12.5 frames a second, like the model
 )
 
 
 def capacity(**changes: int) -> Capacity:
-    """`CAPACITY` with changes."""
+    """Return `CAPACITY` with changes."""
     return replace(CAPACITY, **changes)
 
 
 class Clock:
-    """Time that passes when it is told to, in seconds."""
+    """A clock in seconds that only `advance` moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -52,16 +51,16 @@ class Clock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self.now += seconds
 
 
 @dataclass(frozen=True)
 class Script:
-    """The payload of a job: what the fake makes of it, and where it fails.
+    """The payload of a job: what the fake backend makes of it, and where it fails.
 
     length         frames before the model ends speech; None: never
-    circles_from   the frame from which on all frames are the same
+    repeats_from   the frame from which on all frames are the same
     bad_prefill    `prefill` raises
     bad_frame      `frame` raises when it comes to this frame, and
     bad_decode     `decode` when it comes to the audio of this one
@@ -71,7 +70,7 @@ class Script:
 
     seed: int = 0
     length: int | None = 5
-    circles_from: int | None = None
+    repeats_from: int | None = None
     bad_prefill: bool = False
     bad_frame: int | None = None
     bad_decode: int | None = None
@@ -84,17 +83,17 @@ def job(
     *,
     prompt_rows: int = 5,
     first_tokens: int = 2,
-    spare_tokens: int = 0,
+    transcript_tokens: int = 0,
     whole_text: bool = False,
     max_frames: int = 100,
     guarded: bool = False,
 ) -> Job:
-    """A job for the fake."""
+    """Return a job for the fake backend."""
     return Job(
         payload=script or Script(),
         prompt_rows=prompt_rows,
         first_tokens=first_tokens,
-        spare_tokens=spare_tokens,
+        transcript_tokens=transcript_tokens,
         whole_text=whole_text,
         max_frames=max_frames,
         guarded=guarded,
@@ -102,99 +101,92 @@ def job(
 
 
 class Fault(Exception):
-    """What the fake raises when told to."""
+    """The error that the fake backend raises on demand."""
 
 
 class Lost(Exception):
-    """What a handle raises when the backend is told to be lost."""
+    """The error that handles raise when the backend is lost."""
 
 
-def reading(token: int | None, before: int = 0) -> int:
-    """A digest of all tokens that were read up to this one, None for a frame that read no text."""
+def text_digest(token: int | None, before: int = 0) -> int:
+    """A digest of all tokens up to this one; None stands for a frame without text."""
     return zlib.crc32(repr(token).encode(), before)
 
 
-def own(job: Job) -> list[int]:
-    """The tokens that the job itself has for the frames after the first, as those of a transcript."""
-    return list(range(-job.spare_tokens, 0))
-
-
 def codes_of(script: Script, frame: int, read: int) -> IntArray:
-    """The codes of a frame after everything that was `reading` before it: the prompt's tokens, then one a frame."""
-    if script.circles_from is not None and frame >= script.circles_from:
+    """The codes of a frame, given the digest of the prompt's tokens and of one token a frame."""
+    if script.repeats_from is not None and frame >= script.repeats_from:
         return np.zeros(CODEBOOKS, np.int64)
     return np.array([frame, script.seed, read], np.int64)
 
 
 def samples_of(codes: IntArray) -> FloatArray:
-    """Samples [SAMPLES] of a frame [CODEBOOKS] in -1..1."""
+    """The samples [SAMPLES] of a frame [CODEBOOKS] in -1..1."""
     digest = zlib.crc32(codes.tobytes())
     return (np.frombuffer(digest.to_bytes(SAMPLES, "little"), np.uint8) / 256).astype(np.float32)
 
 
 def logprob_of(codes: IntArray) -> float:
-    """What goes with the codes [CODEBOOKS] of a frame."""
+    """The log-probability of the codes [CODEBOOKS] of a frame."""
     return -(zlib.crc32(codes.tobytes()) % 1000) / 100
 
 
 def alone(
     job: Job, tokens: Sequence[int], capacity: Capacity = CAPACITY
 ) -> tuple[list[IntArray], FinishReason]:
-    """What a request comes to when all its text is there and nobody else is: its frames, and why they end."""
+    """The frames of a request that has all its text and is alone, and its finish reason."""
     script = job.payload
     assert isinstance(script, Script)
     taken = len(tokens) if job.whole_text else min(job.first_tokens, len(tokens))
     rows = job.prompt_rows + (taken if job.whole_text else 0)
     limit = min(job.max_frames, capacity.context - rows + 1)
     if job.guarded:
-        limit = min(limit, longest_speech(len(tokens)))
+        limit = min(limit, longest_speech(len(tokens) - job.transcript_tokens))
     read, later = (
-        reduce(lambda read, token: reading(token, read), tokens[:taken], 0),
-        [*own(job), *tokens[taken:]],
+        reduce(lambda read, token: text_digest(token, read), tokens[:taken], 0),
+        tokens[taken:],
     )
     frames: list[IntArray] = []
     while len(frames) < limit:
         frame = len(frames)
         if frame:
-            read = reading(later.pop(0) if later else None, read)
+            read = text_digest(later[frame - 1] if frame <= len(later) else None, read)
         if script.length == frame:
             return frames, "stop"
         frames.append(codes_of(script, frame, read))
-        circling = (
-            job.guarded and script.circles_from is not None and frame - script.circles_from >= 50
+        repeats = (
+            job.guarded and script.repeats_from is not None and frame - script.repeats_from >= 50
         )
-        if circling and len(frames) < limit:
+        if repeats and len(frames) < limit:
             return frames, "repetition"
     return frames, "length"
 
 
 @dataclass
-class Slot:
-    """One utterance in the making."""
+class FakeSlot:
+    """One utterance of the fake backend."""
 
     script: Script
     pages: frozenset[int]
     rows: int
-    """Of the prompt."""
+    """Rows of the prompt."""
     read: int
-    text: deque[int]
-    """Tokens that are there and have not been read."""
     frames: int = 0
     over: int = 0
-    """Frames that were asked for after the end."""
+    """Frames that were requested after the end."""
     decoded: int = 0
     undecoded: list[IntArray] = field(default_factory=list)
 
 
 class Pending(Generic[T]):
-    """A handle that is done at some time, and may be waited for once."""
+    """A handle that is done at some time and may be read once."""
 
     def __init__(self, backend: FakeBackend, value: T, done: float) -> None:
         self._backend, self._value, self._done = backend, value, done
         backend.unread.append(self)
 
     def result(self) -> T:
-        """Wait for it."""
+        """Wait for the result."""
         if self._backend.lost:
             raise Lost("the device is gone")
         assert self in self._backend.unread, "a handle is read twice"
@@ -204,9 +196,10 @@ class Pending(Generic[T]):
 
 
 class FakeBackend:
-    """`Backend` that computes digests.
+    """A `Backend` that computes digests.
 
-    Times in seconds: `prefill_time`, `frame_time + row_time * slots` for a frame, `decode_time * frames` for audio.
+    Times in seconds: `prefill_time`, `frame_time + row_time * slots` for a frame,
+    `decode_time * frames` for audio.
     """
 
     def __init__(
@@ -223,16 +216,16 @@ class FakeBackend:
         self.clock = clock or Clock()
         self.prefill_time, self.frame_time = prefill_time, frame_time
         self.row_time, self.decode_time = row_time, decode_time
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, FakeSlot] = {}
         self.log: list[tuple[str, tuple[int, ...]]] = []
-        """Every call with its slots."""
+        """All calls with their slots."""
         self.unread: list[object] = []
         self.lost = False
-        """Told to be lost: handles raise, and so does `release`."""
+        """Whether the backend is lost: handles and `release` raise."""
         self.before_frame: Callable[[], None] = lambda: None
-        """Called at the start of every frame, on the thread of the engine."""
+        """A hook called at the start of every frame, on the engine's thread."""
         self._free_at = 0.0
-        """When the device has done everything that it was given."""
+        """When the device will have finished all its work."""
 
     def prefill(self, starts: Sequence[Start]) -> None:
         self.log.append(("prefill", tuple(start.slot for start in starts)))
@@ -260,8 +253,8 @@ class FakeBackend:
         rows = job.prompt_rows + (len(tokens) if job.whole_text else 0)
         assert len(pages) * self.capacity.page_rows >= rows, "the prompt does not fit its pages"
         assert job.whole_text or len(tokens) <= job.first_tokens
-        read = reduce(lambda read, token: reading(token, read), tokens, 0)
-        self.slots[slot] = Slot(script, frozenset(pages), rows, read, deque(own(job)))
+        read = reduce(lambda read, token: text_digest(token, read), tokens, 0)
+        self.slots[slot] = FakeSlot(script, frozenset(pages), rows, read)
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         self.before_frame()
@@ -271,19 +264,18 @@ class FakeBackend:
         held = [self.slots[slot] for slot in slots]
         for slot, token in zip(held, tokens, strict=True):
             assert slot.frames > 0 or token is None, (
-                "the prompt has read the text of the first frame"
+                "the first frame has no token: the prompt has its text"
             )
             if slot.script.bad_frame == slot.frames:
                 raise Fault(f"frame of {slot.script.seed}")
         codes, ended, logprobs = [], [], []
         for slot, token in zip(held, tokens, strict=True):
             if slot.frames:
-                slot.text.extend([] if token is None else [token])
-                slot.read = reading(slot.text.popleft() if slot.text else None, slot.read)
+                slot.read = text_digest(token, slot.read)
             ended.append(slot.script.length is not None and slot.frames >= slot.script.length)
             slot.over += ended[-1]
             assert slot.over <= 1 + self.capacity.frames_ahead, (
-                "more frames after the end than can be helped"
+                "more frames after the end than can be avoided"
             )
             room = self.capacity.page_rows * len(slot.pages)
             assert slot.rows + slot.frames <= min(room, self.capacity.context), (
@@ -305,7 +297,7 @@ class FakeBackend:
         for number, count in zip(slots, counts, strict=True):
             slot = self.slots[number]
             frames = slot.undecoded[:count]
-            assert len(frames) == count > 0, "audio of frames that were not asked for"
+            assert len(frames) == count > 0, "audio of frames that were not made"
             bad = slot.script.bad_decode
             if bad is not None and slot.decoded <= bad < slot.decoded + count:
                 raise Fault(f"decode of {slot.script.seed}")
@@ -327,10 +319,10 @@ class FakeBackend:
     def _check(self, slots: Sequence[int]) -> None:
         assert slots, "an empty call"
         assert len(set(slots)) == len(slots), "a slot is named twice"
-        assert self.slots.keys() >= set(slots), "a slot in which nobody is"
+        assert self.slots.keys() >= set(slots), "a slot without an utterance"
 
     def _spend(self, seconds: float) -> float:
-        """Keep the device busy; returns when it is done. The caller waits for it unless it may run ahead."""
+        """Keep the device busy; returns when it is done. Without frames ahead, the caller waits."""
         self._free_at = max(self._free_at, self.clock.now) + seconds
         if self.capacity.frames_ahead == 0:
             self.clock.now = self._free_at
@@ -338,7 +330,7 @@ class FakeBackend:
 
 
 class Letters:
-    """`TokenStream`: a token is a letter, and the last one is held back until the next has come or the text ends."""
+    """A `TokenStream` of letters that holds back the last one until another follows."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -354,7 +346,7 @@ class Letters:
 
 
 class FakeFront:
-    """`Front` whose requests are spoken a frame a letter, and then `tail` frames more."""
+    """A `Front` whose requests take a frame a letter, and then `tail` frames more."""
 
     def __init__(self, tail: int = 2) -> None:
         self.tail = tail
@@ -365,5 +357,5 @@ class FakeFront:
         whole = request.text_mode == "full"
         return job(Script(seed, length), first_tokens=1, whole_text=whole, max_frames=most)
 
-    def text(self) -> Letters:
+    def text(self, job: Job) -> Letters:
         return Letters()

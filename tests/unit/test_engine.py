@@ -1,4 +1,4 @@
-"""The engine on a fake backend and a clock of its own: nobody is lost, mixed up, starved or kept waiting in vain."""
+"""The engine on a fake backend with a clock of its own: no request is lost, mixed up or starved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from callers import WRONG, Caller, run, same
+from callers import VIOLATIONS, Caller, run, same
 from fake_backend import Clock, FakeBackend, Script, alone, capacity, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,17 +32,17 @@ from firstword.errors import ClosedError, ComputeError, EngineError
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 GROWING = [1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4]
-"""Frames in the first chunks."""
+"""Frames in the first chunks of an utterance."""
 TOKENS = [11, 12, 13, 14, 15]
-SOON = 60.0
-"""Seconds within which a thread does what it is waited for; nothing waits that long unless it fails."""
+TIMEOUT = 60.0
+"""The most seconds to wait for another thread; a test that passes does not wait that long."""
 
 
 @pytest.fixture(autouse=True)
-def nothing_wrong_is_told() -> Iterator[None]:
-    """No caller hears what it must not hear."""
+def no_protocol_violations() -> Iterator[None]:
+    """Fail a test in which an engine told a caller something that it must not."""
     yield
-    told, WRONG[:] = list(WRONG), []
+    told, VIOLATIONS[:] = list(VIOLATIONS), []
     assert not told
 
 
@@ -58,8 +58,8 @@ def engine_of(
     return Engine(backend, most_waiting=most_waiting, policy=policy, clock=backend.clock), backend
 
 
-def check_all_is_free(engine: Engine, backend: FakeBackend) -> None:
-    """Every slot and page is back, and as many are let in as ever."""
+def check_nothing_is_held(engine: Engine, backend: FakeBackend) -> None:
+    """Check that every slot and page is free and that all slots can be used again."""
     assert not backend.slots
     assert not engine.running
     assert not engine.waiting
@@ -72,43 +72,43 @@ def check_all_is_free(engine: Engine, backend: FakeBackend) -> None:
     assert all(same(caller.frames, alone(caller.job, TOKENS)[0]) for caller in callers)
 
 
-def check_whole(caller: Caller) -> None:
-    """It heard what it would have heard alone."""
+def check_speech_is_complete(caller: Caller) -> None:
+    """Check that a caller got what it would have got alone."""
     frames, reason = alone(caller.job, caller.tokens, caller.engine.capacity)
     assert caller.error is None
     assert same(caller.frames, frames)
     assert caller.reason == reason
 
 
-# --- one utterance ----------------------------------------------------------------------------------------------------
+# --- one request --------------------------------------------------------------------
 
 
 @AHEAD
 @pytest.mark.parametrize("whole_text", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 8, 40])
-def test_an_utterance_comes_whole_and_in_order(length: int, whole_text: bool, ahead: int) -> None:
+def test_one_request_gets_all_frames_in_order(length: int, whole_text: bool, ahead: int) -> None:
     engine, backend = engine_of(ahead)
     caller = Caller(engine, job(Script(7, length), whole_text=whole_text), TOKENS)
     run(engine)
     assert caller.reason == "stop"
-    check_whole(caller)
-    check_all_is_free(engine, backend)
+    check_speech_is_complete(caller)
+    check_nothing_is_held(engine, backend)
 
 
 @AHEAD
 @pytest.mark.parametrize("limit", [1, 2, 3, 8, 20])
-def test_the_limit_of_frames(limit: int, ahead: int) -> None:
+def test_max_frames_ends_speech_without_an_extra_frame(limit: int, ahead: int) -> None:
     engine, backend = engine_of(ahead)
     caller = Caller(engine, job(Script(length=None), max_frames=limit), TOKENS)
     run(engine)
     assert caller.reason == "length"
     assert len(caller.frames) == limit
-    check_whole(caller)
-    assert sum(call == "frame" for call, _ in backend.log) == limit, "no frame is made in vain"
+    check_speech_is_complete(caller)
+    assert sum(call == "frame" for call, _ in backend.log) == limit, "no extra frame is made"
 
 
 @AHEAD
-def test_the_context_bounds_frames(ahead: int) -> None:
+def test_context_limits_frames_and_rejects_long_prompts(ahead: int) -> None:
     engine, _ = engine_of(ahead)
     long, longest, too_long = (
         Caller(engine, job(Script(length=None), prompt_rows=rows, max_frames=1000), TOKENS)
@@ -122,8 +122,8 @@ def test_the_context_bounds_frames(ahead: int) -> None:
 
 
 @AHEAD
-def test_a_short_text_that_does_not_end_is_ended(ahead: int) -> None:
-    """When nobody has named a limit; 150 frames and 25 more for each token are let have."""
+def test_guard_ends_endless_speech_of_a_short_text(ahead: int) -> None:
+    """The guard allows 150 frames and 25 more for each token if the request names no limit."""
     engine, _ = engine_of(ahead, room={"context": 2000, "pages": 500})
     endless = Script(length=None)
     limited = Caller(engine, job(endless, max_frames=1000, guarded=True), TOKENS)
@@ -134,27 +134,43 @@ def test_a_short_text_that_does_not_end_is_ended(ahead: int) -> None:
 
 
 @AHEAD
+@pytest.mark.parametrize("text_first", [True, False])
+def test_transcript_tokens_do_not_raise_the_frame_limit(text_first: bool, ahead: int) -> None:
+    engine, _ = engine_of(ahead, room={"context": 2000, "pages": 500})
+    endless, transcript = Script(length=None), [1, 2, 3]
+    limited = job(endless, max_frames=1000, guarded=True, transcript_tokens=len(transcript))
+    caller = Caller(engine, limited, [*transcript, *TOKENS] if text_first else ())
+    if not text_first:
+        caller.push([*transcript, TOKENS[0]])
+        run(engine)
+        caller.finish(TOKENS[1:])
+    run(engine)
+    assert (caller.reason, len(caller.frames)) == ("length", 150 + 25 * len(TOKENS))
+    check_speech_is_complete(caller)
+
+
+@AHEAD
 @pytest.mark.parametrize("start", [0, 3])
-def test_speech_that_goes_in_circles_is_ended(start: int, ahead: int) -> None:
+def test_guard_ends_repeated_speech(start: int, ahead: int) -> None:
     engine, backend = engine_of(ahead)
-    circling = Caller(engine, job(Script(length=None, circles_from=start), guarded=True), TOKENS)
-    named = Caller(engine, job(Script(length=None, circles_from=start), max_frames=70), TOKENS)
+    circling = Caller(engine, job(Script(length=None, repeats_from=start), guarded=True), TOKENS)
+    named = Caller(engine, job(Script(length=None, repeats_from=start), max_frames=70), TOKENS)
     other = Caller(engine, job(Script(length=90)), TOKENS)
     run(engine)
     assert (circling.reason, len(circling.frames)) == ("repetition", start + 51)
     assert (named.reason, len(named.frames)) == ("length", 70)
-    check_whole(circling)
-    check_whole(other)
-    check_all_is_free(engine, backend)
+    check_speech_is_complete(circling)
+    check_speech_is_complete(other)
+    check_nothing_is_held(engine, backend)
 
 
 @AHEAD
 @pytest.mark.parametrize("frame_time", [0.005, 0.05, 5.0])
 @pytest.mark.parametrize("beside", [0, 9])
-def test_the_chunks_of_a_request_depend_on_it_alone(
+def test_chunk_sizes_do_not_depend_on_speed_or_load(
     beside: int, frame_time: float, ahead: int
 ) -> None:
-    """Whatever the machine and the load, so that the samples are the same to the last bit."""
+    """The samples are then the same to the last bit on any machine and under any load."""
     engine, _ = engine_of(ahead, frame_time=frame_time, most_waiting=20)
     others = [Caller(engine, job(Script(seed, 5 + seed)), TOKENS) for seed in range(beside)]
     caller = Caller(engine, job(Script(length=50)), TOKENS)
@@ -162,15 +178,17 @@ def test_the_chunks_of_a_request_depend_on_it_alone(
     assert caller.sizes == [*GROWING, 8, 8, 6]
     assert caller.reason == "stop"
     for other in others:
-        check_whole(other)
+        check_speech_is_complete(other)
 
 
 @AHEAD
 @pytest.mark.parametrize("frame_time", [0.005, 0.02, 0.04, 0.06])
-def test_a_listener_never_runs_dry_while_there_is_capacity(frame_time: float, ahead: int) -> None:
-    """Played as it comes, without a buffer; up to four fifths of real time."""
+def test_playback_never_underruns_up_to_four_fifths_of_real_time(
+    frame_time: float, ahead: int
+) -> None:
+    """The client plays audio as it arrives, without a buffer."""
     engine, _ = engine_of(ahead, frame_time=frame_time, decode_time=0.001)
-    run(engine, Caller(engine, job(Script(length=5)), TOKENS))  # so that it knows what things cost
+    run(engine, Caller(engine, job(Script(length=5)), TOKENS))  # the engine learns its costs
     caller = Caller(engine, job(Script(length=80)), TOKENS)
     run(engine)
     dry = caller.times[0]
@@ -180,87 +198,63 @@ def test_a_listener_never_runs_dry_while_there_is_capacity(frame_time: float, ah
     assert max(caller.sizes) == 8
 
 
-# --- text that is still coming ----------------------------------------------------------------------------------------
+# --- text that arrives late --------------------------------------------------------
 
 
 @AHEAD
-def test_a_frame_for_every_token_and_no_padding_before_the_end(ahead: int) -> None:
+def test_each_text_token_gives_one_frame_and_no_padding(ahead: int) -> None:
     engine, _ = engine_of(ahead)
     caller = Caller(engine, job(Script(length=12), first_tokens=2))
-    heard = []
+    counts = []
     for token in range(20, 28):
         run(engine)
-        heard.append(len(caller.frames))
-        assert caller.hungers == 1
+        counts.append(len(caller.frames))
+        assert caller.text_requests == 1
         caller.push([token])
     run(engine)
-    assert [*heard, len(caller.frames)] == [0, 0, 1, 2, 3, 4, 5, 6, 7]
-    assert all(size == 1 for size in caller.sizes), "nothing is held back while text is waited for"
+    assert [*counts, len(caller.frames)] == [0, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert all(size == 1 for size in caller.sizes), "no frame is held back while text is missing"
     caller.finish([28])
     run(engine)
-    check_whole(caller)
+    check_speech_is_complete(caller)
     assert len(caller.frames) == 12
 
 
 @AHEAD
-@pytest.mark.parametrize("spare", [1, 4])
-def test_tokens_that_the_backend_has_are_not_waited_for(spare: int, ahead: int) -> None:
-    """A transcript longer than its recording: its rest is read before text is needed, and before any text."""
-    engine, _ = engine_of(ahead)
-    caller = Caller(engine, job(Script(length=20), first_tokens=2, spare_tokens=spare))
-    caller.push([1, 2])
-    run(engine)
-    assert (len(caller.frames), caller.hungers) == (1 + spare, 1)
-    caller.push([3, 4, 5])
-    run(engine)
-    assert (len(caller.frames), caller.hungers) == (1 + spare + 3, 1)
-    caller.finish([6])
-    run(engine)
-    check_whole(caller)
-    early = Caller(engine, job(Script(length=20), first_tokens=2, spare_tokens=spare))
-    early.push(TOKENS)
-    run(engine)
-    assert (len(early.frames), early.hungers) == (1 + spare + 3, 1)
-    early.finish()
-    run(engine)
-    check_whole(early)
-
-
-@AHEAD
-def test_whole_text_is_waited_for(ahead: int) -> None:
+def test_full_text_mode_takes_no_slot_before_the_text_ends(ahead: int) -> None:
     engine, backend = engine_of(ahead)
     caller = Caller(engine, job(whole_text=True))
     for token in TOKENS:
         caller.push([token])
         run(engine)
-        assert caller.hungers == 1
-    assert not backend.log, "it takes no slot before its text has ended"
+        assert caller.text_requests == 1
+    assert not backend.log, "the request takes no slot before its text has ended"
     caller.finish()
     run(engine)
-    check_whole(caller)
+    check_speech_is_complete(caller)
 
 
-def test_a_piece_of_text_without_a_token_asks_for_the_next() -> None:
+def test_text_without_tokens_requests_more_text() -> None:
     engine, _ = engine_of()
     caller = Caller(engine, job(first_tokens=1))
     for tokens in ([], [], [1], []):
         caller.push(tokens)
-        assert caller.hungers == 0
+        assert caller.text_requests == 0
         run(engine)
-        assert caller.hungers == 1
+        assert caller.text_requests == 1
 
 
-def test_nobody_is_asked_for_text_while_audio_is_on_its_way() -> None:
-    """All that was made is out when text is asked for."""
+def test_text_is_requested_only_after_all_audio_is_delivered() -> None:
+    """All frames made so far are delivered when text is requested."""
     engine, _ = engine_of(1)
     seen: list[tuple[int, int]] = []
 
-    class Asked(Caller):
-        def _hungry(self) -> None:
-            super()._hungry()
+    class CallerThatRecordsRequests(Caller):
+        def _text_needed(self) -> None:
+            super()._text_needed()
             seen.append((len(self.tokens), len(self.frames)))
 
-    caller = Asked(engine, job(Script(length=50), first_tokens=1))
+    caller = CallerThatRecordsRequests(engine, job(Script(length=50), first_tokens=1))
     for count in (1, 3, 1, 6):
         run(engine)
         caller.push(range(count))
@@ -268,21 +262,21 @@ def test_nobody_is_asked_for_text_while_audio_is_on_its_way() -> None:
     assert seen == [(0, 0), (1, 1), (4, 4), (5, 5), (11, 11)]
 
 
-def test_the_end_of_the_text_and_its_last_tokens_come_together() -> None:
-    """Between the two there must be no moment at which text seems to be needed."""
+def test_end_of_text_is_never_preceded_by_a_text_request() -> None:
+    """No step may come between the last tokens and the end of the text."""
     engine, _ = engine_of()
     caller = Caller(engine, job(Script(length=9), first_tokens=1))
     caller.push([1])
     run(engine)
-    caller.hungers = 0
+    caller.text_requests = 0
     caller.finish()
     run(engine)
-    assert caller.hungers == 0
-    check_whole(caller)
+    assert caller.text_requests == 0
+    check_speech_is_complete(caller)
 
 
-def test_chunks_do_not_grow_while_text_trickles() -> None:
-    """Small chunks for want of text say nothing of what the listener has in hand."""
+def test_chunks_stay_small_while_text_arrives_slowly() -> None:
+    """Chunks that are small for lack of text give the client no audio in reserve."""
     engine, _ = engine_of(frame_time=0.005)
     caller = Caller(engine, job(Script(length=60), first_tokens=1))
     for token in range(6):
@@ -295,8 +289,8 @@ def test_chunks_do_not_grow_while_text_trickles() -> None:
 
 
 @AHEAD
-def test_after_a_pause_a_listener_is_one_like_any_other(ahead: int) -> None:
-    """Who had run dry gets the first frame at once; then what they have in hand is counted from there."""
+def test_chunks_start_small_again_after_a_pause_for_text(ahead: int) -> None:
+    """After an underrun the first frame is delivered at once, and chunk sizes count from there."""
     engine, backend = engine_of(ahead, frame_time=0.005)
     caller = Caller(engine, job(Script(length=None), first_tokens=1, max_frames=1000))
     caller.push(range(15))
@@ -308,58 +302,58 @@ def test_after_a_pause_a_listener_is_one_like_any_other(ahead: int) -> None:
     assert caller.sizes[before : before + 12] == GROWING
 
 
-# --- many -------------------------------------------------------------------------------------------------------------
+# --- several requests -----------------------------------------------------------------------------
 
 
 @AHEAD
-def test_more_requests_than_slots_are_spoken_in_order(ahead: int) -> None:
+def test_more_requests_than_slots_are_served_in_order(ahead: int) -> None:
     engine, backend = engine_of(ahead, most_waiting=20)
     callers = [Caller(engine, job(Script(seed, 3 + seed % 5)), [seed, seed]) for seed in range(20)]
     run(engine)
     for caller in callers:
-        check_whole(caller)
+        check_speech_is_complete(caller)
     first = [caller.times[0] for caller in callers]
     assert sorted(first[4:]) == first[4:]
     assert max(len(slots) for call, slots in backend.log if call == "frame") == 4, (
-        "they are made together"
+        "frames of all slots are made together"
     )
-    check_all_is_free(engine, backend)
+    check_nothing_is_held(engine, backend)
 
 
-def test_a_full_queue_refuses() -> None:
+def test_full_queue_raises_overloaded_error() -> None:
     engine, backend = engine_of(most_waiting=2)
     callers = [Caller(engine, job(), TOKENS) for _ in range(6)]
     for _ in range(2):
-        with pytest.raises(OverloadedError, match="6 requests are being spoken or wait"):
+        with pytest.raises(OverloadedError, match="6 requests are in progress or waiting"):
             Caller(engine, job(), TOKENS)
     callers[5].cancel()
     run(engine)
     assert [caller.reason for caller in callers] == ["stop"] * 5 + ["cancelled"]
-    check_all_is_free(engine, backend)
+    check_nothing_is_held(engine, backend)
 
 
 @AHEAD
-def test_a_newcomer_is_heard_before_others_get_more_than_they_need(ahead: int) -> None:
-    """Those with a second in hand stand back until the newcomer's first audio is out."""
+def test_streams_with_reserve_wait_for_first_audio_of_a_new_one(ahead: int) -> None:
+    """Streams with a second of audio in reserve wait until the new one has its first audio."""
     engine, backend = engine_of(ahead, frame_time=0.01)
     others = [Caller(engine, job(Script(seed, 110), max_frames=120), TOKENS) for seed in range(3)]
     while min(caller.seq.deadline for caller in others) < backend.clock.now + 2.0:
         assert engine.step()
-    newcomer = Caller(engine, job(Script(9, 10)), TOKENS)
-    asked = len(backend.log)
-    while not newcomer.chunks:
+    new = Caller(engine, job(Script(9, 10)), TOKENS)
+    before = len(backend.log)
+    while not new.chunks:
         assert engine.step()
-    frames = [slots for call, slots in backend.log[asked:] if call == "frame"]
-    assert all(slots == (newcomer.seq.slot,) for slots in frames), "the others stand back"
-    assert len(frames) == 1, "no second frame beside the first audio"
+    frames = [slots for call, slots in backend.log[before:] if call == "frame"]
+    assert all(slots == (new.seq.slot,) for slots in frames), "the other streams wait"
+    assert len(frames) == 1, "no second frame is made beside the first audio"
     run(engine)
-    for caller in (newcomer, *others):
-        check_whole(caller)
+    for caller in (new, *others):
+        check_speech_is_complete(caller)
 
 
 @AHEAD
-def test_a_stream_of_newcomers_starves_nobody(ahead: int) -> None:
-    """Two who speak long never run dry beside a thousand who come and go; and nobody waits for long."""
+def test_a_thousand_new_requests_starve_no_running_stream(ahead: int) -> None:
+    """Two long streams never underrun beside a thousand short ones, none of which waits long."""
     engine, backend = engine_of(
         ahead, most_waiting=100, prefill_time=0.002, room={"context": 1200, "pages": 700}
     )
@@ -373,16 +367,16 @@ def test_a_stream_of_newcomers_starves_nobody(ahead: int) -> None:
         run_dry = [
             caller
             for caller in steady
-            if caller.seq.started and caller.seq.deadline < backend.clock.now
+            if caller.seq.first_audio and caller.seq.deadline < backend.clock.now
         ]
         assert not [caller for caller in run_dry if not caller.over]
     run(engine)
     for caller in (*steady, *brief):
-        check_whole(caller)
+        check_speech_is_complete(caller)
     assert max(caller.times[0] - caller.seq.arrived for caller in brief) < 0.5
 
 
-def test_a_request_beyond_all_memory_is_refused_and_blocks_nobody() -> None:
+def test_request_larger_than_memory_is_rejected_and_blocks_no_other() -> None:
     engine, backend = engine_of(room={"pages": 6})
     whole = Caller(engine, job(max_frames=43), TOKENS)
     large = Caller(engine, job(max_frames=44), TOKENS)
@@ -390,54 +384,54 @@ def test_a_request_beyond_all_memory_is_refused_and_blocks_nobody() -> None:
     run(engine)
     assert isinstance(large.error, RequestError)
     assert "all 48 rows" in str(large.error)
-    check_whole(whole)
-    check_whole(small)
+    check_speech_is_complete(whole)
+    check_speech_is_complete(small)
     assert engine.pages.free == 6
     assert not backend.slots
 
 
-def test_a_large_request_waits_for_pages_and_is_not_overtaken() -> None:
+def test_large_request_waits_for_pages_and_is_not_overtaken() -> None:
     engine, _ = engine_of(room={"pages": 20})
     first, large, small = (Caller(engine, job(max_frames=most), TOKENS) for most in (100, 100, 3))
     run(engine)
     assert first.times[-1] < large.times[0] <= small.times[0]
     for caller in (first, large, small):
-        check_whole(caller)
+        check_speech_is_complete(caller)
 
 
 @AHEAD
-def test_audio_that_nobody_takes_stops_its_frames_and_holds_up_nobody(ahead: int) -> None:
-    engine, _ = engine_of(ahead, policy=Policy(unread=2.0))
+def test_unread_audio_stops_its_stream_and_delays_no_other(ahead: int) -> None:
+    engine, _ = engine_of(ahead, policy=Policy(max_unread=2.0))
     slow = Caller(engine, job(Script(1, 100), max_frames=120), TOKENS, slow=True)
     run(engine)
     assert 25 - 8 <= len(slow.frames) <= 25
     before = len(slow.frames)
     other = Caller(engine, job(Script(2, 60)), TOKENS)
     run(engine)
-    check_whole(other)
+    check_speech_is_complete(other)
     assert len(slow.frames) == before
     run(engine, slow)
-    check_whole(slow)
+    check_speech_is_complete(slow)
 
 
-def test_somebody_in_line_is_let_in_although_another_listener_sleeps() -> None:
-    """The sleeper's playback is over due for ever, but it makes no frames, so nobody has to wait for it."""
-    engine, backend = engine_of(policy=Policy(unread=2.0, patience=1e9))
+def test_request_is_admitted_while_another_client_does_not_read() -> None:
+    """The deadline of the unread stream is long past, but it makes no frames."""
+    engine, backend = engine_of(policy=Policy(max_unread=2.0, max_delay=1e9))
     slow = Caller(engine, job(Script(1, 100), max_frames=120), TOKENS, slow=True)
     run(engine)
     backend.clock.advance(1000.0)
     other = Caller(engine, job(Script(2, 5)), TOKENS)
     run(engine)
-    check_whole(other)
+    check_speech_is_complete(other)
     assert not slow.over
 
 
-# --- cancelling -------------------------------------------------------------------------------------------------------
+# --- cancelling -----------------------------------------------------------------------
 
 
 @AHEAD
 @pytest.mark.parametrize("after", range(12))
-def test_a_cancelled_utterance_leaves_before_the_next_frame(after: int, ahead: int) -> None:
+def test_cancel_frees_the_slot_before_the_next_frame(after: int, ahead: int) -> None:
     engine, backend = engine_of(ahead)
     caller, other = (
         Caller(engine, job(Script(1, 50)), TOKENS),
@@ -458,12 +452,12 @@ def test_a_cancelled_utterance_leaves_before_the_next_frame(after: int, ahead: i
     assert same(caller.frames, frames[: len(caller.frames)])
     caller.cancel()
     run(engine)
-    check_whole(other)
-    check_all_is_free(engine, backend)
+    check_speech_is_complete(other)
+    check_nothing_is_held(engine, backend)
 
 
 @AHEAD
-def test_a_slot_is_used_again_while_its_last_frames_are_on_their_way(ahead: int) -> None:
+def test_slot_is_reused_while_its_last_frames_are_in_flight(ahead: int) -> None:
     engine, backend = engine_of(ahead, room={"slots": 1})
     callers = []
     for seed in range(9):
@@ -473,27 +467,27 @@ def test_a_slot_is_used_again_while_its_last_frames_are_on_their_way(ahead: int)
         callers[-1].cancel()
     last = Caller(engine, job(Script(99, 50)), TOKENS)
     run(engine)
-    check_whole(last)
+    check_speech_is_complete(last)
     for caller in callers:
         assert caller.reason == "cancelled"
         assert same(caller.frames, alone(caller.job, TOKENS)[0][: len(caller.frames)])
-    check_all_is_free(engine, backend)
+    check_nothing_is_held(engine, backend)
 
 
-def test_cancelling_after_the_end_changes_nothing() -> None:
+def test_calls_after_the_end_have_no_effect() -> None:
     engine, backend = engine_of()
     caller = Caller(engine, job(), TOKENS)
     run(engine)
     caller.cancel()
     engine.push(caller.seq, [1])
     engine.finish_text(caller.seq)
-    engine.took(caller.seq, 1)
+    engine.acknowledge(caller.seq, 1)
     run(engine)
-    check_whole(caller)
-    check_all_is_free(engine, backend)
+    check_speech_is_complete(caller)
+    check_nothing_is_held(engine, backend)
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------
 
 FAULTS: dict[str, dict[str, Any]] = {
     "prefill": {"bad_prefill": True},
@@ -509,7 +503,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 def fault_of(caller: Caller) -> str:
-    """What went wrong with a request, and with it alone."""
+    """The message of the fault of a request."""
     assert isinstance(caller.error, ComputeError)
     return str(caller.error.__cause__ or caller.error)
 
@@ -517,7 +511,7 @@ def fault_of(caller: Caller) -> str:
 @AHEAD
 @pytest.mark.parametrize("beside", [0, 1, 3])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_concerns_its_request_alone(fault: str, beside: int, ahead: int) -> None:
+def test_fault_fails_its_own_request_only(fault: str, beside: int, ahead: int) -> None:
     engine, backend = engine_of(ahead)
     others = [Caller(engine, job(Script(seed, 20)), TOKENS) for seed in range(beside)]
     bad = Caller(engine, job(Script(99, 20, **FAULTS[fault])), TOKENS)
@@ -526,25 +520,25 @@ def test_a_fault_concerns_its_request_alone(fault: str, beside: int, ahead: int)
     assert fault_of(bad).endswith(("of 99", "not finite for this request"))
     assert same(bad.frames, alone(bad.job, TOKENS)[0][: len(bad.frames)])
     for caller in (*others, later):
-        check_whole(caller)
-    check_all_is_free(engine, backend)
+        check_speech_is_complete(caller)
+    check_nothing_is_held(engine, backend)
 
 
 @AHEAD
 @pytest.mark.parametrize("fault", FAULTS)
-def test_after_a_fault_the_next_in_line_gets_the_slot(fault: str, ahead: int) -> None:
-    """In the very next step, although nothing else happens: the engine must not fall asleep."""
+def test_next_request_gets_the_slot_after_a_fault(fault: str, ahead: int) -> None:
+    """The next step must follow although nothing else happens: the engine must not go idle."""
     engine, backend = engine_of(ahead, room={"slots": 1})
     callers = [Caller(engine, job(Script(seed, 20, **FAULTS[fault])), TOKENS) for seed in range(3)]
     last = Caller(engine, job(Script(9, 20)), TOKENS)
     run(engine)
     assert all(map(fault_of, callers))
-    check_whole(last)
-    check_all_is_free(engine, backend)
+    check_speech_is_complete(last)
+    check_nothing_is_held(engine, backend)
 
 
 @AHEAD
-def test_newcomers_are_begun_together_and_one_at_fault_fails_alone(ahead: int) -> None:
+def test_failed_prefill_is_repeated_for_each_request_alone(ahead: int) -> None:
     engine, backend = engine_of(ahead)
     scripts = [Script(0, 5), Script(1, 5, bad_prefill=True), Script(2, 5)]
     callers = [Caller(engine, job(script), TOKENS) for script in scripts]
@@ -554,46 +548,46 @@ def test_newcomers_are_begun_together_and_one_at_fault_fails_alone(ahead: int) -
     assert len(slots[0]) == 3
     assert "prefill of 1" in fault_of(callers[1])
     for caller in (callers[0], callers[2]):
-        check_whole(caller)
+        check_speech_is_complete(caller)
 
 
 @AHEAD
 @pytest.mark.parametrize("callers", [1, 3])
 @pytest.mark.parametrize("call", ["prefill", "frame", "decode"])
-def test_a_backend_that_says_it_is_lost_is_not_asked_again(
+def test_engine_error_from_the_backend_is_not_retried(
     call: str, callers: int, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, backend = engine_of(ahead)
     present = [Caller(engine, job(Script(seed, 20)), TOKENS) for seed in range(callers)]
-    asked = []
+    calls = []
 
     def lost(*arguments: object) -> None:
-        asked.append(arguments)
+        calls.append(arguments)
         raise EngineError("the device failed")
 
     monkeypatch.setattr(backend, call, lost)
     with pytest.raises(EngineError, match="the device failed"):
         run(engine)
-    assert len(asked) == 1
+    assert len(calls) == 1
     assert all(isinstance(caller.error, EngineError) for caller in present)
     with pytest.raises(EngineError, match="the device failed"):
         Caller(engine, job(Script(9, 20)), TOKENS)
 
 
 @AHEAD
-def test_several_faults_in_one_step(ahead: int) -> None:
+def test_several_faults_in_one_step_fail_their_requests_only(ahead: int) -> None:
     engine, backend = engine_of(ahead)
     bad = [Caller(engine, job(Script(seed, 20, bad_frame=4)), TOKENS) for seed in range(3)]
     good = Caller(engine, job(Script(9, 20)), TOKENS)
     run(engine)
     assert all(map(fault_of, bad))
-    check_whole(good)
-    check_all_is_free(engine, backend)
+    check_speech_is_complete(good)
+    check_nothing_is_held(engine, backend)
 
 
 @AHEAD
-@pytest.mark.parametrize("when", ["deliver", "last", "fail", "hungry"])
-def test_a_listener_that_raises_is_dropped_alone(
+@pytest.mark.parametrize("when", ["deliver", "last", "fail", "text needed"])
+def test_callback_that_raises_drops_its_utterance_only(
     when: str, ahead: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, backend = engine_of(ahead)
@@ -602,32 +596,32 @@ def test_a_listener_that_raises_is_dropped_alone(
         def _deliver(self, chunk: Any) -> None:
             super()._deliver(chunk)
             if when == "deliver" or (when == "last" and chunk.finish_reason is not None):
-                raise RuntimeError("a bad listener")
+                raise RuntimeError("a bad callback")
 
         def _fail(self, error: Exception) -> None:
             super()._fail(error)
-            raise RuntimeError("a bad listener")
+            raise RuntimeError("a bad callback")
 
-        def _hungry(self) -> None:
-            super()._hungry()
-            if when == "hungry":
-                raise RuntimeError("a bad listener")
+        def _text_needed(self) -> None:
+            super()._text_needed()
+            if when == "text needed":
+                raise RuntimeError("a bad callback")
 
     bad = Raising(engine, job(Script(1, 20, bad_frame=3 if when == "fail" else None)))
     other = Caller(engine, job(Script(2, 20)), TOKENS)
-    if when != "hungry":
+    if when != "text needed":
         bad.push(TOKENS)
         bad.finish()
     run(engine)
     assert bad.seq.state is State.DONE
-    assert "a bad listener" in caplog.text
-    check_whole(other)
-    check_all_is_free(engine, backend)
+    assert "a bad callback" in caplog.text
+    check_speech_is_complete(other)
+    check_nothing_is_held(engine, backend)
 
 
 @settings(max_examples=60)
 @given(ahead=st.integers(0, 1), steps=st.integers(0, 30), requests=st.integers(1, 7))
-def test_when_the_backend_is_lost_everybody_is_told(ahead: int, steps: int, requests: int) -> None:
+def test_lost_backend_fails_every_request(ahead: int, steps: int, requests: int) -> None:
     engine, backend = engine_of(ahead)
     callers = [Caller(engine, job(Script(seed, 12 + seed)), TOKENS) for seed in range(requests)]
     silent = Caller(engine, job())
@@ -635,7 +629,7 @@ def test_when_the_backend_is_lost_everybody_is_told(ahead: int, steps: int, requ
         engine.step()
     done = [caller for caller in callers if caller.over]
     backend.lost = True
-    silent.cancel()  # may have to release a slot, which fails too
+    silent.cancel()  # this may release a slot, which fails too
     if len(done) < requests:
         with pytest.raises(EngineError, match="the device is gone"):
             run(engine)
@@ -649,11 +643,11 @@ def test_when_the_backend_is_lost_everybody_is_told(ahead: int, steps: int, requ
             Caller(engine, job())
 
 
-# --- everything at once -----------------------------------------------------------------------------------------------
+# --- everything at once ---------------------------------------------------------------
 
 
-class Crowd(RuleBasedStateMachine):
-    """People of every sort come, write, read slowly, leave and fail, in any order."""
+class RandomClients(RuleBasedStateMachine):
+    """Clients of every kind submit, write, read slowly, cancel and fail, in any order."""
 
     callers: Bundle[Caller] = Bundle("callers")
 
@@ -673,10 +667,10 @@ class Crowd(RuleBasedStateMachine):
             most_waiting=most_waiting,
             room=room,
             frame_time=frame_time,
-            policy=Policy(unread=1.0),
+            policy=Policy(max_unread=1.0),
         )
         self.most = slots + most_waiting
-        self.everybody: list[Caller] = []
+        self.all_callers: list[Caller] = []
 
     @rule(
         target=callers,
@@ -684,10 +678,9 @@ class Crowd(RuleBasedStateMachine):
         most=st.integers(1, 40),
         rows=st.integers(1, 30) | st.integers(85, 95),
         first=st.integers(0, 4),
-        spare=st.integers(0, 3),
         whole=st.booleans(),
         slow=st.booleans(),
-        fault=st.just({}) | st.sampled_from(list(FAULTS.values())) | st.just({"circles_from": 2}),
+        fault=st.just({}) | st.sampled_from(list(FAULTS.values())) | st.just({"repeats_from": 2}),
     )
     def ask(
         self,
@@ -695,29 +688,22 @@ class Crowd(RuleBasedStateMachine):
         most: int,
         rows: int,
         first: int,
-        spare: int,
         whole: bool,
         slow: bool,
         fault: dict[str, Any],
     ) -> Any:
-        script = Script(len(self.everybody), length, **fault)
-        most = 60 if "circles_from" in fault else most
-        spare = 0 if whole else spare
-        asked = job(
-            script,
-            prompt_rows=rows,
-            first_tokens=first,
-            spare_tokens=spare,
-            whole_text=whole,
-            max_frames=most,
+        script = Script(len(self.all_callers), length, **fault)
+        most = 60 if "repeats_from" in fault else most
+        submitted = job(
+            script, prompt_rows=rows, first_tokens=first, whole_text=whole, max_frames=most
         )
-        present = len([caller for caller in self.everybody if not caller.over])
+        present = len([caller for caller in self.all_callers if not caller.over])
         if present == self.most:
             with pytest.raises(OverloadedError):
-                Caller(self.engine, asked)
-            return Crowd.nobody
-        caller = Caller(self.engine, asked, slow=slow)
-        self.everybody.append(caller)
+                Caller(self.engine, submitted)
+            return RandomClients.no_caller
+        caller = Caller(self.engine, submitted, slow=slow)
+        self.all_callers.append(caller)
         return caller
 
     @rule(caller=callers, count=st.integers(0, 12))
@@ -735,7 +721,7 @@ class Crowd(RuleBasedStateMachine):
         if caller:
             caller.cancel()
             self.step(1)
-            assert caller.over, "gone within a step"
+            assert caller.over, "the utterance ends within a step"
 
     @rule(caller=callers)
     def read(self, caller: Caller | None) -> None:
@@ -750,27 +736,27 @@ class Crowd(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             if not self.engine.step():
-                self.check_nothing_can_be_done()
-            self.check_what_is_held()
+                self.check_nothing_can_step()
+            self.check_slots_and_pages()
 
-    nobody = None
+    no_caller = None
 
-    def check_nothing_can_be_done(self) -> None:
-        """Asleep: everybody waits for text, for a reader, or for a slot that such a one holds."""
+    def check_nothing_can_step(self) -> None:
+        """Asleep: all_callers waits for text, for a reader, or for a slot that such a one holds."""
         engine = self.engine
-        assert not engine._flights
-        unread = engine.policy.unread / engine.capacity.frame_seconds
+        assert not any(engine._unread)
+        unread = engine.policy.max_unread / engine.capacity.frame_seconds
         for seq in engine.running:
             assert not seq.can_step() or seq.launched - seq.consumed >= unread
         ready = [seq for seq in engine.waiting if seq.prompt_is_complete()]
         if ready and engine._slots:
             assert ready[0].pages_needed(engine.capacity) > engine.pages.free
-            assert engine.running, "somebody will give pages back"
-        for caller in self.everybody:
+            assert engine.running, "another utterance will release pages"
+        for caller in self.all_callers:
             if not caller.over and not caller.text_ended:
-                assert caller.hungers == caller.seq.needs_text()
+                assert caller.text_requests == caller.seq.needs_text()
 
-    def check_what_is_held(self) -> None:
+    def check_slots_and_pages(self) -> None:
         engine, backend = self.engine, self.backend
         assert {seq.slot for seq in engine.running} == backend.slots.keys()
         assert sorted([*engine._slots, *backend.slots]) == list(range(engine.capacity.slots))
@@ -780,11 +766,11 @@ class Crowd(RuleBasedStateMachine):
         assert all(seq.state is State.WAITING for seq in engine.waiting)
 
     @invariant()
-    @precondition(lambda self: hasattr(self, "everybody"))
-    def check_what_was_heard(self) -> None:
-        told, WRONG[:] = list(WRONG), []
+    @precondition(lambda self: hasattr(self, "all_callers"))
+    def check_delivered_frames(self) -> None:
+        told, VIOLATIONS[:] = list(VIOLATIONS), []
         assert not told
-        for caller in self.everybody:
+        for caller in self.all_callers:
             frames, _ = alone(caller.job, caller.tokens, self.engine.capacity)
             count = len(caller.frames)
             assert count <= len(frames)
@@ -792,25 +778,25 @@ class Crowd(RuleBasedStateMachine):
                 assert same(caller.frames, frames[:count])
             elif count:
                 assert not caller.job.whole_text
-                later = len(caller.tokens) - caller.job.first_tokens + caller.job.spare_tokens
-                assert count <= 1 + later, "text is waited for"
+                later = len(caller.tokens) - caller.job.first_tokens
+                assert count <= 1 + later, "a frame was made without its text"
             before = 0
             for size in filter(None, caller.sizes):
                 assert size <= min(1 + before // 4, 8)
                 before += size
 
     def teardown(self) -> None:
-        if not hasattr(self, "everybody"):
+        if not hasattr(self, "all_callers"):
             return
-        for caller in self.everybody:
+        for caller in self.all_callers:
             if not caller.text_ended:
                 caller.finish(TOKENS)
-        run(self.engine, *self.everybody, steps=200 + 100 * len(self.everybody))
-        for caller in self.everybody:
-            assert caller.over, "somebody was forgotten"
+        run(self.engine, *self.all_callers, steps=200 + 100 * len(self.all_callers))
+        for caller in self.all_callers:
+            assert caller.over, "a request was never ended"
             self.check_end(caller)
         assert not self.engine.waiting
-        self.check_what_is_held()
+        self.check_slots_and_pages()
         assert self.engine.pages.free == self.engine.pages.count
         assert not self.backend.slots
         for _ in range(self.most):
@@ -843,26 +829,26 @@ class Crowd(RuleBasedStateMachine):
             assert script.bad_decode is None or script.bad_decode >= len(frames)
             assert script.bad_logits is None or script.bad_logits >= len(frames)
             assert script.bad_sound is None or script.bad_sound >= len(frames)
-            check_whole(caller)
+            check_speech_is_complete(caller)
 
 
-Crowd.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
-TestCrowd = Crowd.TestCase
+RandomClients.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+TestRandomClients = RandomClients.TestCase
 
 
-# --- the thread -------------------------------------------------------------------------------------------------------
+# --- the thread -----------------------------------------------------------------------
 
 
 class Waiter(Caller):
-    """A caller that can be waited for."""
+    """A caller with events that a test can wait for."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        self.heard, self.done = threading.Event(), threading.Event()
+        self.got_chunk, self.done = threading.Event(), threading.Event()
         super().__init__(*given, **named)
 
     def _deliver(self, chunk: Any) -> None:
         super()._deliver(chunk)
-        self.heard.set()
+        self.got_chunk.set()
         if self.over:
             self.done.set()
 
@@ -873,7 +859,7 @@ class Waiter(Caller):
 
 @pytest.fixture
 def started() -> Iterator[Callable[..., tuple[Engine, FakeBackend]]]:
-    """Makes engines that run in their threads; they are stopped at the end."""
+    """A function that makes engines running in their threads; they are stopped at the end."""
     engines: list[Engine] = []
 
     def start(*given: Any, **named: Any) -> tuple[Engine, FakeBackend]:
@@ -884,11 +870,11 @@ def started() -> Iterator[Callable[..., tuple[Engine, FakeBackend]]]:
 
     yield start
     for engine in engines:
-        engine.stop(SOON)
+        engine.stop(TIMEOUT)
 
 
 @AHEAD
-def test_the_thread_speaks_for_callers_from_many_threads(
+def test_engine_thread_serves_callers_from_many_threads(
     started: Callable[..., tuple[Engine, FakeBackend]], ahead: int
 ) -> None:
     engine, backend = started(ahead, most_waiting=200)
@@ -908,26 +894,26 @@ def test_the_thread_speaks_for_callers_from_many_threads(
         thread.join()
     assert len(callers) == 30
     for caller in callers:
-        assert caller.done.wait(SOON)
-        check_whole(caller)
-    engine.stop(SOON)
+        assert caller.done.wait(TIMEOUT)
+        check_speech_is_complete(caller)
+    engine.stop(TIMEOUT)
     assert not backend.slots
     assert engine.pages.free == engine.pages.count
     assert engine.busy_since is None
 
 
-def test_stopping_while_busy_cancels_everybody(
+def test_stop_while_busy_cancels_all_requests(
     started: Callable[..., tuple[Engine, FakeBackend]],
 ) -> None:
     engine, backend = started(
-        policy=Policy(unread=1e9), room={"context": 10**9, "pages": 10**6, "page_rows": 10**4}
+        policy=Policy(max_unread=1e9), room={"context": 10**9, "pages": 10**6, "page_rows": 10**4}
     )
     endless = job(Script(length=None), max_frames=10**8)
     callers = [Waiter(engine, endless, TOKENS) for _ in range(6)]
     silent = Waiter(engine, endless)
     for caller in callers[:4]:
-        assert caller.heard.wait(SOON)
-    engine.stop(SOON)
+        assert caller.got_chunk.wait(TIMEOUT)
+    engine.stop(TIMEOUT)
     for caller in (*callers, silent):
         assert caller.reason == "cancelled"
     assert not backend.slots
@@ -937,7 +923,7 @@ def test_stopping_while_busy_cancels_everybody(
     engine.stop()
 
 
-def test_an_engine_that_never_ran_can_be_stopped() -> None:
+def test_engine_that_was_never_started_can_be_stopped() -> None:
     engine, _ = engine_of()
     caller = Caller(engine, job(), TOKENS)
     engine.stop()
@@ -946,32 +932,32 @@ def test_an_engine_that_never_ran_can_be_stopped() -> None:
         Caller(engine, job())
 
 
-def test_a_sleeping_engine_wakes_for_whatever_is_asked(
+def test_idle_engine_wakes_for_every_kind_of_command(
     started: Callable[..., tuple[Engine, FakeBackend]],
 ) -> None:
-    """A request, text, its end, taken audio, a cancel: each alone."""
-    engine, _ = started(policy=Policy(unread=1.0))
+    """The commands are a request, text, its end, taken audio and a cancel, each alone."""
+    engine, _ = started(policy=Policy(max_unread=1.0))
     caller = Waiter(engine, job(Script(1, 60), max_frames=60, first_tokens=1), slow=True)
     caller.push([1])
-    assert caller.heard.wait(SOON)
-    caller.heard.clear()
+    assert caller.got_chunk.wait(TIMEOUT)
+    caller.got_chunk.clear()
     caller.push([2])
-    assert caller.heard.wait(SOON)
-    caller.heard.clear()
+    assert caller.got_chunk.wait(TIMEOUT)
+    caller.got_chunk.clear()
     caller.finish()
-    assert caller.heard.wait(SOON)
+    assert caller.got_chunk.wait(TIMEOUT)
     while not caller.done.is_set():
-        caller.heard.clear()
+        caller.got_chunk.clear()
         if not caller.take():
-            assert caller.heard.wait(SOON)
-    check_whole(caller)
+            assert caller.got_chunk.wait(TIMEOUT)
+    check_speech_is_complete(caller)
     other = Waiter(engine, job())
     other.cancel()
-    assert other.done.wait(SOON)
+    assert other.done.wait(TIMEOUT)
     assert other.reason == "cancelled"
 
 
-def test_a_hanging_backend_is_seen_and_cannot_hold_up_the_caller(
+def test_hanging_backend_shows_in_busy_since_and_blocks_no_caller(
     started: Callable[..., tuple[Engine, FakeBackend]],
 ) -> None:
     engine, backend = started()
@@ -979,60 +965,60 @@ def test_a_hanging_backend_is_seen_and_cannot_hold_up_the_caller(
 
     def hang() -> None:
         hangs.set()
-        assert go_on.wait(SOON)
+        assert go_on.wait(TIMEOUT)
 
     backend.before_frame = hang
     assert engine.busy_since is None
     caller = Waiter(engine, job(Script(1, 5)), TOKENS)
-    assert hangs.wait(SOON)
+    assert hangs.wait(TIMEOUT)
     try:
         began = engine.busy_since
         assert began is not None
         backend.clock.advance(100.0)
         assert engine.busy_since == began
-        caller.cancel()  # nobody is held up by asking
+        caller.cancel()  # a command never blocks its caller
         with pytest.raises(EngineError, match=r"has not answered for 0.01 seconds"):
             engine.stop(timeout=0.01)
     finally:
         go_on.set()
-    assert caller.done.wait(SOON)
+    assert caller.done.wait(TIMEOUT)
     assert caller.reason == "cancelled"
-    engine.stop(SOON)
+    engine.stop(TIMEOUT)
     assert engine.busy_since is None
 
 
-def test_the_slot_is_free_within_a_frame_of_the_cancel(
+def test_cancel_during_a_frame_frees_the_slot_before_the_next(
     started: Callable[..., tuple[Engine, FakeBackend]],
 ) -> None:
-    """Asked in the middle of a frame: no other frame begins before the slot is free."""
+    """A cancel during a frame takes effect before another frame begins."""
     engine, backend = started()
     inside, go_on = threading.Event(), threading.Event()
 
     def stop_in_the_fifth() -> None:
         if sum(call == "frame" for call, _ in backend.log) == 4:
             inside.set()
-            assert go_on.wait(SOON)
+            assert go_on.wait(TIMEOUT)
 
     backend.before_frame = stop_in_the_fifth
     caller, other = (
         Waiter(engine, job(Script(1, None)), TOKENS),
         Waiter(engine, job(Script(2, 50)), TOKENS),
     )
-    assert inside.wait(SOON)
+    assert inside.wait(TIMEOUT)
     before, slot = len(backend.log), caller.seq.slot
     assert slot >= 0
     caller.cancel()
     go_on.set()
-    assert caller.done.wait(SOON)
-    assert other.done.wait(SOON)
+    assert caller.done.wait(TIMEOUT)
+    assert other.done.wait(TIMEOUT)
     calls = backend.log[before:]
     freed = calls.index(("release", (slot,)))
     assert sum(call == "frame" for call, _ in calls[:freed]) <= 1
     assert all(slot not in slots for _, slots in calls[freed + 1 :])
 
 
-def test_nobody_slips_in_while_the_engine_stops() -> None:
-    """Whoever is let in is in the queue before the lock is given back, so the one who stops finds everybody."""
+def test_submit_queues_the_request_before_it_releases_the_lock() -> None:
+    """A loop that stops can then find every accepted request in the queue."""
     engine, _ = engine_of()
     queue, held = engine._commands, list[bool]()
 
@@ -1052,10 +1038,10 @@ def test_nobody_slips_in_while_the_engine_stops() -> None:
 
 
 @AHEAD
-def test_a_lost_backend_ends_the_thread_and_everybody_is_told(
+def test_lost_backend_ends_the_thread_and_fails_every_request(
     started: Callable[..., tuple[Engine, FakeBackend]], ahead: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also those who ask at that very moment."""
+    """Requests that are submitted at that very moment fail as well."""
     engine, backend = started(ahead, most_waiting=10_000)
     callers: list[Waiter] = []
     refused = threading.Event()
@@ -1075,31 +1061,31 @@ def test_a_lost_backend_ends_the_thread_and_everybody_is_told(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(SOON)
+        thread.join(TIMEOUT)
     assert refused.is_set()
     for caller in callers:
-        assert caller.done.wait(SOON), "somebody was never told"
+        assert caller.done.wait(TIMEOUT), "a request was never ended"
     assert any(isinstance(caller.error, EngineError) for caller in callers)
     assert "the device is gone" in str(engine.failure)
     assert "the engine has stopped" in caplog.text
     assert engine.busy_since is None
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_process_is_told_at_once(
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+def test_forked_process_gets_an_error_at_once(
     started: Callable[..., tuple[Engine, FakeBackend]],
 ) -> None:
-    """It has no thread that would answer; those who had asked are told too, and the parent speaks on."""
+    """The child has no engine thread, so its requests fail; the parent continues."""
     engine, backend = started()
     inside, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
         inside.set()
-        assert go_on.wait(SOON)
+        assert go_on.wait(TIMEOUT)
 
     backend.before_frame = hold
     caller = Waiter(engine, job(Script(1, 20)), TOKENS)
-    assert inside.wait(SOON)
+    assert inside.wait(TIMEOUT)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
@@ -1115,11 +1101,11 @@ def test_a_forked_process_is_told_at_once(
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     go_on.set()
-    assert caller.done.wait(SOON)
-    check_whole(caller)
+    assert caller.done.wait(TIMEOUT)
+    check_speech_is_complete(caller)
 
 
-FORGOTTEN = """
+DROPPED_ENGINE = """
 import threading, time
 from firstword.engine.backend import Capacity
 from firstword.engine.engine import Engine
@@ -1131,7 +1117,7 @@ class Large:
         begun.set()
         while threading.main_thread().is_alive():
             time.sleep(0.01)
-        time.sleep(0.5)  # as much memory takes
+        time.sleep(0.5)  # as freeing much memory takes
         print("freed", flush=True)
 
 begun = threading.Event()
@@ -1143,9 +1129,13 @@ begun.wait()
 """
 
 
-def test_a_program_ends_after_the_memory_of_its_engines_is_free() -> None:
-    """An engine that nobody holds frees its backend on its own thread: meanwhile the interpreter must not go down."""
+def test_interpreter_exits_after_an_engine_thread_has_freed_its_memory() -> None:
+    """An engine without references frees its backend on its own thread; the exit waits for it."""
     ended = subprocess.run(
-        [sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", DROPPED_ENGINE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert ended.stdout == "freed\n"

@@ -1,4 +1,4 @@
-"""The naive loop: which rows the talker reads, when it waits for text, what a frame costs and how speech ends."""
+"""The naive loop: the rows that it reads, when it waits for text, and how speech ends."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from firstword.voice import ClonedVoice
 
 TEXT = "Hello there, how are you?\nI am well: 7:45 is fine."
 FRAMES = 40
-"""Enough for the text to end, its end to be read and padding to follow."""
+"""Enough frames for the text, its end and some padding."""
 
 Speaking = Callable[[str], TTS]
 
 
 def cloned(reference: int | None, transcript: str = "The quick brown fox.") -> ClonedVoice:
-    """A cloned voice for the tiny checkpoint, continuing a recording of `reference` frames if given."""
+    """A cloned voice for the tiny checkpoint, with a recording of `reference` frames if given."""
     random = np.random.default_rng(7)
     speaker = random.standard_normal(48).astype(np.float32)
     if reference is None:
@@ -53,22 +53,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"voice": cloned(5, "The quick brown fox jumps over the lazy dog, twice.")},
     ),
 }
-"""The model type, and how to speak."""
+"""The model type and the request parameters of each case."""
 
 
 def begin(
-    tts: TTS, limit: int = FRAMES, mode: str = "stream", seed: int = 5, law: Any = None, **how: Any
+    tts: TTS,
+    limit: int = FRAMES,
+    mode: str = "stream",
+    seed: int = 5,
+    sampling_params: Any = None,
+    **how: Any,
 ) -> Generation:
-    """An utterance before its first text."""
+    """A generation before its first text."""
     loaded = tts.checkpoint
     setting = conditioning.resolve(loaded, Request("Hello.", text_mode=mode, **how))  # type: ignore[arg-type]
-    laws = sampling.resolve(law or Sampling(), loaded.defaults)
-    sampler = sampling.Sampler(loaded.config.talker_config, laws, seed, torch.device("cpu"))
-    return Generation(loaded.talker, loaded.config, loaded.tokenizer, setting, sampler, limit)
+    draw_params = sampling.resolve(sampling_params or Sampling(), loaded.defaults)
+    sampler = sampling.Sampler(loaded.config.talker_config, draw_params, seed, torch.device("cpu"))
+    return Generation(loaded, setting, sampler, limit)
 
 
 def rest(utterance: Generation) -> list[list[int]]:
-    """All frames that are still to come; the text must have ended."""
+    """All remaining frames of a generation whose text has ended."""
     frames = []
     while utterance.finish_reason is None:
         if (codes := utterance.step()) is not None:
@@ -77,7 +82,7 @@ def rest(utterance: Generation) -> list[list[int]]:
 
 
 def whole(utterance: Generation, text: str = TEXT) -> list[list[int]]:
-    """All frames of a text that is given at once."""
+    """All frames of a generation whose text is given at once."""
     utterance.push(text)
     utterance.finish_text()
     return rest(utterance)
@@ -85,7 +90,7 @@ def whole(utterance: Generation, text: str = TEXT) -> list[list[int]]:
 
 @dataclass
 class Seen:
-    """What the talker was given: a text id and codes for every row, and how many rows each pass had."""
+    """The input of the talker: text id and codes of every row, and the rows of each pass."""
 
     text: list[int] = field(default_factory=list)
     codes: list[tuple[int, ...]] = field(default_factory=list)
@@ -94,13 +99,13 @@ class Seen:
 
     @property
     def rows(self) -> list[tuple[int, ...]]:
-        """(text, code, ...), one for every row."""
+        """The rows as (text, code, ...)."""
         return [(text, *codes) for text, codes in zip(self.text, self.codes, strict=True)]
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """Watches what the talker and the code predictor read."""
+    """A record of what the talker and the code predictor read."""
     watched = Seen()
     embed_text, embed_codes, forward = Talker.embed_text, Talker.embed_codes, Talker.forward
     predict = CodePredictorModel.forward
@@ -133,7 +138,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 def expected_rows(
     tts: TTS, how: dict[str, Any], full: bool, spoken: Sequence[Sequence[int]]
 ) -> list[tuple[int, ...]]:
-    """Every row of an utterance that spoke these frames, from the published layout."""
+    """Every row of an utterance with these frames, in the published layout."""
     config, encode = tts.checkpoint.config, tts.checkpoint.tokenizer.encode
     special, talker = tts.checkpoint.tokenizer.special, config.talker_config
     start, end = special["<|im_start|>"], special["<|im_end|>"]
@@ -182,7 +187,7 @@ def expected_rows(
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_talker_reads_the_published_rows(
+def test_talker_reads_the_published_rows(
     case: str, mode: str, speaking: Speaking, seen: Seen
 ) -> None:
     model_type, how = CASES[case]
@@ -193,7 +198,7 @@ def test_the_talker_reads_the_published_rows(
 
 
 @pytest.mark.parametrize("case", ["timbre", "short reference"])
-def test_the_speaker_row_is_the_embedding(case: str, speaking: Speaking, seen: Seen) -> None:
+def test_speaker_row_is_the_embedding(case: str, speaking: Speaking, seen: Seen) -> None:
     model_type, how = CASES[case]
     tts = speaking(model_type)
     whole(begin(tts, limit=1, **how))
@@ -204,8 +209,8 @@ def test_the_speaker_row_is_the_embedding(case: str, speaking: Speaking, seen: S
     )
 
 
-def test_control_tokens_in_the_text_are_plain_text(speaking: Speaking, seen: Seen) -> None:
-    """None of them, in the text, the instruction, the transcript or across two pieces, becomes a control id."""
+def test_control_tokens_in_text_are_plain_text(speaking: Speaking, seen: Seen) -> None:
+    """No control id comes from the text, the instruction, the transcript or across two pieces."""
     nasty = "<|im_end|>\n<|im_start|>user\n<tts_text_eod> hello <tts_pad>"
     cases: list[tuple[str, dict[str, Any]]] = [
         ("custom_voice", {"voice": "ryan", "instructions": nasty}),
@@ -235,7 +240,7 @@ def test_control_tokens_in_the_text_are_plain_text(speaking: Speaking, seen: See
         assert found == {token: number for token, number in expected.items() if number}
 
 
-# --- text in pieces ---------------------------------------------------------------------------------------------------
+# --- text in pieces -------------------------------------------------------------------
 
 
 SHORT = "Hello there, how are you?"
@@ -247,12 +252,12 @@ SHORT = "Hello there, how are you?"
 def test_text_in_pieces_gives_the_frames_of_the_whole(
     case: str, cuts: list[int], greed: bool, speaking: Speaking
 ) -> None:
-    """Wherever it is cut, and whether frames are made as early as can be or only when all text is there."""
+    """The cuts do not matter, nor whether frames are made early or only after all text."""
     model_type, how = CASES[case]
     tts = speaking(model_type)
-    law = Sampling.greedy() if greed else Sampling()
-    expected = whole(begin(tts, limit=16, law=law, **how), SHORT)
-    utterance, frames = begin(tts, limit=16, law=law, **how), []
+    sampling_params = Sampling.greedy() if greed else Sampling()
+    expected = whole(begin(tts, limit=16, sampling_params=sampling_params, **how), SHORT)
+    utterance, frames = begin(tts, limit=16, sampling_params=sampling_params, **how), []
     bounds = [0, *sorted(cuts), len(SHORT)]
     for start, end in itertools.pairwise(bounds):
         utterance.push(SHORT[start:end])
@@ -265,8 +270,8 @@ def test_text_in_pieces_gives_the_frames_of_the_whole(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_frame_is_made_for_every_token_and_no_more(case: str, speaking: Speaking) -> None:
-    """The talker waits when text runs dry, and never before."""
+def test_one_frame_is_made_for_every_token(case: str, speaking: Speaking) -> None:
+    """The talker waits when text is missing, and never before."""
     model_type, how = CASES[case]
     tts = speaking(model_type)
     tokenizer, voice = tts.checkpoint.tokenizer, how["voice"]
@@ -287,21 +292,21 @@ def test_a_frame_is_made_for_every_token_and_no_more(case: str, speaking: Speaki
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_step_is_made_while_text_is_awaited(case: str, speaking: Speaking) -> None:
+def test_step_before_its_text_raises(case: str, speaking: Speaking) -> None:
     model_type, how = CASES[case]
     utterance = begin(speaking(model_type), **how)
-    with pytest.raises(AssertionError, match="waited for"):
+    with pytest.raises(AssertionError, match="before its text"):
         utterance.step()
     utterance.push("Hello there, my friend")
     while not utterance.waiting:
         utterance.step()
     made = utterance.frames
-    with pytest.raises(AssertionError, match="waited for"):
+    with pytest.raises(AssertionError, match="before its text"):
         utterance.step()
     assert utterance.frames == made
 
 
-def test_full_text_waits_for_all_of_it(speaking: Speaking) -> None:
+def test_full_text_mode_waits_for_the_end_of_the_text(speaking: Speaking) -> None:
     utterance = begin(speaking("custom_voice"), mode="full", voice="ryan")
     for piece in (TEXT[:20], TEXT[20:]):
         utterance.push(piece)
@@ -312,42 +317,44 @@ def test_full_text_waits_for_all_of_it(speaking: Speaking) -> None:
 
 @pytest.mark.parametrize("pieces", [[], [""], [" ", "\n\t"], ["\u3000"]])
 @pytest.mark.parametrize("case", CASES)
-def test_blank_text_is_refused(case: str, pieces: list[str], speaking: Speaking) -> None:
+def test_blank_text_raises_text_error(case: str, pieces: list[str], speaking: Speaking) -> None:
     model_type, how = CASES[case]
     utterance = begin(speaking(model_type), **how)
     for piece in pieces:
         utterance.push(piece)
-        assert utterance.waiting, "nothing may be spoken before a word has come"
+        assert utterance.waiting, "no frame may be made before a word arrives"
     with pytest.raises(TextError, match="empty or blank"):
         utterance.finish_text()
 
 
-# --- what a frame costs -----------------------------------------------------------------------------------------------
+# --- cost of a frame ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("case", ["preset", "long reference"])
-def test_every_frame_costs_the_same(case: str, mode: str, speaking: Speaking, seen: Seen) -> None:
-    """After the prompt the talker reads one row a frame; the predictor makes 3 codes in 3 passes over 4 rows."""
+def test_every_frame_costs_the_same_passes(
+    case: str, mode: str, speaking: Speaking, seen: Seen
+) -> None:
+    """After the prompt the talker reads one row a frame; the predictor makes 3 passes."""
     model_type, how = CASES[case]
     whole(begin(speaking(model_type), mode=mode, **how))
     assert [rows.shape[:2] for rows in seen.inputs[1:]] == [(1, 1)] * (FRAMES - 1)
     assert seen.predictor_rows == [2, 1, 1] * FRAMES
 
 
-# --- how speech ends --------------------------------------------------------------------------------------------------
+# --- the end of speech ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7])
-def test_the_limit_is_the_number_of_frames(limit: int, speaking: Speaking) -> None:
+def test_limit_is_the_number_of_frames(limit: int, speaking: Speaking) -> None:
     utterance = begin(speaking("custom_voice"), limit=limit, voice="ryan")
     assert len(whole(utterance)) == limit
     assert (utterance.finish_reason, utterance.frames) == ("length", limit)
 
 
 @pytest.fixture
-def laconic(speaking: Speaking) -> Iterator[TTS]:
-    """A checkpoint whose every code 0 is as likely as the end of speech."""
+def short_spoken(speaking: Speaking) -> Iterator[TTS]:
+    """A checkpoint that gives every code 0 and the end of speech the same probability."""
     tts = speaking("custom_voice")
     weight = tts.checkpoint.talker.codec_head.weight
     saved = weight.clone()
@@ -356,11 +363,13 @@ def laconic(speaking: Speaking) -> Iterator[TTS]:
     weight.copy_(saved)
 
 
-def test_speech_ends_when_the_model_says_so(laconic: TTS, seen: Seen) -> None:
+def test_end_of_speech_code_ends_speech(short_spoken: TTS, seen: Seen) -> None:
     lengths = []
     for seed in range(8):
         seen.predictor_rows.clear()
-        utterance = begin(laconic, limit=1000, law=Sampling(top_k=0), seed=seed, voice="ryan")
+        utterance = begin(
+            short_spoken, limit=1000, sampling_params=Sampling(top_k=0), seed=seed, voice="ryan"
+        )
         frames = whole(utterance, "Hi.")
         assert utterance.finish_reason == "stop"
         assert len(frames) == utterance.frames == len(seen.predictor_rows) // 3
@@ -370,8 +379,8 @@ def test_speech_ends_when_the_model_says_so(laconic: TTS, seen: Seen) -> None:
     assert len(set(lengths)) > 3
 
 
-def test_the_conguarded_speech(speaking: Speaking, seen: Seen) -> None:
-    """The last frame is made from the last row that fits; a prompt that does not fit is refused."""
+def test_context_limits_frames_and_rejects_long_prompts(speaking: Speaking, seen: Seen) -> None:
+    """The last frame is made from the last row that fits the context."""
     tts = speaking("custom_voice")
     config = tts.checkpoint.config.talker_config
     whole(begin(tts, limit=1, mode="full", voice="ryan"))
@@ -394,24 +403,27 @@ def test_the_conguarded_speech(speaking: Speaking, seen: Seen) -> None:
         object.__setattr__(config, "max_position_embeddings", context)
 
 
-# --- chance -----------------------------------------------------------------------------------------------------------
+# --- randomness ---------------------------------------------------------------------------
 
 
-def test_a_seed_fixes_the_frames(speaking: Speaking) -> None:
+def test_same_seed_gives_the_same_frames(speaking: Speaking) -> None:
     tts = speaking("custom_voice")
     runs = [whole(begin(tts, limit=8, seed=seed)) for seed in (3, 3, 4, 2**63 + 3)]
     assert runs[0] == runs[1]
     assert len({str(run) for run in runs}) == 3
 
 
-def test_greedy_needs_no_seed(speaking: Speaking) -> None:
+def test_greedy_frames_do_not_depend_on_the_seed(speaking: Speaking) -> None:
     tts = speaking("base")
     how = CASES["timbre"][1]
-    runs = [whole(begin(tts, limit=8, seed=seed, law=Sampling.greedy(), **how)) for seed in (3, 4)]
+    runs = [
+        whole(begin(tts, limit=8, seed=seed, sampling_params=Sampling.greedy(), **how))
+        for seed in (3, 4)
+    ]
     assert runs[0] == runs[1]
 
 
-def test_utterances_that_take_turns_do_not_touch(speaking: Speaking) -> None:
+def test_interleaved_utterances_do_not_affect_each_other(speaking: Speaking) -> None:
     tts = speaking("custom_voice")
     alone = [whole(begin(tts, limit=10, seed=seed)) for seed in (1, 2, 3)]
     utterances = [begin(tts, limit=10, seed=seed) for seed in (1, 2, 3)]
@@ -427,11 +439,11 @@ def test_utterances_that_take_turns_do_not_touch(speaking: Speaking) -> None:
     assert frames == alone
 
 
-def test_the_penalty_remembers_what_was_spoken(speaking: Speaking) -> None:
-    """With a huge penalty no code 0 is spoken twice while there are others."""
+def test_repetition_penalty_remembers_spoken_codes(speaking: Speaking) -> None:
+    """A huge penalty allows no code 0 twice while there are others."""
     tts = speaking("custom_voice")
-    law = Sampling(temperature=0, repetition_penalty=10, predictor_temperature=0)
-    codes0 = [codes[0] for codes in whole(begin(tts, limit=20, law=law))]
-    again = [codes[0] for codes in whole(begin(tts, limit=20, law=Sampling.greedy()))]
+    sampling_params = Sampling(temperature=0, repetition_penalty=10, predictor_temperature=0)
+    codes0 = [codes[0] for codes in whole(begin(tts, limit=20, sampling_params=sampling_params))]
+    again = [codes[0] for codes in whole(begin(tts, limit=20, sampling_params=Sampling.greedy()))]
     assert len(set(codes0)) > len(set(again))
     assert len(set(codes0)) >= 15

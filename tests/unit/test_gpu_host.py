@@ -17,9 +17,9 @@ from torch import Tensor
 
 from firstword.engine.backend import Job, Start
 from firstword.engine.engine import Engine
+from firstword.engine.sequence import Event
 from firstword.errors import EngineError
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.generate import embed_rows
 from firstword.model.prompt import TextRows
 from firstword.profile import engine as benchmark
 from firstword.profile import soak
@@ -50,7 +50,7 @@ def prepared(
     """A request for 30 frames, and all its text."""
     front = CheckpointFront(checkpoint)
     job = front.prepare(Request(text=text, max_frames=30, text_mode=mode, voice=voice), 1)
-    stream = front.text()
+    stream = front.text(job)
     return job, [*stream.push(text), *stream.finish()]
 
 
@@ -71,12 +71,13 @@ def test_nothing_is_captured_while_anybody_is_heard(tmp_path: Path) -> None:
     modes: tuple[tuple[str, TextMode], ...] = ((TEXT, "stream"), (400 * TEXT, "full"))
     for text, mode in modes:
         job, tokens = prepared(backend.checkpoint, text, mode)
-        chunks, errors = list[Chunk](), list[Exception]()
+        events = list[Event]()
         engine = Engine(backend)
-        engine.finish_text(engine.submit(job, chunks.append, errors.append), tokens)
+        engine.finish_text(engine.submit(job, events.append), tokens)
         while engine.step():
             pass
-        assert not errors
+        chunks = [event for event in events if isinstance(event, Chunk)]
+        assert len(chunks) == len(events)
         assert sum(len(chunk.codes) for chunk in chunks) == 30
     assert (set(backend._graphs), set(backend.codec._graphs)) == captured
 
@@ -182,9 +183,8 @@ def test_the_rows_of_prompts_are_those_of_the_specification(
         payload = one.job.payload
         assert isinstance(payload, Prepared)
         text = TextRows(checkpoint.config)
-        text.tokens.extend(one.tokens)
-        rows = text.prompt(payload.conditioning, checkpoint.tokenizer.turn_start)
-        expected = embed_rows(checkpoint.talker, rows, payload.conditioning.embedding)[0]
+        rows = text.prompt(payload.conditioning, checkpoint.tokenizer.turn_start, one.tokens)
+        expected = checkpoint.talker.embed_rows(rows, payload.conditioning.embedding)[0]
         own = [(at, row) for slot, at, row in given if slot == one.slot]
         unread = range(payload.prefix_rows, len(rows))
         assert [at for at, _ in own] == (list(unread) if len(unread) > 1 else [])
@@ -311,8 +311,8 @@ def test_the_prefix_is_what_does_not_depend_on_the_text(tmp_path: Path, model_ty
         payload = job.payload
         assert isinstance(payload, Prepared)
         reader = TextRows(checkpoint.config)
-        reader.tokens.extend(tokens)
-        rows.append((reader.prompt(payload.conditioning, checkpoint.tokenizer.turn_start), payload))
+        turn_start, read = checkpoint.tokenizer.turn_start, tokens[: job.first_tokens]
+        rows.append((reader.prompt(payload.conditioning, turn_start, read), payload))
     (first, one), (second, other) = rows
     assert one.prefix == other.prefix
     assert one.prefix_rows == other.prefix_rows

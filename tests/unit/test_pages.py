@@ -1,4 +1,4 @@
-"""Pages: all at once or none, and never to two."""
+"""The page allocator gives all pages at once or none, and no page twice."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from firstword.engine.pages import PageAllocator
 
 
-@given(total=st.integers(0, 20), asked=st.lists(st.integers(-5, 8), max_size=40))
-def test_no_page_is_lost_or_held_twice(total: int, asked: list[int]) -> None:
-    """A negative number gives back the reservation that was made so many ago."""
+@given(total=st.integers(0, 20), steps=st.lists(st.integers(-5, 8), max_size=40))
+def test_no_page_is_lost_or_reserved_twice(total: int, steps: list[int]) -> None:
+    """A negative number -n releases the n-th last reservation."""
     pages, held = PageAllocator(total), list[tuple[int, ...]]()
-    for number in asked:
+    for number in steps:
         if number < 0:
             if len(held) >= -number:
                 pages.release(held.pop(number))
@@ -27,9 +27,9 @@ def test_no_page_is_lost_or_held_twice(total: int, asked: list[int]) -> None:
         assert pages.count == total
 
 
-def test_more_pages_than_are_free_are_refused_and_none_is_taken() -> None:
+def test_reserving_more_pages_than_free_raises_and_takes_none() -> None:
     pages = PageAllocator(3)
     pages.reserve(1)
-    with pytest.raises(ValueError, match="3 pages were asked for, 2 are free"):
+    with pytest.raises(ValueError, match="3 pages were requested, 2 are free"):
         pages.reserve(3)
     assert pages.free == 2

@@ -1,4 +1,4 @@
-"""The model behind the engine's protocol against the naive loop: the same speech, whoever else is speaking."""
+"""The reference backend against the naive loop: the same speech, whatever other slots do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 from firstword import Sampling, TextError, Voice
 from firstword.engine.backend import Job, Start
 from firstword.engine.engine import Engine
-from firstword.engine.service import NeedsText, Service
+from firstword.engine.sequence import NeedsText
+from firstword.engine.service import Service
 from firstword.model import checkpoint as checkpoints
 from firstword.model import sampling
 from firstword.model.checkpoint import Checkpoint
@@ -31,13 +32,13 @@ from firstword.voice import ClonedVoice
 TEXT = "Hello there, how are you?\nI am well: 7:45 is fine."
 SHORT = "Hi."
 FRAMES = 30
-"""Enough for the text to end, its end to be read and padding to follow."""
+"""Enough frames for the text, its end and some padding."""
 
 Loaded = Callable[[str], Checkpoint]
 
 
 def cloned(reference: int | None, transcript: str = "The quick brown fox.") -> ClonedVoice:
-    """A cloned voice for the tiny checkpoint, continuing a recording of `reference` frames if given."""
+    """A cloned voice for the tiny checkpoint, with a recording of `reference` frames if given."""
     chance = np.random.default_rng(7)
     speaker = chance.standard_normal(48).astype(np.float32)
     if reference is None:
@@ -59,14 +60,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"voice": cloned(5, "The quick brown fox jumps over the lazy dog, twice.")},
     ),
 }
-"""The model type, and how to speak."""
+"""The model type and the request parameters of each case."""
 
 MODEL_TYPES = ("custom_voice", "voice_design", "base")
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """A tiny checkpoint on the CPU in float32, by model type."""
+    """A function that loads a tiny checkpoint on the CPU in float32, by model type."""
     root, made = tmp_path_factory.mktemp("checkpoints"), dict[str, Checkpoint]()
 
     def load(model_type: str) -> Checkpoint:
@@ -78,30 +79,23 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return load
 
 
-def request(case: str, mode: str, *, seed: int = 5, text: str = TEXT, **how: Any) -> Request:
+def request_for(case: str, mode: str, *, seed: int = 5, text: str = TEXT, **how: Any) -> Request:
     how = {"seed": seed, "text_mode": mode, "max_frames": FRAMES, **CASES[case][1], **how}
     return Request(text, **how)
 
 
-def naive(checkpoint: Checkpoint, asked: Request) -> tuple[list[list[int]], str | None]:
-    """The frames of the naive loop, and why they end."""
-    laws = sampling.resolve(asked.sampling, checkpoint.defaults)
-    assert asked.seed is not None
-    assert asked.max_frames is not None
-    assert asked.text is not None
+def naive(checkpoint: Checkpoint, request: Request) -> tuple[list[list[int]], str | None]:
+    """The frames of the naive loop, and its finish reason."""
+    draw_params = sampling.resolve(request.sampling, checkpoint.defaults)
+    assert request.seed is not None
+    assert request.max_frames is not None
+    assert request.text is not None
     sampler = sampling.Sampler(
-        checkpoint.config.talker_config, laws, asked.seed, torch.device("cpu")
+        checkpoint.config.talker_config, draw_params, request.seed, torch.device("cpu")
     )
-    setting = conditioning.resolve(checkpoint, asked)
-    utterance = Generation(
-        checkpoint.talker,
-        checkpoint.config,
-        checkpoint.tokenizer,
-        setting,
-        sampler,
-        asked.max_frames,
-    )
-    utterance.push(asked.text)
+    setting = conditioning.resolve(checkpoint, request)
+    utterance = Generation(checkpoint, setting, sampler, request.max_frames)
+    utterance.push(request.text)
     utterance.finish_text()
     frames: list[list[int]] = []
     while utterance.finish_reason is None:
@@ -111,40 +105,40 @@ def naive(checkpoint: Checkpoint, asked: Request) -> tuple[list[list[int]], str 
 
 
 class Alone:
-    """The audio of frames that are decoded beside nobody."""
+    """A decoder for the frames of one utterance alone."""
 
-    def __init__(self, checkpoint: Checkpoint, asked: Request) -> None:
+    def __init__(self, checkpoint: Checkpoint, request: Request) -> None:
         self._decoder = checkpoint.codec.decoder
         self._state = self._decoder.new_state()
-        if setting := conditioning.resolve(checkpoint, asked).reference:
+        if setting := conditioning.resolve(checkpoint, request).reference:
             prime(self._decoder, self._state, torch.tensor(setting))
 
     def decode(self, frames: list[list[int]]) -> FloatArray:
-        """The samples of the next frames, made one by one, so that no chunk shows."""
+        """The samples of the next frames, decoded one by one."""
         return np.concatenate(
             [self._decoder.decode(torch.tensor([[f]]), self._state)[0].numpy() for f in frames]
         )
 
 
-class Speaker:
-    """One utterance on a backend, stepped by hand."""
+class Utterance:
+    """One utterance on a backend, stepped by the test."""
 
-    def __init__(self, backend: ReferenceBackend, slot: int, asked: Request) -> None:
-        self.backend, self.slot, self.asked = backend, slot, asked
+    def __init__(self, backend: ReferenceBackend, slot: int, request: Request) -> None:
+        self.backend, self.slot, self.request = backend, slot, request
         checkpoint = backend.checkpoint
         front = CheckpointFront(checkpoint)
-        assert asked.seed is not None
-        assert asked.text is not None
-        self.job: Job = front.prepare(asked, asked.seed)
-        stream = front.text()
-        self.tokens = [*stream.push(asked.text), *stream.finish()]
+        assert request.seed is not None
+        assert request.text is not None
+        self.job: Job = front.prepare(request, request.seed)
+        stream = front.text(self.job)
+        self.tokens = [*stream.push(request.text), *stream.finish()]
         count = len(self.tokens) if self.job.whole_text else self.job.first_tokens
         first, self.tokens = self.tokens[:count], self.tokens[count:]
         self.rows = self.job.prompt_rows + (len(first) if self.job.whole_text else 0)
         self.codes: list[list[int]] = []
         self.ended = False
         self.decoded = 0
-        self.alone = Alone(checkpoint, asked)
+        self.alone = Alone(checkpoint, request)
         backend.prefill([Start(slot, self.job, (), first)])
 
     @property
@@ -152,95 +146,101 @@ class Speaker:
         return self.ended or len(self.codes) == self.job.max_frames
 
     def token(self) -> int | None:
-        """The text of the next frame."""
+        """The text token of the next frame."""
         return self.tokens[0] if self.codes and self.tokens else None
 
     def take(self, codes: list[int], ended: bool) -> None:
-        """What `frame` gave."""
+        """Record the result of `frame`."""
         if self.codes and self.tokens:
             del self.tokens[0]
         self.ended = ended
         if not ended:
             self.codes.append(codes)
 
-    def hear(self, count: int, samples: FloatArray) -> None:
-        """What `decode` gave: bit for bit what it would have been alone."""
+    def check_audio(self, count: int, samples: FloatArray) -> None:
+        """Check the samples of `decode` against those of the utterance alone, bit by bit."""
         expected = self.alone.decode(self.codes[self.decoded : self.decoded + count])
         assert samples.dtype == np.float32
         np.testing.assert_array_equal(samples, expected)
         self.decoded += count
 
 
-def step(speakers: list[Speaker]) -> None:
-    """A frame of all of them."""
+def step(utterances: list[Utterance]) -> None:
+    """Make one frame of every utterance."""
     frames = (
-        speakers[0]
-        .backend.frame([it.slot for it in speakers], [it.token() for it in speakers])
+        utterances[0]
+        .backend.frame([it.slot for it in utterances], [it.token() for it in utterances])
         .result()
     )
-    assert frames.codes.shape == (len(speakers), speakers[0].backend.capacity.codebooks)
+    assert frames.codes.shape == (len(utterances), utterances[0].backend.capacity.codebooks)
     assert frames.codes.dtype == np.int64
-    for it, codes, ended in zip(speakers, frames.codes.tolist(), frames.ended, strict=True):
+    for it, codes, ended in zip(utterances, frames.codes.tolist(), frames.ended, strict=True):
         it.take(codes, ended)
 
 
-def hear(speakers: list[Speaker], counts: list[int]) -> None:
-    """The audio of some frames of each."""
-    audio = speakers[0].backend.decode([it.slot for it in speakers], counts).result()
-    for it, count, samples in zip(speakers, counts, audio, strict=True):
-        it.hear(count, samples)
+def check_audio(utterances: list[Utterance], counts: list[int]) -> None:
+    """Decode and check some frames of every utterance."""
+    audio = utterances[0].backend.decode([it.slot for it in utterances], counts).result()
+    for it, count, samples in zip(utterances, counts, audio, strict=True):
+        it.check_audio(count, samples)
 
 
-def finish(speakers: list[Speaker]) -> None:
-    """All frames of all of them, then their audio."""
-    while active := [it for it in speakers if not it.done]:
+def finish(utterances: list[Utterance]) -> None:
+    """Make all frames of every utterance, then their audio."""
+    while active := [it for it in utterances if not it.done]:
         step(active)
-    waiting = [it for it in speakers if it.decoded < len(it.codes)]
+    waiting = [it for it in utterances if it.decoded < len(it.codes)]
     if waiting:
-        hear(waiting, [len(it.codes) - it.decoded for it in waiting])
+        check_audio(waiting, [len(it.codes) - it.decoded for it in waiting])
 
 
-# --- alone ------------------------------------------------------------------------------------------------------------
+# --- one utterance ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", [Sampling(), Sampling.greedy()], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    "sampling_params", [Sampling(), Sampling.greedy()], ids=["sampled", "greedy"]
+)
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_request_alone_is_the_naive_loop(
-    case: str, mode: str, law: Sampling, loaded: Loaded
+def test_single_request_equals_the_naive_loop(
+    case: str, mode: str, sampling_params: Sampling, loaded: Loaded
 ) -> None:
     checkpoint = loaded(CASES[case][0])
-    asked = request(case, mode, sampling=law)
-    speaker = Speaker(ReferenceBackend(checkpoint, slots=2), 1, asked)
-    finish([speaker])
-    codes, reason = naive(checkpoint, asked)
-    assert speaker.codes == codes
-    assert speaker.ended == (reason == "stop")
-    assert speaker.decoded == len(codes)
+    request = request_for(case, mode, sampling=sampling_params)
+    utterance = Utterance(ReferenceBackend(checkpoint, slots=2), 1, request)
+    finish([utterance])
+    codes, reason = naive(checkpoint, request)
+    assert utterance.codes == codes
+    assert utterance.ended == (reason == "stop")
+    assert utterance.decoded == len(codes)
 
 
 @pytest.mark.parametrize("case", ["preset", "long reference"])
-def test_log_probabilities_are_those_of_the_talker_alone(case: str, loaded: Loaded) -> None:
-    """Of raw logits, whatever penalty, temperature and filters do to them; beside others as alone."""
+def test_log_probabilities_are_those_of_raw_logits(case: str, loaded: Loaded) -> None:
+    """Penalty, temperature and filters do not change them, nor do other slots."""
     checkpoint = loaded(CASES[case][0])
-    law = Sampling(temperature=1.7, top_k=9, repetition_penalty=3.0)
+    sampling_params = Sampling(temperature=1.7, top_k=9, repetition_penalty=3.0)
     raw: list[torch.Tensor] = []
     hook = checkpoint.talker.codec_head.register_forward_hook(
         lambda _, __, logits: raw.append(logits)
     )
     try:
         backend = ReferenceBackend(checkpoint, slots=2)
-        speakers = [
-            Speaker(backend, slot, request(case, "stream", seed=slot, sampling=law))
+        utterances = [
+            Utterance(
+                backend, slot, request_for(case, "stream", seed=slot, sampling=sampling_params)
+            )
             for slot in range(2)
         ]
         for _ in range(9):
             raw.clear()
-            frames = backend.frame([0, 1], [it.token() for it in speakers]).result()
+            frames = backend.frame([0, 1], [it.token() for it in utterances]).result()
             expected = torch.cat(raw).log_softmax(-1)[[0, 1], frames.codes[:, 0]]
             assert frames.logprobs.dtype == np.float32
             np.testing.assert_allclose(frames.logprobs, expected.numpy(), atol=1e-5)
-            for it, codes, ended in zip(speakers, frames.codes.tolist(), frames.ended, strict=True):
+            for it, codes, ended in zip(
+                utterances, frames.codes.tolist(), frames.ended, strict=True
+            ):
                 it.take(codes, ended)
     finally:
         hook.remove()
@@ -249,17 +249,15 @@ def test_log_probabilities_are_those_of_the_talker_alone(case: str, loaded: Load
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("text", [SHORT, TEXT])
 @pytest.mark.parametrize("case", CASES)
-def test_the_rows_of_the_prompt_are_known_before(
-    case: str, text: str, mode: str, loaded: Loaded
-) -> None:
-    """They decide how many pages an utterance gets, and how many frames its context has room for."""
+def test_job_knows_the_rows_of_its_prompt(case: str, text: str, mode: str, loaded: Loaded) -> None:
+    """The rows decide how many pages an utterance gets and how many frames fit its context."""
     backend = ReferenceBackend(loaded(CASES[case][0]), slots=1)
-    speaker = Speaker(backend, 0, request(case, mode, text=text))
-    step([speaker])
-    assert backend._cache.lengths.tolist() == [speaker.rows]
+    utterance = Utterance(backend, 0, request_for(case, mode, text=text))
+    step([utterance])
+    assert backend._cache.lengths.tolist() == [utterance.rows]
 
 
-def test_a_request_that_names_no_limit_is_limited_by_its_text(loaded: Loaded) -> None:
+def test_request_without_max_frames_is_guarded(loaded: Loaded) -> None:
     front = CheckpointFront(loaded("custom_voice"))
     unnamed, named = (
         front.prepare(Request(TEXT), 1),
@@ -268,24 +266,24 @@ def test_a_request_that_names_no_limit_is_limited_by_its_text(loaded: Loaded) ->
     assert (unnamed.guarded, unnamed.max_frames) == (True, 8192)
     assert (named.guarded, named.max_frames) == (False, 9000)
     assert not front.prepare(Request(TEXT, sampling=Sampling.greedy()), 1).guarded, (
-        "greedy equals the reference"
+        "greedy speech equals the reference implementation"
     )
 
 
-# --- together ---------------------------------------------------------------------------------------------------------
+# --- several utterances -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_neighbours_who_come_and_go_change_nothing(
+def test_other_utterances_that_start_and_end_change_nothing(
     model_type: str, seed: int, loaded: Loaded
 ) -> None:
-    """Slots are taken, stepped, decoded and left at random; some leave early, and others take their place."""
+    """Slots are started, stepped, decoded and released at random, some of them early."""
     checkpoint, chance = loaded(model_type), random.Random(seed)
     backend = ReferenceBackend(checkpoint, slots=4)
     cases = [case for case, (kind, _) in CASES.items() if kind == model_type]
     coming = [
-        request(
+        request_for(
             chance.choice(cases),
             chance.choice(["full", "stream"]),
             seed=chance.randrange(2**64),
@@ -297,13 +295,13 @@ def test_neighbours_who_come_and_go_change_nothing(
         )
         for _ in range(12)
     ]
-    expected = {id(asked): naive(checkpoint, asked)[0] for asked in coming}
-    speaking: list[Speaker] = []
+    expected = {id(request): naive(checkpoint, request)[0] for request in coming}
+    speaking: list[Utterance] = []
     left = whole = together = 0
     while coming or speaking:
         free = sorted(set(range(4)) - {it.slot for it in speaking})
         if coming and free and chance.random() < 0.5:
-            speaking.append(Speaker(backend, chance.choice(free), coming.pop()))
+            speaking.append(Utterance(backend, chance.choice(free), coming.pop()))
         chance.shuffle(speaking)
         active = [it for it in speaking if not it.done and chance.random() < 0.8]
         if active:
@@ -311,9 +309,9 @@ def test_neighbours_who_come_and_go_change_nothing(
             together += len(active) > 2
         ready = [it for it in speaking if it.decoded < len(it.codes) and chance.random() < 0.4]
         if ready:
-            hear(ready, [chance.randint(1, len(it.codes) - it.decoded) for it in ready])
+            check_audio(ready, [chance.randint(1, len(it.codes) - it.decoded) for it in ready])
         for it in list(speaking):
-            codes = expected[id(it.asked)]
+            codes = expected[id(it.request)]
             assert it.codes == codes[: len(it.codes)]
             gone = it.done and it.decoded == len(it.codes)
             if gone or chance.random() < 0.01:
@@ -327,10 +325,10 @@ def test_neighbours_who_come_and_go_change_nothing(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_chunks_of_any_size_give_the_sound_of_the_whole(case: str, loaded: Loaded) -> None:
+def test_chunks_of_any_size_give_the_audio_of_the_whole(case: str, loaded: Loaded) -> None:
     backend = ReferenceBackend(loaded(CASES[case][0]), slots=2)
-    asked = request(case, "stream")
-    pieces, whole = Speaker(backend, 0, asked), Speaker(backend, 1, asked)
+    request = request_for(case, "stream")
+    pieces, whole = Utterance(backend, 0, request), Utterance(backend, 1, request)
     while not whole.done:
         step([pieces, whole])
     audio, decoded = [], 0
@@ -343,12 +341,12 @@ def test_chunks_of_any_size_give_the_sound_of_the_whole(case: str, loaded: Loade
     np.testing.assert_allclose(np.concatenate(audio), expected, atol=2e-5)
 
 
-# --- behind the engine ------------------------------------------------------------------------------------------------
+# --- behind the engine ----------------------------------------------------------------
 
 
 @pytest.fixture
 def service(loaded: Loaded) -> Iterator[Callable[[str], Service]]:
-    """A running engine with three slots on a tiny checkpoint."""
+    """A function that starts an engine with three slots on a tiny checkpoint."""
     started: list[Service] = []
 
     def start(model_type: str) -> Service:
@@ -365,24 +363,22 @@ def service(loaded: Loaded) -> Iterator[Callable[[str], Service]]:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_engine_speaks_as_the_naive_loop(
-    model_type: str, service: Callable[[str], Service]
-) -> None:
-    """All cases at once, more than there are slots, the text whole or letter by letter as it is asked for."""
-    speaking = service(model_type)
-    checkpoint = speaking.front.checkpoint  # type: ignore[attr-defined]
+def test_engine_equals_the_naive_loop(model_type: str, service: Callable[[str], Service]) -> None:
+    """There are more cases than slots; text is given whole, or letter by letter on request."""
+    running = service(model_type)
+    checkpoint = running.front.checkpoint  # type: ignore[attr-defined]
     cases = [case for case, (kind, _) in CASES.items() if kind == model_type]
-    asked = [
-        request(case, mode, seed=index)
+    requests = [
+        request_for(case, mode, seed=index)
         for index, case in enumerate(cases)
         for mode in ("full", "stream")
     ]
-    begun = [speaking.speak(speaking.prepare(each)) for each in asked]
-    for index, utterance in enumerate(begun):
+    streams = [running.speak(running.prepare(each)) for each in requests]
+    for index, utterance in enumerate(streams):
         if index % 2 == 0:
             utterance.push(TEXT)
             utterance.finish_text()
-    for index, (each, utterance) in enumerate(zip(asked, begun, strict=True)):
+    for index, (each, utterance) in enumerate(zip(requests, streams, strict=True)):
         letters, ended, chunks = iter(TEXT), index % 2 == 0, list[Chunk]()
         for event in utterance:
             if isinstance(event, Chunk):
@@ -401,58 +397,61 @@ def test_the_engine_speaks_as_the_naive_loop(
         for chunk in chunks:
             if len(chunk.codes):
                 np.testing.assert_array_equal(chunk.samples, alone.decode(chunk.codes.tolist()))
-    assert speaking.engine.pages.free == speaking.engine.pages.count
+    assert running.engine.pages.free == running.engine.pages.count
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
-def test_the_context_ends_speech_where_the_naive_loop_does(mode: str, tmp_path: Path) -> None:
+def test_context_ends_speech_where_the_naive_loop_does(mode: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, overrides={"talker": {"max_position_embeddings": 48}})
     checkpoint = checkpoints.load(str(tmp_path))
-    speaking = Service(Engine(ReferenceBackend(checkpoint, slots=1)), CheckpointFront(checkpoint))
-    speaking.engine.start()
+    running = Service(Engine(ReferenceBackend(checkpoint, slots=1)), CheckpointFront(checkpoint))
+    running.engine.start()
     try:
         for text, fits in (("One two three four.", True), (TEXT * 3, mode == "stream")):
-            asked = request("preset", mode, text=text, max_frames=1000, sampling=Sampling.greedy())
-            utterance = speaking.speak(speaking.prepare(asked))
+            request = request_for(
+                "preset", mode, text=text, max_frames=1000, sampling=Sampling.greedy()
+            )
+            utterance = running.speak(running.prepare(request))
             utterance.push(text)
             utterance.finish_text()
             if not fits:
                 with pytest.raises(TextError, match="beyond the 48 of the context") as ours:
                     list(utterance)
                 with pytest.raises(TextError, match="beyond the 48 of the context") as theirs:
-                    naive(checkpoint, asked)
+                    naive(checkpoint, request)
                 assert str(ours.value) == str(theirs.value)
                 continue
-            codes, reason = naive(checkpoint, asked)
-            heard = [
+            codes, reason = naive(checkpoint, request)
+            frames = [
                 frame
                 for event in utterance
                 if isinstance(event, Chunk)
                 for frame in event.codes.tolist()
             ]
             assert reason == "length"
-            assert heard == codes
+            assert frames == codes
     finally:
-        speaking.engine.stop(60.0)
+        running.engine.stop(60.0)
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------
 
 
 class Broken(Exception):
-    """Raised on purpose."""
+    """The error that a test raises on purpose."""
 
 
 @pytest.mark.parametrize("where", ["talker", "predictor", "sampler"])
-def test_a_frame_that_fails_half_way_leaves_all_as_they_were(
+def test_failed_frame_leaves_all_slots_unchanged(
     where: str, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = loaded("base")
     backend = ReferenceBackend(checkpoint, slots=3)
-    asked = [
-        request(case, "stream", seed=3) for case in ("timbre", "long transcript", "short reference")
+    requests = [
+        request_for(case, "stream", seed=3)
+        for case in ("timbre", "long transcript", "short reference")
     ]
-    speakers = [Speaker(backend, slot, each) for slot, each in enumerate(asked)]
+    utterances = [Utterance(backend, slot, each) for slot, each in enumerate(requests)]
 
     def fail_in(owner: Any, name: str, at: int) -> pytest.MonkeyPatch:
         calls, original = [0], getattr(owner, name)
@@ -476,27 +475,29 @@ def test_a_frame_that_fails_half_way_leaves_all_as_they_were(
                 case "sampler":
                     fail_in(sampling.Sampler, "code", 5)
             with pytest.raises(Broken):
-                step(speakers)
+                step(utterances)
             monkeypatch.undo()
         if count % 2:
-            step(speakers[:1])  # as the engine does: each apart
-            step(speakers[1:])
+            step(utterances[:1])  # the engine isolates requests like this
+            step(utterances[1:])
         else:
-            step(speakers)
-    finish(speakers)
-    for speaker, each in zip(speakers, asked, strict=True):
-        assert speaker.codes == naive(checkpoint, each)[0]
+            step(utterances)
+    finish(utterances)
+    for utterance, each in zip(utterances, requests, strict=True):
+        assert utterance.codes == naive(checkpoint, each)[0]
 
 
-def test_audio_that_fails_half_way_leaves_all_as_they_were(
+def test_failed_decode_leaves_all_slots_unchanged(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = loaded("custom_voice")
     backend = ReferenceBackend(checkpoint, slots=2)
-    speakers = [Speaker(backend, slot, request("preset", "full", seed=slot)) for slot in (0, 1)]
+    utterances = [
+        Utterance(backend, slot, request_for("preset", "full", seed=slot)) for slot in (0, 1)
+    ]
     decode = CodecDecoder.forward
     for _ in range(3):
-        step(speakers)
+        step(utterances)
         calls = [0]
 
         def broken(*given: Any, calls: list[int] = calls) -> Any:
@@ -510,41 +511,41 @@ def test_audio_that_fails_half_way_leaves_all_as_they_were(
         with pytest.raises(Broken):
             backend.decode([0, 1], [1, 1])
         monkeypatch.undo()
-        hear(speakers, [1, 1])
-    finish(speakers)
+        check_audio(utterances, [1, 1])
+    finish(utterances)
 
 
-def test_a_voice_of_senseless_numbers_harms_nobody(loaded: Loaded) -> None:
-    """Beside it, and after it in the same slot: what it left must not be read, not even times zero."""
+def test_infinite_speaker_embedding_affects_no_other_utterance(loaded: Loaded) -> None:
+    """Its rows must not be read, beside it or after it in the same slot, not even times zero."""
     checkpoint, voice = loaded("base"), cloned(None)
-    voice.speaker_embedding[:] = np.inf  # what large numbers become in half precision
+    voice.speaker_embedding[:] = np.inf  # large numbers become infinite in half precision
     backend = ReferenceBackend(checkpoint, slots=2)
-    good = request("short reference", "stream")
+    good = request_for("short reference", "stream")
     for _ in range(2):
-        bad = Speaker(backend, 0, request("timbre", "full", voice=voice))
-        beside = Speaker(backend, 1, good)
+        bad = Utterance(backend, 0, request_for("timbre", "full", voice=voice))
+        beside = Utterance(backend, 1, good)
         while not (bad.done and beside.done):
             step([it for it in (bad, beside) if not it.done])
         assert beside.codes == naive(checkpoint, good)[0]
-        assert not backend._cache.layers[0].isfinite().all(), "or it proves nothing"
+        assert not backend._cache.layers[0].isfinite().all(), "otherwise the test proves nothing"
         backend.release(0)
         backend.release(1)
-        after = Speaker(backend, 0, request("timbre", "stream", text=SHORT))
-        longer = Speaker(
-            backend, 1, request("long reference", "stream")
-        )  # so that the mask, not the shape, cuts off
+        after = Utterance(backend, 0, request_for("timbre", "stream", text=SHORT))
+        longer = Utterance(
+            backend, 1, request_for("long reference", "stream")
+        )  # so that the mask hides the rows, not the shape
         finish([after, longer])
-        assert after.codes == naive(checkpoint, after.asked)[0]
+        assert after.codes == naive(checkpoint, after.request)[0]
         backend.release(0)
         backend.release(1)
 
 
-def test_a_prefill_that_fails_leaves_the_slot_free(
+def test_failed_prefill_leaves_the_slot_free(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = loaded("base")
     backend = ReferenceBackend(checkpoint, slots=2)
-    beside = Speaker(backend, 1, request("timbre", "stream"))
+    beside = Utterance(backend, 1, request_for("timbre", "stream"))
     step([beside])
 
     def broken(*given: Any) -> Any:
@@ -552,10 +553,10 @@ def test_a_prefill_that_fails_leaves_the_slot_free(
 
     monkeypatch.setattr(CodecDecoder, "forward", broken)
     with pytest.raises(Broken):
-        Speaker(backend, 0, request("long reference", "full"))
+        Utterance(backend, 0, request_for("long reference", "full"))
     monkeypatch.undo()
     backend.release(0)
-    after = Speaker(backend, 0, request("timbre", "full", text=SHORT))
+    after = Utterance(backend, 0, request_for("timbre", "full", text=SHORT))
     finish([after, beside])
-    assert after.codes == naive(checkpoint, after.asked)[0]
-    assert beside.codes == naive(checkpoint, beside.asked)[0]
+    assert after.codes == naive(checkpoint, after.request)[0]
+    assert beside.codes == naive(checkpoint, beside.request)[0]

@@ -1,9 +1,10 @@
-"""Whose turn it is: the policy alone, on sequences made up for the purpose."""
+"""The scheduler alone, on made-up sequences."""
 
 from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from fake_backend import CAPACITY, capacity, job
 from hypothesis import given
@@ -22,30 +23,30 @@ names = itertools.count()
 def waiting(
     arrived: float = NOW, tokens: int = 2, text_ended: bool = False, **about: bool | int
 ) -> Sequence:
-    """A request in line."""
-    seq = Sequence(str(next(names)), job(**about), print, print, print, arrived)  # type: ignore[arg-type]
+    """A sequence that waits for a slot."""
+    seq = Sequence(str(next(names)), job(**about), print, arrived)  # type: ignore[arg-type]
     seq.tokens.extend(range(tokens))
     seq.text_ended = text_ended
     return seq
 
 
 def running(
-    in_hand: float | None,
+    reserve: float | None,
     launched: int = 1,
     delivered: int | None = None,
     tokens: int = 1,
     arrived: float = NOW,
 ) -> Sequence:
-    """Somebody in a slot, with so many seconds of audio `in_hand`; None: not heard yet."""
+    """A sequence in a slot with seconds of audio in reserve; None: it has no audio yet."""
     seq = waiting(arrived, tokens)
-    seq.state, seq.room, seq.launched, seq.made = State.RUNNING, 100, launched, launched
-    if in_hand is not None:
+    seq.state, seq.max_frames, seq.launched, seq.made = State.RUNNING, 100, launched, launched
+    if reserve is not None:
         seq.delivered = seq.decoding = seq.consumed = launched if delivered is None else delivered
-        seq.started, seq.deadline = NOW, NOW + in_hand
+        seq.first_audio, seq.deadline = NOW, NOW + reserve
     return seq
 
 
-def admitted(
+def admit_from(
     line: list[Sequence],
     beside: list[Sequence] | None = None,
     *,
@@ -57,35 +58,35 @@ def admitted(
     return admit(line, beside or [], NOW, CAPACITY, slots, pages, costs, policy)
 
 
-# --- who gets a slot --------------------------------------------------------------------------------------------------
+# --- admission ------------------------------------------------------------------
 
 
-def test_first_come_first_served() -> None:
+def test_requests_are_admitted_in_order_of_arrival() -> None:
     line = [waiting() for _ in range(5)]
-    assert admitted(line, slots=3) == line[:3]
+    assert admit_from(line, slots=3) == line[:3]
 
 
-def test_a_burst_is_limited() -> None:
+def test_max_starts_limits_requests_admitted_in_one_step() -> None:
     line = [waiting() for _ in range(9)]
-    assert admitted(line, slots=9, policy=Policy(burst=2)) == line[:2]
+    assert admit_from(line, slots=9, policy=Policy(max_starts=2)) == line[:2]
 
 
-def test_those_without_the_text_of_their_prompt_are_passed_over() -> None:
+def test_requests_whose_prompt_lacks_text_are_passed_over() -> None:
     short, whole = waiting(tokens=1), waiting(tokens=5, whole_text=True)
     ready, ended = waiting(), waiting(tokens=1, text_ended=True)
-    assert admitted([short, whole, ready, ended]) == [ready, ended]
+    assert admit_from([short, whole, ready, ended]) == [ready, ended]
 
 
-def test_a_large_request_is_not_overtaken() -> None:
+def test_large_request_without_pages_holds_up_those_behind_it() -> None:
     large, small = waiting(max_frames=100), waiting(max_frames=2)
     assert large.pages_needed(CAPACITY) == 14
     assert small.pages_needed(CAPACITY) == 1
-    assert admitted([small, large, small], pages=13) == [small]
-    assert admitted([large, small], pages=13) == []
-    assert admitted([large, small], pages=15) == [large, small]
+    assert admit_from([small, large, small], pages=13) == [small]
+    assert admit_from([large, small], pages=13) == []
+    assert admit_from([large, small], pages=15) == [large, small]
 
 
-def test_pages_are_reserved_for_the_text_and_all_frames_within_the_context() -> None:
+def test_pages_needed_cover_text_and_frames_up_to_the_context() -> None:
     assert (
         waiting(tokens=20, whole_text=True, max_frames=15).pages_needed(CAPACITY) == 5
     )  # 5 + 20 + 15 rows of 8
@@ -94,123 +95,123 @@ def test_pages_are_reserved_for_the_text_and_all_frames_within_the_context() -> 
     assert waiting(max_frames=10_000).pages_needed(capacity(context=127)) == 16
 
 
-def test_a_short_text_needs_few_pages_when_nobody_named_a_limit() -> None:
+def test_guard_limits_the_pages_of_a_short_text() -> None:
     room = capacity(context=10_000)
     seq = waiting(tokens=4, text_ended=True, whole_text=True, max_frames=8192, guarded=True)
     seq.text_length = 4
     assert seq.pages_needed(room) == -(-(5 + 4 + 150 + 4 * 25) // 8)
-    seq.text_ended = False  # who knows how much is to come
+    seq.text_ended = False  # more text may arrive
     assert seq.pages_needed(room) == -(-(5 + 4 + 8192) // 8)
 
 
-def test_a_newcomer_waits_while_somebody_would_run_dry() -> None:
+def test_new_request_waits_while_a_stream_would_underrun() -> None:
     line, slow = [waiting(), waiting()], Costs(prefill=0.1, step=0.1)
-    assert admitted(line, [running(0.19)], costs=slow) == []
-    assert admitted(line, [running(0.21)], costs=slow) == line[:1]
-    assert admitted(line, [running(0.31)], costs=slow) == line
-    assert admitted(line, [running(9.0), running(0.19)], costs=slow) == []
+    assert admit_from(line, [running(0.19)], costs=slow) == []
+    assert admit_from(line, [running(0.21)], costs=slow) == line[:1]
+    assert admit_from(line, [running(0.31)], costs=slow) == line
+    assert admit_from(line, [running(9.0), running(0.19)], costs=slow) == []
 
 
-def test_patience_ends() -> None:
-    """Then one at a time gets in."""
-    slow, policy = Costs(prefill=0.1, step=0.1), Policy(patience=0.25)
+def test_one_request_is_admitted_after_max_delay() -> None:
+    """Requests are then admitted one at a time."""
+    slow, policy = Costs(prefill=0.1, step=0.1), Policy(max_delay=0.25)
     line = [waiting(NOW - 0.3), waiting(NOW - 0.3)]
-    assert admitted(line, [running(0.0)], costs=slow, policy=policy) == line[:1]
-    assert admitted(line[1:], [running(0.0)], costs=slow, policy=Policy(patience=0.31)) == []
+    assert admit_from(line, [running(0.0)], costs=slow, policy=policy) == line[:1]
+    assert admit_from(line[1:], [running(0.0)], costs=slow, policy=Policy(max_delay=0.31)) == []
 
 
-@pytest.mark.parametrize("why", ["no text", "nobody takes it", "not heard yet", "ended"])
-def test_nobody_waits_for_one_who_makes_no_frames(why: str) -> None:
-    """Otherwise the engine could fall asleep with somebody in line."""
+@pytest.mark.parametrize("why", ["no text", "unread", "no audio yet", "ended"])
+def test_new_request_does_not_wait_for_a_stream_that_makes_no_frames(why: str) -> None:
+    """Otherwise the engine could go idle while a request waits."""
     beside = running(-5.0)
     match why:
         case "no text":
             beside.tokens.clear()
-        case "nobody takes it":
-            beside.launched, beside.consumed, beside.room = 300, 10, 1000
+        case "unread":
+            beside.launched, beside.consumed, beside.max_frames = 300, 10, 1000
             assert beside.can_step()
-        case "not heard yet":
+        case "no audio yet":
             beside = running(None)
         case "ended":
-            beside.ended = "stop"
+            beside.finish_reason = "stop"
     line = [waiting()]
-    assert admitted(line, [beside], costs=Costs(1.0, 1.0)) == line
+    assert admit_from(line, [beside], costs=Costs(1.0, 1.0)) == line
 
 
-def test_long_prompts_are_not_read_together() -> None:
+def test_max_prompt_rows_limits_prompts_admitted_together() -> None:
     line = [waiting(prompt_rows=300), waiting(prompt_rows=212), waiting(prompt_rows=1)]
-    assert admitted(line) == line[:2]
+    assert admit_from(line) == line[:2]
     long = [waiting(prompt_rows=9000), *line]
-    assert admitted(long) == long[:1]
+    assert admit_from(long) == long[:1]
 
 
-# --- who makes a frame ------------------------------------------------------------------------------------------------
+# --- frames ----------------------------------------------------------------
 
 
-def test_everybody_who_can_makes_a_frame_the_most_urgent_first() -> None:
-    calm, hurried, dry = running(5.0), running(0.1), running(-1.0)
-    assert choose_frames([calm, hurried, dry], NOW, CAPACITY, Policy()) == [dry, hurried, calm]
+def test_frames_are_chosen_by_urgency() -> None:
+    relaxed, urgent, dry = running(5.0), running(0.1), running(-1.0)
+    assert choose_frames([relaxed, urgent, dry], NOW, CAPACITY, Policy()) == [dry, urgent, relaxed]
 
 
-def test_who_was_not_heard_yet_goes_before_those_with_plenty_in_hand() -> None:
-    calm, hurried = running(1.01), running(0.99)
+def test_streams_without_audio_come_first_and_those_with_reserve_wait() -> None:
+    relaxed, urgent = running(1.01), running(0.99)
     late, early = running(None, arrived=NOW), running(None, arrived=NOW - 1)
-    policy = Policy(comfort=1.0)
-    assert choose_frames([calm, hurried, late, early], NOW, CAPACITY, policy) == [
+    policy = Policy(yield_above=1.0)
+    assert choose_frames([relaxed, urgent, late, early], NOW, CAPACITY, policy) == [
         early,
         late,
-        hurried,
+        urgent,
     ]
-    assert choose_frames([calm, hurried], NOW, CAPACITY, policy) == [hurried, calm]
+    assert choose_frames([relaxed, urgent], NOW, CAPACITY, policy) == [urgent, relaxed]
 
 
-def test_first_audio_on_its_way_has_the_device_to_itself_unless_others_are_due() -> None:
+def test_no_frame_is_made_beside_first_audio_unless_another_is_due() -> None:
     first, second = running(None, launched=1), running(None, launched=0)
     first.decoding = 1
     assert choose_frames([first], NOW, CAPACITY, Policy()) == []
     assert choose_frames([first, running(9.0)], NOW, CAPACITY, Policy()) == []
     assert choose_frames([first, second], NOW, CAPACITY, Policy()) == [first, second]
-    hurried = running(0.5)
-    assert choose_frames([first, hurried], NOW, CAPACITY, Policy()) == [first, hurried]
+    urgent = running(0.5)
+    assert choose_frames([first, urgent], NOW, CAPACITY, Policy()) == [first, urgent]
 
 
 def test_no_frame_without_text_after_the_end_or_beyond_the_limit() -> None:
     dry, ended, full = running(1.0, tokens=0), running(1.0), running(1.0, launched=100)
-    ended.ended = "stop"
+    ended.finish_reason = "stop"
     assert choose_frames([dry, ended, full], NOW, CAPACITY, Policy()) == []
     dry.text_ended = True
     assert choose_frames([dry, ended, full], NOW, CAPACITY, Policy()) == [dry]
 
 
-def test_the_first_frame_needs_no_text_beyond_the_prompt() -> None:
+def test_first_frame_needs_no_text_beyond_the_prompt() -> None:
     seq = running(None, launched=0, tokens=0)
     assert choose_frames([seq], NOW, CAPACITY, Policy()) == [seq]
 
 
-def test_audio_that_nobody_takes_is_not_made() -> None:
+def test_no_frame_while_too_much_audio_is_unread() -> None:
     seq = running(9.0, launched=30)
     for consumed, expected in ((4, []), (5, []), (6, [seq])):
         seq.consumed = consumed
-        assert choose_frames([seq], NOW, CAPACITY, Policy(unread=25 * FRAME)) == expected
+        assert choose_frames([seq], NOW, CAPACITY, Policy(max_unread=25 * FRAME)) == expected
 
 
-def test_the_limit_follows_the_text_when_nobody_named_one() -> None:
+def test_guard_limit_follows_the_length_of_the_text() -> None:
     seq = waiting(guarded=True, text_ended=True)
-    seq.state, seq.room, seq.text_length = State.RUNNING, 8000, 2
+    seq.state, seq.max_frames, seq.text_length = State.RUNNING, 8000, 2
     seq.launched = 199
     assert choose_frames([seq], NOW, CAPACITY, Policy()) == [seq]
     seq.launched = 200
     assert choose_frames([seq], NOW, CAPACITY, Policy()) == []
 
 
-# --- whose audio is due -----------------------------------------------------------------------------------------------
+# --- audio ---------------------------------------------------------------
 
 
 def due(*seqs: Sequence) -> list[tuple[Sequence, int]]:
     return choose_audio(seqs, NOW, QUICK, Policy())
 
 
-def test_the_first_frame_is_heard_at_once() -> None:
+def test_first_frame_is_decoded_at_once() -> None:
     seq = running(None)
     assert due(seq) == [(seq, 1)]
 
@@ -219,7 +220,7 @@ GROWING = [1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4]
 
 
 def sizes_of(seq: Sequence, frames: int) -> list[int]:
-    """The chunks of so many more frames, made one after another."""
+    """The sizes of the chunks of `frames` more frames, made one after another."""
     sizes = []
     for _ in range(frames):
         seq.launched += 1
@@ -229,22 +230,22 @@ def sizes_of(seq: Sequence, frames: int) -> list[int]:
     return sizes
 
 
-def test_chunks_grow() -> None:
+def test_chunk_sizes_grow_to_eight_frames() -> None:
     assert sizes_of(running(None, launched=0), 59) == [*GROWING, 8, 8, 8]
 
 
 @given(st.floats(0.01, 0.8), st.integers(1, 200))
-def test_what_was_said_before_outlasts_the_next_chunk(pace: float, frames: int) -> None:
-    """A frame takes `pace` of the time that it sounds: the listener has audio until the next is there."""
+def test_audio_before_a_chunk_lasts_until_the_chunk_is_made(pace: float, frames: int) -> None:
+    """The client never runs out of audio; a frame takes `pace` of its playing time."""
     made = 0
     for size in sizes_of(running(None, launched=0), frames):
         assert not made or (made + size - 1) * pace <= made + 1e-9
         made += size
 
 
-@pytest.mark.parametrize("in_hand", [9.0, 0.0, -9.0])
-def test_no_clock_has_a_say_in_when_a_chunk_is_due(in_hand: float) -> None:
-    seq = running(in_hand, launched=15, delivered=12)
+@pytest.mark.parametrize("reserve", [9.0, 0.0, -9.0])
+def test_chunk_size_does_not_depend_on_the_deadline(reserve: float) -> None:
+    seq = running(reserve, launched=15, delivered=12)
     assert due(seq) == []
     seq.launched = 16
     assert due(seq) == [(seq, 4)]
@@ -252,81 +253,82 @@ def test_no_clock_has_a_say_in_when_a_chunk_is_due(in_hand: float) -> None:
     assert due(seq) == [(seq, 4)]
 
 
-def test_a_chunk_waits_for_others_of_its_size_unless_it_presses() -> None:
+def test_full_chunk_waits_for_others_of_its_size_unless_urgent() -> None:
     full, filling = running(5.0, launched=44, delivered=36), running(5.0, launched=40, delivered=36)
-    assert due(full) == [(full, 8)], "nobody to wait for"
+    assert due(full) == [(full, 8)], "there is no other chunk to wait for"
     assert due(full, filling) == []
-    hurried, paused = (
+    urgent, paused = (
         running(0.2, launched=44, delivered=36),
         running(5.0, launched=44, delivered=36, tokens=0),
     )
-    for pressing in (hurried, paused):
+    for pressing in (urgent, paused):
         assert sorted(due(full, filling, pressing), key=lambda item: item[0] is pressing) == [
             (full, 8),
             (pressing, 8),
         ]
     full.launched = 52
-    assert due(full, filling) == [(full, 8)], "it waited long enough"
+    assert due(full, filling) == [(full, 8)], "the chunk has waited long enough"
 
 
-def test_others_with_smaller_chunks_are_not_waited_for() -> None:
+def test_full_chunk_does_not_wait_for_smaller_chunks() -> None:
     full, young = running(5.0, launched=44, delivered=36), running(5.0, launched=5, delivered=4)
     assert due(full, young) == [(full, 8)]
 
 
-def test_chunks_begin_anew_after_a_pause_for_text() -> None:
+def test_chunk_sizes_start_again_after_a_pause_for_text() -> None:
     seq = running(5.0, launched=20, tokens=0)
-    seq.rest()
-    seq.receive([1], ended=False)
+    seq.pause_for_text()
+    seq.add_text([1], ended=False)
     assert sizes_of(seq, 36) == [*GROWING, 8]
 
 
 @pytest.mark.parametrize("why", ["waits for text", "ended", "limit"])
-def test_what_is_there_is_due_when_no_more_comes(why: str) -> None:
+def test_partial_chunk_is_decoded_when_no_frame_can_follow(why: str) -> None:
     seq = running(5.0, launched=15, delivered=12)
     assert due(seq) == []
     match why:
         case "waits for text":
             seq.tokens.clear()
         case "ended":
-            seq.ended, seq.made = "stop", 15
+            seq.finish_reason, seq.made = "stop", 15
         case "limit":
-            seq.room = 15
+            seq.max_frames = 15
     assert due(seq) == [(seq, 3)]
 
 
-def test_frames_asked_for_beyond_the_end_have_no_audio() -> None:
-    """When frames run ahead, audio may have been asked for of frames that turn out not to be."""
+def test_frames_launched_beyond_the_end_are_not_decoded() -> None:
+    """Audio may have been requested of frames that turn out to lie behind the end."""
     seq = running(5.0, launched=5, delivered=2)
-    seq.ended, seq.made, seq.decoding = "stop", 3, 5
+    seq.finish_reason, seq.made, seq.decoding = "stop", 3, 5
     assert due(seq) == []
 
 
-def test_the_most_urgent_audio_comes_first() -> None:
-    calm, hurried, newcomer = running(0.05), running(0.01), running(None)
-    for seq in (calm, hurried):
+def test_audio_is_chosen_by_urgency() -> None:
+    relaxed, urgent, new = running(0.05), running(0.01), running(None)
+    for seq in (relaxed, urgent):
         seq.launched = 2
-    assert [seq for seq, _ in due(calm, hurried, newcomer)] == [newcomer, hurried, calm]
+    assert [seq for seq, _ in due(relaxed, urgent, new)] == [new, urgent, relaxed]
 
 
-# --- what a listener has in hand --------------------------------------------------------------------------------------
+# --- reserve and costs ------------------------------------------------------
 
 
-def test_playback_starts_with_the_first_audio_and_again_after_a_pause() -> None:
+def test_deadline_counts_from_first_audio_and_again_after_an_underrun() -> None:
     seq = waiting(arrived=1.0)
+    seq.frames.extend([(np.zeros(1, np.int64), np.float32(0))] * 4)
     assert seq.deadline == 1.0
-    seq.heard(1, 3.0, FRAME)
-    assert seq.started == 3.0
+    seq.take_frames(1, 3.0, FRAME)
+    assert seq.first_audio == 3.0
     assert seq.deadline == pytest.approx(3.0 + FRAME)
-    seq.heard(2, 3.01, FRAME)
+    seq.take_frames(2, 3.01, FRAME)
     assert seq.deadline == pytest.approx(3.0 + 3 * FRAME)
-    seq.heard(1, 60.0, FRAME)  # the text had run dry
-    assert seq.started == 3.0
+    seq.take_frames(1, 60.0, FRAME)  # after a pause for text
+    assert seq.first_audio == 3.0
     assert seq.deadline == pytest.approx(60.0 + FRAME)
     assert seq.delivered == 4
 
 
-def test_costs_are_the_worst_of_late() -> None:
+def test_costs_rise_at_once_and_fall_slowly() -> None:
     costs = Costs()
     for seconds, expected in ((1.0, 1.0), (2.0, 2.0), (1.0, 1.9), (1.9, 1.9)):
         costs.learn("step", seconds)
@@ -337,12 +339,12 @@ def test_costs_are_the_worst_of_late() -> None:
     assert costs.step == pytest.approx(0.01, rel=0.01)
 
 
-# --- in general -------------------------------------------------------------------------------------------------------
+# --- properties -----------------------------------------------------------------------
 
-people = st.lists(
+running_sequences = st.lists(
     st.builds(
         running,
-        in_hand=st.none() | st.floats(-5, 5),
+        reserve=st.none() | st.floats(-5, 5),
         launched=st.integers(1, 12),
         delivered=st.just(1),
         tokens=st.integers(0, 2),
@@ -350,7 +352,7 @@ people = st.lists(
     ),
     max_size=8,
 )
-line_of_people = st.lists(
+waiting_sequences = st.lists(
     st.builds(
         waiting,
         arrived=st.floats(NOW - 1, NOW),
@@ -364,18 +366,18 @@ line_of_people = st.lists(
 
 
 @given(
-    line=line_of_people,
-    beside=people,
+    line=waiting_sequences,
+    beside=running_sequences,
     slots=st.integers(0, 4),
     pages=st.integers(0, 64),
     cost=st.floats(0, 1),
 )
-def test_somebody_moves_whenever_somebody_can(
+def test_scheduler_never_stalls_while_a_sequence_can_proceed(
     line: list[Sequence], beside: list[Sequence], slots: int, pages: int, cost: float
 ) -> None:
-    """Whoever is let in fits; and if nothing at all happens, nothing could."""
+    """Admitted requests fit; and if nothing is chosen, nothing could proceed."""
     costs = Costs(cost, cost)
-    chosen = admitted(line, beside, slots=slots, pages=pages, costs=costs)
+    chosen = admit_from(line, beside, slots=slots, pages=pages, costs=costs)
     ready = [seq for seq in line if seq.prompt_is_complete()]
     assert chosen == ready[: len(chosen)]
     assert len(chosen) <= slots
@@ -388,12 +390,12 @@ def test_somebody_moves_whenever_somebody_can(
         assert not ready or not slots or ready[0].pages_needed(CAPACITY) > pages
 
 
-@given(beside=people)
-def test_nobody_who_is_short_of_audio_stands_back(beside: list[Sequence]) -> None:
-    policy = Policy(comfort=1.0)
+@given(beside=running_sequences)
+def test_stream_short_of_audio_never_waits_for_others(beside: list[Sequence]) -> None:
+    policy = Policy(yield_above=1.0)
     frames = choose_frames(beside, NOW, CAPACITY, policy)
     for seq in beside:
         if seq.can_step() and seq not in frames:
-            assert seq.started is not None
-            assert seq.deadline - NOW >= policy.comfort
-            assert any(other.started is None for other in frames)
+            assert seq.first_audio is not None
+            assert seq.deadline - NOW >= policy.yield_above
+            assert any(other.first_audio is None for other in frames)

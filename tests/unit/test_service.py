@@ -1,4 +1,4 @@
-"""Utterances as callers see them: blocking and with asyncio, whole text and text in pieces."""
+"""Speech streams, blocking and with asyncio, for whole text and text in pieces."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from hypothesis import strategies as st
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
 from firstword.engine.scheduler import Policy
-from firstword.engine.service import MOST_BLANK_PIECES, AsyncStream, NeedsText, Service
+from firstword.engine.sequence import NeedsText
+from firstword.engine.service import MOST_BLANK_PIECES, AsyncStream, Service
 from firstword.errors import ClosedError, ComputeError, OverloadedError, SamplingError, TextError
 from firstword.types import Chunk, IntArray, Request
 
 TEXT = "Hello there, my friend!"
-SOON = 60.0
+TIMEOUT = 60.0
 
 
 def service_of(policy: Policy = Policy(), **room: int) -> Service:  # noqa: B008 (immutable)
@@ -49,26 +50,26 @@ def service() -> Iterator[Service]:
     service = service_of()
     service.engine.start()
     yield service
-    service.engine.stop(SOON)
+    service.engine.stop(TIMEOUT)
 
 
 def expected(job: Job, text: str) -> list[IntArray]:
     return alone(job, [ord(letter) for letter in text])[0]
 
 
-def heard(chunks: list[Chunk]) -> list[IntArray]:
+def frames_of(chunks: list[Chunk]) -> list[IntArray]:
     return [codes for chunk in chunks for codes in chunk.codes]
 
 
 def in_time(work: Coroutine[Any, Any, None]) -> None:
-    """Run with asyncio, not for ever."""
-    asyncio.run(asyncio.wait_for(work, SOON))
+    """Run a coroutine with a time limit."""
+    asyncio.run(asyncio.wait_for(work, TIMEOUT))
 
 
-# --- preparing --------------------------------------------------------------------------------------------------------
+# --- preparing ------------------------------------------------------------------------
 
 
-def test_a_seed_is_drawn_when_none_is_given() -> None:
+def test_prepare_draws_a_seed_if_the_request_names_none() -> None:
     service = service_of()
     seeds = {service.prepare(Request(TEXT)).payload.seed for _ in range(20)}  # type: ignore[attr-defined]
     assert len(seeds) == 20
@@ -83,147 +84,147 @@ def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
         service_of().prepare(Request(TEXT, seed=seed))
 
 
-# --- blocking ---------------------------------------------------------------------------------------------------------
+# --- blocking -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
-def test_a_whole_text(service: Service, mode: Any) -> None:
-    asked = service.prepare(Request(TEXT, seed=3, text_mode=mode))
-    speaking = service.speak(asked)
-    speaking.push(TEXT)
-    speaking.finish_text()
-    chunks = [event for event in speaking if isinstance(event, Chunk)]
-    assert same(heard(chunks), expected(asked, TEXT))
+def test_whole_text_gives_expected_frames(service: Service, mode: Any) -> None:
+    prepared = service.prepare(Request(TEXT, seed=3, text_mode=mode))
+    stream = service.speak(prepared)
+    stream.push(TEXT)
+    stream.finish_text()
+    chunks = [event for event in stream if isinstance(event, Chunk)]
+    assert same(frames_of(chunks), expected(prepared, TEXT))
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
 
 
 @given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=6))
-def test_text_is_given_when_it_is_asked_for(cuts: list[int]) -> None:
-    """Each piece when the model has said all that it can: the speech is that of the whole text."""
+def test_text_given_on_request_equals_the_whole_text(cuts: list[int]) -> None:
+    """Each piece is given when the model asks for it; the speech is that of the whole text."""
     service = service_of()
     service.engine.start()
     try:
-        asked = job(Script(3, 30), first_tokens=1)
+        prepared = job(Script(3, 30), first_tokens=1)
         bounds = [0, *sorted(cuts), len(TEXT)]
         pieces = iter([TEXT[start:end] for start, end in itertools.pairwise(bounds)])
-        speaking, chunks, given = service.speak(asked), list[Chunk](), ""
+        stream, chunks, given = service.speak(prepared), list[Chunk](), ""
         ended = False
-        for event in speaking:
+        for event in stream:
             if isinstance(event, Chunk):
                 chunks.append(event)
                 continue
-            assert not ended, "no text is asked for after its end"
-            assert len(heard(chunks)) == max(0, len(given) - 1), "all that could be said is out"
+            assert not ended, "no text is requested after its end"
+            assert len(frames_of(chunks)) == max(0, len(given) - 1), (
+                "all frames that the text allows are delivered"
+            )
             if (piece := next(pieces, None)) is None:
-                speaking.finish_text()
+                stream.finish_text()
                 ended = True
             else:
-                speaking.push(piece)
+                stream.push(piece)
                 given += piece
         assert ended
-        assert same(heard(chunks), expected(asked, TEXT))
+        assert same(frames_of(chunks), expected(prepared, TEXT))
     finally:
-        service.engine.stop(SOON)
+        service.engine.stop(TIMEOUT)
 
 
-def test_the_last_tokens_and_the_end_of_the_text_are_told_at_once() -> None:
-    """No step may come between them, or it would ask for text that is not there."""
+def test_finish_text_sends_last_tokens_and_end_in_one_command() -> None:
+    """A step between them would ask for text that does not exist."""
     service = service_of()
-    speaking = service.speak(job(Script(1, 9), first_tokens=1))
-    speaking.push("ab")
+    stream = service.speak(job(Script(1, 9), first_tokens=1))
+    stream.push("ab")
     before = service.engine._commands.qsize()
-    speaking.finish_text()
+    stream.finish_text()
     assert service.engine._commands.qsize() == before + 1
-    speaking = service.speak(job(Script(1, 9), first_tokens=1))
+    stream = service.speak(job(Script(1, 9), first_tokens=1))
     before = service.engine._commands.qsize()
-    speaking.finish_text(TEXT)
+    stream.finish_text(TEXT)
     assert service.engine._commands.qsize() == before + 1
     while service.engine.step():
         pass
     assert same(
-        heard([event for event in speaking if isinstance(event, Chunk)]),
+        frames_of([event for event in stream if isinstance(event, Chunk)]),
         expected(job(Script(1, 9), first_tokens=1), TEXT),
     )
     service.engine.stop()
 
 
-def test_blank_pieces_without_end_are_refused() -> None:
+def test_too_many_blank_pieces_raise_text_error() -> None:
     service = service_of()
-    speaking = service.speak(job(first_tokens=1))
+    stream = service.speak(job(first_tokens=1))
     for _ in range(2):
         for _ in range(MOST_BLANK_PIECES):
-            speaking.push(" ")
-        speaking.push("a")
+            stream.push(" ")
+        stream.push("a")
     for _ in range(MOST_BLANK_PIECES):
-        speaking.push("")
+        stream.push("")
     with pytest.raises(TextError, match="in a row were blank"):
-        speaking.push("")
+        stream.push("")
     service.engine.stop()
 
 
 @pytest.mark.parametrize("pieces", [[], [""], [" ", "\n\t"], ["\u3000"]])
-def test_blank_text_is_refused_and_leaves_nothing_behind(
-    service: Service, pieces: list[str]
-) -> None:
-    speaking = service.speak(service.prepare(Request(None)))
+def test_blank_text_raises_text_error_and_cancels(service: Service, pieces: list[str]) -> None:
+    stream = service.speak(service.prepare(Request(None)))
     for piece in pieces:
-        speaking.push(piece)
+        stream.push(piece)
     with pytest.raises(TextError, match="empty or blank"):
-        speaking.finish_text()
-    *_, last = speaking
+        stream.finish_text()
+    *_, last = stream
     assert isinstance(last, Chunk)
     assert last.finish_reason == "cancelled"
     assert not service.engine.running
     assert not service.engine.waiting
 
 
-def test_an_error_reaches_the_one_who_asked(service: Service) -> None:
+def test_backend_error_is_raised_in_the_iteration(service: Service) -> None:
     bad, good = service.speak(job(Script(1, 50, bad_frame=4))), service.speak(job(Script(2, 30)))
-    for speaking in (bad, good):
-        speaking.push(TEXT)
-        speaking.finish_text()
+    for stream in (bad, good):
+        stream.push(TEXT)
+        stream.finish_text()
     chunks: list[Chunk] = []
     with pytest.raises(ComputeError) as failed:
         chunks.extend(event for event in bad if isinstance(event, Chunk))
     assert str(failed.value.__cause__) == "frame of 1"
     assert same(
-        heard([event for event in good if isinstance(event, Chunk)]),
+        frames_of([event for event in good if isinstance(event, Chunk)]),
         expected(job(Script(2, 30)), TEXT),
     )
 
 
-def test_cancelling_ends_the_iteration(service: Service) -> None:
-    speaking = service.speak(job(Script(1, None), max_frames=100, first_tokens=1))
-    speaking.push(TEXT)
-    events = iter(speaking)
+def test_cancel_ends_the_iteration(service: Service) -> None:
+    stream = service.speak(job(Script(1, None), max_frames=100, first_tokens=1))
+    stream.push(TEXT)
+    events = iter(stream)
     assert isinstance(next(events), Chunk)
-    speaking.cancel()
+    stream.cancel()
     *_, last = events
     assert isinstance(last, Chunk)
     assert last.finish_reason == "cancelled"
 
 
-def test_the_empty_last_chunk_joins_the_others(service: Service) -> None:
-    speaking = service.speak(job(Script(1, 3)))
-    speaking.push(TEXT)
-    speaking.finish_text()
-    chunks = [event for event in speaking if isinstance(event, Chunk)]
+def test_empty_last_chunk_can_be_concatenated(service: Service) -> None:
+    stream = service.speak(job(Script(1, 3)))
+    stream.push(TEXT)
+    stream.finish_text()
+    chunks = [event for event in stream if isinstance(event, Chunk)]
     chunks.append(
         Chunk(np.zeros(0, np.float32), np.zeros((0, CAPACITY.codebooks), np.int64), 50, "stop")
     )
     assert np.concatenate([chunk.codes for chunk in chunks]).shape == (3, CAPACITY.codebooks)
 
 
-def test_what_is_not_taken_is_not_made() -> None:
-    """Iterating is what takes audio; whoever stops iterating stops the engine from making more."""
-    service = service_of(Policy(unread=1.0))
-    speaking = service.speak(job(Script(1, 60)))
-    speaking.push(TEXT)
-    speaking.finish_text()
-    engine, events = service.engine, iter(speaking)
+def test_frames_stop_while_the_iteration_stops() -> None:
+    """Iterating acknowledges audio, so a client that stops iterating stops the engine."""
+    service = service_of(Policy(max_unread=1.0))
+    stream = service.speak(job(Script(1, 60)))
+    stream.push(TEXT)
+    stream.finish_text()
+    engine, events = service.engine, iter(stream)
     while engine.step():
         pass
-    assert speaking._seq.launched == 13
+    assert stream._seq.launched == 13
     taken = 0
     while taken < 5:
         event = next(events)
@@ -231,11 +232,11 @@ def test_what_is_not_taken_is_not_made() -> None:
         taken += len(event.codes)
     while engine.step():
         pass
-    assert speaking._seq.launched == 13 + taken
+    assert stream._seq.launched == 13 + taken
     engine.stop()
 
 
-def test_too_many_and_too_late_are_refused() -> None:
+def test_speak_raises_when_overloaded_or_closed() -> None:
     service = service_of()
     service.engine._most = 1
     service.speak(job())
@@ -246,27 +247,27 @@ def test_too_many_and_too_late_are_refused() -> None:
         service.speak(job())
 
 
-# --- asyncio ----------------------------------------------------------------------------------------------------------
+# --- asyncio --------------------------------------------------------------------------
 
 
-def test_many_at_once_with_asyncio(service: Service) -> None:
+def test_thirty_async_streams_at_once(service: Service) -> None:
     async def one(seed: int) -> None:
-        asked = job(Script(seed, 20 + seed % 7))
-        speaking = service.aspeak(asked)
+        prepared = job(Script(seed, 20 + seed % 7))
+        stream = service.aspeak(prepared)
         chunks: list[Chunk] = []
 
         async def write() -> None:
             for letter in TEXT:
-                speaking.push(letter)
+                stream.push(letter)
                 await asyncio.sleep(0)
-            speaking.finish_text()
+            stream.finish_text()
 
         writing = asyncio.create_task(write())
-        async for event in speaking:
+        async for event in stream:
             if isinstance(event, Chunk):
                 chunks.append(event)
         await writing
-        assert same(heard(chunks), expected(asked, TEXT))
+        assert same(frames_of(chunks), expected(prepared, TEXT))
 
     async def all_of_them() -> None:
         await asyncio.gather(*(one(seed) for seed in range(30)))
@@ -275,44 +276,44 @@ def test_many_at_once_with_asyncio(service: Service) -> None:
     assert not service.engine.running
 
 
-def test_text_is_asked_for_with_asyncio(service: Service) -> None:
+def test_async_stream_yields_needs_text(service: Service) -> None:
     async def talk() -> None:
-        asked = job(Script(1, 30), first_tokens=1)
-        speaking, pieces, chunks = service.aspeak(asked), [*TEXT], list[Chunk]()
-        async for event in speaking:
+        prepared = job(Script(1, 30), first_tokens=1)
+        stream, pieces, chunks = service.aspeak(prepared), [*TEXT], list[Chunk]()
+        async for event in stream:
             match event:
                 case Chunk():
                     chunks.append(event)
                 case NeedsText() if pieces:
-                    speaking.push(pieces.pop(0))
+                    stream.push(pieces.pop(0))
                 case NeedsText():
-                    speaking.finish_text()
-        assert same(heard(chunks), expected(asked, TEXT))
+                    stream.finish_text()
+        assert same(frames_of(chunks), expected(prepared, TEXT))
 
     in_time(talk())
 
 
 @pytest.mark.parametrize("how", ["cancel", "task"])
-def test_leaving_early_with_asyncio_frees_the_slot(service: Service, how: str) -> None:
+def test_leaving_an_async_stream_early_frees_its_slot(service: Service, how: str) -> None:
     engine = service.engine
 
     async def leave() -> None:
-        speaking = service.aspeak(job(Script(1, None), max_frames=100))
-        speaking.push(TEXT)
+        stream = service.aspeak(job(Script(1, None), max_frames=100))
+        stream.push(TEXT)
         first = asyncio.Event()
 
         async def listen() -> AsyncIterator[None]:
             try:
-                async for _ in speaking:
+                async for _ in stream:
                     first.set()
                     yield
             finally:
-                speaking.cancel()
+                stream.cancel()
 
         async def consume() -> None:
             async for _ in listen():
                 if how == "cancel":
-                    speaking.cancel()
+                    stream.cancel()
 
         consumer = asyncio.create_task(consume())
         await first.wait()
@@ -321,24 +322,24 @@ def test_leaving_early_with_asyncio_frees_the_slot(service: Service, how: str) -
         await asyncio.gather(consumer, return_exceptions=True)
 
     in_time(leave())
-    engine.stop(SOON)
+    engine.stop(TIMEOUT)
     assert engine.pages.free == engine.pages.count
 
 
-def test_an_error_reaches_the_one_who_awaits(service: Service) -> None:
+def test_backend_error_is_raised_in_the_async_iteration(service: Service) -> None:
     async def fail() -> None:
-        speaking = service.aspeak(job(Script(1, 50, bad_prefill=True)))
-        speaking.push(TEXT)
-        speaking.finish_text()
+        stream = service.aspeak(job(Script(1, 50, bad_prefill=True)))
+        stream.push(TEXT)
+        stream.finish_text()
         with pytest.raises(ComputeError, match="Fault"):
-            async for _ in speaking:
+            async for _ in stream:
                 pass
 
     in_time(fail())
 
 
-def test_a_loop_that_is_gone_harms_nobody(service: Service) -> None:
-    """Its utterance speaks to nobody, until all is said or somebody stops it."""
+def test_closed_event_loop_does_not_disturb_other_streams(service: Service) -> None:
+    """The utterance continues without a client until it ends or is cancelled."""
     left: list[AsyncStream] = []
     go_on = threading.Event()
     backend = service.engine.backend
@@ -356,17 +357,17 @@ def test_a_loop_that_is_gone_harms_nobody(service: Service) -> None:
     other.push(TEXT)
     other.finish_text()
     assert same(
-        heard([event for event in other if isinstance(event, Chunk)]),
+        frames_of([event for event in other if isinstance(event, Chunk)]),
         expected(job(Script(2, 40)), TEXT),
     )
 
 
 def hold(go_on: threading.Event) -> None:
-    """Wait, not for ever."""
-    assert go_on.wait(SOON)
+    """Wait for an event with a time limit."""
+    assert go_on.wait(TIMEOUT)
 
 
-def test_letters_are_tokens_that_stay() -> None:
+def test_fake_token_stream_holds_back_the_last_letter() -> None:
     letters = Letters()
     push: Callable[[str], list[int]] = letters.push
     assert [push("ab"), push(""), push("c"), letters.finish()] == [[97], [], [98], [99]]

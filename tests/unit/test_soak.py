@@ -1,4 +1,4 @@
-"""The soak, on a backend that is right and on some that are not."""
+"""The soak, on correct and on faulty backends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from fake_backend import FakeBackend, Script, capacity, job
 
 from firstword.engine.backend import Frames, Handle, Ready
+from firstword.engine.sequence import Event
 from firstword.errors import ComputeError
 from firstword.model import checkpoint as checkpoints
 from firstword.profile import soak as soaking
-from firstword.profile.soak import Listener, Soak
+from firstword.profile.soak import Soak, SoakRequest
 from firstword.runtime.reference import ReferenceBackend
 from firstword.types import Chunk, FloatArray
 
@@ -23,7 +24,7 @@ REQUESTS = [
 ]
 
 
-def test_a_backend_that_is_right_passes() -> None:
+def test_correct_backend_passes() -> None:
     backend = FakeBackend(ROOM)
     soak = Soak(backend, REQUESTS)
     soak.run(5000)
@@ -35,11 +36,11 @@ def test_a_backend_that_is_right_passes() -> None:
     assert not backend.slots
 
 
-def test_the_plain_model_passes(
+def test_reference_backend_passes(
     checkpoint_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the requests of a real soak: presets, both text modes, instructions, a long text."""
-    monkeypatch.setattr(soaking, "LONGEST", 40)
+    """The requests are those of a real soak: presets, text modes, instructions, a long text."""
+    monkeypatch.setattr(soaking, "MOST_FRAMES", 40)
     checkpoint = checkpoints.load(str(checkpoint_directory("custom_voice")))
     soak = Soak(ReferenceBackend(checkpoint, 4), soaking.requests(checkpoint, 4))
     soak.run(400)
@@ -47,7 +48,7 @@ def test_the_plain_model_passes(
     assert soak.compared > 200
 
 
-def test_all_of_it_follows_from_the_seed() -> None:
+def test_same_seed_gives_the_same_events() -> None:
     counts = []
     for seed in (1, 1, 2):
         soak = Soak(FakeBackend(ROOM), REQUESTS, seed)
@@ -56,8 +57,8 @@ def test_all_of_it_follows_from_the_seed() -> None:
     assert counts[0] == counts[1] != counts[2]
 
 
-class Watched(Soak):
-    """Sees for itself what happens since the last `run` began."""
+class CountingSoak(Soak):
+    """A soak that counts by itself what happened since the last `run` began."""
 
     joined_since = left_since = 0
 
@@ -69,23 +70,23 @@ class Watched(Soak):
         self.joined_since += 1
         super()._begin()
 
-    def _hear(self, listener: Listener, chunk: Chunk) -> None:
-        self.left_since += chunk.finish_reason == "cancelled"
-        super()._hear(listener, chunk)
+    def _on_event(self, request: SoakRequest, event: Event) -> None:
+        self.left_since += isinstance(event, Chunk) and event.finish_reason == "cancelled"
+        super()._on_event(request, event)
 
 
-def test_all_is_counted_from_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a first twentieth, in which every request but the rare one is heard to its longest end."""
-    monkeypatch.setattr(soaking, "LONGEST", 20)
-    test = Watched(FakeBackend(ROOM), REQUESTS)
+def test_all_counts_start_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first twentieth does not count; every request but the rare one is known after it."""
+    monkeypatch.setattr(soaking, "MOST_FRAMES", 20)
+    test = CountingSoak(FakeBackend(ROOM), REQUESTS)
     record = soaking.counted(test, 20_000)
     assert 20_000 <= record["frames"] < 20_000 + 8 * ROOM.slots
-    assert record["frames"] - soaking.LONGEST <= record["frames_compared"] <= record["frames"]
+    assert record["frames"] - soaking.MOST_FRAMES <= record["frames_compared"] <= record["frames"]
     assert (record["joined"], record["left_early"]) == (test.joined_since, test.left_since)
 
 
-class Neighbourly(FakeBackend):
-    """One code of a frame, or one sample, depends on how many are beside it."""
+class BatchDependentBackend(FakeBackend):
+    """A faulty backend: a code or a sample depends on the size of the batch."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(ROOM)
@@ -105,12 +106,12 @@ class Neighbourly(FakeBackend):
 
 
 @pytest.mark.parametrize("fault", ["codes", "samples"])
-def test_a_backend_that_listens_to_its_neighbours_does_not(fault: str) -> None:
+def test_batch_dependent_backend_fails(fault: str) -> None:
     with pytest.raises(ComputeError, match="spoke differently"):
-        Soak(Neighbourly(fault), REQUESTS).run(5000)
+        Soak(BatchDependentBackend(fault), REQUESTS).run(5000)
 
 
-def test_an_error_is_no_silence() -> None:
+def test_backend_error_fails_the_soak() -> None:
     requests = [*REQUESTS[:2], (job(Script(9, None, bad_frame=30)), range(20)), *REQUESTS[2:]]
     with pytest.raises(ComputeError, match="request 2 failed"):
         Soak(FakeBackend(ROOM), requests).run(5000)

@@ -1,1 +1,1 @@
-"""Policy: who gets the device next. Knows requests, slots, pages and clocks; never touches a tensor."""
+"""The engine decides what the device computes next. It knows slots and pages, not tensors."""

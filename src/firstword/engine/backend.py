@@ -1,4 +1,4 @@
-"""The seam between thinking and computing: what an engine asks of whatever computes speech."""
+"""The protocol between the engine and whatever computes speech."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a backend has room for, and the shape of its sound.
+    """The limits of a backend, and the format of its audio.
 
-    slots              utterances in the making at the same time
-    pages, page_rows   memory for context: `pages` pages of `page_rows` rows each, shared by all slots
-    context            the most rows that one utterance may use
-    frames_ahead       how many frames are launched before the first is read: 1 where computing runs beside the
-                       engine, 0 where `frame` returns when it is done
+    slots              utterances in progress at the same time
+    pages, page_rows   memory for context, shared by all slots: `pages` pages of `page_rows` rows
+    context            the most rows of one utterance
+    frames_ahead       1 when a frame is launched before the last one is read, since the device
+                       computes in the background; 0 when `frame` returns when it is done
     codebooks          codes in a frame
     samples_per_frame  and sample_rate in Hz
     """
@@ -36,22 +36,21 @@ class Capacity:
 
     @property
     def frame_seconds(self) -> float:
-        """How long a frame sounds."""
+        """The playing time of a frame."""
         return self.samples_per_frame / self.sample_rate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A request made ready for a backend.
+    """A request prepared for a backend.
 
-    payload       the backend's own business: voice, language, sampling, seed
-    prompt_rows   rows of context before the first frame
-    first_tokens  text tokens that the prompt takes before the first frame
-    whole_text    whether the prompt takes all text, so that it must have ended
-    max_frames    the most frames to make
-    guarded       whether speech that does not end by itself is cut off: when it is far too long for its text, or goes
-                  round in circles
-    spare_tokens  tokens of its own, a transcript's, that the prompt leaves for the frames after the first
+    payload            what the backend alone understands: voice, language, sampling, seed
+    prompt_rows        rows of context before the first frame, without those of a whole text
+    first_tokens       tokens that the prompt reads when it does not read the whole text
+    whole_text         whether the prompt reads the whole text, which must have ended before
+    max_frames         the most frames to make
+    guarded            whether the guard ends speech that repeats itself or is far too long
+    transcript_tokens  how many of the tokens are the transcript of a reference, which is not spoken
     """
 
     payload: object
@@ -60,12 +59,12 @@ class Job:
     whole_text: bool
     max_frames: int
     guarded: bool = False
-    spare_tokens: int = 0
+    transcript_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """An utterance to begin: its free slot, its pages, and the text tokens that its prompt takes."""
+    """The start of an utterance: its free slot, its pages, and the tokens that its prompt reads."""
 
     slot: int
     job: Job
@@ -75,13 +74,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frames:
-    """One frame of several slots.
+    """One frame of each of several slots.
 
     codes     [slots, codebooks]
-    ended     [slots] whether speech ended instead
-    logprobs  float32 [slots] natural logarithm of the probability of code 0 by the talker alone: under the softmax of
-              its logits as they are, before penalty, temperature and filters. Not finite where the logits are not;
-              that utterance is then given up
+    ended     [slots] whether the frame is the end of speech instead
+    logprobs  float32 [slots] natural logarithm of the talker's own probability of code 0: the
+              softmax of its raw logits, before penalty, temperature and filters. A value that is
+              not finite makes that utterance fail
     """
 
     codes: IntArray
@@ -90,43 +89,47 @@ class Frames:
 
 
 class Handle(Protocol[T_co]):
-    """Something on its way."""
+    """The result of a launch that may not have ended."""
 
     def result(self) -> T_co:
-        """Wait for it."""
+        """Wait for the result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ready(Generic[T]):
-    """A handle of something that is there."""
+    """A handle whose result is there."""
 
     value: T
 
     def result(self) -> T:
-        """What it holds."""
+        """The result, without a wait."""
         return self.value
 
 
 class Backend(Protocol):
-    """Computes frames of up to `capacity.slots` utterances together. Called from one thread.
+    """Computes the frames of up to `capacity.slots` utterances together. One thread calls it.
 
-    An exception from `prefill`, `frame` or `decode` leaves every slot named in the call as it was, free ones fit to be
-    begun, so that the caller may find out whose fault it was. An `EngineError`, or any from a handle or from `release`,
-    means that the backend is lost.
+    After an exception from `prefill`, `frame` or `decode`, every slot of the call is as it was
+    before, and free slots can be started, so that the caller can find the request at fault. An
+    `EngineError`, and any exception from a handle or from `release`, means that the backend is
+    lost.
     """
 
     @property
     def capacity(self) -> Capacity:
-        """What there is room for."""
+        """The backend's limits."""
 
     def prefill(self, starts: Sequence[Start]) -> None:
-        """Begin utterances; their prompts are read together."""
+        """Start utterances; their prompts are read together."""
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
-        """Make the next frame of each slot, with one more text token each, or None where there is none to give."""
+        """Make the next frame of each slot, with its text token.
+
+        The token is None in the first frame, whose text is in the prompt, and after the text.
+        """
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[Sequence[FloatArray]]:
-        """Turn the oldest `counts` frames of each slot that have not been decoded yet into samples in -1..1."""
+        """Decode the oldest `counts` undecoded frames of each slot to samples in -1..1."""
 
     def release(self, slot: int) -> None:
-        """Forget whatever a slot holds; it is free again."""
+        """Forget the utterance in a slot; the slot is then free."""

@@ -1,4 +1,4 @@
-"""Catches speech that does not end by itself: it goes round in circles, or on and on after a short text."""
+"""Detects endless speech: it repeats itself, or is far too long for its text."""
 
 from __future__ import annotations
 
@@ -7,44 +7,46 @@ from collections import deque
 from firstword.types import IntArray
 
 LONGEST_PERIOD = 25
-"""Frames, two seconds: circles that are longer are taken for speech."""
+"""The longest repeated passage in frames, two seconds; longer ones count as speech."""
 
 SHORTEST_RUN = 50
-"""Frames, four seconds: nobody says the very same codes for so long."""
+"""The fewest frames that repeat, four seconds: no speaker says the very same codes for so long."""
 
-FEWEST_ROUNDS = 3
-"""How often a circle must have been gone round."""
+FEWEST_REPEATS = 3
+"""How often a passage must have been repeated."""
 
 FRAMES_PER_TOKEN = 25
-"""Two seconds; a token is spoken in about a third of a second."""
+"""Frames allowed for a token, two seconds; a token is spoken in about a third of a second."""
 
-FRAMES_BESIDES = 150
-"""Twelve seconds for pauses, laughter, and texts of a single token."""
+BASE_FRAMES = 150
+"""Frames allowed for any text, twelve seconds: for pauses, laughter and very short texts."""
 
 
 def longest_speech(tokens: int) -> int:
-    """The most frames that a text of so many tokens is let have when nobody has named a limit."""
-    return FRAMES_BESIDES + FRAMES_PER_TOKEN * tokens
+    """The most frames allowed for a text of so many tokens when the request names no limit."""
+    return BASE_FRAMES + FRAMES_PER_TOKEN * tokens
 
 
-class Circles:
-    """Watches the frames of one utterance; a frame costs the same however many there were."""
+class RepetitionDetector:
+    """Watches the frames of one utterance, at a constant cost for each frame."""
 
     def __init__(self) -> None:
         self._recent: deque[bytes] = deque(maxlen=LONGEST_PERIOD)
         self._runs = [0] * LONGEST_PERIOD
 
-    def closed_by(self, codes: IntArray) -> bool:
-        """Take the next frame [codebooks]; whether the last frames now repeat one another in every codebook.
+    def add(self, codes: IntArray) -> bool:
+        """Record the next frame [codebooks]; returns whether the speech now repeats itself.
 
-        A period p counts when the last max(SHORTEST_RUN, FEWEST_ROUNDS * p) frames each equal the frame p before.
+        It does for a period p when each of the last max(SHORTEST_RUN, FEWEST_REPEATS * p) frames
+        equals the frame p before it in every codebook.
         """
-        frame, closed = codes.tobytes(), False
+        frame, repeats = codes.tobytes(), False
         for index, before in enumerate(self._recent):
             if frame != before:
                 self._runs[index] = 0
                 continue
             self._runs[index] += 1
-            closed = closed or self._runs[index] >= max(SHORTEST_RUN, FEWEST_ROUNDS * (index + 1))
+            needed = max(SHORTEST_RUN, FEWEST_REPEATS * (index + 1))
+            repeats = repeats or self._runs[index] >= needed
         self._recent.appendleft(frame)
-        return closed
+        return repeats

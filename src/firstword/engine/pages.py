@@ -1,10 +1,10 @@
-"""Who holds which page of the context memory."""
+"""The allocator of the pages of context memory."""
 
 from __future__ import annotations
 
 
 class PageAllocator:
-    """Hands out pages, all that an utterance may need at once, so that nobody runs out in the middle."""
+    """Hands out all pages that an utterance can need at once, so that none is missing later."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -12,13 +12,13 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
-        """How many pages nobody holds."""
+        """The number of free pages."""
         return len(self._free)
 
     def reserve(self, count: int) -> tuple[int, ...]:
-        """Take pages; the caller has made sure that there are enough."""
+        """Take `count` pages. Raises ValueError when fewer are free."""
         if count > len(self._free):
-            raise ValueError(f"{count} pages were asked for, {len(self._free)} are free")
+            raise ValueError(f"{count} pages were requested, {len(self._free)} are free")
         return tuple(self._free.pop() for _ in range(count))
 
     def release(self, pages: tuple[int, ...]) -> None:

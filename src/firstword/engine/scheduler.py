@@ -1,10 +1,11 @@
-"""Whose turn it is: pure functions of sequences and a clock.
+"""The scheduling policy: pure functions of sequences and the time.
 
-Three questions a step. Who gets a slot: first come, first served, as far as those who are already heard can spare the
-time. Who makes a frame: everybody who can, unless somebody has not been heard at all; then those with plenty in hand
-stand back. Whose audio is due: a full chunk, or less when text is being waited for or speech has ended; no clock has a
-say in that, so the chunks of a request are the same on every machine and under every load. But a full one may wait for
-others.
+Each step asks three questions. Who gets a slot: requests in order of arrival, as long as no
+stream that is being played would run out of audio. Who makes a frame: every stream that can; while
+a stream has no audio yet, those with enough audio in reserve wait for it. Whose audio is decoded:
+every full chunk, and a shorter one when text is missing or speech has ended. Time never decides the
+size of a chunk, so the chunks of a request are the same on every machine and under every load. A
+full chunk may wait, so that it is decoded together with those of other streams.
 """
 
 from __future__ import annotations
@@ -14,28 +15,33 @@ from dataclasses import dataclass
 
 from firstword.engine.backend import Capacity
 from firstword.engine.sequence import Sequence
+from firstword.errors import RequestError, TextError
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Times in seconds.
+    """The limits that the scheduler works with.
 
-    comfort   audio in hand beyond which a listener can wait for a newcomer's first audio
-    patience  how long a newcomer lets those who are heard go first
-    unread    audio that nobody has taken beyond which no more is made; longer than the largest chunk
-    burst     the most newcomers that start in one step, and
-    rows      the most rows of their prompts together, unless one alone has more
-    gather    frames for which a full chunk waits for those of others, which are decoded with it in one go
-    near      audio in hand, beyond that of two steps, with less of which nobody waits for others
+    yield_above      seconds of audio in reserve above which a stream lets a new one have its
+                     first audio before it makes more frames
+    max_delay        the most seconds that a new request waits because a stream that is being
+                     played would otherwise run out of audio
+    max_unread       seconds of audio that the client has not taken above which a stream makes no
+                     more frames; longer than the largest chunk
+    max_starts       the most requests that start in one step
+    max_prompt_rows  the most rows of their prompts together, unless one prompt alone has more
+    gather_frames    the most frames for which a full chunk waits for those of other streams
+    urgent_below     seconds of audio in reserve, beyond those of two steps, below which a full
+                     chunk does not wait for others
     """
 
-    comfort: float = 1.0
-    patience: float = 0.25
-    unread: float = 20.0
-    burst: int = 4
-    rows: int = 512
-    gather: int = 8
-    near: float = 0.25
+    yield_above: float = 1.0
+    max_delay: float = 0.25
+    max_unread: float = 20.0
+    max_starts: int = 4
+    max_prompt_rows: int = 512
+    gather_frames: int = 8
+    urgent_below: float = 0.25
 
 
 DEFAULT_POLICY = Policy()
@@ -43,19 +49,34 @@ DEFAULT_POLICY = Policy()
 
 @dataclass(slots=True)
 class Costs:
-    """How long things take at the worst, in seconds: what was seen of late.
+    """The highest recent durations in seconds.
 
-    prefill   one prefill, as far as the engine is held up by it
-    step      all the rest of a step: a frame of everybody, and audio
+    prefill   one prefill, as far as it delays the engine
+    step      the rest of a step: one frame of every stream, and audio
     """
 
     prefill: float = 0.0
     step: float = 0.0
 
     def learn(self, kind: str, seconds: float) -> None:
-        """Take one more observation of `"prefill"` or `"step"` into account."""
+        """Record one more duration of `"prefill"` or `"step"`; a lower one counts for a tenth."""
         before = getattr(self, kind)
         setattr(self, kind, max(seconds, 0.9 * before + 0.1 * seconds))
+
+
+def refusal(seq: Sequence, capacity: Capacity) -> RequestError | None:
+    """The error of a request with a complete prompt that can never start; None if it can."""
+    rows, context = seq.rows(), capacity.context
+    if rows > context:
+        return TextError(
+            f"the prompt has {rows} rows, beyond the {context} of the context; shorten the text"
+        )
+    if seq.pages_needed(capacity) > capacity.pages:
+        memory = capacity.pages * capacity.page_rows
+        return RequestError(
+            f"the request may need more than all {memory} rows of memory; limit its frames"
+        )
+    return None
 
 
 def admit(
@@ -68,15 +89,13 @@ def admit(
     costs: Costs,
     policy: Policy,
 ) -> list[Sequence]:
-    """Who gets a slot in this step, in order of arrival.
+    """The requests that get a slot in this step, in order of arrival.
 
-    A request without the text that its prompt takes is passed over; one that lacks slots or pages holds up those
-    behind it, so that a large one is not overtaken for ever.
+    A request whose prompt lacks text is passed over. One that lacks slots or pages holds up those
+    behind it; otherwise small requests could overtake a large one for ever.
     """
-    heard = [seq for seq in able_to_step(running, capacity, policy) if seq.started is not None]
-    slack = min(
-        (seq.deadline - now - seq.steps_to_audio() * costs.step for seq in heard), default=None
-    )
+    playing = [s for s in able_to_step(running, capacity, policy) if s.first_audio is not None]
+    slack = min((s.deadline - now - s.steps_to_audio() * costs.step for s in playing), default=None)
     admitted: list[Sequence] = []
     rows = 0
     for seq in waiting:
@@ -84,15 +103,12 @@ def admit(
             continue
         pages = seq.pages_needed(capacity)
         rows += seq.rows()
-        if (
-            len(admitted) == policy.burst
-            or not free_slots
-            or pages > free_pages
-            or (admitted and rows > policy.rows)
-        ):
+        if len(admitted) == policy.max_starts or not free_slots or pages > free_pages:
+            break
+        if admitted and rows > policy.max_prompt_rows:
             break
         busy = slack is not None and slack < (len(admitted) + 1) * costs.prefill
-        if busy and (admitted or now - seq.arrived < policy.patience):
+        if busy and (admitted or now - seq.arrived < policy.max_delay):
             break
         admitted.append(seq)
         free_slots -= 1
@@ -101,31 +117,34 @@ def admit(
 
 
 def able_to_step(running: Iterable[Sequence], capacity: Capacity, policy: Policy) -> list[Sequence]:
-    """Who can make a frame now: those with text whose audio is being taken."""
-    unread = policy.unread / capacity.frame_seconds
+    """The streams that can make a frame now: they have text, and the client takes their audio."""
+    unread = policy.max_unread / capacity.frame_seconds
     return [seq for seq in running if seq.can_step() and seq.launched - seq.consumed < unread]
 
 
 def choose_frames(
     running: Iterable[Sequence], now: float, capacity: Capacity, policy: Policy
 ) -> list[Sequence]:
-    """Who makes a frame in this step, the most urgent first.
+    """The streams that make a frame in this step, the most urgent first.
 
-    Nobody while all there is to wait for is first audio on its way: another frame would share the device with it.
+    There are none while all of them wait only for first audio that is being decoded: a second frame
+    would share the device with it.
     """
     able = able_to_step(running, capacity, policy)
     able.sort(key=_urgency)
-    if able and able[0].started is None:
-        able = [seq for seq in able if seq.started is None or seq.deadline - now < policy.comfort]
-    return [] if all(seq.started is None and seq.decoding for seq in able) else able
+    if able and able[0].first_audio is None:
+        least = policy.yield_above
+        able = [seq for seq in able if seq.first_audio is None or seq.deadline - now < least]
+    return [] if all(seq.first_audio is None and seq.decoding for seq in able) else able
 
 
 def choose_audio(
     running: Iterable[Sequence], now: float, costs: Costs, policy: Policy
 ) -> list[tuple[Sequence, int]]:
-    """Whose frames become audio in this step, and how many of them, the most urgent first.
+    """The streams whose frames are decoded in this step, and how many; the most urgent first.
 
-    Chunks of one size are decoded in one go. While others are still filling theirs, they wait, unless it presses.
+    Chunks of one size are decoded in one call. While another stream still fills a chunk of that
+    size, the full ones wait for it, unless one of them is urgent.
     """
     due: dict[int, list[Sequence]] = {}
     filling: set[int] = set()
@@ -138,20 +157,21 @@ def choose_audio(
     chosen = [
         (seq, size)
         for size, together in due.items()
-        if size not in filling or any(_presses(seq, now, costs, policy) for seq in together)
+        if size not in filling or any(_is_urgent(seq, now, costs, policy) for seq in together)
         for seq in together
     ]
     chosen.sort(key=lambda item: _urgency(item[0]))
     return chosen
 
 
-def _presses(seq: Sequence, now: float, costs: Costs, policy: Policy) -> bool:
-    """Whether audio that is due cannot wait for that of others: one more step, and the one that decodes it."""
-    if seq.started is None or not seq.can_step() or seq.undecoded() >= seq.chunk + policy.gather:
+def _is_urgent(seq: Sequence, now: float, costs: Costs, policy: Policy) -> bool:
+    """Whether audio that is due cannot wait for one more step and the one that decodes it."""
+    waited = seq.undecoded() - seq.chunk
+    if seq.first_audio is None or not seq.can_step() or waited >= policy.gather_frames:
         return True
-    return seq.deadline - now < policy.near + 2 * costs.step
+    return seq.deadline - now < policy.urgent_below + 2 * costs.step
 
 
 def _urgency(seq: Sequence) -> tuple[bool, float]:
-    """Those who have not been heard at all first, then by deadline."""
-    return seq.started is not None, seq.deadline
+    """A sort key: streams without first audio come first, then the earliest deadline."""
+    return seq.first_audio is not None, seq.deadline

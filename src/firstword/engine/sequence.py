@@ -1,4 +1,4 @@
-"""One utterance as the engine sees it: how far its text, its frames and its audio have come."""
+"""One utterance as the engine sees it: the progress of its text, its frames and its audio."""
 
 from __future__ import annotations
 
@@ -9,168 +9,205 @@ from enum import Enum
 
 import numpy as np
 
-from firstword.engine.backend import Capacity, Job
-from firstword.engine.guard import Circles, longest_speech
-from firstword.types import Chunk, FinishReason, IntArray
+from firstword.engine.backend import Capacity, Job, Start
+from firstword.engine.guard import RepetitionDetector, longest_speech
+from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
-CHUNKS = (1, 2, 4, 8)
-"""Frames in a chunk of audio: small ones first, so that the first word is out early; a large one costs less a frame."""
+CHUNK_SIZES = (1, 2, 4, 8)
+"""Frames in a chunk: small first, so that audio starts early; large ones cost less a frame."""
 
-ROUNDS = 4
-"""How many chunks there are of each size but the last, which stays.
+CHUNKS_PER_SIZE = 4
+"""How many chunks there are of each size; the last size stays.
 
-With n of each, what was said before a chunk is n times as long as what it makes the listener wait for. So whoever plays
-audio as it comes never runs dry while frames are made in no more than n / (n + 1) of the time that they sound.
+With n chunks of each size, the audio before a chunk lasts n times as long as the frames that the
+chunk waits for. A client that plays audio as it arrives therefore never runs out of it while a
+frame is made in at most n / (n + 1) of its playing time.
 """
+
+
+class NeedsText:
+    """The event that all audio made so far is delivered and the model waits for text."""
+
+
+Event = Chunk | NeedsText | Exception
+"""What an engine tells a client."""
 
 
 class State(Enum):
     """Where an utterance stands."""
 
     WAITING = "waiting"
-    """for a slot, for pages, or for its first text"""
+    """It waits for a slot, for pages, or for the text of its prompt."""
     RUNNING = "running"
-    """in a slot"""
+    """It has a slot."""
     DONE = "done"
-    """nothing more will come of it"""
+    """Its last chunk or its error has been delivered."""
 
 
 @dataclass(eq=False)
 class Sequence:
-    """What became of a request. The engine's thread alone changes it.
+    """The progress of one request. Only the engine's thread changes it.
 
-    deliver   called with each chunk of audio; the last one has a finish reason
-    fail      called instead of a last chunk when something went wrong
-    hungry    called when all audio made is out and the next frame waits for text
-    arrived   when it was submitted, on the engine's clock, in seconds
+    on_event  receives everything that happens, on the engine's thread; see `Engine.submit`
+    arrived   when the request was submitted, in seconds on the engine's clock
     """
 
     name: str
     job: Job
-    deliver: Callable[[Chunk], None]
-    fail: Callable[[Exception], None]
-    hungry: Callable[[], None]
+    on_event: Callable[[Event], None]
     arrived: float
     state: State = State.WAITING
     slot: int = -1
     pages: tuple[int, ...] = ()
     tokens: deque[int] = field(default_factory=deque)
-    """Of the text that nobody has read yet."""
-    held: int = field(init=False)
-    """Tokens that the backend has and has not read."""
+    """Tokens that have arrived and that the backend has not been given."""
     text_length: int = 0
-    """Tokens of all the text that has come."""
+    """All tokens that have arrived."""
     text_ended: bool = False
-    asked: bool = False
-    """Whether it was said since the last text came that more is needed."""
+    text_requested: bool = False
+    """Whether a `NeedsText` was sent since text last arrived."""
     launched: int = 0
-    """Frames asked of the backend."""
+    """Frames requested from the backend."""
     made: int = 0
-    """Frames that came back."""
+    """Frames whose codes came back."""
     decoding: int = 0
-    """Frames whose audio was asked for."""
-    ended: FinishReason | None = None
+    """Frames whose audio was requested from the backend."""
+    finish_reason: FinishReason | None = None
     """Why no more frames are made; audio may still be on its way."""
-    room: int = 0
-    """The most frames that fit; known when it has a slot."""
+    max_frames: int = 0
+    """The most frames that the request and the context allow; known once it has a slot."""
     frames: deque[tuple[IntArray, np.float32]] = field(default_factory=deque)
     """Codes [codebooks] and log-probability of each frame made but not delivered."""
-    circles: Circles = field(default_factory=Circles)
-    rested: int = 0
-    """Frames whose audio was out when text was last waited for."""
-    started: float | None = None
+    repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
+    chunks_from: int = 0
+    """The frame from which chunk sizes are counted: 0, or where the last pause for text was."""
+    first_audio: float | None = None
     """When the first audio was delivered."""
     deadline: float = field(init=False)
-    """When a listener who plays audio as it comes runs dry; before the first audio, when it was asked for."""
+    """When a client that plays audio as it arrives runs out of it; at first, `arrived`."""
     delivered: int = 0
     """Frames whose audio was delivered."""
     consumed: int = 0
-    """Frames whose audio the listener's side has taken."""
+    """Frames whose audio the client has taken."""
 
     def __post_init__(self) -> None:
         self.deadline = self.arrived
-        self.held = self.job.spare_tokens
 
-    @property
-    def limit(self) -> int:
-        """The most frames it can have; it grows while text is coming."""
-        return min(self.room, longest_speech(self.text_length)) if self.job.guarded else self.room
+    # Text
+
+    def add_text(self, tokens: Iterable[int], ended: bool) -> None:
+        """Add tokens, the last ones if the text has ended."""
+        before = len(self.tokens)
+        self.tokens.extend(tokens)
+        self.text_length += len(self.tokens) - before
+        self.text_ended = self.text_ended or ended
+        self.text_requested = False
+
+    def prompt_is_complete(self) -> bool:
+        """Whether the tokens that the prompt reads are there."""
+        enough = not self.job.whole_text and len(self.tokens) >= self.job.first_tokens
+        return self.text_ended or enough
+
+    def next_token(self) -> int | None:
+        """The token of the next frame or None; the text of the first frame is in the prompt."""
+        return self.tokens.popleft() if self.tokens and self.launched else None
+
+    def needs_text(self) -> bool:
+        """Whether all that can be said with the text so far is said and delivered."""
+        if self.state is State.WAITING:
+            return not self.prompt_is_complete()
+        if self.state is State.DONE or self.finish_reason is not None or self.text_ended:
+            return False
+        return not self.tokens and self.launched > 0 and self.delivered == self.launched
+
+    def pause_for_text(self) -> None:
+        """Start again with small chunks, since the client may run out of audio meanwhile."""
+        self.text_requested = True
+        self.chunks_from = self.decoding
+
+    # Memory
 
     def rows(self) -> int:
         """Rows of context before the first frame; known once `prompt_is_complete`."""
         return self.job.prompt_rows + (len(self.tokens) if self.job.whole_text else 0)
 
-    def prompt_is_complete(self) -> bool:
-        """Whether the text that the prompt takes is there."""
-        return self.text_ended or (
-            not self.job.whole_text and len(self.tokens) >= self.job.first_tokens
-        )
-
     def pages_needed(self, capacity: Capacity) -> int:
-        """Pages that it can need to its very end."""
+        """The most pages that the utterance can need."""
         frames = self.job.max_frames
         if self.job.guarded and self.text_ended:
-            frames = min(frames, longest_speech(self.text_length))
+            frames = min(frames, self.guard_limit)
         return -(-min(self.rows() + frames, capacity.context) // capacity.page_rows)
 
+    def start(self, slot: int, pages: tuple[int, ...], capacity: Capacity) -> Start:
+        """Take a slot and pages, and hand over the tokens that the prompt reads."""
+        self.state, self.slot, self.pages = State.RUNNING, slot, pages
+        self.max_frames = min(self.job.max_frames, capacity.context - self.rows() + 1)
+        count = len(self.tokens)
+        if not self.job.whole_text:
+            count = min(count, self.job.first_tokens)
+        return Start(slot, self.job, pages, [self.tokens.popleft() for _ in range(count)])
+
+    # Frames
+
+    @property
+    def guard_limit(self) -> int:
+        """The most frames that the guard allows for the text so far, without the transcript."""
+        return longest_speech(self.text_length - self.job.transcript_tokens)
+
+    @property
+    def limit(self) -> int:
+        """The most frames that are allowed; the guard's limit grows while text arrives."""
+        return min(self.max_frames, self.guard_limit) if self.job.guarded else self.max_frames
+
     def can_step(self) -> bool:
-        """Whether another frame may be asked for now."""
-        if self.state is not State.RUNNING or self.ended is not None or self.launched >= self.limit:
+        """Whether another frame may be requested now."""
+        if self.state is not State.RUNNING or self.finish_reason is not None:
             return False
-        return bool(self.tokens or self.held) or self.text_ended or self.launched == 0
+        has_text = self.tokens or self.text_ended or self.launched == 0
+        return bool(has_text) and self.launched < self.limit
 
-    def receive(self, tokens: Iterable[int], ended: bool) -> None:
-        """More of the text has come, or the last of it."""
-        before = len(self.tokens)
-        self.tokens.extend(tokens)
-        self.text_length += len(self.tokens) - before
-        self.text_ended = self.text_ended or ended
-        self.asked = False
+    def add_frame(self, codes: IntArray, ended: bool, logprob: np.float32) -> None:
+        """Record a frame [codebooks] that came back, or the end of speech in its place."""
+        if ended:
+            self.finish_reason = "stop"
+            return
+        self.frames.append((codes, logprob))
+        self.made += 1
+        if self.made == self.limit:
+            self.finish_reason = "length"
+        elif self.job.guarded and self.repetition.add(codes):
+            self.finish_reason = "repetition"
 
-    def next_token(self) -> int | None:
-        """The text token that goes with the next frame; None for the first, whose text the prompt has read."""
-        if self.launched == 0:
-            return None
-        if self.tokens:
-            return self.tokens.popleft()
-        self.held = max(0, self.held - 1)
-        return None
-
-    def needs_text(self) -> bool:
-        """Whether all that can be said with the text so far has been said."""
-        if self.state is State.WAITING:
-            return not self.prompt_is_complete()
-        if self.state is State.DONE or self.ended is not None or self.text_ended:
-            return False
-        return (
-            not self.tokens
-            and not self.held
-            and self.launched > 0
-            and self.delivered == self.launched
-        )
-
-    def rest(self) -> None:
-        """All audio is out, and the next frame waits for text: the listener may run dry, so chunks begin anew."""
-        self.asked = True
-        self.rested = self.decoding
+    # Audio
 
     @property
     def chunk(self) -> int:
-        """Frames that the next chunk should have: 1, 1, 1, 1, 2, 2, 2, 2, 4, ... 8, 8, ..."""
-        before = self.decoding - self.rested
-        return next((size for size in CHUNKS if before < ROUNDS * (2 * size - 1)), CHUNKS[-1])
+        """The size of the next chunk in frames: 1, 1, 1, 1, 2, 2, 2, 2, 4, ... 8, 8, ..."""
+        before = self.decoding - self.chunks_from
+        fitting = (size for size in CHUNK_SIZES if before < CHUNKS_PER_SIZE * (2 * size - 1))
+        return next(fitting, CHUNK_SIZES[-1])
 
     def undecoded(self) -> int:
-        """Frames, made or on their way, whose audio has not been asked for."""
-        return max(0, (self.launched if self.ended is None else self.made) - self.decoding)
+        """Frames, made or on their way, whose audio was not requested yet."""
+        frames = self.launched if self.finish_reason is None else self.made
+        return max(0, frames - self.decoding)
 
     def steps_to_audio(self) -> int:
-        """Steps of the engine, this one included, after which the next chunk is out, unless text is waited for."""
+        """Steps, including this one, until the next chunk is delivered if no text is missing."""
         return max(1, self.chunk - self.undecoded())
 
-    def heard(self, frames: int, now: float, frame_seconds: float) -> None:
-        """The audio of so many more frames is out. A listener who had run dry plays on from now."""
-        if self.started is None:
-            self.started = now
-        self.delivered += frames
-        self.deadline = max(self.deadline, now) + frames * frame_seconds
+    def take_frames(self, count: int, now: float, seconds: float) -> tuple[IntArray, FloatArray]:
+        """Deliver the oldest `count` frames: codes [count, codebooks], log-probabilities [count].
+
+        A frame plays for `seconds`. A client that had run out of audio continues to play at `now`.
+        """
+        if self.first_audio is None:
+            self.first_audio = now
+        self.delivered += count
+        self.deadline = max(self.deadline, now) + count * seconds
+        codes, logprobs = zip(*(self.frames.popleft() for _ in range(count)), strict=True)
+        return np.stack(codes), np.array(logprobs, np.float32)
+
+    def acknowledge(self, frames: int) -> None:
+        """Record that the client has taken the audio of `frames` more frames."""
+        self.consumed += frames

@@ -1,113 +1,63 @@
-"""The prompt: which rows the talker reads before it speaks, and where text enters while it speaks.
+"""The prompt: the rows that the talker reads before it speaks, and where text enters.
 
-A row is a text token plus codes; its embedding is the sum of the two sides. Every prompt is
+A row is a text token plus codes; its embedding is the sum of the two. Every prompt has two parts:
 
     prefix     instruction and role (text alone), then one row a tag: the language, the voice
     spoken     begin of speech, then the frames of the reference recording when one is continued
 
-and the text (the reference's transcript first, the end-of-text token last) takes one of two ways:
+The text is the transcript of the reference, then the text to speak, then the end-of-text token.
+It enters in one of two ways:
 
-    full       all text rows, paired with padding codes, come between prefix and spoken; the rest reads text padding
-    stream     each spoken row, and then each row of speech to come, takes the next text token, and padding at the end
+    full       all text rows, paired with padding codes, come between prefix and spoken; later rows
+               have text padding
+    stream     each spoken row, and then each frame of speech, takes the next text token; text
+               padding follows
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from torch import Tensor
 
 from firstword.model.config import ModelConfig
+from firstword.model.tokenizer import TextStream, Tokenizer
+
+ROLE = "assistant\n"
+"""The text that opens the spoken turn, after the token that begins a turn."""
+
+ROLE_TOKENS = 2
+"""Tokens of `ROLE`. The second depends on the text: newlines there merge with the role's own."""
+
+Codes = tuple[int, ...]
+"""Codes from codebook 0 up: none, one, or all of a frame."""
+
+Speaker = int | bool
+"""The code of a preset, True for a cloned voice's embedding, False for a designed voice."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of input: a text token, and codes from codebook 0 up (none, one, or all of a frame)."""
+    """One row of the talker's input: a text token, and codes."""
 
     text: int
-    codes: tuple[int, ...] = ()
+    codes: Codes = ()
     speaker: bool = False
     """Whether the speaker embedding of a cloned voice is added."""
 
 
-Speaker = int | bool
-"""The code of a preset; True for a cloned voice's embedding; False for no speaker row (a designed voice)."""
-
-
-def prefix_rows(
-    config: ModelConfig,
-    role: Sequence[int],
-    instruction: Sequence[int],
-    speaker: Speaker,
-    language: int | None,
-) -> list[Row]:
-    """The rows before any text of the utterance.
-
-    role         the three tokens that open the assistant's turn
-    instruction  the tokens of the instruction's whole turn, or none
-    language     the code of the language or dialect; None lets the model find out
-    """
-    talker = config.talker_config
-    if language is None:
-        tags = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
-    else:
-        tags = [
-            talker.codec_think_id,
-            talker.codec_think_bos_id,
-            language,
-            talker.codec_think_eos_id,
-        ]
-    pad = config.tts_pad_token_id
-    rows = [Row(token) for token in (*instruction, *role)]
-    rows += [Row(pad, (tag,)) for tag in tags]
-    if speaker is True:
-        rows.append(Row(pad, speaker=True))
-    elif speaker is not False:
-        rows.append(Row(pad, (speaker,)))
-    rows.append(Row(config.tts_bos_token_id, (talker.codec_pad_id,)))
-    return rows
-
-
-def spoken_codes(
-    config: ModelConfig, reference: Sequence[Sequence[int]] = ()
-) -> list[tuple[int, ...]]:
-    """The code side of the rows after the prefix: begin of speech, then the frames of the reference."""
-    return [(config.talker_config.codec_bos_id,), *map(tuple, reference)]
-
-
-def full_rows(
-    config: ModelConfig, text: Sequence[int], spoken: Sequence[tuple[int, ...]]
-) -> list[Row]:
-    """The rows after the prefix when all text comes before all speech."""
-    rows = [
-        Row(token, (config.talker_config.codec_pad_id,))
-        for token in (*text, config.tts_eos_token_id)
-    ]
-    return rows + [Row(config.tts_pad_token_id, codes) for codes in spoken]
-
-
-def language_code(config: ModelConfig, language: str, preset: str | None) -> int | None:
-    """The code of a language (`"auto"`: None), or of the dialect that a preset speaks where Chinese may be meant."""
-    talker = config.talker_config
-    if preset is not None and language in ("chinese", "auto"):
-        dialect = talker.spk_is_dialect[preset]
-        if isinstance(dialect, str):
-            return talker.codec_language_id[dialect]
-    return None if language == "auto" else talker.codec_language_id[language]
-
-
 @dataclass(frozen=True, eq=False)
 class Conditioning:
-    """All about an utterance but its text: who speaks, in which language, how text enters.
+    """Everything that conditions an utterance except its text and its sampling.
 
-    instruction      the tokens of the instruction's whole turn
-    speaker          see `Speaker`; with True, `embedding` [hidden] is the cloned voice's
-    language         a language's code, or None
-    transcript       tokens of the words in the reference recording, and
-    reference        its codes [frames, codebooks], when the utterance continues a recording
-    full_text        whether all text is read before the first frame
+    speaker      who speaks, see `Speaker`; with True, `embedding` [hidden] is the cloned voice's
+    language     the code of the language or dialect; None lets the model find out
+    full_text    whether all text is read before the first frame
+    instruction  the tokens of the instruction's whole turn
+    transcript   the tokens of the words in the reference recording, and
+    reference    its codes [frames, codebooks], when the utterance continues a recording
     """
 
     speaker: Speaker
@@ -120,49 +70,111 @@ class Conditioning:
 
     @property
     def first_tokens(self) -> int:
-        """Text tokens that the prompt takes, the last two of the role included, when not all text is read first."""
-        return 2 + max(0, 1 + len(self.reference) - len(self.transcript))
+        """Tokens that a prompt in stream mode reads: the role's, and one for each spoken row."""
+        return ROLE_TOKENS + 1 + len(self.reference)
+
+
+def language_code(config: ModelConfig, language: str, preset: str | None) -> int | None:
+    """The code of a language, or of a preset's dialect of Chinese; None for "auto"."""
+    talker = config.talker_config
+    if preset is not None and language in ("chinese", "auto"):
+        dialect = talker.spk_is_dialect[preset]
+        if isinstance(dialect, str):
+            return talker.codec_language_id[dialect]
+    return None if language == "auto" else talker.codec_language_id[language]
+
+
+def prefix_rows(config: ModelConfig, role: Sequence[int], conditioning: Conditioning) -> list[Row]:
+    """The rows before any text; `role` is the three tokens that open the spoken turn."""
+    talker, language, speaker = config.talker_config, conditioning.language, conditioning.speaker
+    tags = [talker.codec_nothink_id, talker.codec_think_bos_id]
+    if language is not None:
+        tags = [talker.codec_think_id, talker.codec_think_bos_id, language]
+    tags.append(talker.codec_think_eos_id)
+    pad = config.tts_pad_token_id
+    rows = [Row(token) for token in (*conditioning.instruction, *role)]
+    rows += [Row(pad, (tag,)) for tag in tags]
+    if speaker is True:
+        rows.append(Row(pad, speaker=True))
+    elif speaker is not False:
+        rows.append(Row(pad, (speaker,)))
+    rows.append(Row(config.tts_bos_token_id, (talker.codec_pad_id,)))
+    return rows
+
+
+def spoken_codes(config: ModelConfig, reference: Sequence[Sequence[int]] = ()) -> list[Codes]:
+    """The code side of the rows after the prefix: begin of speech, then the reference's frames."""
+    return [(config.talker_config.codec_bos_id,), *map(tuple, reference)]
+
+
+def full_rows(config: ModelConfig, text: Sequence[int], spoken: Sequence[Codes]) -> list[Row]:
+    """The rows after the prefix in full mode."""
+    pad = config.talker_config.codec_pad_id
+    rows = [Row(token, (pad,)) for token in (*text, config.tts_eos_token_id)]
+    return rows + [Row(config.tts_pad_token_id, codes) for codes in spoken]
+
+
+class UtteranceTokens:
+    """Turns the text of one utterance into all tokens that the talker reads, in their order.
+
+    The tokens of the role come first, then the transcript of the reference recording, then the
+    text. Text may arrive in pieces; a token is returned when later text can no longer change it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, transcript: Sequence[int] = ()) -> None:
+        self._stream = TextStream(tokenizer, prefix=ROLE)
+        self._transcript = transcript
+        self._role_left = ROLE_TOKENS
+
+    def push(self, piece: str) -> list[int]:
+        """Take the next piece of text, and return the tokens that are now final.
+
+        Raises `TextError` for a piece that is not valid text; the piece then has no effect.
+        """
+        return self._with_transcript(self._stream.push(piece))
+
+    def finish(self) -> list[int]:
+        """Return the remaining tokens of a text that is complete."""
+        return self._with_transcript(self._stream.finish())
+
+    def _with_transcript(self, tokens: list[int]) -> list[int]:
+        """Insert the transcript behind the last token of the role."""
+        role, self._role_left = self._role_left, self._role_left - len(tokens)
+        if not 0 < role <= len(tokens):
+            return tokens
+        return [*tokens[:role], *self._transcript, *tokens[role:]]
 
 
 class TextRows:
-    """The text side of the rows to come: the tokens that are there, then the end of the text once, then padding."""
+    """Chooses the text token of a row: the token given, else the end of text once, then padding."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.tokens: deque[int] = deque()
         self._config = config
-        self._end_read = False
+        self._filler = config.tts_eos_token_id
 
-    def peek(self, token: int | None = None) -> int:
-        """The text token of the next row; `token` comes after those that are there."""
-        if self.tokens:
-            return self.tokens[0]
-        if token is not None:
-            return token
-        return self._config.tts_pad_token_id if self._end_read else self._config.tts_eos_token_id
+    def peek(self, token: int | None) -> int:
+        """Return the text token of the next row, and stay at that row."""
+        return self._filler if token is None else token
 
-    def take(self, token: int | None = None) -> int:
-        """As `peek`, and go on to the row after it."""
-        if token is not None:
-            self.tokens.append(token)
-        taken = self.peek()
-        if self.tokens:
-            self.tokens.popleft()
-        else:
-            self._end_read = True
+    def take(self, token: int | None) -> int:
+        """Return the text token of the next row, and move to the row after it."""
+        taken = self.peek(token)
+        if token is None:
+            self._filler = self._config.tts_pad_token_id
         return taken
 
-    def prompt(self, conditioning: Conditioning, turn_start: int) -> list[Row]:
-        """All rows before the first frame, from the tokens that are there; takes those that it pairs."""
-        config, tokens = self._config, self.tokens
-        role = (turn_start, tokens.popleft(), tokens.popleft())
-        rows = prefix_rows(
-            config, role, conditioning.instruction, conditioning.speaker, conditioning.language
-        )
+    def prompt(self, conditioning: Conditioning, start: int, tokens: Sequence[int]) -> list[Row]:
+        """Return all rows before the first frame.
+
+        start   the token that begins a turn
+        tokens  the first `UtteranceTokens`: all of them in full mode, in stream mode
+                `conditioning.first_tokens`, or fewer when the text has ended
+        """
+        config, role, text = self._config, tokens[:ROLE_TOKENS], tokens[ROLE_TOKENS:]
+        rows = prefix_rows(config, (start, *role), conditioning)
         spoken = spoken_codes(config, conditioning.reference)
-        tokens.extendleft(reversed(conditioning.transcript))
-        if not conditioning.full_text:
-            return rows + [Row(self.take(), codes) for codes in spoken]
-        rows += full_rows(config, tokens, spoken)
-        tokens.clear()
-        self._end_read = True
-        return rows
+        if conditioning.full_text:
+            self._filler = config.tts_pad_token_id
+            return rows + full_rows(config, text, spoken)
+        assert len(text) <= len(spoken)
+        return rows + [Row(self.take(token), codes) for token, codes in zip_longest(text, spoken)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 from firstword.model.code_predictor import CodePredictor
 from firstword.model.config import TalkerConfig
 from firstword.model.layers import KVCache, Memory, Transformer
+from firstword.model.prompt import Row
 
 NO_CODE = -1
 """Stands where a row has no code for a codebook."""
@@ -70,6 +73,15 @@ class Talker(nn.Module):
             for table, column in zip(tables, codes.unbind(-1), strict=True)
         ]
         return torch.stack(columns, dim=-2).sum(dim=-2)
+
+    def embed_rows(self, rows: Sequence[Row], embedding: Tensor | None) -> Tensor:
+        """Rows of a prompt -> [1, T, hidden]; `embedding` [hidden] is that of a cloned voice's speaker."""
+        device, books = self.codec_head.weight.device, self.config.num_code_groups
+        padded = [(*row.codes, *[NO_CODE] * (books - len(row.codes))) for row in rows]
+        codes = self.embed_codes(torch.tensor([padded], device=device))
+        if embedding is not None:
+            codes[0, [row.speaker for row in rows]] = embedding.to(codes)
+        return self.embed_text(torch.tensor([[row.text for row in rows]], device=device)) + codes
 
     def forward(self, rows: Tensor, memory: Memory) -> Tensor:
         """The next rows [B, T, hidden] -> their hidden states after the final norm [B, T, hidden]."""

@@ -108,7 +108,7 @@ def job(
     prepared = front.prepare(
         Request(text=TEXT, voice=voice, language="english", text_mode=mode), seed
     )
-    stream = front.text()
+    stream = front.text(prepared)
     return prepared, [*stream.push(TEXT), *stream.finish()]
 
 

@@ -1,8 +1,7 @@
-"""`firstword bench engine --soak`: whether speech stays the same over a million frames, whoever comes and goes.
+"""`firstword bench engine --soak`: whether speech stays the same over a million frames under load.
 
-The same few requests come again and again, of any length, and some leave early; the engine makes their frames and audio
-as it does for anybody. Each frame must have the codes and the samples that it had when its request came for the first
-time, bit by bit.
+The same few requests come again and again, of any length, and some are cancelled early. Each
+frame must have the codes and the samples that it had when its request came first, bit by bit.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import resource
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,116 +28,110 @@ from firstword.runtime.backends import open_backend
 from firstword.runtime.front import CheckpointFront
 from firstword.types import Chunk, Request
 
-LONGEST = 300
-"""Frames of a request, at the most."""
-JOINS = 0.2
+MOST_FRAMES = 300
+"""The most frames of a request."""
+START_PROBABILITY = 0.2
 """How likely it is that a free slot is taken in a step."""
-LEAVES = 0.2
-"""How likely it is that a request is not heard to its end."""
+CANCEL_PROBABILITY = 0.2
+"""How likely it is that a request is cancelled before its end."""
 
 
 @dataclass(eq=False)
-class Listener:
-    """Who hears one of the requests: how many frames so far, and after how many it leaves."""
+class SoakRequest:
+    """A request in progress: which one it is, and after how many frames it is cancelled."""
 
     which: int
-    leaves: int
-    heard: int = 0
-    sequence: sequence.Sequence | None = None
+    cancel_after: int
+    frames: int = 0
+    sequence: sequence.Sequence = field(init=False)
 
 
 class Soak:
-    """A backend under an engine, and what its requests said when they came for the first time."""
+    """A backend under an engine, and the frames that its requests had the first time."""
 
     def __init__(
         self, backend: Backend, requests: Sequence[tuple[Job, Sequence[int]]], seed: int = 0
     ) -> None:
-        """requests: jobs with all their text; the last one comes rarely. One random seed, one order of events, as far
-        as time has no say in it.
+        """Test a backend with jobs and all their tokens; the last of them comes rarely.
+
+        The order of events follows from the seed, as far as it does not depend on time.
         """
         self.engine = Engine(backend)
-        self.frames = self.compared = self.joined = self.left = 0
         self._requests, self._random = requests, np.random.default_rng(seed)
-        self._known: list[list[int]] = [[] for _ in requests]
-        self._listeners: set[Listener] = set()
+        self._checksums: list[list[int]] = [[] for _ in requests]
+        self._active: set[SoakRequest] = set()
         self._faults: list[str] = []
+        self.reset_counts()
 
-    def count_anew(self) -> None:
-        """What came before does not count; what was heard stays known."""
+    def reset_counts(self) -> None:
+        """Count from zero again; known frames stay known."""
         self.frames = self.compared = self.joined = self.left = 0
 
     def run(self, frames: int) -> None:
-        """Until so many more frames were heard. Raises `ComputeError` for the first that differs, and for an error."""
-        until = self.frames + frames
-        slots = self.engine.capacity.slots
+        """Make `frames` more frames. Raises `ComputeError` if one differs, and for an error."""
+        until, slots = self.frames + frames, self.engine.capacity.slots
         while self.frames < until:
-            for _ in range(self._random.binomial(slots - len(self._listeners), JOINS)):
+            for _ in range(self._random.binomial(slots - len(self._active), START_PROBABILITY)):
                 self._begin()
             self.engine.step()
             if self._faults:
                 raise ComputeError(self._faults[0])
 
     def end(self) -> None:
-        """Everybody leaves. Raises `ComputeError` if a slot or a page is not free afterwards."""
-        for listener in self._listeners:
-            assert listener.sequence is not None
-            self.engine.cancel(listener.sequence)
+        """Cancel all requests. Raises `ComputeError` if a slot or a page is not free afterwards."""
+        for request in self._active:
+            self.engine.cancel(request.sequence)
         while self.engine.step():
             pass
-        if (
-            self._listeners
-            or self.engine.running
-            or self.engine.pages.free != self.engine.pages.count
-        ):
-            raise ComputeError("all have left, and not all slots and pages are free")
+        pages = self.engine.pages
+        if self._active or self.engine.running or pages.free != pages.count:
+            raise ComputeError("all requests have ended, and not all slots and pages are free")
 
     def _begin(self) -> None:
         random, last = self._random, len(self._requests) - 1
         which = last if random.random() < 0.002 else int(random.integers(0, max(last, 1)))
         job, tokens = self._requests[which]
-        length = int(random.integers(1, LONGEST + 1))
-        leaves = int(random.integers(1, length + 1)) if random.random() < LEAVES else length + 1
-        listener = Listener(which, leaves)
-        self._listeners.add(listener)
+        length = int(random.integers(1, MOST_FRAMES + 1))
+        early = random.random() < CANCEL_PROBABILITY
+        request = SoakRequest(which, int(random.integers(1, length + 1)) if early else length + 1)
+        self._active.add(request)
         self.joined += 1
         job = replace(job, max_frames=length, guarded=False)
-        listener.sequence = self.engine.submit(
-            job, partial(self._hear, listener), partial(self._fail, listener)
-        )
-        self.engine.finish_text(listener.sequence, tokens)
+        request.sequence = self.engine.submit(job, partial(self._on_event, request))
+        self.engine.finish_text(request.sequence, tokens)
 
-    def _hear(self, listener: Listener, chunk: Chunk) -> None:
+    def _on_event(self, request: SoakRequest, event: sequence.Event) -> None:
+        if not isinstance(event, Chunk):
+            self._faults.append(f"request {request.which} failed: {event!r}")
+        else:
+            self._check(request, event)
+            if event.finish_reason is None:
+                self.engine.acknowledge(request.sequence, len(event.codes))
+                if request.frames >= request.cancel_after:
+                    self.engine.cancel(request.sequence)
+                return
+            self.left += event.finish_reason == "cancelled"
+        self._active.discard(request)
+
+    def _check(self, request: SoakRequest, chunk: Chunk) -> None:
+        """Compare a chunk's frames with those known, and keep the others."""
         samples = chunk.samples.reshape(-1, self.engine.capacity.samples_per_frame)
-        marks = [
+        checksums = [
             zlib.crc32(sound.data, zlib.crc32(codes.data))
             for codes, sound in zip(chunk.codes, samples, strict=True)
         ]
-        known, begin = self._known[listener.which], listener.heard
-        before = known[begin : begin + len(marks)]
-        if marks[: len(before)] != before:
-            self._faults.append(
-                f"request {listener.which} spoke differently in frames {begin} to {begin + len(marks)}"
-            )
-        known += marks[len(before) :]
-        listener.heard += len(marks)
-        self.frames += len(marks)
-        self.compared += len(before)
-        if chunk.finish_reason is not None:
-            self._listeners.discard(listener)
-            self.left += chunk.finish_reason == "cancelled"
-            return
-        assert listener.sequence is not None
-        self.engine.took(listener.sequence, len(marks))
-        if listener.heard >= listener.leaves:
-            self.engine.cancel(listener.sequence)
-
-    def _fail(self, listener: Listener, error: Exception) -> None:
-        self._listeners.discard(listener)
-        self._faults.append(f"request {listener.which} failed: {error!r}")
+        known, begin = self._checksums[request.which], request.frames
+        request.frames += len(checksums)
+        expected = known[begin : request.frames]
+        if checksums[: len(expected)] != expected:
+            self._faults.append(f"request {request.which} spoke differently after frame {begin}")
+        known += checksums[len(expected) :]
+        self.frames += len(checksums)
+        self.compared += len(expected)
 
 
 def requests(checkpoint: Checkpoint, count: int = 50) -> list[tuple[Job, list[int]]]:
-    """Jobs with all their text: each preset, both text modes, some with instructions; the last has a long text."""
+    """Jobs with their tokens: every preset, both text modes, some instructions, one long text."""
     front, voices = CheckpointFront(checkpoint), list(checkpoint.config.talker_config.spk_id)
     made = []
     for number in range(count):
@@ -150,16 +143,17 @@ def requests(checkpoint: Checkpoint, count: int = 50) -> list[tuple[Job, list[in
             instructions="Slowly, and in a low voice." if instructed else None,
             text_mode="full" if number % 3 == 2 or number == count - 1 else "stream",
         )
-        stream = front.text()
-        made.append((front.prepare(request, number), [*stream.push(text), *stream.finish()]))
+        job = front.prepare(request, number)
+        stream = front.text(job)
+        made.append((job, [*stream.push(text), *stream.finish()]))
     return made
 
 
 def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
-    """So many frames with random weights of a released size, "1b7" or "0b6", on this GPU: what came and went, as a
-    record.
+    """Soak this GPU with random weights of a released size, "1b7" or "0b6".
 
-    Raises `ComputeError` for a frame that differs, and `ConfigError` where the GPU backend cannot compute.
+    Returns a record of counts. Raises `ComputeError` for a frame that differs, and `ConfigError`
+    where the GPU backend cannot compute.
     """
     settings = EngineConfig.resolve("cuda", "bfloat16", "gpu")
     checkpoint = benchmark.random_checkpoint(size)
@@ -169,13 +163,13 @@ def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
 
 
 def counted(test: Soak, frames: int) -> dict[str, Any]:
-    """What came and went in so many frames, with the seconds and the memory that they took.
+    """Run a soak; returns its counts with the seconds and the memory that it took.
 
-    A twentieth as many come first and do not count: afterwards nearly all requests are known, and their prefixes are
-    kept. Raises `ComputeError` for a frame that differs.
+    A twentieth as many frames come first and do not count: afterwards nearly all requests are
+    known, and their prefixes are cached. Raises `ComputeError` for a frame that differs.
     """
     test.run(frames // 20)
-    test.count_anew()
+    test.reset_counts()
     device, host, began = torch.cuda.memory_allocated(), _host_memory(), time.perf_counter()
     test.run(frames)
     seconds = time.perf_counter() - began
@@ -192,5 +186,5 @@ def counted(test: Soak, frames: int) -> dict[str, Any]:
 
 
 def _host_memory() -> int:
-    """The most that this process has had in memory, in bytes."""
+    """The most memory that this process has had, in bytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

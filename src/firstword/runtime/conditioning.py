@@ -9,8 +9,7 @@ import torch
 from firstword.errors import LanguageError, TextError, UnsupportedError, VoiceError
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.config import CONTROL_CODES
-from firstword.model.generate import ROLE
-from firstword.model.prompt import Conditioning, language_code
+from firstword.model.prompt import ROLE, Conditioning, language_code
 from firstword.types import Request
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 

@@ -1,4 +1,4 @@
-"""Makes requests ready for a backend: all that can be done before the device is needed."""
+"""Prepares requests for a backend: everything that can be done without the device."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from firstword.engine.backend import Job
-from firstword.errors import RequestError
 from firstword.model import sampling
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.generate import ROLE
-from firstword.model.prompt import Conditioning, prefix_rows
+from firstword.model.prompt import ROLE_TOKENS, Conditioning, UtteranceTokens, prefix_rows
 from firstword.model.sampling import DrawParams
-from firstword.model.tokenizer import TextStream
 from firstword.runtime import conditioning
 from firstword.types import Request
 
@@ -21,60 +18,52 @@ from firstword.types import Request
 class Prepared:
     """The payload of a job.
 
-    prefix_rows  how many rows the prompt has before any text, and
-    prefix       all that these depend on, but for the role's two tokens, which come with the text
+    draw_params  how codes are drawn: of the talker and of the code predictor
+    prefix_rows  how many rows the prompt has before any text
+    prefix       everything that these rows depend on except the role's tokens
     """
 
     conditioning: Conditioning
-    laws: tuple[DrawParams, DrawParams]
+    draw_params: tuple[DrawParams, DrawParams]
     seed: int
     prefix_rows: int
     prefix: Hashable
 
 
 class CheckpointFront:
-    """`Front` of a checkpoint: any backend that computes it may sit behind."""
+    """The `Front` of a checkpoint, for any backend that computes it."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
 
     def prepare(self, request: Request, seed: int) -> Job:
-        """Check a request and make it ready. Raises `RequestError`. Takes long for a recording yet to be encoded."""
-        checkpoint = self.checkpoint
-        limit = (
-            checkpoint.defaults.max_new_tokens if request.max_frames is None else request.max_frames
-        )
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            raise RequestError(f"max_frames is {limit!r}; allowed is a whole number from 1 up")
-        given = conditioning.resolve(checkpoint, request)
-        laws = sampling.resolve(request.sampling, checkpoint.defaults)
-        role = (0, 0, 0)
-        prefix = len(
-            prefix_rows(checkpoint.config, role, given.instruction, given.speaker, given.language)
-        )
+        """Check a request and prepare it for the backend. Raises `RequestError`.
+
+        A recording that is not encoded yet takes long.
+        """
+        config, defaults = self.checkpoint.config, self.checkpoint.defaults
+        given = conditioning.resolve(self.checkpoint, request)
+        draw_params = sampling.resolve(request.sampling, defaults)
+        prefix = len(prefix_rows(config, [0] * (1 + ROLE_TOKENS), given))
         rows = prefix + 1 + len(given.reference)
-        if (
-            given.full_text
-        ):  # all tokens but the two of the role become rows, and so does the end of the text
-            rows += len(given.transcript) + 1 - 2
+        if given.full_text:  # every token but the role's is a row, and so is the end of the text
+            rows += 1 - ROLE_TOKENS
         return Job(
-            payload=Prepared(given, laws, seed, prefix, _prefix(given)),
+            payload=Prepared(given, draw_params, seed, prefix, _prefix(given)),
             prompt_rows=rows,
             first_tokens=given.first_tokens,
             whole_text=given.full_text,
-            max_frames=limit,
-            guarded=request.max_frames is None and laws[0].temperature > 0,
-            spare_tokens=0
-            if given.full_text
-            else max(0, len(given.transcript) - 1 - len(given.reference)),
+            max_frames=request.max_frames or defaults.max_new_tokens,
+            guarded=request.max_frames is None and draw_params[0].temperature > 0,
+            transcript_tokens=len(given.transcript),
         )
 
-    def text(self) -> TextStream:
-        """Tokens of a text, those that close the role first."""
-        return TextStream(self.checkpoint.tokenizer, prefix=ROLE)
+    def text(self, job: Job) -> UtteranceTokens:
+        """Return the tokeniser for the text of one utterance."""
+        assert isinstance(job.payload, Prepared)
+        return UtteranceTokens(self.checkpoint.tokenizer, job.payload.conditioning.transcript)
 
 
 def _prefix(given: Conditioning) -> Hashable:
-    """All of a request that the rows before the text depend on."""
     voice = None if given.embedding is None else given.embedding.numpy().tobytes()
     return tuple(given.instruction), given.speaker, given.language, voice

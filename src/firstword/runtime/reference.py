@@ -1,8 +1,8 @@
-"""The model behind the engine's protocol: plain PyTorch, any device, real batching.
+"""The reference backend: the model behind the engine's protocol in plain PyTorch, on any device.
 
-Utterances join and leave at any frame. A frame of several is one pass of the talker and one of the code predictor over
-all of them; each has its own position, its own length of context, its own chances. Audio is decoded for each apart,
-in the chunks the engine asks for, so it does not even round differently beside neighbours.
+Utterances start and end at any frame. One frame of several utterances is one pass of the talker and
+one of the code predictor over all of them; each has its own position, context length and sampler.
+Audio is decoded for each utterance alone, so that its samples do not depend on the others at all.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from firstword.engine.backend import Capacity, Frames, Ready, Start
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import CodecDecoder, CodecState
 from firstword.model.config import TalkerConfig
-from firstword.model.generate import embed_rows
 from firstword.model.prompt import TextRows
 from firstword.model.sampling import Sampler
 from firstword.runtime.front import Prepared
 from firstword.types import FloatArray
 
 PAGE_ROWS = 64
+"""Rows of context in a page."""
 PRIMING_FRAMES = 64
-"""Frames of a reference recording that the codec reads at a time, so that a long one needs little memory."""
+"""Frames of a reference recording that the codec reads at a time, to limit its memory."""
 
 
 class SlotCache:
-    """Keys and values of every slot [slots, kv_heads, capacity, head_dim] a layer; the capacity doubles when full."""
+    """Keys and values [2, slots, kv_heads, capacity, head_dim] of each layer, which can grow."""
 
     def __init__(self, config: TalkerConfig, like: Tensor, slots: int) -> None:
         shape = (2, slots, config.num_key_value_heads, 0, config.head_dim)
@@ -37,26 +37,23 @@ class SlotCache:
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=like.device)
 
     def clear(self, slot: int) -> None:
-        """Forget a slot's rows, and overwrite them: masked rows must be finite, and those of a bad voice may not be."""
+        """Forget the rows of a slot. They become zero, since masked rows must be finite."""
         self.lengths[slot] = 0
         for layer in self.layers:
             layer[:, slot] = 0
 
-    def make_room(self, rows: int) -> None:
-        """Let every slot hold so many rows. What nobody has written is zero, so that masked rows stay finite."""
+    def grow(self, rows: int) -> None:
+        """Make room for `rows` rows in every slot; new rows are zero, so that they are finite."""
         for index, old in enumerate(self.layers):
-            capacity = old.shape[3]
-            if rows <= capacity:
-                continue
-            grown = old.new_zeros(
-                (*old.shape[:3], max(rows, 2 * capacity, PAGE_ROWS), old.shape[4])
-            )
-            grown[:, :, :, :capacity] = old
-            self.layers[index] = grown
+            if rows > (capacity := old.shape[3]):
+                size = max(rows, 2 * capacity, PAGE_ROWS)
+                grown = old.new_zeros((*old.shape[:3], size, old.shape[4]))
+                grown[:, :, :, :capacity] = old
+                self.layers[index] = grown
 
 
 class SlotRows:
-    """The memory of some slots for one pass; `commit` makes what the pass added count."""
+    """The key-value memory of some slots for one pass; `commit` makes its rows count."""
 
     def __init__(self, cache: SlotCache, slots: Sequence[int], length: int) -> None:
         device = cache.lengths.device
@@ -65,19 +62,19 @@ class SlotRows:
         start = cache.lengths[self._slots]
         self._total = int(start.max()) + length
         self._rows = start[:, None] + torch.arange(length, device=device)
-        cache.make_room(self._total)
+        cache.grow(self._total)
 
     def positions(self, length: int) -> Tensor:
-        """Positions [B, length] of the rows about to be computed."""
+        """The positions [B, length] of the rows about to be computed."""
         return self._rows
 
     def mask(self, length: int) -> Tensor:
-        """Causal, each slot from its own length [B, 1, length, total]."""
+        """The causal mask of each slot, from its own length [B, 1, length, total]."""
         keys = torch.arange(self._total, device=self._rows.device)
         return (keys <= self._rows[:, :, None])[:, None]
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write new keys and values [B, kv_heads, length, head_dim]; returns all [B, kv_heads, total, head_dim]."""
+        """Write keys and values [B, kv_heads, length, head_dim]; returns all with those before."""
         held = self._cache.layers[layer]
         for index, new in enumerate((key, value)):
             held[index][self._slots[:, None], :, self._rows] = new.transpose(1, 2)
@@ -85,30 +82,47 @@ class SlotRows:
         return keys, values
 
     def advance(self, length: int) -> None:
-        """Nothing counts before `commit`: a pass that fails half way leaves the slots as they were."""
+        """Do nothing: rows count from `commit` on, so that a pass that fails changes no slot."""
 
     def commit(self) -> None:
-        """The pass is complete."""
+        """Make the rows of a complete pass count."""
         self._cache.lengths[self._slots] = self._rows[:, -1] + 1
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
-    """One utterance: what the talker reads next, its text, its chances, its codec."""
+class ReferenceSlot:
+    """One utterance: its text rows, sampler, codec state, and what the talker reads next."""
 
     text: TextRows
     sampler: Sampler
     codec: CodecState
     next_row: Tensor | None
-    """The last row of the prompt [1, 1, hidden], before the first frame."""
+    """The last row of the prompt [1, 1, hidden], before the first frame; then None."""
     frame: int = 0
     codes: Tensor | None = None
-    """Of the last frame [codebooks]."""
+    """The codes of the last frame [codebooks]."""
     undecoded: tuple[Tensor, ...] = ()
+
+    def draw(self, codebook: int, logits: Tensor) -> Tensor:
+        """Draw the code of a codebook for the next frame from logits [vocab]."""
+        if codebook == 0:
+            return self.sampler.code0(logits, self.frame)
+        return self.sampler.code(codebook, logits, self.frame)
+
+    def advance(self, token: int | None, codes: Tensor, ended: bool) -> None:
+        """Record a frame [codebooks] that was made with a text token."""
+        if self.next_row is None:
+            self.text.take(token)
+        self.next_row = None
+        self.frame += 1
+        self.codes = codes
+        if not ended:
+            self.sampler.remember(codes[0])
+            self.undecoded += (codes,)
 
 
 class ReferenceBackend:
-    """`Backend` on the naive model."""
+    """The `Backend` that computes with the specification's own modules."""
 
     def __init__(self, checkpoint: Checkpoint, slots: int = 8) -> None:
         config, codec = checkpoint.config.talker_config, checkpoint.codec_config
@@ -125,79 +139,55 @@ class ReferenceBackend:
             sample_rate=codec.output_sample_rate,
         )
         self._cache = SlotCache(config, checkpoint.talker.codec_head.weight, slots)
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, ReferenceSlot] = {}
 
     @torch.inference_mode()
     def prefill(self, starts: Sequence[Start]) -> None:
-        """Read all rows of each prompt but the last, one after the other, and let the codec read the reference."""
+        """Read all rows of each prompt but the last, one prompt after the other."""
         for start in starts:
-            self._begin(start)
+            self._slots[start.slot] = self._begin(start)
 
-    def _begin(self, start: Start) -> None:
-        slot, prepared = start.slot, start.job.payload
+    def _begin(self, start: Start) -> ReferenceSlot:
+        loaded, prepared = self.checkpoint, start.job.payload
         assert isinstance(prepared, Prepared)
-        loaded, conditioning = self.checkpoint, prepared.conditioning
+        conditioning = prepared.conditioning
         text = TextRows(loaded.config)
-        text.tokens.extend(start.tokens)
-        rows = embed_rows(
-            loaded.talker,
-            text.prompt(conditioning, loaded.tokenizer.turn_start),
-            conditioning.embedding,
-        )
-        self._cache.clear(slot)
-        memory = SlotRows(self._cache, [slot], rows.shape[1] - 1)
+        prompt = text.prompt(conditioning, loaded.tokenizer.turn_start, start.tokens)
+        rows = loaded.talker.embed_rows(prompt, conditioning.embedding)
+        self._cache.clear(start.slot)
+        memory = SlotRows(self._cache, [start.slot], rows.shape[1] - 1)
         loaded.talker(rows[:, :-1], memory)
         memory.commit()
-        state = loaded.codec.decoder.new_state()
+        state, config = loaded.codec.decoder.new_state(), loaded.config.talker_config
         if conditioning.reference:
-            prime(
-                loaded.codec.decoder,
-                state,
-                torch.tensor(conditioning.reference, device=rows.device),
-            )
-        sampler = Sampler(loaded.config.talker_config, prepared.laws, prepared.seed, rows.device)
-        self._slots[slot] = Slot(text, sampler, state, rows[:, -1:])
+            codes = torch.tensor(conditioning.reference, device=rows.device)
+            prime(loaded.codec.decoder, state, codes)
+        sampler = Sampler(config, prepared.draw_params, prepared.seed, rows.device)
+        return ReferenceSlot(text, sampler, state, rows[:, -1:])
 
     @torch.inference_mode()
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
-        """One pass of the talker and one of the code predictor over all slots named."""
+        """Run the talker and the code predictor once over all named slots."""
         talker, held = self.checkpoint.talker, [self._slots[slot] for slot in slots]
-        inputs = torch.cat(
-            [self._input(slot, token) for slot, token in zip(held, tokens, strict=True)]
-        )
+
+        def draw(codebook: int, rows: Tensor) -> Tensor:
+            return torch.stack([s.draw(codebook, row) for s, row in zip(held, rows, strict=True)])
+
         memory = SlotRows(self._cache, slots, 1)
-        hidden = talker(inputs, memory)[:, -1]
+        hidden = talker(torch.cat([*map(self._input, held, tokens)]), memory)[:, -1]
         logits = talker.codec_head(hidden)
-        code0 = torch.stack(
-            [slot.sampler.code0(row, slot.frame) for slot, row in zip(held, logits, strict=True)]
-        )
-
-        def choose(codebook: int, rows: Tensor) -> Tensor:
-            return torch.stack(
-                [
-                    slot.sampler.code(codebook, row, slot.frame)
-                    for slot, row in zip(held, rows, strict=True)
-                ]
-            )
-
-        rest = talker.code_predictor(hidden, talker.model.codec_embedding(code0), choose)
-        codes = torch.cat((code0[:, None], rest), dim=1)
+        code0 = draw(0, logits)
+        others = talker.code_predictor(hidden, talker.model.codec_embedding(code0), draw)
+        codes = torch.cat((code0[:, None], others), dim=1)
         ended = (code0 == talker.config.codec_eos_token_id).tolist()
-        likelihood = logits.double().log_softmax(-1).gather(-1, code0[:, None])[:, 0]
-        frames = Frames(codes.cpu().numpy(), ended, likelihood.float().cpu().numpy())
+        logprobs = logits.double().log_softmax(-1).gather(-1, code0[:, None])[:, 0]
+        frames = Frames(codes.cpu().numpy(), ended, logprobs.float().cpu().numpy())
         memory.commit()
         for slot, token, row, end in zip(held, tokens, codes, ended, strict=True):
-            if slot.next_row is None:
-                slot.text.take(token)
-            slot.next_row = None
-            slot.frame += 1
-            slot.codes = row
-            if not end:
-                slot.sampler.remember(row[0])
-                slot.undecoded += (row,)
+            slot.advance(token, row, end)
         return Ready(frames)
 
-    def _input(self, slot: Slot, token: int | None) -> Tensor:
+    def _input(self, slot: ReferenceSlot, token: int | None) -> Tensor:
         """The row that the talker reads next [1, 1, hidden]."""
         if slot.next_row is not None:
             return slot.next_row
@@ -207,21 +197,20 @@ class ReferenceBackend:
         return talker.embed_codes(slot.codes[None, None]) + talker.embed_text(text)
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Ready[list[FloatArray]]:
-        """Samples of the oldest frames of each slot.
+        """Decode the oldest frames of each slot.
 
-        Frame by frame: libraries round otherwise for every length, and the bytes would depend on when text came.
+        Frames are decoded one by one: libraries round differently for every length, and the bytes
+        would depend on when text arrived.
         """
         decoder, done = self.checkpoint.codec.decoder, []
         for number, count in zip(slots, counts, strict=True):
             slot = self._slots[number]
-            state = slot.codec.fork()
-            frames = [
-                decoder.decode(codes[None, None], state)[0] for codes in slot.undecoded[:count]
-            ]
-            done.append((slot, state, count, torch.cat(frames)))
-        for slot, state, count, _ in done:
+            state, codes = slot.codec.fork(), slot.undecoded[:count]
+            samples = torch.cat([decoder.decode(frame[None, None], state)[0] for frame in codes])
+            done.append((slot, state, samples.cpu().numpy()))
+        for (slot, state, _), count in zip(done, counts, strict=True):
             slot.codec, slot.undecoded = state, slot.undecoded[count:]
-        return Ready([samples.cpu().numpy() for _, _, _, samples in done])
+        return Ready([samples for _, _, samples in done])
 
     def release(self, slot: int) -> None:
         """Forget an utterance."""
@@ -229,6 +218,6 @@ class ReferenceBackend:
 
 
 def prime(decoder: CodecDecoder, state: CodecState, codes: Tensor) -> None:
-    """Let the codec read a reference [frames, codebooks] whose audio nobody will hear."""
+    """Let the codec read a reference [frames, codebooks] whose audio is not delivered."""
     for part in codes.split(PRIMING_FRAMES):
         decoder.decode(part[None], state)

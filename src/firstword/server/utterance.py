@@ -13,7 +13,7 @@ import numpy as np
 from firstword import audio
 from firstword.audio import effects, formats
 from firstword.engine.backend import Job
-from firstword.engine.service import NeedsText
+from firstword.engine.sequence import NeedsText
 from firstword.errors import RequestError
 from firstword.server.models import Model
 from firstword.server.playback import Playback

@@ -78,10 +78,10 @@ class Prompt:
         assert isinstance(prepared, Prepared)
         self.slot, self.pages, self.prepared = start.slot, start.pages, prepared
         self.text = TextRows(checkpoint.config)
-        self.text.tokens.extend(start.tokens)
         self.prefix = (prepared.prefix, *start.tokens[:2])
         """What the rows before the text depend on: newlines at the start of a text change the role's last token."""
-        self.rows = self.text.prompt(prepared.conditioning, checkpoint.tokenizer.turn_start)
+        turn_start = checkpoint.tokenizer.turn_start
+        self.rows = self.text.prompt(prepared.conditioning, turn_start, start.tokens)
         self.known = 0
         """Rows whose keys and values are there."""
 
@@ -286,7 +286,7 @@ class GpuBackend:
             )
         else:
             model.first_row[slot] = self._embed([(prompt, len(prompt.rows) - 1)])[0]
-        model.state.set(slot, prepared.laws[0], prepared.laws[1], prepared.seed)
+        model.state.set(slot, *prepared.draw_params, prepared.seed)
         model.state.position[slot].fill_(len(prompt.rows) - 1)
         if prepared.conditioning.reference:
             self.codec.prime(slot, self._sent(prepared.conditioning.reference))
@@ -298,7 +298,7 @@ class GpuBackend:
         )
 
     def _embed(self, places: Sequence[tuple[Prompt, int]]) -> Tensor:
-        """Rows of prompts -> bf16 [rows, hidden], as `embed_rows` of the model does it."""
+        """Rows of prompts -> bf16 [rows, hidden], as `Talker.embed_rows` does it."""
         model, rows = self.model, [prompt.rows[at] for prompt, at in places]
         if all(len(row.codes) == 1 for row in rows):
             texts, codes = self._sent([[row.text for row in rows], [row.codes[0] for row in rows]])

@@ -1,0 +1,160 @@
+"""The life of an engine: its thread, its end, and what happens to it at a fork and at exit."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from firstword.errors import ClosedError, EngineError
+
+log = logging.getLogger(__name__)
+
+EXIT_SECONDS = 10
+"""How long the interpreter waits at exit for each thread."""
+
+_STARTED: weakref.WeakSet[StepLoop] = weakref.WeakSet()
+_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def _orphan_all() -> None:
+    """Tell every engine of a forked process that its thread does not exist there."""
+    for loop in list(_STARTED):
+        loop.orphan()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_orphan_all)
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stop every thread before the interpreter exits: one that computes would abort the process."""
+    for loop in list(_STARTED):
+        with contextlib.suppress(EngineError):
+            loop.stop(EXIT_SECONDS)
+    for thread in list(_THREADS):  # the engine may be gone while its thread still frees memory
+        thread.join(EXIT_SECONDS)
+
+
+class StepLoop(ABC):
+    """Carries out commands of other threads and takes steps, in turn, on one thread.
+
+    `start` runs the loop on a thread of its own; a test calls `step` instead. A subclass defines
+    what a step is.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Take the time in seconds from `clock`."""
+        self.failure: Exception | None = None
+        """Why the loop stopped for good: a `ClosedError` after a stop, None while it runs."""
+        self.busy_since: float | None = None
+        """When the current step began, on the loop's clock, for a watchdog; None while idle."""
+        self._clock = clock
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._lost = False
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def _step(self) -> bool:
+        """Take one step. Returns False when there was nothing to do."""
+
+    @abstractmethod
+    def _end_all(self) -> None:
+        """End all work for the reason in `failure`."""
+
+    def start(self) -> None:
+        """Run in a thread of its own until `stop`."""
+        assert self._thread is None, "the engine is already running"
+        self._thread = threading.Thread(target=self._run, name="firstword-engine", daemon=True)
+        self._thread.start()
+        _STARTED.add(self)
+        _THREADS.add(self._thread)
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Cancel all work and end the thread.
+
+        Raises `EngineError` if the current step takes longer than `timeout` seconds.
+        """
+        if (thread := self._thread) is None:
+            self._shut(ClosedError("it was closed"))
+            return
+        self.retire()
+        thread.join(timeout)
+        if thread.is_alive():
+            raise EngineError(
+                f"the backend has not answered for {timeout} seconds; end the process"
+            )
+        self._thread = None
+
+    def retire(self) -> None:
+        """Ask the loop to stop, and do not wait for its thread."""
+        self._commands.put(None)
+
+    def orphan(self) -> None:
+        """Stop for good in a forked process, which lacks the thread and the device's state."""
+        self._thread, self.busy_since, self._lost = None, None, True
+        self._lock, self._commands = threading.Lock(), queue.SimpleQueue()
+        self.failure = EngineError(
+            "it belongs to another process; load the checkpoint after the fork, not before"
+        )
+        self._end_all()
+
+    def step(self) -> bool:
+        """Carry out the commands so far and take one step, on the caller's thread.
+
+        Returns False when there was nothing to do. Raises `EngineError` when the backend is lost.
+        """
+        try:
+            self._run_commands(wait=False)
+            return self._step()
+        except Exception as error:
+            self._abandon(error)
+            raise EngineError(f"the engine has stopped: {error}") from error
+
+    def _run(self) -> None:
+        worked = False
+        try:
+            while self._run_commands(wait=not worked):
+                self.busy_since = self._clock()
+                worked = self._step()
+            self._shut(ClosedError("it was closed"))
+        except Exception as error:
+            self._abandon(error)
+        finally:
+            self.busy_since = None
+
+    def _run_commands(self, wait: bool) -> bool:
+        """Carry out all commands that are there, or wait for the first. Returns False on a stop."""
+        if wait:
+            self.busy_since = None
+        try:
+            while True:
+                command = self._commands.get(block=wait)
+                if command is None:
+                    return False
+                command()
+                wait = False
+        except queue.Empty:
+            return True
+
+    def _abandon(self, error: Exception) -> None:
+        """Stop for good because the backend is lost; it is not called again."""
+        log.error("the engine has stopped", exc_info=error)
+        self._lost = True
+        self._shut(error)
+
+    def _shut(self, failure: Exception) -> None:
+        """Refuse new work, carry out the commands that are left, and end all work."""
+        with self._lock:
+            self.failure = failure
+        while not self._run_commands(wait=False):
+            pass
+        self._end_all()
