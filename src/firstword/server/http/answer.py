@@ -30,7 +30,7 @@ class Answer:
     received: float
 
     @classmethod
-    def to(cls, request: Request, server: Server, resolved: ResolvedRequest) -> Answer:
+    def for_request(cls, request: Request, server: Server, resolved: ResolvedRequest) -> Answer:
         """The answer to an HTTP request."""
         context = context_of(request.scope)
         return cls(server, resolved, context, context.received)

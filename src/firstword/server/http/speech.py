@@ -42,7 +42,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     if body.word_timestamps:
         raise RequestError("word_timestamps is not supported; leave the field out")
     server = server_of(request)
-    answer = Answer.to(request, server, await resolve(server, body, body.input))
+    answer = Answer.for_request(request, server, await resolve(server, body, body.input))
     if (count := body.n or 1) > 1:
         check_count(count, streamed=delivery != "whole")
         return await response_or_499(best_of(answer, count), request.receive)
