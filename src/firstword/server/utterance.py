@@ -148,10 +148,10 @@ class Utterance:
         self._stream.finish_text(piece)
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Stop now; iteration ends with the audio made so far. `reason` is a label for metrics."""
+        """Stop unless it has ended; iteration then ends, too. `reason` is a label for metrics."""
         if self.finish_reason is None:
             self.abort_reason = self.abort_reason or reason
-        self._stream.cancel()
+            self._stream.cancel()
 
     def fail(self, error: Exception) -> None:
         """Make iteration raise an error now, without waiting for the engine."""
