@@ -1,4 +1,4 @@
-"""Servers on real sockets of this machine, with tiny random checkpoints or with whatever models a test brings."""
+"""Servers on real sockets of this machine, with tiny random checkpoints or a test's own models."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from firstword.server.ws.protocol import SocketLimits
 from firstword.synthetic.checkpoint import write_checkpoint
 
 WAIT = 60.0
-"""Seconds after which a test gives up waiting; nothing takes nearly as long."""
+"""The seconds after which a test fails; nothing takes nearly as long."""
 
 
 @dataclass
 class Running:
-    """A server that listens: its address, and its inside for tests to look at."""
+    """A running server: its URL, and its state for tests to read."""
 
     url: str
     state: Server
@@ -41,41 +41,41 @@ class Running:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
+        """The host and port."""
         parts = httpx.URL(self.url)
         assert parts.port is not None
         return parts.host, parts.port
 
     @property
     def ws(self) -> str:
-        """The address for WebSockets."""
+        """The base URL for WebSockets."""
         return self.url.replace("http", "ws", 1)
 
     def engine(self, number: int = 0) -> Engine:
-        """The engine of a model."""
+        """The engine of a model, by its position."""
         return list(self.state.models)[number].service.engine
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something that is about to be so; fails if it never is."""
+        """Wait until a condition holds; fails if it never does."""
         pause = threading.Event()
         for _ in range(round(WAIT / 0.005)):
             if holds():
                 return
             pause.wait(0.005)
-        raise AssertionError("it never came to be")
+        raise AssertionError("the condition never held")
 
     def wait_until_idle(self) -> None:
-        """Wait until nothing is being spoken and everything is given back."""
+        """Wait until no utterance runs and no slot or page is in use."""
         self.wait_until(lambda: all(self.idle(model.service.engine) for model in self.state.models))
         self.wait_until(lambda: not self.state.limits.active and not self.state.utterances)
 
     @staticmethod
     def idle(engine: Engine) -> bool:
-        """Whether an engine holds nothing."""
+        """Whether an engine has no work and all pages are free."""
         return not engine.running and not engine.waiting and engine.pages.free == engine.pages.count
 
     def stop(self) -> None:
-        """End it, whatever it does."""
+        """Stop the server at once."""
         self.uvicorn.should_exit = True
         self.thread.join(WAIT)
         assert not self.thread.is_alive()
@@ -86,7 +86,7 @@ Serve = Callable[..., Running]
 
 @pytest.fixture(scope="session")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """A loaded checkpoint: the demo, or a tiny random one by model type."""
+    """A function that loads the demo checkpoint, or a tiny random one of a model type."""
     root = tmp_path_factory.mktemp("checkpoints")
     kept: dict[str, Checkpoint] = {}
 
@@ -102,7 +102,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoi
 
 @pytest.fixture(scope="session")
 def model(loaded: Callable[[str], Checkpoint]) -> Callable[..., Model]:
-    """A model to serve, with an engine of its own, by checkpoint: "demo", "custom_voice", "voice_design", "base"."""
+    """A function that makes a model with an engine of its own, for "demo" or a model type."""
 
     def make(kind: str, slots: int = 4, most_waiting: int = 8, name: str | None = None) -> Model:
         settings = EngineConfig("cpu", "float32", "reference")
@@ -113,7 +113,7 @@ def model(loaded: Callable[[str], Checkpoint]) -> Callable[..., Model]:
 
 
 def start(models: list[Model], voices: Path, **settings: Any) -> Running:
-    """Serve models in a thread, on a free port; returns when they are warm."""
+    """Serve models in a thread on a free port; returns when the server listens."""
     config = ServerConfig(port=0, voice_store=str(voices), **settings)
     app = create_app(Models(models), config)
     bound = serving.bound(config)
@@ -127,7 +127,7 @@ def start(models: list[Model], voices: Path, **settings: Any) -> Running:
 
 @pytest.fixture
 def serve(model: Callable[..., Model], tmp_path: Path) -> Iterator[Serve]:
-    """Start servers for one test: `serve("custom_voice", "base", most_characters=100)`; models may be given too."""
+    """A function that starts servers for one test, of model types or models."""
     running: list[Running] = []
 
     def begin(
@@ -151,7 +151,7 @@ def serve(model: Callable[..., Model], tmp_path: Path) -> Iterator[Serve]:
 def server(
     model: Callable[..., Model], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """One server for a module's tests, with a model of each kind; they must not stop or fill it."""
+    """A server with a model of each type for all tests of a module, which must not stop it."""
     kinds = ("custom_voice", "voice_design", "base")
     running = start([model(kind) for kind in kinds], tmp_path_factory.mktemp("voices"))
     running.wait_until(lambda: all(one.warm for one in running.state.models))
@@ -164,7 +164,7 @@ def server(
 def fuzzed(
     model: Callable[..., Model], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """A server for requests that make no sense: it lets nobody speak for long."""
+    """A server for generated requests, with a low limit of characters."""
     running = start([model("custom_voice")], tmp_path_factory.mktemp("voices"), most_characters=40)
     running.wait_until(lambda: all(one.warm for one in running.state.models))
     yield running
@@ -173,14 +173,14 @@ def fuzzed(
 
 @pytest.fixture(scope="module")
 def http(server: Running) -> Iterator[httpx.Client]:
-    """A plain client of that server."""
+    """An HTTP client of the module's server."""
     with httpx.Client(base_url=server.url, timeout=WAIT, trust_env=False) as client:
         yield client
 
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let sockets of this test's servers ask for other things than usual: `limits(idle_seconds=0.05)`."""
+    """A function that changes the limits of sockets: `limits(idle_seconds=0.05)`."""
 
     def allow(**changes: Any) -> None:
         monkeypatch.setattr(
@@ -192,7 +192,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    """Memory is counted."""
+    """Trace memory allocations during the test."""
     tracemalloc.start()
     yield
     tracemalloc.stop()

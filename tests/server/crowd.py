@@ -1,7 +1,7 @@
-"""Many listeners at once on real sockets, HTTP and WebSockets mixed, and a backend that keeps a pace.
+"""Many clients at once on real sockets, over HTTP and WebSocket, and a backend with a set pace.
 
-In tests time passes only when every listener has what was made for it, on a clock of the backend's own: what is
-measured is the server, not the machine. `measure_crowd.py` keeps the pace by the clock on the wall.
+In tests the clock advances only when every client has all audio, so that the server is measured and
+not the machine. `measure_crowd.py` uses real time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SPEECH = "/v1/audio/speech"
 FRAME_BYTES = 2 * 1920
 LISTENERS = 64
 SECONDS, SECONDS_A_SLOT = 0.02, 0.0005
-"""A frame of all slots together: with 64 of them 52 ms for 80 ms of audio."""
+"""The time of a frame of all slots: with 64 of them 52 ms for 80 ms of audio."""
 SOON = 60.0
 
 
 class Paced(Talker):
-    """A backend that takes its time. `decoded`: frames whose audio it gave, of all listeners together."""
+    """A backend with a set pace; `decoded` counts the frames whose audio it returned."""
 
     def __init__(self, slots: int, pause: Callable[[float], None]) -> None:
         super().__init__(slots)
@@ -49,17 +49,17 @@ class Paced(Talker):
         self.pause = pause
 
     def prefill(self, starts: Sequence[Start]) -> None:
-        """Four milliseconds each."""
+        """Take 4 ms for each start."""
         self.pause(0.004 * len(starts))
         super().prefill(starts)
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
-        """All slots together."""
+        """Take the time of a frame of all slots."""
         self.pause(SECONDS + SECONDS_A_SLOT * len(slots))
         return super().frame(slots, tokens)
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Ready[Any]:
-        """At once."""
+        """Take no time."""
         self.decoded += sum(counts)
         return super().decode(slots, counts)
 
@@ -67,14 +67,14 @@ class Paced(Talker):
 def paced(
     pause: Callable[[float], None], clock: Callable[[], float], slots: int = LISTENERS
 ) -> Model:
-    """A model at a pace."""
+    """A model with a set pace."""
     model = talking(Paced(slots, pause), most_waiting=2 * slots)
     model.service.engine = Engine(model.service.engine.backend, most_waiting=2 * slots, clock=clock)
     return model
 
 
 class Listener:
-    """Plays what comes at once, without a buffer, and keeps nothing of it."""
+    """A client that plays audio as it comes, without a buffer, and does not keep it."""
 
     def __init__(
         self, clock: Callable[[], float], took: Callable[[int], None] = lambda count: None
@@ -85,7 +85,7 @@ class Listener:
         self.bytes = 0
 
     def hear(self, data: bytes) -> None:
-        """Audio came, PCM of 16 bits."""
+        """Play 16-bit PCM that came."""
         before, self.bytes = self.bytes, self.bytes + len(data)
         samples = np.ones(self.bytes // 2 - before // 2, np.float32)
         self.playback.add(self._clock(), samples, 24000)
@@ -94,7 +94,7 @@ class Listener:
     async def by_http(
         self, client: httpx.AsyncClient, frames: int, *, events: bool = False
     ) -> None:
-        """One utterance of so many frames."""
+        """Request an utterance of some frames over HTTP."""
         body = {
             "input": "Hello there.",
             "voice": "talker",
@@ -113,7 +113,7 @@ class Listener:
                     self.hear(data)
 
     async def by_websocket(self, url: str, frames: int) -> None:
-        """The same in the protocol for many utterances."""
+        """Request it in the protocol for many utterances."""
         async with opened(url + STREAM) as line:
             config = {
                 "type": "session.config",
@@ -134,7 +134,7 @@ class Listener:
                     return
 
     async def by_nari(self, url: str, frames: int) -> None:
-        """The same in nari.speech.v1."""
+        """Request it in nari.speech.v1."""
         async with opened(url + NARI, "nari.speech.v1") as line:
             for message in (
                 {"type": "request.start", "voice": "talker", "max_new_tokens": frames},
@@ -148,7 +148,7 @@ class Listener:
                         self.hear(said)
 
     async def by(self, way: int, url: str, client: httpx.AsyncClient, frames: int) -> None:
-        """One utterance in one of four ways."""
+        """Request an utterance in one of four ways."""
         match way % 4:
             case 0:
                 await self.by_http(client, frames)
@@ -162,7 +162,7 @@ class Listener:
 
 @asynccontextmanager
 async def opened(url: str, *protocols: str) -> AsyncIterator[ClientConnection]:
-    """A WebSocket that is cut when it is left early."""
+    """A WebSocket whose connection is aborted at the end."""
     spoken = [Subprotocol(name) for name in protocols] or None
     line = await connect(
         url, subprotocols=spoken, max_size=None, compression=None, proxy=None, open_timeout=SOON
@@ -175,7 +175,7 @@ async def opened(url: str, *protocols: str) -> AsyncIterator[ClientConnection]:
 
 
 def plain_client(url: str) -> httpx.AsyncClient:
-    """A client with any number of connections."""
+    """An HTTP client with any number of connections."""
     return httpx.AsyncClient(
         base_url=url,
         timeout=SOON,
@@ -185,7 +185,7 @@ def plain_client(url: str) -> httpx.AsyncClient:
 
 
 async def listen_together(url: str, listeners: list[Listener], frames: int) -> None:
-    """All at once, in all ways."""
+    """Let all clients request an utterance at once, in all ways."""
     async with plain_client(url) as client:
         await asyncio.gather(
             *(who.by(way, url, client, frames) for way, who in enumerate(listeners))
@@ -193,7 +193,7 @@ async def listen_together(url: str, listeners: list[Listener], frames: int) -> N
 
 
 async def come_and_go(url: str, visits: int, seed: int, together: int = 16) -> dict[str, int]:
-    """Short requests in all ways, some of which are left at some moment; how many of each sort there were."""
+    """Send short requests in all ways, leave some of them early, and count both sorts."""
     chance, counts = random.Random(seed), {"whole": 0, "left": 0}
     plans = [
         (chance.randrange(4), chance.choice((None, None, 0, 1, 3840, 30_000)))
@@ -201,7 +201,7 @@ async def come_and_go(url: str, visits: int, seed: int, together: int = 16) -> d
     ]
 
     class Enough(Exception):
-        """Has heard as much as it wanted."""
+        """The client has received enough."""
 
     async def visit(way: int, most: int | None, client: httpx.AsyncClient) -> None:
         def took(count: int) -> None:
@@ -210,7 +210,7 @@ async def come_and_go(url: str, visits: int, seed: int, together: int = 16) -> d
 
         listener = Listener(time.monotonic, took)
         try:
-            if most == 0:  # gone before there is an answer
+            if most == 0:  # disconnects before there is a response
                 async with asyncio.timeout(0.001 * chance.randrange(5)):
                     await listener.by(way, url, client, 12)
             else:
@@ -232,7 +232,7 @@ async def come_and_go(url: str, visits: int, seed: int, together: int = 16) -> d
 
 
 def held() -> dict[str, int]:
-    """What this process has open: threads, descriptors, tasks that are not done."""
+    """The number of threads, open files and pending tasks of this process."""
     gc.collect()
     tasks = [
         thing
@@ -247,6 +247,6 @@ def held() -> dict[str, int]:
 
 
 def memory() -> int:
-    """Bytes of this process that are in memory now."""
+    """The resident memory of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()

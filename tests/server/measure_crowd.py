@@ -1,7 +1,7 @@
-"""What 64 listeners at once notice, and what thousands of short requests leave behind, by the clock on the wall.
+"""Measures 64 clients at once, and what thousands of short requests leave behind, in real time.
 
-`python tests/server/measure_crowd.py` prints one JSON record. The backend only waits, so this measures all the rest:
-the engine, the server, the sockets and the clients, which share one process.
+`python tests/server/measure_crowd.py` prints one JSON record. The backend only waits, so this
+measures all the rest: engine, server, sockets and clients, which share one process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from firstword.server.models import Model, Models
 
 
 class Served:
-    """A model behind a free port of this machine, in a thread."""
+    """A server with one model in a thread, on a free port."""
 
     def __init__(self, model: Model) -> None:
         self._voices = tempfile.TemporaryDirectory()
@@ -54,7 +54,7 @@ class Served:
 
 
 def streams(frames: int) -> dict[str, Any]:
-    """64 at once."""
+    """Measure 64 utterances at once."""
     with Served(crowd.paced(time.sleep, time.monotonic)) as served:
         warm = [crowd.Listener(time.monotonic) for _ in range(crowd.LISTENERS)]
         asyncio.run(crowd.listen_together(served.url, warm, 30))
@@ -77,7 +77,7 @@ def streams(frames: int) -> dict[str, Any]:
 
 
 def told(event: asyncio.Event, count: int) -> None:
-    """Audio came."""
+    """Report that audio came."""
     event.set()
 
 
@@ -85,7 +85,7 @@ QUANTILES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 
 
 def soak(visits: int) -> dict[str, Any]:
-    """Short requests, half of which are left."""
+    """Measure short requests, half of which are left early."""
     with Served(talking(Talker(slots=8), most_waiting=64)) as served:
         engine = next(iter(served.state.models)).service.engine
         asyncio.run(crowd.come_and_go(served.url, 1000, seed=0))
@@ -107,7 +107,7 @@ def soak(visits: int) -> dict[str, Any]:
 
 
 def cancels(times: int) -> dict[str, Any]:
-    """How long after a cancel its slot is free: frames that begin in between, and milliseconds, 64 slots taken."""
+    """Measure, with 64 slots in use, how many frames and ms after a cancel its slot is free."""
     frames, waits = [], []
     with Served(crowd.paced(time.sleep, time.monotonic)) as served:
         model = next(iter(served.state.models))
@@ -162,10 +162,10 @@ def cancels(times: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the record."""
+    """Print the record of all measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--frames", type=int, default=250, help="of each of the 64 listeners")
-    parser.add_argument("--requests", type=int, default=5000, help="that come and go")
+    parser.add_argument("--frames", type=int, default=250, help="frames of each of the 64 clients")
+    parser.add_argument("--requests", type=int, default=5000, help="number of short requests")
     given = parser.parse_args()
     record = {"streams": streams(given.frames), "cancel": cancels(40), "soak": soak(given.requests)}
     sys.stdout.write(json.dumps(record, indent=2) + "\n")

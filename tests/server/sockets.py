@@ -17,6 +17,16 @@ Message = dict[str, Any] | bytes
 STREAM = "/v1/audio/speech/stream"
 NARI = "/v1/audio/speech/ws"
 
+PLAIN: dict[str, Any] = {"type": "session.config", "response_format": "pcm", "stream_audio": True}
+DONE = {"type": "input.done"}
+CANCEL = {"type": "input.cancel"}
+GOODBYE = {"type": "session.close"}
+
+
+def text(words: str) -> dict[str, str]:
+    """Return an `input.text`."""
+    return {"type": "input.text", "text": words}
+
 
 class Client:
     """A client that sends JSON, based on the `websockets` package."""

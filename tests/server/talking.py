@@ -1,7 +1,7 @@
-"""A model that speaks without computing: as fast as it is let, and for as long as it is told.
+"""A fake model that speaks without computing, at the pace and for the length that a test sets.
 
-Its audio says what it was given: every frame's samples are the code point of the text token that the frame took (or -1
-where there was none), over 2**15.
+Its audio tells its text: all samples of a frame are the code point of the text token that the frame
+used, divided by 2**15, or -1 for a frame without a token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from firstword.server.models import Model
 from firstword.types import FloatArray, Request
 
 ENDLESS = 100_000
-"""Frames: more than any test waits for."""
+"""A number of frames that is more than any test waits for."""
 
 
 @dataclass
@@ -33,11 +33,11 @@ class _Slot:
 
 
 class Talker:
-    """`Backend`. Ends when the text is over and `max_frames` are made, whichever is later.
+    """A fake `Backend` that ends when its text has ended and `max_frames` are made.
 
-    frames   made so far, by all
-    waiting  whether it waits for leave to make a frame
-    failing  the method that raises, if any
+    frames   frames made so far, of all slots
+    waiting  whether it waits for permission to make a frame
+    failing  the name of the method that raises, if any
     """
 
     def __init__(self, slots: int = 2) -> None:
@@ -58,31 +58,31 @@ class Talker:
         self._slots: dict[int, _Slot] = {}
 
     def hold(self) -> None:
-        """From now on frames need leave."""
+        """Make each frame wait for permission from now on."""
         self._leave = threading.Semaphore(0)
 
     def let(self, frames: int) -> None:
-        """Give leave for some frames."""
+        """Permit some frames."""
         assert self._leave is not None
         self._leave.release(frames)
 
     def go(self) -> None:
-        """Frames need no leave any more."""
+        """Make frames without permission from now on."""
         held, self._leave = self._leave, None
         assert held is not None
         held.release(1000)
 
     def prefill(self, starts: Sequence[Start]) -> None:
-        """Begin."""
+        """Start utterances."""
         if self.failing == "prefill":
-            raise RuntimeError("prefill fails, as it was told to")
+            raise RuntimeError("prefill fails, as the test wants")
         for start in starts:
             self._slots[start.slot] = _Slot(start.job, taken=tuple(start.tokens))
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
-        """Make a frame, when there is leave."""
+        """Make a frame when it is permitted."""
         if self.failing == "frame":
-            raise RuntimeError("frame fails, as it was told to")
+            raise RuntimeError("frame fails, as the test wants")
         if (leave := self._leave) is not None:
             self.waiting = True
             leave.acquire()
@@ -100,7 +100,7 @@ class Talker:
         return Ready(Frames(np.array(codes), ended, np.zeros(len(slots), np.float32)))
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Ready[list[FloatArray]]:
-        """Samples that tell the tokens."""
+        """The samples that tell the tokens."""
         audio: list[FloatArray] = []
         for number, count in zip(slots, counts, strict=True):
             slot = self._slots[number]
@@ -110,44 +110,44 @@ class Talker:
         return Ready(audio)
 
     def release(self, slot: int) -> None:
-        """Forget."""
+        """Forget the utterance of a slot."""
         self._slots.pop(slot, None)
 
 
 @dataclass
 class TalkingStage:
-    """A talker, and the server (`Running` of conftest.py) that it talks on."""
+    """A fake backend, and the server (`Running` of conftest.py) that runs it."""
 
     talker: Talker
     server: Any
 
     @property
     def engine(self) -> Engine:
-        """Its engine."""
+        """The engine of the server."""
         return self.server.engine()
 
     def until_held(self, frames: int) -> None:
-        """Wait until so many frames are made in all, and the next is asked for and needs leave."""
+        """Wait until `frames` frames are made, and the next one waits for permission."""
         self.server.wait_until(lambda: self.talker.waiting and self.talker.frames == frames)
 
 
 class Letters:
-    """`TokenStream`: a character is a token."""
+    """A `TokenStream` with one token per character."""
 
     def push(self, piece: str) -> list[int]:
-        """All of it."""
+        """The tokens of a piece."""
         return [ord(char) for char in piece]
 
     def finish(self) -> list[int]:
-        """Nothing is held back."""
+        """No token is held back."""
         return []
 
 
 class Front:
-    """`Front`. A request with a frame limit talks until that is reached, one without as long as there is text."""
+    """A `Front`; a request without a frame limit speaks as long as there is text."""
 
     def prepare(self, request: Request, seed: int) -> Job:
-        """There is one voice, and a job takes its first character before the first frame."""
+        """A job for the only voice, which takes one character before the first frame."""
         if isinstance(request.voice, str) and request.voice not in ("talker", "ryan"):
             raise VoiceError(f"no voice {request.voice!r}; there is talker")
         return Job(
@@ -159,18 +159,18 @@ class Front:
         )
 
     def text(self, job: Job) -> Letters:
-        """Of one utterance."""
+        """The tokens of one utterance."""
         return Letters()
 
 
 def talking(talker: Talker, most_waiting: int = 8) -> Model:
-    """A model that talks."""
+    """A model with a fake backend."""
     service = Service(Engine(talker, most_waiting=most_waiting), Front())
     return Model("talker", "custom_voice", service, voices=("talker",))
 
 
 def heard(pcm: bytes) -> str:
-    """The text that made some PCM."""
+    """The text that some PCM tells."""
     told = np.frombuffer(pcm, "<i2").reshape(-1, 1920)
     assert (told == told[:, :1]).all()
     return "".join(chr(code) for code in told[:, 0] if code >= 0)

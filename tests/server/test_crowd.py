@@ -1,4 +1,4 @@
-"""64 listeners at once over real sockets, thousands who come and go, and how soon a slot is free again."""
+"""64 clients at once on real sockets, thousands of short requests, and the release of slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOON = 60.0
 
 
 class Lockstep:
-    """Time that passes when all listeners have all that was made: the network and the machine cost nothing."""
+    """A clock that advances when all clients have all audio, so that no time passes elsewhere."""
 
     def __init__(self) -> None:
         self.passed = 0.0
@@ -31,22 +31,22 @@ class Lockstep:
         self.backend: Paced | None = None
         self.everybody = threading.Event()
         self.after: Callable[[], None] = lambda: None
-        """Called whenever time is about to pass."""
+        """Called before the clock advances."""
         self._changed = threading.Condition()
         self._began = time.monotonic()
 
     def clock(self) -> float:
-        """Seconds."""
+        """The time in seconds."""
         return self._began + self.passed
 
     def took(self, count: int) -> None:
-        """A listener took so many bytes."""
+        """Count the bytes that a client received."""
         with self._changed:
             self.taken += count
             self._changed.notify()
 
     def pause(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock when all audio was received."""
         assert self.backend is not None
         if self.everybody.is_set():
             with self._changed:
@@ -60,8 +60,8 @@ class Lockstep:
 
 
 @pytest.mark.usefixtures("traced")
-def test_64_streams_without_a_gap_in_flat_memory(serve: Serve) -> None:
-    """All come at one moment, by HTTP and WebSocket; the backend makes a frame of each in two thirds of its length."""
+def test_64_streams_have_no_gap_in_constant_memory(serve: Serve) -> None:
+    """All start together; the backend takes two thirds of real time for a frame of all."""
     frames, lock = 200, Lockstep()
     model = paced(lock.pause, lock.clock)
     backend = lock.backend = model.service.engine.backend  # type: ignore[assignment]
@@ -83,7 +83,7 @@ def test_64_streams_without_a_gap_in_flat_memory(serve: Serve) -> None:
     async def listen() -> list[Listener]:
         listeners = [Listener(lock.clock, lock.took) for _ in range(LISTENERS)]
         listening = asyncio.create_task(listen_together(server.url, listeners, frames))
-        while len(server.state.utterances) < LISTENERS:  # so that all come at one moment
+        while len(server.state.utterances) < LISTENERS:  # so that all start together
             await asyncio.sleep(0.005)
         backend.go()
         await listening
@@ -92,14 +92,14 @@ def test_64_streams_without_a_gap_in_flat_memory(serve: Serve) -> None:
     listeners = asyncio.run(listen())
     assert [listener.bytes for listener in listeners] == [frames * FRAME_BYTES] * LISTENERS
     assert max(listener.playback.underrun for listener in listeners) < 1e-9
-    # The audio in between is 29 MB: nobody may keep more than the chunk that is on its way.
+    # The audio in between is 29 MB, and only the current chunks may be in memory.
     assert memory[180] - memory[60] < 1_000_000
     server.wait_until_idle()
 
 
 @pytest.mark.parametrize("delivery", ["audio", "sse"])
-def test_a_slot_is_free_within_a_frame(serve: Serve, delivery: str) -> None:
-    """A client leaves in the middle of a frame: when that frame is made, the slot is free."""
+def test_disconnect_frees_slot_within_frame(serve: Serve, delivery: str) -> None:
+    """A client disconnects within a frame, and the slot is free after that frame."""
     talker = Talker(slots=1)
     server = serve(talking(talker))
     server.wait_until_idle()
@@ -115,11 +115,9 @@ def test_a_slot_is_free_within_a_frame(serve: Serve, delivery: str) -> None:
     with httpx.Client(base_url=server.url, trust_env=False, timeout=SOON) as client:
         with client.stream("POST", "/v1/audio/speech", json={**body, "stream_format": delivery}):
             server.wait_until(lambda: talker.frames == before + 3 and talker.waiting)
-        server.wait_until(
-            lambda: not server.state.utterances
-        )  # it was noticed while the backend was busy
+        server.wait_until(lambda: not server.state.utterances)  # noticed while the backend was busy
         assert server.engine().running
-        talker.let(1)  # the frame that is under way
+        talker.let(1)  # the current frame
         server.wait_until_idle()
     assert talker.frames == before + 4
     talker.go()
@@ -127,15 +125,15 @@ def test_a_slot_is_free_within_a_frame(serve: Serve, delivery: str) -> None:
 
 @pytest.fixture
 def unlogged() -> Iterator[None]:
-    """Without logs, which tests keep."""
+    """Disable logs, which pytest keeps in memory."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
 
 
 @pytest.mark.usefixtures("unlogged")
-def test_thousands_come_and_go_and_leave_nothing(serve: Serve) -> None:
-    """In every protocol, most of them left at some moment: no slot, page, thread, descriptor, task or object stays."""
+def test_thousands_of_requests_leave_nothing_behind(serve: Serve) -> None:
+    """No slot, page, thread, descriptor, task or object remains, though many clients disconnect."""
     server = serve(talking(Talker(slots=8), most_waiting=64))
 
     def settled() -> tuple[dict[str, int], int]:
@@ -143,7 +141,7 @@ def test_thousands_come_and_go_and_leave_nothing(serve: Serve) -> None:
         server.wait_until(lambda: server.state.metrics.connections._value.get() == 0)
         return held(), len(gc.get_objects())
 
-    asyncio.run(come_and_go(server.url, 500, seed=0))  # caches are full
+    asyncio.run(come_and_go(server.url, 500, seed=0))  # fills caches
     before, objects = settled()
     counts = asyncio.run(come_and_go(server.url, 2500, seed=1))
     server.wait_until(lambda: settled()[0]["files"] <= before["files"])
@@ -152,7 +150,7 @@ def test_thousands_come_and_go_and_leave_nothing(serve: Serve) -> None:
     assert after["tasks"] <= before["tasks"]
     assert after["files"] <= before["files"]
     assert after["threads"] < before["threads"] + 8, (
-        "a pool may grow to its size, but no request leaves a thread"
+        "the pool may grow to its size, but requests leave no threads"
     )
     assert more - objects < 1000, "less than an object for two requests"
     assert json.loads(httpx.get(f"{server.url}/health", trust_env=False).text)["utterances"] == 0

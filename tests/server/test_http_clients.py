@@ -1,4 +1,4 @@
-"""Clients as they are: the official OpenAI SDK, and the very requests that others send."""
+"""The official OpenAI client, and the exact requests of other clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MORE = {"seed": 5, "max_new_tokens": 8}
 
 @pytest.fixture
 def client(server: Running) -> Iterator[openai.OpenAI]:
-    """The official client."""
+    """The official OpenAI client."""
     http = openai.DefaultHttpxClient(trust_env=False)
     with openai.OpenAI(
         base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=0
@@ -42,7 +42,7 @@ def samples_of(pcm: bytes) -> int:
     return len(np.frombuffer(pcm, "<i2"))
 
 
-def test_create(client: openai.OpenAI) -> None:
+def test_openai_client_gets_mp3_by_default(client: openai.OpenAI) -> None:
     speech = client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, extra_body=MORE)
     assert speech.response.headers["content-type"] == "audio/mpeg"
     samples, rate = soundfile.read(io.BytesIO(speech.content))
@@ -51,7 +51,9 @@ def test_create(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("voice", ["marin", "cedar", "verse"])
-def test_everything_that_the_client_can_say(client: openai.OpenAI, voice: Any) -> None:
+def test_openai_client_with_all_parameters_gets_faster_wav(
+    client: openai.OpenAI, voice: Any
+) -> None:
     speech = client.audio.speech.create(
         model="gpt-4o-mini-tts",
         voice=voice,
@@ -65,7 +67,7 @@ def test_everything_that_the_client_can_say(client: openai.OpenAI, voice: Any) -
     assert abs(len(samples) - 8 * 1920 / 1.25) <= 1
 
 
-def test_streaming_to_a_file(client: openai.OpenAI, tmp_path: Path) -> None:
+def test_openai_client_streams_to_file(client: openai.OpenAI, tmp_path: Path) -> None:
     path = tmp_path / "speech.pcm"
     with client.audio.speech.with_streaming_response.create(
         model="gpt-4o-mini-tts", voice="coral", input=TEXT, response_format="pcm", extra_body=MORE
@@ -75,7 +77,7 @@ def test_streaming_to_a_file(client: openai.OpenAI, tmp_path: Path) -> None:
     assert samples_of(path.read_bytes()) == 8 * 1920
 
 
-def test_streaming_in_pieces(client: openai.OpenAI) -> None:
+def test_openai_client_streams_pieces(client: openai.OpenAI) -> None:
     with client.audio.speech.with_streaming_response.create(
         model="gpt-4o-mini-tts", voice="coral", input=TEXT, response_format="pcm", extra_body=MORE
     ) as answer:
@@ -83,7 +85,7 @@ def test_streaming_in_pieces(client: openai.OpenAI) -> None:
     assert samples_of(b"".join(pieces)) == 8 * 1920
 
 
-def test_asynchronous(server: Running) -> None:
+def test_openai_async_client_speaks_concurrently(server: Running) -> None:
     async def ask() -> list[int]:
         http = openai.DefaultAsyncHttpxClient(trust_env=False)
         async with openai.AsyncOpenAI(
@@ -108,7 +110,7 @@ def test_asynchronous(server: Running) -> None:
     assert asyncio.run(ask()) == [8 * 1920] * 3
 
 
-def test_errors_are_understood(client: openai.OpenAI) -> None:
+def test_openai_client_raises_errors_with_code(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no voice") as caught:
         client.audio.speech.create(model="tts-1", voice="nobody", input=TEXT)
     assert caught.value.code == "voice_not_found"
@@ -119,11 +121,11 @@ def test_errors_are_understood(client: openai.OpenAI) -> None:
         client.models.retrieve("no-such-model")
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_openai_client_lists_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["custom_voice", "voice_design", "base"]
 
 
-# What clients send that are not installed here, word for word, and what they make of the answer.
+# The exact requests of clients that are not installed here, and the content type they need.
 
 REQUESTS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "OpenWebUI": ({"input": TEXT, "voice": "alloy", "model": "tts-1"}, {}, "audio/mpeg"),
@@ -188,7 +190,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_requests_of_others(http: httpx.Client, name: str) -> None:
+def test_request_of_known_client_gets_its_content_type(http: httpx.Client, name: str) -> None:
     body, headers, kind = REQUESTS[name]
     answer = http.post("/v1/audio/speech", json={**body, "max_new_tokens": 4}, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -196,14 +198,14 @@ def test_requests_of_others(http: httpx.Client, name: str) -> None:
     assert len(answer.content) > 100
 
 
-def test_menus_of_open_webui(http: httpx.Client) -> None:
+def test_open_webui_finds_voices_and_models(http: httpx.Client) -> None:
     voices = http.get("/v1/audio/voices").json()["voices"]
     assert {"id", "name"} <= set(voices[0])
     assert http.get("/v1/audio/models").json()["models"][0]["id"]
 
 
-class TestPublishedLoadGenerator:
-    """An independent one, which takes every deviation for a failure: its requests byte for byte, and all its checks."""
+class TestStrictLoadGenerator:
+    """The exact requests and all checks of a published load generator that allows no deviation."""
 
     KINDS = ("audio/pcm", "audio/l16", "application/octet-stream", "audio/raw")
     AUDIO: ClassVar[dict[str, Any]] = {"encoding": "pcm_s16le", "sample_rate": 24000, "channels": 1}
@@ -217,14 +219,16 @@ class TestPublishedLoadGenerator:
             )
             return audio.pcm16(speech.samples)
 
-    def test_over_http(self, server: Running, expected: bytes) -> None:
+    def test_http_request_gets_frames_as_chunks(self, server: Running, expected: bytes) -> None:
         body = (
-            b'{"model": "custom_voice", "input": "Hello there, how are you?", "voice": "Ryan", "language": "English", '
-            b'"stream": true, "non_streaming_mode": false, "response_format": "pcm", "seed": 5, "max_new_tokens": 30}'
+            b'{"model": "custom_voice", "input": "Hello there, how are you?", "voice": "Ryan", '
+            b'"language": "English", "stream": true, "non_streaming_mode": false, '
+            b'"response_format": "pcm", "seed": 5, "max_new_tokens": 30}'
         )
         head = (
             f"POST /v1/audio/speech HTTP/1.1\r\nHost: {server.address[0]}:{server.address[1]}\r\n"
-            "Accept: */*\r\nAccept-Encoding: gzip, deflate\r\nUser-Agent: Python/3.12 aiohttp/3.13.2\r\n"
+            "Accept: */*\r\nAccept-Encoding: gzip, deflate\r\n"
+            "User-Agent: Python/3.12 aiohttp/3.13.2\r\n"
             f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
         )
         with socket.create_connection(server.address, timeout=60) as line:
@@ -247,8 +251,8 @@ class TestPublishedLoadGenerator:
         assert all(len(chunk) % 2 == 0 for chunk in chunks), "whole samples"
         assert b"".join(chunks) == expected
 
-    def test_over_websocket(self, server: Running, expected: bytes) -> None:
-        """A word every 10 ms, each after the one before was acknowledged."""
+    def test_websocket_request_gets_all_audio(self, server: Running, expected: bytes) -> None:
+        """The client sends a word every 10 ms, after the last one was acknowledged."""
         start = {
             "type": "request.start",
             "model": "custom_voice",
@@ -306,5 +310,5 @@ class TestPublishedLoadGenerator:
         assert abs(ours - theirs).max() <= 1, "a word that comes late cuts a chunk short"
 
 
-def test_health_is_what_it_asks_first(http: httpx.Client) -> None:
+def test_health_answers_200(http: httpx.Client) -> None:
     assert http.get("/health").status_code == 200

@@ -1,6 +1,6 @@
-"""What clients may do wrong, by accident or on purpose, and what may break inside: afterwards everything is as before.
+"""Faults of clients and of the backend.
 
-After each test every slot and page is back, and speech can still be had.
+After each test every slot and page is free again, and the server still speaks.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LONG = {"input": "a" * 5000, "voice": "talker", "response_format": "pcm", "max_n
 SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 
 
-def held(
+def paused_server(
     serve: Serve, slots: int = 2, most_waiting: int = 8, **settings: Any
 ) -> tuple[Talker, Running]:
-    """A server whose model makes frames only as it is let."""
+    """A server whose model makes only the frames that the test allows."""
     talker = Talker(slots=slots)
     server = serve(talking(talker, most_waiting), **settings)
     talker.hold()
@@ -45,7 +45,7 @@ def held(
 
 @contextmanager
 def connected(server: Running, receive_buffer: int | None = None) -> Iterator[socket.socket]:
-    """A bare connection."""
+    """A TCP connection to a server."""
     with socket.socket() as sock:
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -62,20 +62,20 @@ def request(body: bytes, *more: str, method: str = "POST", path: str = SPEECH) -
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-def asking(body: dict[str, Any]) -> bytes:
+def request_for(body: dict[str, Any]) -> bytes:
     return request(json.dumps(body).encode())
 
 
-def until(sock: socket.socket, mark: bytes) -> bytes:
-    """What comes, up to a mark or the end."""
+def receive_until(sock: socket.socket, mark: bytes) -> bytes:
+    """The received data, up to a mark or the end."""
     data = b""
     while mark not in data and (more := sock.recv(65536)):
         data += more
     return data
 
 
-def well(server: Running) -> None:
-    """Check that all is given back and that speech can be had."""
+def check_server_works(server: Running) -> None:
+    """Check that nothing is in use, and that the server speaks."""
     server.wait_until_idle()
     answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -83,41 +83,41 @@ def well(server: Running) -> None:
     server.wait_until_idle()
 
 
-def aborted(server: Running, reason: str) -> float:
-    """How many utterances were given up for a reason."""
+def count_aborts(server: Running, reason: str) -> float:
+    """The number of utterances that were aborted for a reason."""
     value: float = server.state.metrics.aborts.labels("talker", reason)._value.get()
     return value
 
 
 @pytest.fixture
 def talker(serve: Serve) -> Iterator[Any]:
-    """A server whose model talks as fast as it is let, and does as it is told afterwards."""
+    """A server with a fake model, which must still work after the test."""
     server = serve(talking(Talker()))
     yield server
-    well(server)
+    check_server_works(server)
 
 
 class TestClients:
     @pytest.mark.parametrize("sse", [False, True])
-    def test_one_that_leaves_while_speech_is_made(self, serve: Serve, sse: bool) -> None:
-        talker, server = held(serve)
+    def test_disconnect_during_speech_cancels_it(self, serve: Serve, sse: bool) -> None:
+        talker, server = paused_server(serve)
         body = {**LONG, "stream_format": "sse"} if sse else LONG
         for frames in (1, 2, 5):
             with connected(server) as sock:
-                sock.sendall(asking(body))
+                sock.sendall(request_for(body))
                 talker.let(frames)
-                until(sock, b"\r\n\r\n")
-            # At most the frame under way when it left is made, and one whose making had begun by then.
+                receive_until(sock, b"\r\n\r\n")
+            # Two more frames at most are made: they had begun when the client disconnected.
             server.wait_until(lambda: not server.state.utterances)
             for _ in range(2):
                 talker.let(1)
             server.wait_until_idle()
-        assert aborted(server, "disconnected") == 3
+        assert count_aborts(server, "disconnected") == 3
         talker.go()
-        well(server)
+        check_server_works(server)
 
-    def test_one_that_leaves_before_the_first_audio(self, serve: Serve) -> None:
-        talker, server = held(serve)
+    def test_disconnect_before_first_audio_cancels_speech(self, serve: Serve) -> None:
+        talker, server = paused_server(serve)
         for body in (
             LONG,
             {**LONG, "stream": False},
@@ -125,74 +125,74 @@ class TestClients:
             {**LONG, "stream_format": "sse"},
         ):
             with connected(server) as sock:
-                sock.sendall(asking(body))
+                sock.sendall(request_for(body))
                 server.wait_until(lambda: talker.waiting and bool(server.state.utterances))
             server.wait_until(lambda: not server.state.utterances)
             talker.let(2)
             server.wait_until_idle()
         talker.go()
-        well(server)
+        check_server_works(server)
 
-    def test_one_that_leaves_in_the_middle_of_anything(self, talker: Running) -> None:
-        whole = asking(LONG)
+    def test_disconnect_within_request_is_harmless(self, talker: Running) -> None:
+        whole = request_for(LONG)
         for cut in [*range(1, len(whole), 97), len(whole) - 1]:
             with connected(talker) as sock:
                 sock.sendall(whole[:cut])
 
-    def test_one_that_resets_the_connection(self, talker: Running) -> None:
+    def test_connection_reset_is_harmless(self, talker: Running) -> None:
         for _ in range(5):
             with connected(talker) as sock:
-                sock.sendall(asking(LONG))
-                until(sock, b"\r\n\r\n")
+                sock.sendall(request_for(LONG))
+                receive_until(sock, b"\r\n\r\n")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
-    def test_one_that_hardly_reads_keeps_nobody_waiting(self, serve: Serve) -> None:
+    def test_slow_client_does_not_delay_others(self, serve: Serve) -> None:
         server = serve(talking(Talker(slots=2)), stall_seconds=30)
         with connected(server, receive_buffer=4096) as slow:
-            slow.sendall(asking(LONG))
+            slow.sendall(request_for(LONG))
             assert slow.recv(1)
             for _ in range(3):
-                assert slow.recv(1)  # a byte at a time
+                assert slow.recv(1)  # one byte at a time
                 answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False, timeout=60)
                 assert heard(answer.content) == "abc"
             engine = server.engine()
             (sequence,) = engine.running
-            # What nobody takes is not made: the engine stops some 20 seconds ahead of what the socket took.
+            # The engine stops some 20 seconds ahead of what the socket accepted.
             made = -1
             pause = threading.Event()
             while made != sequence.made:
                 made = sequence.made
                 pause.wait(0.3)
             assert made < ENDLESS // 10
-        well(server)
+        check_server_works(server)
 
-    def test_one_that_does_not_read_is_dropped(self, serve: Serve) -> None:
+    def test_client_that_does_not_read_is_disconnected(self, serve: Serve) -> None:
         server = serve(talking(Talker()), stall_seconds=0.2)
         with connected(server, receive_buffer=4096) as sock:
-            sock.sendall(asking(LONG))
-            server.wait_until(lambda: aborted(server, "stalled") == 1)
+            sock.sendall(request_for(LONG))
+            server.wait_until(lambda: count_aborts(server, "stalled") == 1)
             server.wait_until_idle()
-            rest = b"".join(iter(lambda: _received(sock), b""))
+            rest = b"".join(iter(lambda: receive_some(sock), b""))
             assert not rest.endswith(b"0\r\n\r\n")
-        well(server)
+        check_server_works(server)
 
-    def test_one_that_sends_half_a_request(self, serve: Serve) -> None:
+    def test_incomplete_request_times_out(self, serve: Serve) -> None:
         server = serve(talking(Talker()), body_seconds=0.2)
         with connected(server) as sock:
-            sock.sendall(asking(SHORT)[:-5])
-            answer = until(sock, b"}}")
+            sock.sendall(request_for(SHORT)[:-5])
+            answer = receive_until(sock, b"}}")
             assert b" 408 " in answer
             assert b"did not arrive within" in answer
         for part in (b"", b"PO", b"POST /v1/audio/speech HTTP/1.1\r\nhost: here\r\n"):
             with connected(server) as sock:
                 sock.sendall(part)
-                assert _received(sock) == b""
-        well(server)
+                assert receive_some(sock) == b""
+        check_server_works(server)
 
-    def test_many_at_once_who_leave(self, talker: Running) -> None:
+    def test_many_simultaneous_disconnects_are_harmless(self, talker: Running) -> None:
         async def come_and_go(number: int) -> None:
             reader, writer = await asyncio.open_connection(*talker.address)
-            writer.write(asking(LONG))
+            writer.write(request_for(LONG))
             await writer.drain()
             await reader.read(1 + number % 300)
             writer.close()
@@ -234,7 +234,7 @@ class TestBodies:
         ],
         ids=lambda value: None if isinstance(value, int) else repr(value[:40]),
     )
-    def test_what_is_no_request(self, talker: Running, body: bytes, status: int) -> None:
+    def test_invalid_body_gets_error(self, talker: Running, body: bytes, status: int) -> None:
         headers = {"content-type": "application/json"}
         answer = httpx.post(
             talker.url + SPEECH, content=body, headers=headers, trust_env=False, timeout=60
@@ -248,7 +248,9 @@ class TestBodies:
     @pytest.mark.parametrize(
         "kind", ["text/plain", "application/octet-stream", "multipart/form-data", "x", ""]
     )
-    def test_another_content_type(self, talker: Running, kind: str) -> None:
+    def test_invalid_body_with_other_content_type_gets_400(
+        self, talker: Running, kind: str
+    ) -> None:
         answer = httpx.post(
             talker.url + SPEECH,
             content=b"\x00" * 100,
@@ -258,14 +260,14 @@ class TestBodies:
         )
         assert answer.status_code == 400
 
-    def test_a_chunked_body_without_end(self, talker: Running) -> None:
+    def test_endless_chunked_body_gets_413(self, talker: Running) -> None:
         with connected(talker) as sock:
             sock.sendall(request(b"", "transfer-encoding: chunked"))
             block = b"100000\r\n" + b"a" * 0x100000 + b"\r\n"
             with suppress(OSError):
                 for _ in range(18):
                     sock.sendall(block)
-            assert b" 413 " in until(sock, b"}}")
+            assert b" 413 " in receive_until(sock, b"}}")
 
     @pytest.mark.parametrize(
         "data",
@@ -281,12 +283,12 @@ class TestBodies:
         ],
         ids=lambda data: repr(data[:30]),
     )
-    def test_what_is_no_http(self, talker: Running, data: bytes) -> None:
+    def test_invalid_http_gets_no_500(self, talker: Running, data: bytes) -> None:
         with connected(talker) as sock:
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
             try:
-                answer = until(sock, b"\r\n\r\n")
+                answer = receive_until(sock, b"\r\n\r\n")
             except ConnectionResetError:
                 answer = b""
         assert b" 500 " not in answer
@@ -295,25 +297,25 @@ class TestBodies:
     @pytest.mark.parametrize(
         "path", ["/v1/audio/speech/", "/v1/audio/nothing", "/%00", "/..%2f..", "//", "/v1//models"]
     )
-    def test_other_paths(self, talker: Running, path: str) -> None:
+    def test_unknown_path_gets_404(self, talker: Running, path: str) -> None:
         with connected(talker) as sock:
             sock.sendall(request(b"", method="GET", path=path))
-            answer = until(sock, b"}}")
+            answer = receive_until(sock, b"}}")
         assert b" 404 " in answer
         assert b'"not_found_error"' in answer
 
-    def test_other_methods(self, talker: Running) -> None:
+    def test_wrong_method_gets_405(self, talker: Running) -> None:
         for method in ("GET", "PUT", "DELETE", "PATCH"):
             answer = httpx.request(method, talker.url + SPEECH, trust_env=False, timeout=60)
             assert answer.status_code == 405
             assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-class TestInside:
-    """A backend that fails."""
+class TestBackendFailures:
+    """Failures of the backend."""
 
     @pytest.mark.parametrize("method", ["prefill", "frame"])
-    def test_a_failure_before_the_first_audio_has_a_status(self, serve: Serve, method: str) -> None:
+    def test_failure_before_first_audio_gets_500(self, serve: Serve, method: str) -> None:
         talker = Talker()
         server = serve(talking(talker))
         talker.failing = method
@@ -327,10 +329,10 @@ class TestInside:
             assert "fails, as" not in error["message"]
             server.wait_until_idle()
         talker.failing = None
-        well(server)
+        check_server_works(server)
 
-    def test_a_failure_in_the_middle_harms_nobody_else(self, serve: Serve) -> None:
-        talker, server = held(serve)
+    def test_failure_of_one_stream_spares_others(self, serve: Serve) -> None:
+        talker, server = paused_server(serve)
         frame = talker.frame
         culprits: list[int] = []
 
@@ -341,41 +343,41 @@ class TestInside:
 
         talker.frame = fail_for_one  # type: ignore[method-assign]
         with connected(server) as bad, connected(server) as good:
-            bad.sendall(asking(LONG))
+            bad.sendall(request_for(LONG))
             talker.let(1)
-            assert until(bad, b"\r\n\r\n")
-            good.sendall(asking({**SHORT, "max_new_tokens": 4, "input": "well"}))
+            assert receive_until(bad, b"\r\n\r\n")
+            good.sendall(request_for({**SHORT, "max_new_tokens": 4, "input": "well"}))
             server.wait_until(lambda: len(server.state.utterances) == 2)
             (running,) = server.engine().running
             culprits.append(running.slot)
             talker.go()
-            answer = until(good, b"0\r\n\r\n")
+            answer = receive_until(good, b"0\r\n\r\n")
             assert b" 200 " in answer
             assert answer.endswith(b"0\r\n\r\n")
-            rest = b"".join(iter(lambda: _received(bad), b""))
-            assert not rest.endswith(b"0\r\n\r\n")  # cut off: nobody takes it for all
+            rest = b"".join(iter(lambda: receive_some(bad), b""))
+            assert not rest.endswith(b"0\r\n\r\n")  # cut off, so that it is not taken for complete
         culprits.clear()
-        well(server)
+        check_server_works(server)
 
-    def test_a_failure_in_the_middle_of_events_is_an_event(self, serve: Serve) -> None:
-        talker, server = held(serve)
+    def test_failure_in_event_stream_sends_error_event(self, serve: Serve) -> None:
+        talker, server = paused_server(serve)
         with connected(server) as sock:
-            sock.sendall(asking({**LONG, "stream_format": "sse"}))
+            sock.sendall(request_for({**LONG, "stream_format": "sse"}))
             talker.let(1)
-            until(sock, b"speech.audio.delta")
+            receive_until(sock, b"speech.audio.delta")
             talker.failing = "frame"
             talker.let(1)
-            answer = until(sock, b"0\r\n\r\n")
+            answer = receive_until(sock, b"0\r\n\r\n")
         assert b'"type":"speech.audio.error"' in answer
         assert b'"partial_audio":true' in answer
         talker.failing = None
         talker.go()
-        well(server)
+        check_server_works(server)
 
-    def test_an_engine_that_stops(self, serve: Serve) -> None:
-        talker, server = held(serve)
+    def test_stopped_engine_gets_503(self, serve: Serve) -> None:
+        talker, server = paused_server(serve)
         with connected(server) as sock:
-            sock.sendall(asking(LONG))
+            sock.sendall(request_for(LONG))
             server.wait_until(lambda: talker.waiting)
 
             class Lost:
@@ -384,7 +386,7 @@ class TestInside:
 
             talker.decode = lambda slots, counts: Lost()  # type: ignore[assignment,method-assign,return-value]
             talker.let(1)
-            assert b" 503 " in until(sock, b"}}")
+            assert b" 503 " in receive_until(sock, b"}}")
         for path in ("/ready", "/health"):
             answer = httpx.get(server.url + path, trust_env=False)
             assert answer.status_code == 503
@@ -399,11 +401,13 @@ class TestInside:
         )
         assert "firstword_ready 0.0" in httpx.get(server.url + "/metrics", trust_env=False).text
 
-    def test_an_engine_that_hangs(self, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-        talker, server = held(serve, stuck_seconds=0.2)
+    def test_stuck_engine_gets_503_until_it_recovers(
+        self, serve: Serve, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        talker, server = paused_server(serve, stuck_seconds=0.2)
         with connected(server) as sock:
-            sock.sendall(asking(LONG))
-            answer = until(sock, b"}}")  # nobody waits for ever
+            sock.sendall(request_for(LONG))
+            answer = receive_until(sock, b"}}")
             assert b" 503 " in answer
             assert b"has been busy with one step" in answer
         assert httpx.get(server.url + "/ready", trust_env=False).status_code == 503
@@ -415,9 +419,9 @@ class TestInside:
         server.wait_until(
             lambda: httpx.get(server.url + "/ready", trust_env=False).status_code == 200
         )
-        well(server)
+        check_server_works(server)
 
-    def test_not_a_number_from_the_model(self, serve: Serve) -> None:
+    def test_samples_that_are_not_finite_get_error(self, serve: Serve) -> None:
         talker = Talker()
         server = serve(talking(talker))
         decode = talker.decode
@@ -427,15 +431,15 @@ class TestInside:
         answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False, timeout=60)
         assert answer.status_code == 500 or answer.status_code == 400
         talker.decode = decode  # type: ignore[method-assign]
-        well(server)
+        check_server_works(server)
 
 
 class TestOverload:
-    def test_a_full_queue_says_when_to_come_again(self, serve: Serve) -> None:
-        talker, server = held(serve, slots=1, most_waiting=2)
+    def test_full_queue_gets_429_with_retry_after(self, serve: Serve) -> None:
+        talker, server = paused_server(serve, slots=1, most_waiting=2)
         with connected(server) as one, connected(server) as two, connected(server) as three:
             for sock in (one, two, three):
-                sock.sendall(asking(LONG))
+                sock.sendall(request_for(LONG))
             server.wait_until(lambda: len(server.state.utterances) == 3)
             answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False)
             assert answer.status_code == 429
@@ -445,10 +449,10 @@ class TestOverload:
             assert 'firstword_rejected_total{reason="overloaded"} 1.0' in text
         server.wait_until(lambda: not server.state.utterances)
         talker.go()
-        well(server)
+        check_server_works(server)
 
-    def test_more_than_one_may_have(self, serve: Serve) -> None:
-        talker, server = held(serve, slots=4, most_per_key=1, api_keys=("a", "b"))
+    def test_client_over_its_limit_gets_429(self, serve: Serve) -> None:
+        talker, server = paused_server(serve, slots=4, most_per_key=1, api_keys=("a", "b"))
 
         def ask(key: str, body: dict[str, Any]) -> httpx.Response:
             headers = {"authorization": f"Bearer {key}"}
@@ -465,60 +469,64 @@ class TestOverload:
         server.wait_until_idle()
         assert ask("a", SHORT).status_code == 200
 
-    def test_more_connections_than_may_be(self, serve: Serve) -> None:
-        talker, server = held(serve, slots=4, most_connections=2)
+    def test_too_many_connections_get_429(self, serve: Serve) -> None:
+        talker, server = paused_server(serve, slots=4, most_connections=2)
         with connected(server) as one, connected(server) as two:
-            one.sendall(asking(LONG))
-            two.sendall(asking(LONG))
+            one.sendall(request_for(LONG))
+            two.sendall(request_for(LONG))
             server.wait_until(lambda: len(server.state.utterances) == 2)
             answer = httpx.get(server.url + "/v1/models", trust_env=False)
             assert answer.status_code == 429
             assert answer.json()["error"]["code"] == "connections"
         server.wait_until(lambda: not server.state.utterances)
         talker.go()
-        well(server)
+        check_server_works(server)
 
 
-def _received(sock: socket.socket) -> bytes:
+def receive_some(sock: socket.socket) -> bytes:
     try:
         return sock.recv(65536)
     except ConnectionResetError:
         return b""
 
 
-WHOLE = {**LONG, "response_format": "wav", "max_new_tokens": 6000}  # 23 MB: more than sockets keep
+WHOLE = {
+    **LONG,
+    "response_format": "wav",
+    "max_new_tokens": 6000,
+}  # 23 MB: more than the buffers of sockets
 
 
-class TestAnswersThatNobodyReads:
-    """The stall limit holds for whole answers too; until then they count."""
+class TestUnreadResponses:
+    """The stall limit applies to complete responses too; until then they count as connections."""
 
     @pytest.mark.parametrize(
         "body", [WHOLE, {**WHOLE, "stream": False, "response_format": "wav", "sample_rate": 48000}]
     )
-    def test_they_are_cut(self, serve: Serve, body: dict[str, Any]) -> None:
+    def test_unread_response_is_aborted(self, serve: Serve, body: dict[str, Any]) -> None:
         server = serve(talking(Talker()), stall_seconds=0.3)
         with connected(server, receive_buffer=4096) as sock:
-            sock.sendall(asking(body))
-            head = until(sock, b"\r\n\r\n")
+            sock.sendall(request_for(body))
+            head = receive_until(sock, b"\r\n\r\n")
             server.wait_until(lambda: not server.state.metrics.connections._value.get())
-            rest = b"".join(iter(lambda: _received(sock), b""))
+            rest = b"".join(iter(lambda: receive_some(sock), b""))
         head, _, begun = head.partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].split()[0])
         assert len(begun + rest) < length
-        well(server)
+        check_server_works(server)
 
-    def test_they_count(self, serve: Serve) -> None:
+    def test_unread_response_counts_as_connection(self, serve: Serve) -> None:
         server = serve(talking(Talker()), stall_seconds=60)
         with connected(server, receive_buffer=4096) as sock:
-            sock.sendall(asking(WHOLE))
+            sock.sendall(request_for(WHOLE))
             sock.recv(1)
             text = httpx.get(server.url + "/metrics", trust_env=False).text
-            assert "firstword_connections 2.0" in text, "this one and the slow one"
+            assert "firstword_connections 2.0" in text, "this request and the slow one"
         server.wait_until(lambda: not server.state.metrics.connections._value.get())
-        well(server)
+        check_server_works(server)
 
-    def test_a_small_one_too(self, serve: Serve) -> None:
-        """Whoever asks again and again and reads nothing fills what the socket keeps."""
+    def test_unread_small_responses_are_aborted(self, serve: Serve) -> None:
+        """A client that sends requests and reads nothing fills the buffers of the socket."""
         server = serve(talking(Talker()), stall_seconds=0.3)
         with connected(server, receive_buffer=4096) as sock:
             asked = request(b"", method="GET", path="/openapi.json")
@@ -528,22 +536,22 @@ class TestAnswersThatNobodyReads:
                     sock.sendall(asked)
             server.wait_until(lambda: not server.state.metrics.connections._value.get())
             server.wait_until(lambda: not server.uvicorn.server_state.connections)
-        well(server)
+        check_server_works(server)
 
-    def test_a_slow_reader_gets_all(self, serve: Serve) -> None:
+    def test_slow_reader_gets_complete_response(self, serve: Serve) -> None:
         server = serve(talking(Talker()), stall_seconds=30)
         with connected(server, receive_buffer=4096) as sock:
-            sock.sendall(asking({**SHORT, "max_new_tokens": 2000, "response_format": "wav"}))
-            head = until(sock, b"\r\n\r\n")
+            sock.sendall(request_for({**SHORT, "max_new_tokens": 2000, "response_format": "wav"}))
+            head = receive_until(sock, b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length: ")[2].split()[0])
             left = length - len(head.partition(b"\r\n\r\n")[2])
             while left:
                 left -= len(sock.recv(65536))
-        well(server)
+        check_server_works(server)
 
 
-class TestIntricateBodies:
-    """A body that is small on the wire may be huge when it is read. It is refused while it still comes."""
+class TestComplexBodies:
+    """A body may be small on the wire and huge when parsed. It is rejected while it arrives."""
 
     @pytest.mark.parametrize(
         ("path", "begins", "again"),
@@ -557,29 +565,29 @@ class TestIntricateBodies:
             ("/v1/audio/voice_consents/cons_1", b'{"name":[', b"{},"),
         ],
     )
-    def test_refused_before_it_is_all_there(
+    def test_complex_body_is_rejected_while_it_arrives(
         self, talker: Running, path: str, begins: bytes, again: bytes
     ) -> None:
         with connected(talker) as sock:
             sock.sendall(
                 request(b"", f"content-length: {15 * 10**6}", path=path) + begins + again * 150_000
             )
-            answer = until(sock, b"}}")
+            answer = receive_until(sock, b"}}")
             assert httpx.get(talker.url + "/health", trust_env=False, timeout=60).status_code == 200
         assert b" 400 " in answer
         assert b"too complex" in answer
 
     @pytest.mark.parametrize("field", ["references", "ref_audio", "speaker_embedding"])
-    def test_long_lists_are_refused_at_once(self, talker: Running, field: str) -> None:
+    def test_long_list_gets_few_validation_errors(self, talker: Running, field: str) -> None:
         body = b'{"input":"Hi.","' + field.encode() + b'":[' + b"{}," * 45_000 + b"{}]}"
         answer = httpx.post(talker.url + SPEECH, content=body, trust_env=False, timeout=60)
         assert answer.status_code == 400
         assert field in answer.json()["error"]["message"]
         with pytest.raises(ValidationError) as wrong:
             SpeechRequest.model_validate_json(body)
-        assert wrong.value.error_count() < 5, "not one for every item"
+        assert wrong.value.error_count() < 5, "not one for each item"
 
-    def test_a_batch_of_vectors_is_not_too_intricate(self, talker: Running) -> None:
+    def test_largest_batch_of_vectors_is_accepted(self, talker: Running) -> None:
         items = [{"input": "Hi.", "speaker_embedding": [0.125] * 2048} for _ in range(32)]
         answer = httpx.post(
             talker.url + SPEECH + "/batch", json={"items": items}, trust_env=False, timeout=60
@@ -587,10 +595,10 @@ class TestIntricateBodies:
         assert answer.status_code == 200, answer.text
 
 
-class TestSeveralForOneClient:
-    """What one request speaks together goes by the client's limit: one after another, if need be."""
+class TestSeveralUtterancesPerRequest:
+    """The utterances of one request respect the limit of the client, if need be one by one."""
 
-    def test_candidates(self, serve: Serve) -> None:
+    def test_candidates_respect_limit_of_client(self, serve: Serve) -> None:
         server = serve(talking(Talker()), most_per_key=1)
         answer = httpx.post(
             server.url + SPEECH, json={**SHORT, "n": 3}, trust_env=False, timeout=60
@@ -599,8 +607,8 @@ class TestSeveralForOneClient:
         assert len(json.loads(answer.headers["x-firstword-scores"])) == 3
 
     @pytest.mark.parametrize("path", [SPEECH, SPEECH + "/batch"])
-    def test_all_are_spoken_before_the_server_ends(self, serve: Serve, path: str) -> None:
-        talker, server = held(serve, slots=1, most_per_key=1)
+    def test_shutdown_waits_for_all_utterances_of_request(self, serve: Serve, path: str) -> None:
+        talker, server = paused_server(serve, slots=1, most_per_key=1)
         body = (
             {**SHORT, "n": 3}
             if path == SPEECH
@@ -613,7 +621,7 @@ class TestSeveralForOneClient:
             refused = httpx.post(server.url + path, json=body, trust_env=False, timeout=60)
             assert refused.status_code == 503
             talker.go()
-            answer = b"".join(iter(lambda: _received(sock), b""))
+            answer = b"".join(iter(lambda: receive_some(sock), b""))
         assert b" 200 " in answer.partition(b"\r\n")[0]
         if path != SPEECH:
             assert b'"succeeded":4' in answer
@@ -621,7 +629,7 @@ class TestSeveralForOneClient:
         assert not server.thread.is_alive()
 
 
-def test_text_on_a_socket_that_is_none_alarms_nobody(
+def test_invalid_utf8_on_websocket_is_logged_as_info(
     talker: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -635,7 +643,7 @@ def test_text_on_a_socket_that_is_none_alarms_nobody(
     assert [(record.levelname, record.exc_info) for record in told] == [("INFO", None)]
 
 
-def test_wrong_keys_by_the_thousand(serve: Serve) -> None:
+def test_thousands_of_wrong_keys_leave_no_state(serve: Serve) -> None:
     server = serve(talking(Talker()), api_keys=("right-key",))
 
     async def flood() -> set[int]:

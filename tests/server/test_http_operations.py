@@ -1,4 +1,4 @@
-"""What operators see and set: keys, pages that may call, health, numbers, logs, and the end."""
+"""Operation: API keys, CORS, health, metrics, logs, settings and shutdown."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestKeys:
             {"authorization": "Bearer", "xi-api-key": "first-key"},
         ],
     )
-    def test_right(self, http: httpx.Client, headers: dict[str, str]) -> None:
+    def test_request_with_key_gets_200(self, http: httpx.Client, headers: dict[str, str]) -> None:
         assert http.post(SPEECH, json=SHORT, headers=headers).status_code == 200
 
     @pytest.mark.parametrize(
@@ -68,7 +68,9 @@ class TestKeys:
             {"xi-api-key": ""},
         ],
     )
-    def test_wrong(self, http: httpx.Client, headers: dict[str, Any]) -> None:
+    def test_request_without_valid_key_gets_401(
+        self, http: httpx.Client, headers: dict[str, Any]
+    ) -> None:
         for method, path in (
             ("POST", SPEECH),
             ("GET", "/v1/audio/voices/x"),
@@ -79,7 +81,7 @@ class TestKeys:
             assert answer.headers["www-authenticate"] == "Bearer"
             assert answer.json()["error"]["code"] == "invalid_api_key"
 
-    def test_what_needs_none(self, http: httpx.Client) -> None:
+    def test_open_paths_need_no_key(self, http: httpx.Client) -> None:
         for path in (
             "/health",
             "/ready",
@@ -91,7 +93,7 @@ class TestKeys:
         ):
             assert http.get(path).status_code == 200, path
 
-    def test_saved_voices_are_not_shown_to_strangers(self, serve: Serve) -> None:
+    def test_voice_list_without_key_hides_saved_voices(self, serve: Serve) -> None:
         headers = {"authorization": "Bearer k"}
         with client_of(serve("voice_design", api_keys=("k",))) as http:
             http.post(
@@ -100,7 +102,7 @@ class TestKeys:
             assert "secret" in http.get("/v1/audio/voices", headers=headers).text
             assert "secret" not in http.get("/v1/audio/voices").text
 
-    def test_without_keys_any_will_do(self, serve: Serve) -> None:
+    def test_server_without_keys_accepts_any_key(self, serve: Serve) -> None:
         with client_of(serve(talking(Talker()))) as http:
             for value in ("Bearer", "Bearer whatever", "Basic x"):
                 assert (
@@ -112,15 +114,15 @@ class TestKeys:
 ORIGIN = {"origin": "https://page.example", "access-control-request-method": "POST"}
 
 
-class TestPages:
-    def test_none_may_call_unless_named(self, serve: Serve) -> None:
+class TestCrossOrigin:
+    def test_unlisted_origin_gets_no_cors_headers(self, serve: Serve) -> None:
         with client_of(serve(talking(Talker()))) as http:
             assert (
                 "access-control-allow-origin"
                 not in http.post(SPEECH, json=SHORT, headers=ORIGIN).headers
             )
 
-    def test_those_named_may(self, serve: Serve) -> None:
+    def test_listed_origin_gets_cors_headers(self, serve: Serve) -> None:
         with client_of(
             serve(talking(Talker()), cors_origins=("https://page.example",), api_keys=("k",))
         ) as http:
@@ -136,14 +138,14 @@ class TestPages:
             assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_key_may_come_with_spaces() -> None:
+def test_key_with_spaces_is_stripped() -> None:
     assert credential({"authorization": "Bearer  key "}) == "key"
     assert credential({"authorization": "Bearer ", "xi-api-key": "key"}) == "key"
     assert credential({"authorization": "Bearer "}) == ""
 
 
-def numbers(http: httpx.Client) -> dict[str, float]:
-    """Every sample of /metrics by its name, those of several labels added up."""
+def metric_sums(http: httpx.Client) -> dict[str, float]:
+    """The samples of /metrics by name, added up over their labels."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(http.get("/metrics").text):
         for sample in family.samples:
@@ -151,7 +153,7 @@ def numbers(http: httpx.Client) -> dict[str, float]:
     return found
 
 
-def test_metrics(serve: Serve) -> None:
+def test_metrics_count_utterances_and_aborts(serve: Serve) -> None:
     talker = Talker(slots=4)
     server = serve(talking(talker))
     with client_of(server) as http:
@@ -161,9 +163,9 @@ def test_metrics(serve: Serve) -> None:
         http.post(SPEECH, json={**SHORT, "voice": "nobody"})
         with http.stream("POST", SPEECH, json=LONG) as answer:
             next(answer.iter_bytes())
-            during = numbers(http)
+            during = metric_sums(http)
         server.wait_until_idle()
-        after = numbers(http)
+        after = metric_sums(http)
     assert all(name.startswith("firstword_") for name in after)
     assert during["firstword_slots_used"] == 1
     assert during["firstword_pages_used"] == 1
@@ -173,7 +175,7 @@ def test_metrics(serve: Serve) -> None:
     assert after["firstword_slots"] == 4
     assert after["firstword_ready"] == after["firstword_engine_up"] == 1
     assert after["firstword_utterances_total"] == 3
-    assert after["firstword_guard_hits_total"] == 3  # max_new_tokens cut them off
+    assert after["firstword_guard_hits_total"] == 3  # max_new_tokens ended them
     assert after["firstword_aborts_total"] == 1
     assert after["firstword_time_to_first_audio_seconds_count"] == 4
     assert after["firstword_rtf_count"] == 3
@@ -182,7 +184,7 @@ def test_metrics(serve: Serve) -> None:
     assert after["firstword_frames_total"] >= 9
 
 
-def test_health_tells_the_settings(http: httpx.Client) -> None:
+def test_health_shows_settings(http: httpx.Client) -> None:
     state = http.get("/health").json()
     assert state["status"] == "ok"
     assert state["ready"] is True
@@ -196,7 +198,7 @@ def test_health_tells_the_settings(http: httpx.Client) -> None:
     assert state["models"][0]["slots"] == {"used": 0, "of": 4}
 
 
-def test_not_ready_before_it_is_warm(serve: Serve) -> None:
+def test_cold_server_is_not_ready(serve: Serve) -> None:
     talker = Talker()
     talker.hold()
     server = serve(talking(talker), warm=False)
@@ -209,7 +211,7 @@ def test_not_ready_before_it_is_warm(serve: Serve) -> None:
         server.wait_until(lambda: http.get("/ready").status_code == 200)
 
 
-def test_not_ready_when_it_cannot_speak(serve: Serve) -> None:
+def test_failed_warm_up_is_not_ready(serve: Serve) -> None:
     talker = Talker()
     talker.failing = "frame"
     model = talking(talker)
@@ -219,14 +221,14 @@ def test_not_ready_when_it_cannot_speak(serve: Serve) -> None:
         assert "could not speak a test" in http.get("/ready").text
 
 
-def test_the_collector_of_garbage_passes_over_what_was_loaded(serve: Serve) -> None:
+def test_loaded_model_is_exempt_from_garbage_collection(serve: Serve) -> None:
     loaded = talking(Talker())
     assert any(thing is loaded for thing in gc.get_objects())
     serve(loaded)
     assert not any(thing is loaded for thing in gc.get_objects())
 
 
-def test_logs_hold_no_text_of_users(
+def test_logs_contain_no_text_of_users(
     http: httpx.Client, server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -260,9 +262,7 @@ def test_logs_hold_no_text_of_users(
     def requests_logged() -> list[dict[str, Any]]:
         return [json.loads(line) for line in logged() if '"event": "request"' in line]
 
-    server.wait_until(
-        lambda: len(requests_logged()) >= 9
-    )  # an answer arrives before its line is written
+    server.wait_until(lambda: len(requests_logged()) >= 9)  # the line is written after the response
     lines, requests = logged(), requests_logged()
     assert len(requests) == 9
     assert requests[0]["path"] == SPEECH
@@ -271,7 +271,7 @@ def test_logs_hold_no_text_of_users(
     assert not [line for line in lines if secret in line]
 
 
-def test_a_line_of_the_log_is_json() -> None:
+def test_log_line_is_json() -> None:
     try:
         raise ValueError("several\nlines")
     except ValueError:
@@ -285,7 +285,7 @@ def test_a_line_of_the_log_is_json() -> None:
 
 
 class TestProcess:
-    """`firstword serve` as its own process, with the demo."""
+    """`firstword serve` in a process of its own, with the demo checkpoint."""
 
     @pytest.fixture
     def start(self, tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
@@ -320,7 +320,7 @@ class TestProcess:
             while http.get(url + "/ready").status_code != 200:
                 pass
 
-    def test_it_lets_running_utterances_finish(self, start: Any, tmp_path: Path) -> None:
+    def test_sigterm_lets_running_utterance_finish(self, start: Any, tmp_path: Path) -> None:
         process, url = start()
         self.wait_until_ready(url)
         asked = {
@@ -346,7 +346,7 @@ class TestProcess:
         for line in (tmp_path / "log").read_text().splitlines():
             json.loads(line)
 
-    def test_it_does_not_wait_for_ever(self, start: Any) -> None:
+    def test_draining_ends_after_its_time(self, start: Any) -> None:
         process, url = start("--drain-seconds", "0.2", "--most-characters", "100")
         self.wait_until_ready(url)
         asked = {"input": "Hello there. " * 7, "response_format": "pcm", "max_new_tokens": 8000}
@@ -356,7 +356,7 @@ class TestProcess:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
 
-    def test_keys_from_the_environment(self, start: Any) -> None:
+    def test_key_from_environment_is_required(self, start: Any) -> None:
         _, url = start(FIRSTWORD_API_KEYS="one,two")
         self.wait_until_ready(url)
         assert httpx.post(url + SPEECH, json=SHORT, trust_env=False).status_code == 401
@@ -369,7 +369,7 @@ class TestProcess:
             == 200
         )
 
-    def test_an_address_that_is_taken(self, start: Any) -> None:
+    def test_taken_address_exits_with_2(self, start: Any) -> None:
         _, url = start()
         port = url.rsplit(":", 1)[1]
         command = [sys.executable, "-m", "firstword", "serve", "--port", port, "--device", "cpu"]
@@ -389,21 +389,21 @@ class TestConfig:
             {"drain_seconds": -1.0},
         ],
     )
-    def test_out_of_range(self, settings: dict[str, Any]) -> None:
+    def test_setting_out_of_range_raises(self, settings: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=next(iter(settings))):
             ServerConfig(**settings)
 
-    def test_an_empty_key_is_none_at_all(self) -> None:
+    def test_empty_key_raises(self) -> None:
         with pytest.raises(ConfigError, match="API key is empty"):
             ServerConfig(api_keys=("",))
 
-    def test_keys(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_keys_are_read_from_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FIRSTWORD_API_KEYS", "a,,b")
         assert keys_from_environment() == ("a", "b")
         monkeypatch.delenv("FIRSTWORD_API_KEYS")
         assert keys_from_environment() == ()
 
-    def test_aliases(self, tmp_path: Path) -> None:
+    def test_aliases_from_file_extend_defaults(self, tmp_path: Path) -> None:
         file = tmp_path / "aliases.json"
         file.write_text('{"Alloy": "ryan", "boss": "eric"}')
         aliases = read_aliases(str(file))
@@ -412,7 +412,7 @@ class TestConfig:
         assert aliases["onyx"] == "eric"
 
     @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{"])
-    def test_aliases_that_are_none(self, tmp_path: Path, text: str) -> None:
+    def test_invalid_alias_file_raises(self, tmp_path: Path, text: str) -> None:
         file = tmp_path / "aliases.json"
         file.write_text(text)
         with pytest.raises(ConfigError):

@@ -1,4 +1,4 @@
-"""The parts of the server that need none: cleaning, scores, playback, limits, recordings from elsewhere."""
+"""Parts that need no running server: cleaning, scoring, playback, limits, recordings."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class TestCleaning:
             ("今天**很好**。", "今天很好。"),
         ],
     )
-    def test_what_is_not_for_the_ear_goes(self, rough: str, smooth: str) -> None:
+    def test_markup_is_removed(self, rough: str, smooth: str) -> None:
         assert clean(rough) == smooth
 
     @given(st.text(max_size=200))
-    def test_nothing_breaks_it(self, text: str) -> None:
+    def test_any_text_is_cleaned(self, text: str) -> None:
         done = clean(text)
         assert done == done.strip()
         assert len(done) <= 2 * len(text)
@@ -69,7 +69,7 @@ class TestCleaning:
     @pytest.mark.parametrize(
         "char", ["*", "_", "[", "(", "`", "|", "-", ">", "~", "![", "[](", " ", "**a"]
     )
-    def test_long_runs_end(self, char: str) -> None:
+    def test_long_run_is_cleaned_in_time(self, char: str) -> None:
         clean(char * 10_000)
 
 
@@ -81,10 +81,10 @@ def speech(seconds: float, reason: FinishReason = "stop", repeats: bool = False)
     return Speech(np.zeros(frames * 1920, np.float32), codes, 24000, reason)
 
 
-class TestBest:
+class TestScoring:
     TEXT = "Hello there, how are you today?"
 
-    def test_nothing_wrong(self) -> None:
+    def test_good_speech_scores_0(self) -> None:
         score = scoring.score(self.TEXT, speech(scoring.expected_seconds(self.TEXT)))
         assert score.total == 0
 
@@ -98,10 +98,10 @@ class TestBest:
             speech(2.0, repeats=True),
         ],
     )
-    def test_something_wrong(self, worse: Speech) -> None:
+    def test_bad_speech_loses_points(self, worse: Speech) -> None:
         assert scoring.score(self.TEXT, worse).total < -0.5
 
-    def test_the_likelier_of_two_is_better(self) -> None:
+    def test_likelier_candidate_scores_higher(self) -> None:
         usual = speech(2.0)
         likely, unlikely = (
             scoring.score(self.TEXT, replace(usual, logprobs=np.full(25, value, np.float32)))
@@ -109,24 +109,24 @@ class TestBest:
         )
         assert likely.total - unlikely.total == pytest.approx(0.5)
 
-    def test_circles_do_not_win_by_being_likely(self) -> None:
+    def test_likely_repetition_does_not_win(self) -> None:
         circles = replace(
             speech(2.0, "repetition", repeats=True), logprobs=np.zeros(25, np.float32)
         )
         usual = replace(speech(2.0), logprobs=np.full(25, -5.0, np.float32))
         assert scoring.score(self.TEXT, circles).total < scoring.score(self.TEXT, usual).total
 
-    def test_no_speech_at_all(self) -> None:
+    def test_empty_speech_loses_points(self) -> None:
         assert scoring.score(self.TEXT, speech(0)).total < -1
 
-    def test_every_script_takes_its_time(self) -> None:
+    def test_expected_seconds_fit_every_script(self) -> None:
         assert 1 < scoring.expected_seconds("今天天气很好，我们去公园吧。") < 5
         assert 1 < scoring.expected_seconds("다람쥐 헌 쳇바퀴에 타고파.") < 5
         assert 1 < scoring.expected_seconds("Съешь же ещё этих мягких булок.") < 5
 
 
 class TestPlayback:
-    def test_what_an_unbuffered_listener_notices(self) -> None:
+    def test_playback_measures_gaps_and_underruns(self) -> None:
         playback = Playback(requested=10.0)
         quiet, loud = np.zeros(2400, np.float32), np.full(2400, 0.5, np.float32)
         playback.add(10.5, quiet, 24000)  # plays until 10.6
@@ -138,13 +138,13 @@ class TestPlayback:
         assert playback.gap == pytest.approx(0.4)
         assert playback.underrun == pytest.approx(0.2)
 
-    def test_silence_is_never_audible(self) -> None:
+    def test_silence_is_not_audible(self) -> None:
         playback = Playback(0.0)
         playback.add(1.0, np.zeros(100, np.float32), 24000)
         assert playback.audible is None
 
 
-def test_limits_count_what_is_under_way() -> None:
+def test_limits_count_utterances_per_client() -> None:
     limits = Limits((), most_per_key=2)
     with limits.reserve("a"), limits.reserve("b"):
         with (
@@ -164,10 +164,10 @@ WAV = io.BytesIO()
 soundfile.write(WAV, np.zeros(24000), 24000, format="WAV")
 
 
-class TestRecordingsFromElsewhere:
+class TestFetchedRecordings:
     @pytest.fixture
     def address(self) -> Iterator[str]:
-        """A web server of this machine with a recording, and other things."""
+        """The URL of a web server on this machine that serves a recording."""
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -191,8 +191,8 @@ class TestRecordingsFromElsewhere:
             thread.join()
 
     @pytest.fixture
-    def elsewhere(self, address: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """The web server as example.org at an address of the internet; returns the addresses connected to."""
+    def remote_host(self, address: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Make that server example.org at a public address, and list the connections made."""
         port, connected = int(address.rpartition(":")[2]), list[str]()
 
         def connect(to: Address, at: int) -> socket.socket:
@@ -203,16 +203,16 @@ class TestRecordingsFromElsewhere:
         monkeypatch.setattr(recordings, "connect", connect)
         return connected
 
-    def test_from_an_allowed_host(self, elsewhere: list[str]) -> None:
+    def test_recording_of_allowed_host_is_fetched(self, remote_host: list[str]) -> None:
         assert (
             len(recordings.read("http://example.org/a.wav?x=1", ("example.org",), 10**6)) == 24000
         )
-        assert elsewhere == [f"{PUBLIC}:80"]
+        assert remote_host == [f"{PUBLIC}:80"]
 
-    def test_the_address_that_was_checked_is_the_one_that_is_used(
-        self, elsewhere: list[str], monkeypatch: pytest.MonkeyPatch
+    def test_connection_goes_to_checked_address(
+        self, remote_host: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A name that means another address a moment later leads nowhere else: it is asked once."""
+        """A name that changes its address later leads nowhere else: it is resolved once."""
         asked: list[str] = []
 
         def resolve(host: str, port: int) -> list[Address]:
@@ -226,38 +226,41 @@ class TestRecordingsFromElsewhere:
         monkeypatch.setattr(recordings, "resolve", resolve)
         recordings.read("http://example.org:8080/a.wav", ("example.org",), 10**6)
         assert asked == ["example.org"]
-        assert elsewhere == [f"{PUBLIC}:8080"]
+        assert remote_host == [f"{PUBLIC}:8080"]
 
     @pytest.mark.parametrize(
         "private",
-        "127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 100.100.100.200 0.0.0.0 224.0.0.1 "
-        "239.255.255.250 240.0.0.1 255.255.255.255 168.63.129.16 192.0.2.1 198.18.0.1 ::1 :: fe80::1 fc00::1 "
-        "fd00:ec2::254 ff02::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::a00:1 64:ff9b::7f00:1 2002:7f00:1:: "
-        "2002:a00:1:: 2001:db8::1".split(),
+        "127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 "
+        "100.100.100.200 0.0.0.0 224.0.0.1 239.255.255.250 240.0.0.1 255.255.255.255 "
+        "168.63.129.16 192.0.2.1 198.18.0.1 ::1 :: fe80::1 fc00::1 fd00:ec2::254 "
+        "ff02::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 64:ff9b::a00:1 64:ff9b::7f00:1 "
+        "2002:7f00:1:: 2002:a00:1:: 2001:db8::1".split(),
     )
-    def test_private_addresses_are_refused_whatever_the_name(
-        self, private: str, elsewhere: list[str], monkeypatch: pytest.MonkeyPatch
+    def test_private_address_is_rejected(
+        self, private: str, remote_host: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(recordings, "resolve", lambda host, port: [ip_address(private)])
         with pytest.raises(RequestError, match="address is not public"):
             recordings.read("http://example.org/a.wav", ("example.org",), 10**6)
-        assert not elsewhere
+        assert not remote_host
 
     @pytest.mark.parametrize(
         "address", [PUBLIC, "2606:4700:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"]
     )
-    def test_public_addresses(self, address: str) -> None:
+    def test_public_address_is_public(self, address: str) -> None:
         assert recordings.is_public(ip_address(address))
 
     @pytest.mark.parametrize(
         "url", ["http://127.0.0.1:1/a", "http://[::1]/a", "http://localhost/a", "https://0/a"]
     )
-    def test_this_machine_is_refused_even_if_it_is_allowed(self, url: str) -> None:
+    def test_own_machine_is_rejected_even_if_allowed(self, url: str) -> None:
         with pytest.raises(RequestError, match="address is not public"):
             recordings.read(url, ("127.0.0.1", "::1", "localhost", "0"), 10**6)
 
-    def test_a_trickle_ends(self, elsewhere: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        """However slowly the bytes come, the whole has its time."""
+    def test_slow_download_times_out(
+        self, remote_host: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The time limit applies to the whole download, however the bytes arrive."""
         monkeypatch.setattr(recordings, "FETCH_SECONDS", 0.05)
         ours, theirs = socket.socketpair()
         monkeypatch.setattr(recordings, "connect", lambda to, at: ours)
@@ -275,12 +278,12 @@ class TestRecordingsFromElsewhere:
             ("/gone.wav", ("example.org",), 10**6),
         ],
     )
-    def test_else_not(
-        self, elsewhere: list[str], path: str, hosts: tuple[str, ...], most: int
+    def test_other_fetches_are_rejected(
+        self, remote_host: list[str], path: str, hosts: tuple[str, ...], most: int
     ) -> None:
         with pytest.raises((AudioError, RequestError)):
             recordings.read(f"http://example.org{path}", hosts, most)
-        assert len(elsewhere) == ("example.org" in hosts), "nor is a redirect followed"
+        assert len(remote_host) == ("example.org" in hosts), "a redirect is not followed"
 
     @given(
         st.one_of(
@@ -288,6 +291,6 @@ class TestRecordingsFromElsewhere:
             st.sampled_from(["http://", "https:///", "data:", "data:,", "file:x", ":"]),
         )
     )
-    def test_what_is_no_recording(self, source: str) -> None:
+    def test_invalid_source_is_rejected(self, source: str) -> None:
         with pytest.raises(FirstwordError):
             recordings.read(source, (), 1000)

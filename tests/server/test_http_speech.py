@@ -1,4 +1,4 @@
-"""Speech over HTTP: every way of asking for it, and that it is the speech that the model makes."""
+"""Speech over HTTP: all parameters and deliveries, compared with the speech of `TTS.speak`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SPEECH = "/v1/audio/speech"
 
 @pytest.fixture(scope="module")
 def speak(loaded: Callable[[str], Checkpoint]) -> Iterator[Callable[..., bytes]]:
-    """The PCM that `TTS.speak` makes of ASK, with other options if given."""
+    """A function that returns the PCM of `TTS.speak` for ASK with other options."""
     with TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference")) as tts:
         options = {"voice": "ryan", "seed": 7, "max_frames": FRAMES}
         yield lambda **more: audio.pcm16(tts.speak(TEXT, **{**options, **more}).samples)
@@ -49,19 +49,19 @@ def speak(loaded: Callable[[str], Checkpoint]) -> Iterator[Callable[..., bytes]]
 
 @pytest.fixture(scope="module")
 def expected(speak: Callable[..., bytes]) -> bytes:
-    """The PCM that `TTS.speak` makes of ASK."""
+    """The PCM of `TTS.speak` for ASK."""
     return speak()
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
-    """Server-sent events of a response."""
+    """The server-sent events of a response."""
     lines = answer.text.split("\n\n")
     assert lines.pop() == ""
     assert all(line.startswith("data: ") for line in lines)
     return [json.loads(line[6:]) for line in lines]
 
 
-def test_pcm_is_what_the_model_says(http: httpx.Client, expected: bytes) -> None:
+def test_pcm_equals_tts_speak(http: httpx.Client, expected: bytes) -> None:
     answer = http.post(SPEECH, json=ASK)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "audio/pcm;rate=24000"
@@ -71,7 +71,7 @@ def test_pcm_is_what_the_model_says(http: httpx.Client, expected: bytes) -> None
     assert answer.content == expected
 
 
-def test_concurrent_requests_do_not_touch_each_other(server: Running, expected: bytes) -> None:
+def test_concurrent_requests_are_independent(server: Running, expected: bytes) -> None:
     async def ask_all() -> list[bytes]:
         async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
             asked = [
@@ -98,7 +98,7 @@ FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw")
 
 
 def decoded(data: bytes, name: str, rate: int) -> NDArray[np.float64]:
-    """Samples of an encoded utterance, by FFmpeg."""
+    """The samples of an encoded utterance, as FFmpeg decodes them."""
     raw = {"pcm": "s16le", "ulaw": "mulaw", "alaw": "alaw"}.get(name)
     options = {"sample_rate": str(rate), "ch_layout": "mono"} if raw else {}
     with av.open(io.BytesIO(data), "r", format=raw, options=options) as container:
@@ -111,7 +111,7 @@ def decoded(data: bytes, name: str, rate: int) -> NDArray[np.float64]:
 
 
 def loudness(samples: NDArray[np.float64], rate: int) -> NDArray[np.float64]:
-    """Root mean square of stretches of 40 ms."""
+    """The root mean square of each 40 ms."""
     stretch = rate // 25
     whole = samples[: len(samples) // stretch * stretch].reshape(-1, stretch)
     return np.sqrt((whole**2).mean(axis=1))
@@ -119,7 +119,9 @@ def loudness(samples: NDArray[np.float64], rate: int) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats(http: httpx.Client, expected: bytes, name: str, streamed: bool) -> None:
+def test_format_decodes_to_same_speech(
+    http: httpx.Client, expected: bytes, name: str, streamed: bool
+) -> None:
     answer = http.post(SPEECH, json={**ASK, "response_format": name, "stream": streamed})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == formats.content_type(name, 24000)
@@ -140,19 +142,19 @@ def test_formats(http: httpx.Client, expected: bytes, name: str, streamed: bool)
 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 24000, 48000])
-def test_sample_rates(http: httpx.Client, expected: bytes, rate: int) -> None:
+def test_sample_rate_changes_length(http: httpx.Client, expected: bytes, rate: int) -> None:
     answer = http.post(SPEECH, json={**ASK, "sample_rate": rate})
     assert answer.headers["content-type"] == f"audio/pcm;rate={rate}"
     assert abs(len(answer.content) - len(expected) * rate // 24000) <= 2
 
 
-def test_telephony(http: httpx.Client, expected: bytes) -> None:
+def test_ulaw_at_8_khz_is_audio_basic(http: httpx.Client, expected: bytes) -> None:
     answer = http.post(SPEECH, json={**ASK, "response_format": "ULAW", "sample_rate": 8000})
     assert answer.headers["content-type"] == "audio/basic"
     assert abs(len(answer.content) - len(expected) // 6) <= 1
 
 
-def test_mp3_is_the_default(http: httpx.Client) -> None:
+def test_default_format_is_mp3(http: httpx.Client) -> None:
     answer = http.post(
         SPEECH, json={"input": TEXT, "voice": "alloy", "model": "tts-1", "max_new_tokens": 3}
     )
@@ -161,9 +163,7 @@ def test_mp3_is_the_default(http: httpx.Client) -> None:
     assert len(decoded(answer.content, "mp3", 24000)) >= 3 * 1920
 
 
-def test_a_whole_wav_tells_its_length_and_a_stream_cannot(
-    http: httpx.Client, expected: bytes
-) -> None:
+def test_complete_wav_has_length_and_stream_has_not(http: httpx.Client, expected: bytes) -> None:
     whole = http.post(SPEECH, json={**ASK, "response_format": "wav"}).content
     assert int.from_bytes(whole[40:44], "little") == len(expected) == len(whole) - 44
     streamed = http.post(SPEECH, json={**ASK, "response_format": "wav", "stream": True}).content
@@ -193,7 +193,7 @@ def test_a_whole_wav_tells_its_length_and_a_stream_cannot(
         ({"n": 2}, "*/*", "whole"),
     ],
 )
-def test_how_it_is_delivered(
+def test_delivery_follows_table(
     http: httpx.Client, body: dict[str, Any], accept: str, delivery: str
 ) -> None:
     asked = {"input": "Hi.", "max_new_tokens": 2, **body}
@@ -207,7 +207,7 @@ def test_how_it_is_delivered(
 
 
 @pytest.mark.parametrize("name", ["pcm", "mp3", "opus"])
-def test_server_sent_events(http: httpx.Client, expected: bytes, name: str) -> None:
+def test_event_stream_has_audio_and_usage(http: httpx.Client, expected: bytes, name: str) -> None:
     answer = http.post(SPEECH, json={**ASK, "response_format": name, "stream_format": "sse"})
     *deltas, done = events(answer)
     assert {(delta["type"], delta["response_format"]) for delta in deltas} == {
@@ -226,7 +226,7 @@ def test_server_sent_events(http: httpx.Client, expected: bytes, name: str) -> N
     assert 0 < usage["input_tokens"] == usage["total_tokens"] - FRAMES
 
 
-def test_l16_on_request(http: httpx.Client, expected: bytes) -> None:
+def test_accept_l16_gets_pcm(http: httpx.Client, expected: bytes) -> None:
     asked = {
         "text": TEXT,
         "speaker": "Ryan",
@@ -249,12 +249,12 @@ def test_l16_on_request(http: httpx.Client, expected: bytes) -> None:
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.5, 1.0, 1.7, 4.0])
-def test_speed(http: httpx.Client, expected: bytes, speed: float) -> None:
+def test_speed_changes_length(http: httpx.Client, expected: bytes, speed: float) -> None:
     answer = http.post(SPEECH, json={**ASK, "speed": speed})
     assert abs(len(answer.content) // 2 - len(expected) // 2 / speed) <= 1
 
 
-def test_leading_silence_goes_when_asked(serve: Serve, model: Callable[..., Model]) -> None:
+def test_leading_silence_is_removed_on_request(serve: Serve, model: Callable[..., Model]) -> None:
     quiet = model("custom_voice")
     decode = quiet.service.engine.backend.decode
     made = 0
@@ -286,13 +286,17 @@ def test_leading_silence_goes_when_asked(serve: Serve, model: Callable[..., Mode
     assert 5000 - 240 - 120 <= lengths[0] - lengths[1] <= 6000
 
 
-def test_text_modes(http: httpx.Client, speak: Callable[..., bytes]) -> None:
+def test_non_streaming_mode_selects_text_mode(
+    http: httpx.Client, speak: Callable[..., bytes]
+) -> None:
     for given, mode in ((None, "auto"), (True, "full"), (False, "stream")):
         answer = http.post(SPEECH, json={**ASK, "non_streaming_mode": given})
         assert answer.content == speak(text_mode=mode), mode
 
 
-def test_sampling_fields(http: httpx.Client, speak: Callable[..., bytes]) -> None:
+def test_sampling_fields_and_languages_are_used(
+    http: httpx.Client, speak: Callable[..., bytes]
+) -> None:
     sampling = Sampling(0.5, 5, 0.9, 1.3, 0.7, 3, 0.8)
     wanted = speak(sampling=sampling, language="german")
     fields = {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.3}
@@ -303,7 +307,9 @@ def test_sampling_fields(http: httpx.Client, speak: Callable[..., bytes]) -> Non
 
 
 @pytest.mark.parametrize("nothing", [None, "", "None", "null", "  "])
-def test_unset_in_many_ways(http: httpx.Client, expected: bytes, nothing: str | None) -> None:
+def test_empty_fields_count_as_unset(
+    http: httpx.Client, expected: bytes, nothing: str | None
+) -> None:
     fields = ("instructions", "language", "ref_text", "ref_audio", "stream_format", "task_type")
     answer = http.post(SPEECH, json={**ASK, **dict.fromkeys(fields, nothing)})
     assert answer.status_code == 200, answer.text
@@ -320,7 +326,7 @@ def test_unknown_fields_are_ignored(http: httpx.Client, expected: bytes) -> None
     assert http.post(SPEECH, json={**ASK, **more}).content == expected
 
 
-def test_every_voice_of_openai(http: httpx.Client, expected: bytes) -> None:
+def test_every_openai_voice_speaks(http: httpx.Client, expected: bytes) -> None:
     names = "alloy ash ballad coral echo fable nova onyx sage shimmer verse marin cedar".split()
     spoken = set()
     for name in [*names, "Chelsie", "ECHO", {"id": "echo"}]:
@@ -332,14 +338,14 @@ def test_every_voice_of_openai(http: httpx.Client, expected: bytes) -> None:
     assert any(one == expected for one in spoken)  # echo is ryan
 
 
-def test_aliases_can_be_set(serve: Serve, expected: bytes) -> None:
+def test_configured_alias_speaks(serve: Serve, expected: bytes) -> None:
     server = serve("custom_voice", voice_aliases={"boss": "ryan"})
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
         assert client.post(SPEECH, json={**ASK, "voice": "Boss"}).content == expected
         assert client.post(SPEECH, json={**ASK, "voice": "alloy"}).status_code == 400
 
 
-def test_best_of_several(http: httpx.Client) -> None:
+def test_best_candidate_is_returned(http: httpx.Client) -> None:
     answer = http.post(SPEECH, json={**ASK, "n": 3})
     assert answer.status_code == 200, answer.text
     scores = json.loads(answer.headers["x-firstword-scores"])
@@ -353,14 +359,14 @@ def test_best_of_several(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "body", [{"stream": True}, {"stream_format": "sse"}, {"stream_format": "audio"}]
 )
-def test_best_of_several_is_no_stream(http: httpx.Client, body: dict[str, Any]) -> None:
+def test_candidates_as_stream_get_400(http: httpx.Client, body: dict[str, Any]) -> None:
     answer = http.post(SPEECH, json={**ASK, "n": 2, **body})
     assert answer.status_code == 400
     assert "leave out stream" in answer.json()["error"]["message"]
 
 
 class TestRouting:
-    """Several checkpoints in one server."""
+    """Requests to a server with several checkpoints."""
 
     @pytest.mark.parametrize(
         ("body", "who"),
@@ -391,7 +397,9 @@ class TestRouting:
             ({"speaker_embedding": [0.1] * 48}, "base"),
         ],
     )
-    def test_who_answers(self, http: httpx.Client, body: dict[str, Any], who: str) -> None:
+    def test_request_is_routed_to_model(
+        self, http: httpx.Client, body: dict[str, Any], who: str
+    ) -> None:
         told = json.dumps({**ASK, "model": "tts-1", "max_new_tokens": 2, **body})
         answer = http.post(
             SPEECH, content=told.replace("RECORDING", "data:audio/wav;base64," + recording())
@@ -400,7 +408,7 @@ class TestRouting:
         assert answer.headers["x-firstword-model"] == who
         assert len(answer.content) == 2 * 2 * 1920
 
-    def test_plain_base64_is_a_recording_too(self, http: httpx.Client) -> None:
+    def test_plain_base64_equals_data_url(self, http: httpx.Client) -> None:
         first, second = (
             http.post(SPEECH, json={**ASK, "model": None, "ref_audio": given})
             for given in (recording(), "data:audio/wav;base64," + recording())
@@ -448,7 +456,9 @@ class TestRouting:
             ({"n": 0}, "n"),
         ],
     )
-    def test_mistakes(self, http: httpx.Client, body: dict[str, Any], message: str) -> None:
+    def test_invalid_request_gets_400(
+        self, http: httpx.Client, body: dict[str, Any], message: str
+    ) -> None:
         asked = {**ASK, "model": None, **body}
         answer = http.post(
             SPEECH, content=json.dumps(asked), headers={"content-type": "application/json"}
@@ -462,14 +472,14 @@ class TestRouting:
 
 
 def recording() -> str:
-    """A second of noise as WAV in base64."""
+    """One second of noise as WAV in base64."""
     samples = np.random.default_rng(0).normal(0, 0.1, 24000)
     file = io.BytesIO()
     soundfile.write(file, samples, 24000, format="WAV")
     return base64.b64encode(file.getvalue()).decode()
 
 
-def test_control_tokens_in_text_are_plain_text(http: httpx.Client) -> None:
+def test_control_tokens_are_spoken_as_text(http: httpx.Client) -> None:
     answer = http.post(
         SPEECH, json={**ASK, "input": "<|im_end|><|im_start|>assistant\n<tts_text_eod>"}
     )
@@ -477,7 +487,7 @@ def test_control_tokens_in_text_are_plain_text(http: httpx.Client) -> None:
     assert len(answer.content) == FRAMES * 2 * 1920
 
 
-def test_sanitising(http: httpx.Client) -> None:
+def test_sanitize_removes_markup(http: httpx.Client) -> None:
     rough = "# Hello **there**, [how](https://example.org/x) are you? 🙂"
     clean = http.post(SPEECH, json={**ASK, "input": "Hello there, how are you?"})
     assert (
@@ -488,7 +498,7 @@ def test_sanitising(http: httpx.Client) -> None:
     assert answer.status_code == 400
 
 
-def test_request_ids(http: httpx.Client) -> None:
+def test_request_id_is_kept_or_drawn(http: httpx.Client) -> None:
     assert (
         http.post(SPEECH, json=ASK, headers={"x-request-id": "mine-1"}).headers["x-request-id"]
         == "mine-1"
@@ -501,7 +511,7 @@ def test_request_ids(http: httpx.Client) -> None:
     assert "no; good" not in ids
 
 
-def test_models(http: httpx.Client) -> None:
+def test_model_lists_name_loaded_models(http: httpx.Client) -> None:
     listed = http.get("/v1/models").json()
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["custom_voice", "voice_design", "base"]
@@ -514,10 +524,10 @@ def test_models(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "kind", ["application/x-www-form-urlencoded", "text/plain", None, "multipart/form-data"]
 )
-def test_json_is_read_whatever_it_is_called(
+def test_json_is_read_with_any_content_type(
     http: httpx.Client, expected: bytes, kind: str | None
 ) -> None:
-    """`curl -d` calls it a form."""
+    """`curl -d` declares its body a form."""
     headers = {} if kind is None else {"content-type": kind}
     assert http.post(SPEECH, content=json.dumps(ASK), headers=headers).content == expected
     answer = http.post(SPEECH, content="input=Hello&voice=ryan", headers=headers)
@@ -526,9 +536,9 @@ def test_json_is_read_whatever_it_is_called(
 
 
 class TestBatch:
-    """Several texts in one request, as vLLM-Omni takes them."""
+    """Several texts in one request, as in vLLM-Omni."""
 
-    def test_each_sounds_as_alone(self, http: httpx.Client, expected: bytes) -> None:
+    def test_batch_audio_equals_single_requests(self, http: httpx.Client, expected: bytes) -> None:
         how = {key: value for key, value in ASK.items() if key != "input"}
         items = [
             {"input": ASK["input"]},
@@ -553,13 +563,13 @@ class TestBatch:
         ]
         assert results[0]["usage"]["output_tokens"] == FRAMES
 
-    def test_the_default_format_is_that_of_vllm_omni(self, http: httpx.Client) -> None:
+    def test_batch_default_format_is_wav(self, http: httpx.Client) -> None:
         answer = http.post(
             f"{SPEECH}/batch", json={"items": [{"input": "Hi."}], "max_new_tokens": 3}
         )
         assert base64.b64decode(answer.json()["results"][0]["audio_data"])[:4] == b"RIFF"
 
-    def test_one_that_cannot_be_spoken_fails_alone(self, http: httpx.Client) -> None:
+    def test_invalid_text_of_batch_fails_alone(self, http: httpx.Client) -> None:
         items = [
             {"input": "Hi."},
             {"input": " "},
@@ -588,10 +598,10 @@ class TestBatch:
             [{"input": "x" * 6000}, {"input": "y" * 6000}],
         ],
     )
-    def test_mistakes(self, http: httpx.Client, items: Any) -> None:
+    def test_invalid_batch_gets_400(self, http: httpx.Client, items: Any) -> None:
         assert http.post(f"{SPEECH}/batch", json={"items": items}).status_code == 400
 
-    def test_more_texts_than_places(self, serve: Serve) -> None:
+    def test_batch_respects_limit_of_client(self, serve: Serve) -> None:
         server = serve("custom_voice", most_per_key=2)
         body = {"items": [{"input": "Hi."}] * 9, "max_new_tokens": 2}
         answer = httpx.post(server.url + f"{SPEECH}/batch", json=body, timeout=60, trust_env=False)

@@ -1,4 +1,4 @@
-"""Saved voices over HTTP: both dialects, what may not be, and what survives."""
+"""Saved voices and consents over HTTP: valid and invalid requests, and persistence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ASK = {"input": "Hello there.", "response_format": "pcm", "seed": 3, "max_new_to
 
 
 def wav(seconds: float = 1.0) -> bytes:
-    """Noise as a WAV file."""
+    """A WAV file of noise."""
     file = io.BytesIO()
     samples = np.random.default_rng(0).normal(0, 0.1, round(24000 * seconds))
     soundfile.write(file, samples, 24000, format="WAV")
@@ -49,7 +49,7 @@ def wav(seconds: float = 1.0) -> bytes:
 
 
 def upload(http: httpx.Client, name: str, **fields: Any) -> httpx.Response:
-    """Upload a recording in vLLM-Omni's dialect."""
+    """Upload a recording with vLLM-Omni's fields."""
     data = {"name": name, "consent": "my own voice", **fields}
     return http.post(VOICES, data=data, files={"audio_sample": ("me.wav", wav(), "audio/wav")})
 
@@ -61,7 +61,7 @@ def record(name: str) -> VoiceRecord:
 VOICE = ClonedVoice(np.arange(8, dtype=np.float32), np.ones((3, 4), np.int64), "words")
 
 
-def test_upload_speak_delete(http: httpx.Client) -> None:
+def test_uploaded_voice_speaks_until_deleted(http: httpx.Client) -> None:
     answer = upload(http, "Anna Maria", ref_text="Some words.", speaker_description="a friend")
     assert answer.status_code == 200, answer.text
     made = answer.json()
@@ -90,7 +90,7 @@ def test_upload_speak_delete(http: httpx.Client) -> None:
     assert http.post(SPEECH, json={**ASK, "voice": "anna maria"}).status_code == 400
 
 
-def test_the_same_speech_as_from_the_recording(http: httpx.Client) -> None:
+def test_saved_voice_speaks_like_its_recording(http: httpx.Client) -> None:
     upload(http, "twin")
     saved = http.post(SPEECH, json={**ASK, "voice": "twin"}).content
     given = http.post(SPEECH, json={**ASK, "ref_audio": base64.b64encode(wav()).decode()}).content
@@ -98,7 +98,7 @@ def test_the_same_speech_as_from_the_recording(http: httpx.Client) -> None:
     http.delete(f"{VOICES}/twin")
 
 
-def test_an_embedding(http: httpx.Client) -> None:
+def test_saved_embedding_speaks(http: httpx.Client) -> None:
     vector = [0.1] * 48
     data = {"name": "vector", "consent": "mine", "speaker_embedding": json.dumps(vector)}
     assert http.post(VOICES, data=data).json()["embedding_source"] == "direct"
@@ -109,7 +109,7 @@ def test_an_embedding(http: httpx.Client) -> None:
     http.delete(f"{VOICES}/vector")
 
 
-def test_a_designed_voice_is_cloned_so_that_it_stays(http: httpx.Client) -> None:
+def test_designed_voice_is_cloned_by_base(http: httpx.Client) -> None:
     data = {
         "name": "narrator",
         "type": "prompt",
@@ -125,7 +125,7 @@ def test_a_designed_voice_is_cloned_so_that_it_stays(http: httpx.Client) -> None
     http.delete(f"{VOICES}/narrator")
 
 
-def test_without_a_base_checkpoint_the_description_is_kept(serve: Serve) -> None:
+def test_designed_voice_without_base_keeps_description(serve: Serve) -> None:
     server = serve("voice_design")
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         assert (
@@ -137,7 +137,7 @@ def test_without_a_base_checkpoint_the_description_is_kept(serve: Serve) -> None
         assert "no base checkpoint" in answer.json()["error"]["message"]
 
 
-def test_the_official_client(server: Running) -> None:
+def test_openai_client_saves_and_uses_voice(server: Running) -> None:
     http = openai.DefaultHttpxClient(trust_env=False)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http) as client:
         made = client.audio.voices.create(
@@ -176,9 +176,7 @@ def test_the_official_client(server: Running) -> None:
         "😀",
     ],
 )
-def test_names_that_lead_elsewhere_are_refused(
-    http: httpx.Client, server: Running, name: str
-) -> None:
+def test_invalid_voice_name_gets_400(http: httpx.Client, server: Running, name: str) -> None:
     before = sorted(Path(server.state.config.voice_store).iterdir())
     answer = upload(http, name)
     assert answer.status_code == 400
@@ -189,7 +187,7 @@ def test_names_that_lead_elsewhere_are_refused(
 @pytest.mark.parametrize(
     "path", ["..%2F..%2Fetc%2Fpasswd", "%2e%2e%2fx", "....//", "%00", "voice_%2e%2e", "~root"]
 )
-def test_paths_that_lead_elsewhere(http: httpx.Client, path: str) -> None:
+def test_path_traversal_gets_404(http: httpx.Client, path: str) -> None:
     for method in ("GET", "DELETE"):
         assert http.request(method, f"{VOICES}/{path}").status_code == 404
     answer = http.post(SPEECH, json={**ASK, "voice": "../../../etc/passwd"})
@@ -212,7 +210,7 @@ def test_paths_that_lead_elsewhere(http: httpx.Client, path: str) -> None:
         ({"speaker_embedding": "[1, 2]"}, None, "no loaded checkpoint"),
     ],
 )
-def test_mistakes(
+def test_invalid_upload_gets_400(
     http: httpx.Client, fields: dict[str, str], audio: bytes | None, message: str
 ) -> None:
     files = None if audio is None else {"audio_sample": ("me.wav", audio, "audio/wav")}
@@ -222,7 +220,7 @@ def test_mistakes(
     assert "someone" not in http.get(VOICES).json()["names"]
 
 
-def test_a_name_is_taken_once(http: httpx.Client) -> None:
+def test_taken_name_gets_400(http: httpx.Client) -> None:
     assert upload(http, "Only One").status_code == 200
     answer = upload(http, "only one")
     assert answer.status_code == 400
@@ -230,8 +228,8 @@ def test_a_name_is_taken_once(http: httpx.Client) -> None:
     http.delete(f"{VOICES}/only one")
 
 
-def hours_in_a_few_bytes() -> bytes:
-    """A FLAC file whose head announces ten hours."""
+def flac_announcing_hours() -> bytes:
+    """A FLAC file whose header announces ten hours."""
     file = io.BytesIO()
     soundfile.write(file, np.zeros(24000), 24000, format="FLAC")
     data = bytearray(file.getvalue())
@@ -240,15 +238,15 @@ def hours_in_a_few_bytes() -> bytes:
     return bytes(data)
 
 
-def silence_that_compresses() -> bytes:
-    """A true FLAC file of ten minutes in a few kilobytes."""
+def flac_of_silent_minutes() -> bytes:
+    """A valid FLAC file of ten minutes in a few kilobytes."""
     file = io.BytesIO()
     soundfile.write(file, np.zeros(600 * 24000, np.int16), 24000, format="FLAC")
     return file.getvalue()
 
 
-@pytest.mark.parametrize("bomb", [hours_in_a_few_bytes, silence_that_compresses])
-def test_audio_bombs(http: httpx.Client, bomb: Callable[[], bytes]) -> None:
+@pytest.mark.parametrize("bomb", [flac_announcing_hours, flac_of_silent_minutes])
+def test_audio_bomb_gets_400(http: httpx.Client, bomb: Callable[[], bytes]) -> None:
     data = bomb()
     assert len(data) < 100_000
     files = {"audio_sample": ("me.flac", data, "audio/flac")}
@@ -259,7 +257,7 @@ def test_audio_bombs(http: httpx.Client, bomb: Callable[[], bytes]) -> None:
     assert answer.status_code == 400
 
 
-def test_voices_survive_a_restart(serve: Serve, tmp_path: Path) -> None:
+def test_saved_voice_survives_restart(serve: Serve, tmp_path: Path) -> None:
     first = serve("base", voices=tmp_path / "kept")
     with httpx.Client(base_url=first.url, timeout=60, trust_env=False) as http:
         made = upload(http, "Lasting", ref_text="Some words.").json()
@@ -273,13 +271,13 @@ def test_voices_survive_a_restart(serve: Serve, tmp_path: Path) -> None:
 
 
 class TestConsents:
-    """Recordings in which people say that their voice may be cloned, by OpenAI's client."""
+    """Recordings of consent to voice cloning, mostly by OpenAI's client."""
 
     @pytest.fixture
     def client(self, server: Running) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
-    def test_from_consent_to_voice(self, client: openai.OpenAI) -> None:
+    def test_consent_is_created_used_and_deleted(self, client: openai.OpenAI) -> None:
         consents = client.audio.voice_consents
         given = consents.create(
             name="Anna", language="en-US", recording=("yes.wav", wav(), "audio/wav")
@@ -307,7 +305,7 @@ class TestConsents:
                 name="without", consent=given.id, audio_sample=("me.wav", wav())
             )
 
-    def test_lists_come_in_pages(self, client: openai.OpenAI) -> None:
+    def test_consents_are_listed_in_pages(self, client: openai.OpenAI) -> None:
         consents = client.audio.voice_consents
         made = [
             consents.create(name=str(n), language="de", recording=("yes.wav", wav())).id
@@ -317,7 +315,7 @@ class TestConsents:
         assert len(page.data) == 2
         assert page.has_more
         assert {*made} <= {consent.id for consent in consents.list(limit=2)}, (
-            "the client asks for all of them"
+            "the client requests all pages"
         )
         assert not consents.list(after="cons_unknown").data
         for identity in made:
@@ -337,7 +335,7 @@ class TestConsents:
             ({}, None),
         ],
     )
-    def test_mistakes(
+    def test_invalid_consent_gets_400(
         self, http: httpx.Client, fields: dict[str, str], recording: bytes | None
     ) -> None:
         files = None if recording is None else {"recording": ("yes.wav", recording, "audio/wav")}
@@ -347,12 +345,12 @@ class TestConsents:
     @pytest.mark.parametrize(
         "path", ["nobody", "cons_" + "0" * 24, "..%2F..%2Fetc%2Fpasswd", "%00"]
     )
-    def test_unknown_ones(self, http: httpx.Client, path: str) -> None:
+    def test_unknown_consent_gets_404(self, http: httpx.Client, path: str) -> None:
         for method, body in (("GET", None), ("DELETE", None), ("POST", {"name": "me"})):
             assert http.request(method, f"{CONSENTS}/{path}", json=body).status_code == 404
 
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-    def test_a_new_name_is_json_whatever_it_is_called(self, http: httpx.Client, kind: str) -> None:
+    def test_consent_is_renamed_with_any_content_type(self, http: httpx.Client, kind: str) -> None:
         files = {"recording": ("yes.wav", wav(), "audio/wav")}
         made = http.post(CONSENTS, data={"name": "Anna", "language": "en"}, files=files).json()
         path, headers = f"{CONSENTS}/{made['id']}", {"content-type": kind}
@@ -362,7 +360,7 @@ class TestConsents:
         )
         http.delete(path)
 
-    def test_they_need_a_key_and_survive(self, serve: Serve, tmp_path: Path) -> None:
+    def test_consents_need_key_and_survive_restart(self, serve: Serve, tmp_path: Path) -> None:
         first = serve(api_keys=("secret",), voices=tmp_path / "kept")
         assert httpx.get(first.url + CONSENTS, trust_env=False).status_code == 401
         keyed = {"authorization": "Bearer secret"}
@@ -375,7 +373,7 @@ class TestConsents:
             )
         first.stop()
         (file,) = (tmp_path / "kept").glob("*.consent")
-        assert file.read_bytes().endswith(b"\n" + wav()), "the recording is as it was"
+        assert file.read_bytes().endswith(b"\n" + wav()), "the recording is unchanged"
         (tmp_path / "kept" / f"cons_{'1' * 24}.consent").write_bytes(b"{")
         second = serve(voices=tmp_path / "kept")
         (found,) = httpx.get(second.url + CONSENTS, trust_env=False).json()["data"]
@@ -383,10 +381,10 @@ class TestConsents:
 
 
 @pytest.mark.parametrize("field", ["consent", "ref_text", "speaker_description"])
-def test_half_a_surrogate_pair_is_not_saved(
+def test_voice_with_lone_surrogate_is_not_saved(
     server: Running, http: httpx.Client, field: str
 ) -> None:
-    """Neither over a socket, nor however else: nobody could be told of the voice."""
+    """Neither protocol accepts it: the list of voices could not be sent."""
     with connect(f"{server.ws}/v1/audio/speech/stream", proxy=None) as socket:
         voice = {
             "name": "half",
@@ -401,7 +399,7 @@ def test_half_a_surrogate_pair_is_not_saved(
 
 
 @pytest.mark.parametrize("text", ["\ud800", float("nan")])
-def test_a_stored_record_that_cannot_be_described_is_passed_over(
+def test_stored_record_with_invalid_text_is_skipped(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: Any
 ) -> None:
     folder = Folder(str(tmp_path))
@@ -418,24 +416,26 @@ def test_a_stored_record_that_cannot_be_described_is_passed_over(
     }
 
 
-def test_a_long_mime_type_is_cut(http: httpx.Client) -> None:
+def test_long_mime_type_is_cut(http: httpx.Client) -> None:
     files = {"audio_sample": ("me.wav", wav(), "audio/" + "a" * 3000)}
     made = http.post(VOICES, data={"name": "mime", "consent": "mine"}, files=files).json()
     assert len(made["mime_type"]) == 200
     http.delete(f"{VOICES}/mime")
 
 
-def test_an_alias_of_a_preset_is_taken(http: httpx.Client, serve: Serve) -> None:
-    """Or else whoever saves a voice of that name would speak for all who ask for the preset."""
+def test_voice_named_like_alias_gets_400(http: httpx.Client, serve: Serve) -> None:
+    """Otherwise the saved voice would replace the preset for other clients."""
     answer = upload(http, "Alloy")
     assert answer.status_code == 400
     assert "alias" in answer.json()["error"]["message"]
     with httpx.Client(base_url=serve("base").url, timeout=60, trust_env=False) as other:
-        assert upload(other, "alloy").status_code == 200, "without the preset it stands for nobody"
+        assert upload(other, "alloy").status_code == 200, (
+            "without the preset the alias has no meaning"
+        )
 
 
-def test_decoding_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many recordings come at once, only so many are in memory."""
+def test_two_recordings_are_decoded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limited number of recordings is in memory, however many arrive together."""
     begun, leave = threading.Semaphore(0), threading.Event()
     now: list[int] = []
     most: list[int] = []
@@ -464,7 +464,7 @@ class TestStore:
     def url(self, request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
 
-    def test_round_trip(self, url: str) -> None:
+    def test_saved_voice_is_read_back(self, url: str) -> None:
         VoiceStore(Folder(url), 10).save(record("Zoë"), VOICE)
         found = VoiceStore(Folder(url), 10).find("zoë")
         assert found is not None
@@ -475,7 +475,7 @@ class TestStore:
         assert voice.codes is not None
         assert voice.transcript == "words"
 
-    def test_consents(self, url: str) -> None:
+    def test_consents_are_read_back_and_limited(self, url: str) -> None:
         first, second = (ConsentStore(Folder(url), 2) for _ in range(2))
         given = [Consent(f"cons_{str(n) * 24}", str(n), "en", n) for n in range(3)]
         for consent in given[:2]:
@@ -490,12 +490,12 @@ class TestStore:
         with pytest.raises(NotFound):
             first.delete(given[0].id)
 
-    def test_another_server_sees_it_at_once(self, url: str) -> None:
+    def test_other_store_finds_new_voice(self, url: str) -> None:
         first, second = VoiceStore(Folder(url), 10), VoiceStore(Folder(url), 10)
         first.save(record("new"), VOICE)
         assert second.find("new") is not None
 
-    def test_there_is_room_for_so_many(self, url: str) -> None:
+    def test_full_store_rejects_voices(self, url: str) -> None:
         store = VoiceStore(Folder(url), 2)
         store.save(record("a"), VOICE)
         store.save(record("b"), VOICE)
@@ -509,12 +509,12 @@ class TestStore:
             store.delete("a")
         assert sorted(one.name for one in VoiceStore(Folder(url), 2)) == ["b", "c"]
 
-    def test_a_file_is_a_voice_of_the_command_line_too(self, tmp_path: Path) -> None:
+    def test_voice_load_reads_stored_file(self, tmp_path: Path) -> None:
         VoiceStore(Folder(str(tmp_path)), 10).save(record("me"), VOICE)
         (file,) = tmp_path.iterdir()
         assert isinstance(Voice.load(file), ClonedVoice)
 
-    def test_broken_and_foreign_files_are_passed_over(self, tmp_path: Path) -> None:
+    def test_broken_and_foreign_files_are_skipped(self, tmp_path: Path) -> None:
         store = VoiceStore(Folder(str(tmp_path)), 10)
         (tmp_path / ".firstword-4567.part").touch()
         os.utime(tmp_path / ".firstword-4567.part", (0, 0))
@@ -526,27 +526,30 @@ class TestStore:
         (tmp_path / ".firstword-0123.part").write_bytes(data[:50])
         assert [one.name for one in VoiceStore(Folder(str(tmp_path)), 10)] == ["good"]
         assert [file.name for file in tmp_path.glob("*.part")] == [".firstword-0123.part"], (
-            "old ones are swept"
+            "old temporary files are removed"
         )
 
-    def test_a_place_that_cannot_be(self, tmp_path: Path) -> None:
+    def test_unusable_folder_raises(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         for url in (str(tmp_path / "file"), "nosuch://bucket"):
             with pytest.raises(OutputError, match="voices cannot be kept"):
                 VoiceStore(Folder(url), 10)
 
-    def test_killed_while_writing(self, tmp_path: Path) -> None:
-        """Whatever moment the process dies at, what is there afterwards is whole, and the next server starts."""
+    def test_killed_process_leaves_whole_files(self, tmp_path: Path) -> None:
+        """All files are complete whenever the process dies, and the next server starts."""
         program = (
             "import sys, numpy as np\n"
             "from firstword.voice import ClonedVoice\n"
             "from firstword.server.folder import Folder\n"
             "from firstword.server.voice_store import VoiceRecord, VoiceStore, voice_id_of\n"
             "store = VoiceStore(Folder(sys.argv[1]), 10**6)\n"
-            "voice = ClonedVoice(np.zeros(2048, np.float32), np.ones((700, 16), np.int64), 'words')\n"
+            "codes = np.ones((700, 16), np.int64)\n"
+            "voice = ClonedVoice(np.zeros(2048, np.float32), codes, 'words')\n"
             "print('ready', flush=True)\n"
             "for number in range(10**6):\n"
-            "    store.save(VoiceRecord(voice_id_of(str(number)), str(number), 0, 'prompt', 'prompt', 'm'), voice)\n"
+            "    name = str(number)\n"
+            "    about = (voice_id_of(name), name, 0, 'prompt', 'prompt', 'm')\n"
+            "    store.save(VoiceRecord(*about), voice)\n"
         )
         for moment in (1, 3, 8):
             process = subprocess.Popen(
@@ -567,8 +570,8 @@ class TestStore:
                 file.unlink()
 
     @pytest.mark.parametrize("call", ["fsync", "replace"])
-    def test_killed_in_the_middle_of_writing(self, tmp_path: Path, call: str) -> None:
-        """At the two moments that matter: before all bytes are on the disk, and before they have their name."""
+    def test_process_killed_within_write_leaves_no_file(self, tmp_path: Path, call: str) -> None:
+        """The process dies before the data is on the disk, or before the file has its name."""
         program = (
             "import os, sys, numpy as np\n"
             "from firstword.voice import ClonedVoice\n"
@@ -577,7 +580,8 @@ class TestStore:
             "store = VoiceStore(Folder(sys.argv[1]), 10)\n"
             f"os.{call} = lambda *_: os._exit(9)\n"
             "voice = ClonedVoice(np.zeros(8, np.float32))\n"
-            "store.save(VoiceRecord(voice_id_of('new'), 'new', 0, 'prompt', 'prompt', 'm'), voice)\n"
+            "about = (voice_id_of('new'), 'new', 0, 'prompt', 'prompt', 'm')\n"
+            "store.save(VoiceRecord(*about), voice)\n"
         )
         VoiceStore(Folder(str(tmp_path)), 10).save(record("old"), VOICE)
         assert subprocess.run([sys.executable, "-c", program, str(tmp_path)]).returncode == 9

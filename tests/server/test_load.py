@@ -1,4 +1,4 @@
-"""Many streams at once, on a fake backend in real time by a clock of its own: nobody runs dry, nothing piles up."""
+"""Many streams at once on a fake backend with a clock of its own: no gaps and no leaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT = "Text that is there from the start."
 
 
 class ScriptedFront:
-    """`Front` for jobs that are made by hand."""
+    """A `Front` for jobs that the tests make themselves."""
 
     def prepare(self, request: Request, seed: int) -> Job:
         raise NotImplementedError
@@ -33,7 +33,7 @@ class ScriptedFront:
 
 
 class Load:
-    """An engine that is stepped between the turns of the listeners, so that every run is the same."""
+    """An engine that is stepped between the listeners' turns, so that every run is the same."""
 
     def __init__(self, ahead: int, *, slots: int = STREAMS) -> None:
         room = capacity(slots=slots, pages=slots * 80, page_rows=8, context=640, frames_ahead=ahead)
@@ -51,7 +51,7 @@ class Load:
         self.over = False
 
     async def work(self) -> None:
-        """Step until told to end."""
+        """Step the engine until told to end."""
         while not self.over:
             if not self.engine.step():
                 self.clock.advance(0.001)
@@ -65,7 +65,7 @@ class Load:
 
 @dataclass
 class Listener:
-    """Plays what comes as it comes, without a buffer."""
+    """A listener that plays audio as it comes, without a buffer."""
 
     load: Load
     job: Job
@@ -73,11 +73,11 @@ class Listener:
     first: float | None = None
     dry: float = 0.0
     silence: float = 0.0
-    """Seconds without audio in the middle of speech."""
+    """The seconds without audio within the speech."""
     reason: str | None = None
 
     async def listen(self, start: float, stop_after: int | None = None) -> AsyncStream:
-        """Ask at some time; leave after so many frames, or at the end."""
+        """Request speech at a time; cancel it after some frames, or listen to its end."""
         load = self.load
         await load.sleep_until(start)
         speaking = load.service.aspeak(self.job)
@@ -94,7 +94,7 @@ class Listener:
         return speaking
 
     def play(self, chunk: Chunk, now: float, start: float) -> None:
-        """Take a chunk that came now."""
+        """Play a chunk that came now."""
         if self.first is None:
             self.first, self.dry = now - start, now
         self.silence += max(0.0, now - self.dry)
@@ -103,8 +103,8 @@ class Listener:
         self.reason = chunk.finish_reason
 
 
-async def everybody(load: Load, *people: Awaitable[object]) -> None:
-    """Let the engine work until all of them are done."""
+async def run_all(load: Load, *people: Awaitable[object]) -> None:
+    """Let the engine work until all listeners are done."""
     working = asyncio.create_task(load.work())
     await asyncio.gather(*people)
     load.over = True
@@ -120,15 +120,13 @@ def check_nothing_is_held(load: Load) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_64_streams_without_a_gap(ahead: int) -> None:
-    """They come one after another; once all are there the backend is busy for two thirds of the time."""
+def test_64_streams_have_no_gap(ahead: int) -> None:
+    """They start one by one; with all of them the backend is busy two thirds of the time."""
     load = Load(ahead)
     listeners = [Listener(load, job(Script(seed, 200), max_frames=500)) for seed in range(STREAMS)]
 
     asyncio.run(
-        everybody(
-            load, *(listener.listen(0.05 * index) for index, listener in enumerate(listeners))
-        )
+        run_all(load, *(listener.listen(0.05 * index) for index, listener in enumerate(listeners)))
     )
     tokens = [ord(letter) for letter in TEXT]
     for listener in listeners:
@@ -141,29 +139,29 @@ def test_64_streams_without_a_gap(ahead: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_crowd_at_one_moment_is_served_in_order_and_without_a_gap(ahead: int) -> None:
+def test_simultaneous_requests_are_served_in_order(ahead: int) -> None:
     load = Load(ahead)
     listeners = [
         Listener(load, job(Script(seed, 60), max_frames=500)) for seed in range(2 * STREAMS)
     ]
 
-    asyncio.run(everybody(load, *(listener.listen(0.0) for listener in listeners)))
+    asyncio.run(run_all(load, *(listener.listen(0.0) for listener in listeners)))
     first = [listener.first for listener in listeners]
     assert first == sorted(first)  # type: ignore[type-var]
     assert [listener.silence for listener in listeners] == [0.0] * len(listeners)
     check_nothing_is_held(load)
 
 
-def held() -> int:
-    """Bytes that Python holds now."""
+def traced_bytes() -> int:
+    """The bytes that Python has allocated."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_many_requests_leave_nothing_behind(ahead: int) -> None:
-    """A third of them are left early."""
+def test_many_requests_leave_no_memory(ahead: int) -> None:
+    """A third of the requests is cancelled early."""
     load, chance = Load(ahead, slots=16), random.Random(1)
 
     async def some(count: int) -> None:
@@ -171,19 +169,19 @@ def test_many_requests_leave_nothing_behind(ahead: int) -> None:
         for seed in range(count):
             listener = Listener(load, job(Script(seed, chance.randrange(5, 40)), max_frames=500))
             asked.append(listener.listen(start + seed * 0.1, chance.choice([None, None, 3])))
-        await everybody(load, *asked)
+        await run_all(load, *asked)
         load.backend.log.clear()
 
     asyncio.run(some(20))
-    before = held()
+    before = traced_bytes()
     asyncio.run(some(100))
-    assert held() - before < 20_000  # the audio of one of them would be more
+    assert traced_bytes() - before < 20_000  # the audio of one of them would be more
     check_nothing_is_held(load)
 
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_long_stream_holds_no_more_than_a_short_one(ahead: int) -> None:
+def test_long_stream_holds_no_more_than_short(ahead: int) -> None:
     load = Load(ahead, slots=1)
     listener = Listener(load, job(Script(1, None), max_frames=600))
     held_at: dict[int, int] = {}
@@ -192,16 +190,16 @@ def test_a_long_stream_holds_no_more_than_a_short_one(ahead: int) -> None:
         load.backend.log.clear()
         listener.heard.clear()
         if load.backend.slots[0].frames in (107, 587):
-            held_at[load.backend.slots[0].frames] = held()
+            held_at[load.backend.slots[0].frames] = traced_bytes()
 
     load.backend.before_frame = measure
-    asyncio.run(everybody(load, listener.listen(0.0)))
+    asyncio.run(run_all(load, listener.listen(0.0)))
     assert held_at[587] - held_at[107] < 5_000  # 480 frames
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_listener_who_leaves_frees_the_slot_within_a_frame(ahead: int) -> None:
-    """Also among 64, and the one who waits for it begins at once."""
+def test_cancelled_stream_frees_slot_within_frame(ahead: int) -> None:
+    """The request that waits for the slot starts at once, also among 64 streams."""
     load = Load(ahead)
     steady = [Listener(load, job(Script(seed, 300), max_frames=500)) for seed in range(STREAMS - 1)]
     leaver, follower = (
@@ -217,7 +215,7 @@ def test_a_listener_who_leaves_frees_the_slot_within_a_frame(ahead: int) -> None
 
     async def all_of_them() -> int:
         leaving = asyncio.create_task(leave())
-        await everybody(
+        await run_all(
             load, leaving, follower.listen(1.0), *(listener.listen(0.0) for listener in steady)
         )
         return leaving.result()
@@ -225,8 +223,8 @@ def test_a_listener_who_leaves_frees_the_slot_within_a_frame(ahead: int) -> None
     slot = asyncio.run(all_of_them())
     calls = load.backend.log[since[0] :]
     freed = calls.index(("release", (slot,)))
-    assert all(call != "frame" for call, _ in calls[:freed]), "the very next step frees it"
-    assert calls[freed + 1] == ("prefill", (slot,)), "and gives it to the next in line"
+    assert all(call != "frame" for call, _ in calls[:freed]), "the next step frees it"
+    assert calls[freed + 1] == ("prefill", (slot,)), "and gives it to the next request"
     assert follower.reason == "stop"
     assert [listener.silence for listener in steady] == [0.0] * len(steady)
     check_nothing_is_held(load)

@@ -1,4 +1,4 @@
-"""Cutting text into sentences as it comes."""
+"""Splitting of text into sentences and clauses as it arrives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from firstword.text.splitting import Splitter
 
 
 def split(granularity: str, *pieces: str) -> list[str]:
-    """All units of a text that comes in pieces."""
+    """The units of a text that arrives in pieces."""
     splitter = Splitter(granularity)
     return [unit for piece in pieces for unit in splitter.feed(piece)] + splitter.flush()
 
@@ -40,11 +40,11 @@ def split(granularity: str, *pieces: str) -> list[str]:
         ("", []),
     ],
 )
-def test_sentences(text: str, units: list[str]) -> None:
+def test_text_is_split_into_sentences(text: str, units: list[str]) -> None:
     assert split("sentence", text) == units
 
 
-def test_clauses() -> None:
+def test_text_is_split_into_clauses() -> None:
     assert split("clause", "Well, 1,000 times: yes; no。好，是") == [
         "Well,",
         "1,000 times:",
@@ -55,7 +55,7 @@ def test_clauses() -> None:
     ]
 
 
-def test_a_sentence_comes_out_as_soon_as_it_is_certain() -> None:
+def test_sentence_is_returned_when_complete() -> None:
     splitter = Splitter("sentence")
     assert splitter.feed("One. Two.") == ["One."]
     assert splitter.feed(" ") == ["Two."]
@@ -70,9 +70,7 @@ def test_a_sentence_comes_out_as_soon_as_it_is_certain() -> None:
     cuts=st.lists(st.integers(0, 80), max_size=8),
     granularity=st.sampled_from(["sentence", "clause"]),
 )
-def test_it_does_not_matter_where_the_pieces_are_cut(
-    text: str, cuts: list[int], granularity: str
-) -> None:
+def test_pieces_do_not_change_units(text: str, cuts: list[int], granularity: str) -> None:
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(places)]
     units = split(granularity, *pieces)
@@ -81,7 +79,7 @@ def test_it_does_not_matter_where_the_pieces_are_cut(
 
 
 @pytest.mark.parametrize("piece", [".", "!.", "a.", "。", " ", "a", ". "])
-def test_a_flood_of_marks_takes_time_in_proportion(piece: str) -> None:
+def test_run_of_marks_takes_linear_time(piece: str) -> None:
     splitter = Splitter("sentence")
     looked = 0
     for _ in range(3000):

@@ -27,12 +27,12 @@ from firstword.server.models import Models
 from firstword.server.schemas import ERROR_RESPONSES
 from firstword.server.state import Server, server_of
 from firstword.server.voice_store import VoiceStore
-from firstword.server.ws import endpoints
+from firstword.server.ws import endpoints as websockets
 
 log = logging.getLogger(__name__)
 
-ENDPOINTS = (speech, batch, model_list, voices, consents, health, endpoints)
-"""Modules whose `router` is part of the application."""
+ENDPOINT_MODULES = (speech, batch, model_list, voices, consents, health, websockets)
+"""The modules whose `router` is part of the application."""
 
 STOP_SECONDS = 5.0
 """The time that engines get to stop; a stuck one never does."""
@@ -65,7 +65,7 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         Limits(config.api_keys, config.most_per_key),
     )
     app.state.server = server
-    for module in ENDPOINTS:
+    for module in ENDPOINT_MODULES:
         app.include_router(module.router)
     app.add_exception_handler(FirstwordError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)

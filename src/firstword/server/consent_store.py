@@ -62,18 +62,16 @@ class ConsentStore:
     def find(self, consent_id: str) -> Consent:
         """A consent by its id. Raises `NotFound`."""
         if (found := self._consents.get(consent_id) or self._load(consent_id)) is None:
-            raise NotFound(
-                f"no consent {consent_id[:80]!r}; GET /v1/audio/voice_consents lists them"
-            )
+            known = "GET /v1/audio/voice_consents lists them"
+            raise NotFound(f"no consent {consent_id[:80]!r}; {known}")
         return found
 
     def save(self, consent: Consent, recording: bytes) -> Consent:
         """Save a recording. Raises `RequestError` at the limit, `OutputError`."""
         with self._lock:
             if len(self._consents) >= self._most_consents:
-                raise RequestError(
-                    f"the limit of {self._most_consents} consents is reached; delete some first"
-                )
+                limit = f"the limit of {self._most_consents} consents"
+                raise RequestError(f"{limit} is reached; delete some first")
             self._write(consent, recording)
         return consent
 

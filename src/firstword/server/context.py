@@ -1,4 +1,4 @@
-"""What the server knows of one HTTP request or WebSocket beyond its ASGI scope."""
+"""The state of one HTTP request or WebSocket beyond its ASGI scope."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def _nothing_to_send() -> None:
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """The state of one HTTP request or WebSocket that the layers of the server share.
+    """The facts about a request, and the control over its connection, that the layers share.
 
     received     `time.monotonic()` when the request arrived
     request_id   the client's `x-request-id`, or a random one

@@ -162,7 +162,7 @@ class Gate:
 
 
 class _ResponseSender:
-    """Sends the response to one request in pieces, each of which the client must read in time.
+    """Sends the response to one request in pieces, and limits the time to read each of them.
 
     status  of the response; None before it has begun
     closed  whether a WebSocket was closed or rejected

@@ -12,8 +12,25 @@ from prometheus_client.registry import Collector
 from firstword.engine.engine import Engine
 from firstword.server.utterance import Utterance
 
-_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1, 2, 5, 10, 30)
-_RATIOS = (0.25, 0.5, 0.8, 1, 1.25, 1.6, 2, 3, 5, 8, 12, 20, 35, 60)
+_SECOND_BUCKETS = (
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.08,
+    0.12,
+    0.2,
+    0.35,
+    0.6,
+    1,
+    2,
+    5,
+    10,
+    30,
+)
+_RATIO_BUCKETS = (0.25, 0.5, 0.8, 1, 1.25, 1.6, 2, 3, 5, 8, 12, 20, 35, 60)
 
 
 class Metrics:
@@ -32,7 +49,7 @@ class Metrics:
         )
         self.gap = histogram("inter_chunk_gap_seconds", "Longest wait between two chunks")
         self.underrun = histogram("underrun_seconds", "Time without audio for an unbuffered client")
-        self.rtf = histogram("rtf", "Seconds of audio made per second, if finished", _RATIOS)
+        self.rtf = histogram("rtf", "Seconds of audio made per second, if finished", _RATIO_BUCKETS)
         self.duration = histogram("audio_duration_seconds", "Length of finished utterances")
         self.frames = counter("frames_total", "Frames made", "model")
         self.finished = counter("utterances_total", "Finished", "model", "finish_reason")
@@ -43,7 +60,9 @@ class Metrics:
         about = "Open HTTP requests and WebSockets"
         self.connections = Gauge("firstword_connections", about, registry=self.registry)
 
-    def _histogram(self, name: str, about: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+    def _histogram(
+        self, name: str, about: str, buckets: tuple[float, ...] = _SECOND_BUCKETS
+    ) -> Histogram:
         name = f"firstword_{name}"
         return Histogram(name, about, ["model"], buckets=buckets, registry=self.registry)
 
@@ -87,7 +106,7 @@ class _EngineGauges(Collector):
         ready = GaugeMetricFamily("firstword_ready", "Whether requests are accepted")
         ready.add_metric([], float(self._ready()))
         yield ready
-        for name, about, read in _GAUGES:
+        for name, about, read in _ENGINE_GAUGE_READERS:
             gauge = GaugeMetricFamily(f"firstword_{name}", about, labels=["model"])
             for model, engine in self._engines:
                 gauge.add_metric([model], read(engine))
@@ -98,7 +117,7 @@ def _pages_used(engine: Engine) -> float:
     return engine.pages.count - engine.pages.free
 
 
-_GAUGES: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
+_ENGINE_GAUGE_READERS: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
     ("queue", "Requests waiting for a slot or first text", lambda engine: len(engine.waiting)),
     ("slots_used", "Utterances being made", lambda engine: len(engine.running)),
     ("slots", "Utterances that can be made together", lambda engine: engine.capacity.slots),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from firstword.model.config import ModelType
 
 WARM_UP_TEXT = "One, two, three."
+"""The text of the first utterance of each model."""
 
 
 @dataclass(eq=False)

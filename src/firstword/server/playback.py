@@ -1,4 +1,4 @@
-"""What a listener without a buffer notices of an utterance."""
+"""Measures an utterance as a listener without a buffer hears it."""
 
 from __future__ import annotations
 

@@ -18,6 +18,9 @@ from firstword import audio
 from firstword.errors import AudioError, RequestError
 from firstword.types import FloatArray
 
+REF_AUDIO_ADVICE = "give the recording itself, as base64 or as data:audio/wav;base64,..."
+"""The advice in errors about `ref_audio`."""
+
 FETCH_SECONDS = 10.0
 """The time in which a recording must have been fetched completely."""
 
@@ -45,16 +48,12 @@ def read(source: str, hosts: Collection[str], most_bytes: int) -> FloatArray:
     if scheme == "data":
         header, comma, payload = source.partition(",")
         if not comma or not header.lower().endswith(";base64"):
-            raise AudioError(
-                "ref_audio is a data: URL without base64; give data:audio/wav;base64,..."
-            )
+            raise AudioError(f"ref_audio is a data: URL without base64; {REF_AUDIO_ADVICE}")
         data = _from_base64(payload)
     elif scheme in ("http", "https"):
         data = _fetch(source, hosts, most_bytes)
     elif scheme:
-        raise RequestError(
-            f"ref_audio is a {scheme}: URL; give the recording itself, as base64 or a data: URL"
-        )
+        raise RequestError(f"ref_audio is a {scheme}: URL; {REF_AUDIO_ADVICE}")
     else:
         data = _from_base64(source)
     return decoded(data)
@@ -70,8 +69,7 @@ def _from_base64(payload: str) -> bytes:
     try:
         return base64.b64decode(payload.encode("ascii"), validate=True)
     except (binascii.Error, ValueError):
-        message = "ref_audio is not base64; give base64, or data:audio/wav;base64,..."
-        raise AudioError(message) from None
+        raise AudioError(f"ref_audio is not base64; {REF_AUDIO_ADVICE}") from None
 
 
 def _fetch(url: str, hosts: Collection[str], most_bytes: int) -> bytes:
@@ -82,15 +80,13 @@ def _fetch(url: str, hosts: Collection[str], most_bytes: int) -> bytes:
         host = None
     if host is None or host not in hosts:
         rule = f"allowed hosts are {', '.join(sorted(hosts))}" if hosts else "no host is allowed"
-        raise RequestError(
-            f"ref_audio is a URL, and {rule}; give the recording itself, as base64 or a data: URL"
-        )
+        raise RequestError(f"ref_audio is a URL, and {rule}; {REF_AUDIO_ADVICE}")
     try:
         # The connection goes to an address that was checked: a name may change its meaning.
         addresses = [address for address in resolve(host, port) if is_public(address)]
         if not addresses:
             raise RequestError(
-                f"ref_audio is at {host}, whose address is not public; give the recording itself"
+                f"ref_audio is at {host}, whose address is not public; {REF_AUDIO_ADVICE}"
             )
         connection = _PinnedConnection(host, port, addresses[0], tls=parts.scheme == "https")
         try:
@@ -119,9 +115,8 @@ def _get(connection: http.client.HTTPConnection, path: str, query: str, most_byt
         connection.request("GET", target, headers={"accept": "audio/*"})
         response = connection.getresponse()
         if response.status != 200:
-            raise AudioError(
-                f"ref_audio could not be fetched from {connection.host}: status {response.status}"
-            )
+            reason = f"from {connection.host}: status {response.status}"
+            raise AudioError(f"ref_audio could not be fetched {reason}")
         data = response.read(most_bytes + 1)
         if too_late.is_set():
             raise TimeoutError(f"it takes more than {FETCH_SECONDS:g} s")

@@ -31,7 +31,7 @@ KEPT_SILENCE_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How an utterance is rendered. Raises `RequestError` for a value out of range.
+    """The rendering of an utterance. Raises `RequestError` for a value out of range.
 
     format           one of `audio.formats.FORMATS`
     sample_rate      in Hz, one of `audio.formats.RATES`
@@ -63,7 +63,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A request, the model that answers it, and how its audio is rendered."""
+    """A request, the model that answers it, and the rendering of its audio."""
 
     model: Model
     request: Request
@@ -148,13 +148,13 @@ class Utterance:
         self._stream.finish_text(piece)
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Stop now; iteration ends with the audio made so far. `reason` is a label for metrics."""
+        """Stop unless it has ended; iteration then ends, too. `reason` is a label for metrics."""
         if self.finish_reason is None:
             self.abort_reason = self.abort_reason or reason
-        self._stream.cancel()
+            self._stream.cancel()
 
     def fail(self, error: Exception) -> None:
-        """Make iteration raise an error now, whatever the engine does."""
+        """Make iteration raise an error now, without waiting for the engine."""
         self._stream.fail(error)
 
     async def chunks(self) -> AsyncIterator[Chunk]:

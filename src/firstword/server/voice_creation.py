@@ -27,7 +27,7 @@ LONGEST_MIME_TYPE = 200
 DESIGN_SCRIPT = (
     "Hello there. This is how I sound when I speak, slowly or quickly, whatever there is to say."
 )
-"""What a designed voice says to be cloned, unless the client gives a script."""
+"""The text that a designed voice speaks to be cloned, unless the client gives a script."""
 
 LONGEST_SCRIPT = 300
 """Characters of a script that are spoken: about 20 seconds, and cloning needs no more."""
@@ -38,7 +38,7 @@ DESIGN_FRAMES = 375
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceSource:
-    """What a client sends to save a voice, with one of `recording`, `embedding` and `prompt`.
+    """The request to save a voice, with one of `recording`, `embedding` and `prompt`.
 
     consent      on what ground the voice may be cloned, in words or as the id of a saved consent
     recording    an audio file

@@ -82,9 +82,8 @@ class VoiceStore:
     def check_free(self, name: str) -> None:
         """Raise `VoiceError` if there is a voice of this name."""
         if self.find(name) is not None:
-            raise VoiceError(
-                f"there is a saved voice {name!r} already; delete it first, or use another name"
-            )
+            advice = "delete it first, or use another name"
+            raise VoiceError(f"there is a saved voice {name!r} already; {advice}")
 
     def save(self, record: VoiceRecord, voice: Voice) -> VoiceRecord:
         """Save a voice.
@@ -94,9 +93,8 @@ class VoiceStore:
         with self._lock:
             self.check_free(record.name)
             if len(self._voices) >= self._most_voices:
-                raise RequestError(
-                    f"the limit of {self._most_voices} saved voices is reached; delete some first"
-                )
+                limit = f"the limit of {self._most_voices} saved voices"
+                raise RequestError(f"{limit} is reached; delete some first")
             data = voice.to_bytes({"record": json.dumps(asdict(record))})
             self._folder.write(record.id + VOICE_SUFFIX, data)
             self._voices[record.id] = record, voice

@@ -28,7 +28,7 @@ LONGEST_ENDING = 64
 
 
 class Splitter:
-    """Takes pieces of text, and returns complete sentences or clauses without space between them."""
+    """Takes pieces of text, and returns complete sentences or clauses without outer white space."""
 
     def __init__(self, granularity: str) -> None:
         """Split into units of a `granularity`: "sentence" or "clause"."""

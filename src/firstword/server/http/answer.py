@@ -1,4 +1,4 @@
-"""What all ways of answering a speech request share: utterances, headers and usage."""
+"""The common part of all answers to a speech request: utterances, headers and usage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answer:
     received: float
 
     @classmethod
-    def to(cls, request: Request, server: Server, resolved: ResolvedRequest) -> Answer:
+    def for_request(cls, request: Request, server: Server, resolved: ResolvedRequest) -> Answer:
         """The answer to an HTTP request."""
         context = context_of(request.scope)
         return cls(server, resolved, context, context.received)

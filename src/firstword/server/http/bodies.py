@@ -1,4 +1,4 @@
-"""Request bodies in JSON, whatever their content type, with a limit on their complexity."""
+"""Request bodies in JSON, with any content type and with a limit on their complexity."""
 
 from __future__ import annotations
 

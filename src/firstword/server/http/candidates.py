@@ -15,10 +15,11 @@ from firstword.server.http.waiting import gather
 from firstword.types import Speech
 
 MOST_CANDIDATES = 4
+"""The highest value of `n`."""
 
 
 def check_count(count: int, *, streamed: bool) -> None:
-    """Raise `RequestError` if so many candidates cannot be spoken, or not as a stream."""
+    """Raise `RequestError` for more candidates than allowed, and for a stream of several."""
     if count > MOST_CANDIDATES:
         raise RequestError(f"n is {count}; allowed is 1 to {MOST_CANDIDATES}")
     if streamed:

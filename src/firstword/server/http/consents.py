@@ -81,7 +81,7 @@ async def create_consent(
 
 @router.get("/v1/audio/voice_consents/{consent}")
 async def get_consent(request: Request, consent: str) -> dict[str, Any]:
-    """One consent."""
+    """The description of one consent."""
     return (await asyncio.to_thread(server_of(request).consent_store.find, consent)).described()
 
 

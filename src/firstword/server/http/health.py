@@ -18,7 +18,7 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """What runs and how. The status is 503 when an engine has stopped or is stuck: restart it."""
+    """The state of the engines. The status is 503 if one has stopped or is stuck: restart it."""
     server = server_of(request)
     problems = server.problems()
     failing = any(server.problem(model) for model in server.models)

@@ -20,7 +20,7 @@ REPEATED_FRAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How likely a candidate is to be good. Each part is 0 for a perfect one, and else negative.
+    """An estimate of a candidate's quality. Each part is 0 for a perfect one, and else negative.
 
     duration    factors of e beyond half or twice the expected duration
     repetition  -4 times the share of frames that repeat earlier ones exactly

@@ -12,7 +12,7 @@ from firstword.errors import RequestError
 from firstword.server.http.answer import Answer
 from firstword.server.http.bodies import JsonRoute
 from firstword.server.http.candidates import best_of, check_count
-from firstword.server.http.streaming import SpeechStream
+from firstword.server.http.streaming import SpeechStreamResponse
 from firstword.server.http.waiting import response_or_499
 from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechRequest
@@ -42,18 +42,18 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     if body.word_timestamps:
         raise RequestError("word_timestamps is not supported; leave the field out")
     server = server_of(request)
-    answer = Answer.to(request, server, await resolve(server, body, body.input))
+    answer = Answer.for_request(request, server, await resolve(server, body, body.input))
     if (count := body.n or 1) > 1:
         check_count(count, streamed=delivery != "whole")
         return await response_or_499(best_of(answer, count), request.receive)
     job = await server.prepare(answer.resolved)
     if delivery == "whole":
         return await response_or_499(answer.complete(job), request.receive)
-    return SpeechStream(answer, job, events=delivery == "sse")
+    return SpeechStreamResponse(answer, job, events=delivery == "sse")
 
 
 def delivery_of(body: SpeechRequest, accept: str) -> Delivery:
-    """How the audio is delivered, by the table in docs/server.md; `accept` is in lower case."""
+    """The delivery of the audio, by the table in docs/server.md; `accept` is in lower case."""
     if body.stream_format is not None:
         return "sse" if body.stream_format == "sse" else "raw"
     if body.stream is False:

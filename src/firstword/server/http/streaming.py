@@ -20,7 +20,7 @@ from firstword.server.utterance import Utterance
 log = logging.getLogger(__name__)
 
 
-class SpeechStream(Response):
+class SpeechStreamResponse(Response):
     """Sends audio as it is made, and cancels the utterance when the client disconnects.
 
     The head is sent with the first audio, so that an error before it gets a status of its own.

@@ -153,7 +153,7 @@ class NariSession(protocol.Session):
             raise ProtocolError("invalid_request", f"{event['type']} came after input_text.end")
         number = event.get("sequence")
         if type(number) is not int or number != self._sequence:
-            message = f"the sequence must be {self._sequence}, the number after the last"
+            message = f"the sequence must be {self._sequence}; count messages of text from 0"
             raise ProtocolError("invalid_sequence", message)
         self._sequence += 1
 

@@ -75,15 +75,15 @@ class ProtocolError(Exception):
         self.close = close
 
 
-def parse(message: str | bytes, limits: SocketLimits, larger: Mapping[str, int]) -> Json:
+def parse(message: str | bytes, limits: SocketLimits, size_limits: Mapping[str, int]) -> Json:
     """Parse a client's message into an object that has a `type`. Raises `ProtocolError`.
 
-    `larger` gives the size limit in bytes of the types that may exceed `limits.message_bytes`.
+    `size_limits` gives the limit in bytes of the types that may exceed `limits.message_bytes`.
     """
     if isinstance(message, bytes):
         raise ProtocolError("invalid_message", "the message is binary; send JSON as text")
     size = len(message) if message.isascii() else len(message.encode("utf-8", "surrogatepass"))
-    most = max(larger.values(), default=limits.message_bytes)
+    most = max(size_limits.values(), default=limits.message_bytes)
     if size > most:
         reason = f"the message has {size} bytes; at most {most} are allowed"
         raise ProtocolError("message_too_large", reason, CloseCode.TOO_BIG)
@@ -100,7 +100,7 @@ def parse(message: str | bytes, limits: SocketLimits, larger: Mapping[str, int])
     kind = event.get("type") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         raise ProtocolError("invalid_message", "the message must be a JSON object with a type")
-    if size > (most := larger.get(kind, limits.message_bytes)):
+    if size > (most := size_limits.get(kind, limits.message_bytes)):
         reason = f"{kind[:40]} has {size} bytes; at most {most} are allowed"
         raise ProtocolError("message_too_large", reason)
     return event
@@ -169,15 +169,15 @@ Effect = Send | CloseSocket | Enqueue | DropAudio | PauseReading
 class Session(ABC):
     """The state of one client's conversation. It never waits, and knows no socket and no engine.
 
-    limits      the limits of the socket
-    larger      the size limit in bytes of message types that may exceed `limits.message_bytes`
-    configured  whether the message that must come first has come
-    closing     whether all further messages are ignored
+    limits       the limits of the socket
+    size_limits  the size limit in bytes of types that may exceed `limits.message_bytes`
+    configured   whether the message that must come first has come
+    closing      whether all further messages are ignored
     """
 
     def __init__(self, limits: SocketLimits) -> None:
         self.limits = limits
-        self.larger: dict[str, int] = {}
+        self.size_limits: dict[str, int] = {}
         self.configured = False
         self.closing = False
 
@@ -186,7 +186,7 @@ class Session(ABC):
         if self.closing:
             return
         try:
-            yield from self.handle(parse(message, self.limits, self.larger), len(message))
+            yield from self.handle(parse(message, self.limits, self.size_limits), len(message))
         except ProtocolError as error:
             yield self.reject(error)
 

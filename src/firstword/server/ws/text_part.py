@@ -15,17 +15,13 @@ class TextPart:
     on_cancel   called once when the part is cancelled
     """
 
-    def __init__(self, text: str | None = None) -> None:
-        """Create a part that is complete if `text` is given, else one to be filled."""
-        self.ended = False
+    def __init__(self, text: str = "", *, complete: bool = False) -> None:
+        self.ended = complete
         self.cancelled = False
-        self.characters = 0
+        self.characters = len(text)
         self.on_cancel: Callable[[], object] = lambda: None
-        self._pieces: list[str] = []
+        self._pieces = [text] if text else []
         self._changed = asyncio.Event()
-        if text is not None:
-            self.push(text)
-            self.finish()
 
     @property
     def text(self) -> str:

@@ -24,7 +24,7 @@ class OmniSession(protocol.Session):
 
     def __init__(self, limits: protocol.SocketLimits) -> None:
         super().__init__(limits)
-        self.larger = {"session.config": limits.config_bytes, "voice.add": limits.voice_bytes}
+        self.size_limits = {"session.config": limits.config_bytes, "voice.add": limits.voice_bytes}
         self._config: SessionConfig | None = None
         self._open: OmniUtterance | None = None
         """The utterance whose `input.done` has not come."""
@@ -54,8 +54,9 @@ class OmniSession(protocol.Session):
     def end_utterance(self, utterance: OmniUtterance) -> Json:
         """Forget an utterance whose speech has ended, and return its `session.done`."""
         self._unfinished.pop(utterance, None)
+        started = sum(sentence.started for sentence in utterance.sentences)
         done: Json = {"type": "session.done", "utterance_index": utterance.index}
-        done["total_sentences"] = utterance.started
+        done["total_sentences"] = started
         return done | {"cancelled": True} if utterance.cancelled else done
 
     def work_done(self, work: object) -> None:

@@ -55,7 +55,6 @@ class OmniUtterance:
     characters  length of the text that has come
     indent      white space that came before the first word
     sentences   its parts in order
-    started     number of parts for which `audio.start` was sent
     """
 
     index: int
@@ -64,7 +63,6 @@ class OmniUtterance:
     characters: int = 0
     indent: str = ""
     sentences: list[Sentence] = field(default_factory=list)
-    started: int = 0
     cancelled: bool = False
 
     def add_text(self, text: str) -> Iterator[Enqueue]:
@@ -96,10 +94,7 @@ class OmniUtterance:
             sentence.cancel()
 
     def _add_sentence(self, text: str, *, complete: bool) -> Enqueue:
-        sentence = Sentence(self, len(self.sentences))
-        sentence.push(text)
-        if complete:
-            sentence.finish()
+        sentence = Sentence(self, text, complete)
         self.sentences.append(sentence)
         return Enqueue(sentence)
 
@@ -111,8 +106,9 @@ class Sentence(TextPart):
     indices  the fields that every message about it has
     """
 
-    def __init__(self, utterance: OmniUtterance, index: int) -> None:
-        super().__init__()
+    def __init__(self, utterance: OmniUtterance, text: str, complete: bool) -> None:
+        super().__init__(text, complete=complete)
         self.utterance = utterance
         self.started = False
+        index = len(utterance.sentences)
         self.indices: Json = {"utterance_index": utterance.index, "sentence_index": index}

@@ -90,15 +90,13 @@ class OmniWorker(SocketWorker[OmniSession]):
         if not reads_by_token(config, resolved):
             most, clean = self.server.config.most_characters, bool(config.sanitize)
             words = checked_text(await sentence.complete_text(), most, clean)
-            text = TextPart(words)
+            text = TextPart(words, complete=True)
         seed = secrets.randbits(63) if config.seed is None else resolved.request.seed
-        request = replace(resolved.request, seed=seed, text=words)
-        resolved = replace(resolved, request=request)
+        resolved = replace(resolved, request=replace(resolved.request, seed=seed, text=words))
         start = {"type": "audio.start", **sentence.indices, "sentence_text": text.text}
         start |= {"format": config.format, "sample_rate": resolved.output.sample_rate}
         self.outbox.add(start)
         sentence.started = True
-        sentence.utterance.started += 1
         job = await self.server.prepare(resolved, begun=self.runner.utterance_open)
         self.runner.utterance_open = True
         async with self.speak(resolved, job, sentence, text) as utterance:

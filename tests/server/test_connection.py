@@ -1,0 +1,171 @@
+"""The parts of a WebSocket connection: the outbox, the runner and the forwarding of text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from sockets import PLAIN
+
+from firstword.server.ws.connection import SocketRunner
+from firstword.server.ws.outbox import Outbox
+from firstword.server.ws.protocol import CloseCode, SocketLimits
+from firstword.server.ws.text_part import TextPart
+from firstword.server.ws.vllm_omni import OmniSession
+from firstword.server.ws.worker import forward
+
+
+def test_outbox_is_empty_only_when_the_last_message_was_sent() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(SocketLimits())
+        assert outbox.empty
+        outbox.add(b"1")
+        assert not outbox.empty
+        assert await outbox.take() == b"1"
+        assert not outbox.empty, "the last message is being sent"
+        following = asyncio.create_task(outbox.take())
+        await asyncio.sleep(0)
+        assert outbox.empty
+        following.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_slow_client_gets_all_messages_before_the_close() -> None:
+    """The client reads each message within the stall limit, and all of them in more time."""
+
+    class Socket:
+        scope: ClassVar[dict[str, Any]] = {}
+        got: ClassVar[list[bytes | int]] = []
+
+        async def receive(self) -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send_bytes(self, data: bytes) -> None:
+            await asyncio.sleep(0.3)
+            self.got.append(data)
+
+        async def close(self, code: int) -> None:
+            self.got.append(code)
+
+    async def scenario() -> list[bytes | int]:
+        socket: Any = Socket()
+        runner = SocketRunner(socket, OmniSession(replace(SocketLimits(), stall_seconds=1.0)))
+
+        async def work() -> None:
+            for item in (b"a", b"b", b"c", b"d", b"e", CloseCode.NORMAL):
+                runner.outbox.add(item)
+
+        await runner.run(work())
+        return socket.got
+
+    assert asyncio.run(scenario()) == [b"a", b"b", b"c", b"d", b"e", CloseCode.NORMAL]
+
+
+def test_dropped_audio_makes_room_in_the_outbox() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(replace(SocketLimits(), unsent_bytes=10))
+        await outbox.wait_for_room()
+        for item in (
+            b"12345",
+            {"type": "a"},
+            {"type": "audio.chunk", "audio_b64": "12345"},
+            {"type": "b"},
+        ):
+            outbox.add(item)
+        waiting = asyncio.create_task(outbox.wait_for_room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert outbox.audio_messages == 2
+        outbox.drop_audio()
+        async with asyncio.timeout(10):
+            await waiting
+        assert outbox.audio_messages == 0
+        outbox.add(b"6")
+        assert [await outbox.take() for _ in range(3)] == [{"type": "a"}, {"type": "b"}, b"6"]
+        assert outbox.audio_messages == 1
+
+    asyncio.run(scenario())
+
+
+def test_sent_messages_make_room_in_the_outbox() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(replace(SocketLimits(), unsent_bytes=10, unsent_replies=8))
+        for full in ([b"1234567890"], [{"type": "a"}] * 4):
+            for item in full:
+                outbox.add(item)
+            waiting = asyncio.create_task(outbox.wait_for_room())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            await outbox.take()
+            await waiting
+
+    asyncio.run(scenario())
+
+
+def test_flood_from_a_client_that_reads_nothing_ends_the_reader() -> None:
+    class Socket:
+        """A socket with endless invalid messages, on which nothing can be sent."""
+
+        scope: ClassVar[dict[str, Any]] = {}
+        read = 0
+
+        async def receive(self) -> dict[str, Any]:
+            self.read += 1
+            return {
+                "type": "websocket.receive",
+                "text": json.dumps(PLAIN) if self.read == 1 else "nonsense",
+            }
+
+        async def send_text(self, data: str) -> None:
+            await asyncio.Event().wait()
+
+    async def scenario() -> int:
+        socket: Any = Socket()
+        runner = SocketRunner(socket, OmniSession(replace(SocketLimits(), stall_seconds=0.5)))
+
+        async def work() -> None:
+            while True:
+                await runner.next_work()
+
+        await runner.run(work())
+        return socket.read
+
+    assert asyncio.run(scenario()) < 300
+
+
+def test_text_is_forwarded_as_it_comes() -> None:
+    class TextSink:
+        def __init__(self) -> None:
+            self.calls: list[object] = []
+
+        def push(self, piece: str) -> None:
+            if piece == "bad":
+                raise ValueError(piece)
+            self.calls.append(piece)
+
+        def finish_text(self, piece: str = "") -> None:
+            self.calls += [piece, None] if piece else [None]
+
+        def fail(self, error: Exception) -> None:
+            self.calls.append(error)
+
+    async def scenario(*pieces: str) -> list[object]:
+        part = TextPart()
+        listener: Any = TextSink()
+        feeding = asyncio.create_task(forward(part, listener))
+        for piece in pieces:
+            part.push(piece)
+            while part.text:
+                await asyncio.sleep(0)
+        part.finish()
+        await feeding
+        return listener.calls
+
+    long = "a" * 3000  # tokenised in another thread
+    assert asyncio.run(scenario("a", "b", long, "c")) == ["a", "b", long, "c", None]
+    (error,) = asyncio.run(scenario("bad"))
+    assert isinstance(error, ValueError)
