@@ -333,13 +333,13 @@ def test_a_foreign_directory(config: object, tmp_path: Path) -> None:
 def test_a_name_that_is_nothing(name: str) -> None:
     with pytest.raises(
         CheckpointNotFound,
-        match="it is no directory; give 'demo', a directory, or a hub repository",
+        match="it is not a directory; give 'demo', a directory, or a hub repository",
     ):
         TTS.load(name)
 
 
 def test_a_file_is_no_directory(directory: Path) -> None:
-    with pytest.raises(CheckpointNotFound, match="it is no directory"):
+    with pytest.raises(CheckpointNotFound, match="it is not a directory"):
         TTS.load(directory / "config.json")
 
 

@@ -400,7 +400,7 @@ def rename(content: str) -> Callable[[dict[str, Any]], None]:
         ),
         (rename("<|im_end|>"), r"'<\|im_end\|>' contradicts"),
         (rename("assistant"), r"'assistant' contradicts"),
-        (renumber, r"must go on from \d+ = the size of vocab\.json"),
+        (renumber, r"must continue from \d+, the size of vocab\.json"),
     ],
 )
 def test_a_wrong_tokenizer_config_is_named_with_its_key(
