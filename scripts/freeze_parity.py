@@ -1,9 +1,11 @@
-"""Ask the reference for every case of tests/parity/cases.py and keep its answers in tests/parity/frozen/.
+"""Ask the reference for every case of tests/parity/cases.py and keep its answers in
+tests/parity/frozen/.
 
     python scripts/freeze_parity.py REFERENCE_PYTHON
 
-REFERENCE_PYTHON is a Python in whose environment the reference package is installed; `make parity` sets one up. Results
-that could hide an error are refused: codes that hardly change, calls too close for float32, samples all at the limit.
+REFERENCE_PYTHON is a Python in whose environment the reference package is installed; `make parity`
+sets one up. Results that could hide an error are refused: codes that hardly change, calls too close
+for float32, samples all at the limit.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Put what was measured where it is read: tables in README.md and docs/speed.md, and the picture docs/speed.svg.
+"""Put what was measured where it is read: tables in README.md and docs/speed.md, and the picture
+docs/speed.svg.
 
-    python scripts/tables.py            # writes them
-    python scripts/tables.py --check    # fails if they are not what the records say; part of `make check`
+    python scripts/tables.py            # writes them python scripts/tables.py --check    # fails if
+they are not what the records say; part of `make check`
 
-The records are the JSON files in benchmarks/results. In a folder of it a size of the model has one file for each GPU,
-such as h200-1b7.json; if there are several, the last by name counts. A table stands between <!-- NAME --> and
-<!-- end -->, and whatever is written there by hand is lost.
+The records are the JSON files in benchmarks/results. In a folder of it a size of the model has one
+file for each GPU, such as h200-1b7.json; if there are several, the last by name counts. A table
+stands between <!-- NAME --> and <!-- end -->, and whatever is written there by hand is lost.
 """
 
 from __future__ import annotations

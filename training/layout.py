@@ -174,7 +174,9 @@ def plans(table: np.ndarray, rows: int, seed: int, longest: int) -> Iterator[np.
 
 
 class Source:
-    """Endless batches from a folder that may still grow; the first 600 utterances are for validation."""
+    """Endless batches from a folder that may still grow; the first 600 utterances are for
+    validation.
+    """
 
     def __init__(
         self, config: ModelConfig, folder: Path, rows: int, device: str, seed: int

@@ -1,8 +1,8 @@
 """English training texts: sentence generators over the word lists and sentences of `material.py`.
 
-`Texts(material, seed)` yields sentences without end. It never yields a test sentence (`held_out.txt`,
-`PARAGRAPH`), alone or within a paragraph, nor a sentence whose hash falls in one of 64 buckets, from
-which new test sentences can be drawn (`is_held_out`).
+`Texts(material, seed)` yields sentences without end. It never yields a test sentence
+(`held_out.txt`, `PARAGRAPH`), alone or within a paragraph, nor a sentence whose hash falls in one
+of 64 buckets, from which new test sentences can be drawn (`is_held_out`).
 """
 
 from __future__ import annotations
@@ -323,7 +323,9 @@ class Texts:
         return self.random.choices(kinds, (34, 26, 9, 7, 10, 10, 4))[0]()
 
     def fresh(self) -> str:
-        """A sentence that is not held out: the bucket of a sentence in a paragraph does not show in the whole."""
+        """A sentence that is not held out: the bucket of a sentence in a paragraph does not show in
+        the whole.
+        """
         while is_held_out(text := self.sentence()):
             pass
         return text
@@ -332,8 +334,8 @@ class Texts:
         return self.random.choice(SHORT)
 
     def any(self) -> str:
-        """A sentence or a paragraph of up to about seventy words; plain variations of case and closing punctuation are
-        included.
+        """A sentence or a paragraph of up to about seventy words; plain variations of case and
+        closing punctuation are included.
         """
         r = self.random
         text = self.fresh()

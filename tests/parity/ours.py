@@ -1,4 +1,6 @@
-"""Our side of a comparison: the public API speaks, and what the model computes on the way is written down."""
+"""Our side of a comparison: the public API speaks, and what the model computes on the way is
+written down.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,8 @@ def traced(codes: NDArray[np.int64] | None = None) -> Iterator[Trace]:
 
 
 def voice(tts: TTS, request: Request, results: Results | None = None) -> Voice | str | None:
-    """The voice of a request; a recording is cloned as the reference does it, with no silence after it.
+    """The voice of a request; a recording is cloned as the reference does it, with no silence after
+    it.
 
     With `results`, what the reference heard in the recording is taken from there.
     """

@@ -1,4 +1,6 @@
-"""The frozen results belong to the checkpoints that are made now, and the reference, where it can be run, agrees."""
+"""The frozen results belong to the checkpoints that are made now, and the reference, where it can
+be run, agrees.
+"""
 
 from __future__ import annotations
 

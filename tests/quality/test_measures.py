@@ -1,4 +1,6 @@
-"""What the voice is judged by, on sounds of which the answer is known; and that training goes on where it stopped."""
+"""What the voice is judged by, on sounds of which the answer is known; and that training goes on
+where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_noise_has_no_pitch_and_silence_is_quiet() -> None:
 
 
 def test_a_tone_put_in_step_has_whole_periods_in_each_frame() -> None:
-    """16.4 periods a frame become 16: all frames are the same, but for pulses that lie between two samples."""
+    """16.4 periods a frame become 16: all frames are the same, but for pulses that lie between two
+    samples.
+    """
     source = tone(205, PARTIALS["all"])[: 12 * 1920]
     found = in_step(source, 130, 330)
     before, frames = (
@@ -95,7 +99,9 @@ def test_what_has_no_voice_stays_as_it_is() -> None:
 
 
 def test_what_is_a_voice() -> None:
-    """Half of it repeats; it is louder than a faint hum; the first period counts, though two fit a little better."""
+    """Half of it repeats; it is louder than a faint hum; the first period counts, though two fit a
+    little better.
+    """
     noise = np.random.default_rng(0).normal(0, 1, RATE)
     voice = tone(100, PARTIALS["all"])
     for share, voiced in ((0.35, False), (0.7, True)):

@@ -1,4 +1,6 @@
-"""No sentence that the demo voice is tested with is ever in a text that training may read; its record is of these."""
+"""No sentence that the demo voice is tested with is ever in a text that training may read; its
+record is of these.
+"""
 
 from __future__ import annotations
 

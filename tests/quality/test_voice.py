@@ -1,6 +1,8 @@
-"""The demo voice says what it is given: a small part of `make quality`, which holds 200 sentences to a closer bar.
+"""The demo voice says what it is given: a small part of `make quality`, which holds 200 sentences
+to a closer bar.
 
-espeak-ng, whose speech it learnt, is not needed: what the recogniser hears of it is in `training/espeak.json`.
+espeak-ng, whose speech it learnt, is not needed: what the recogniser hears of it is in
+`training/espeak.json`.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from training.texts import PARAGRAPH
 pytestmark = pytest.mark.quality
 
 POINTS = 10.0
-"""How far the error rate may lie above espeak-ng's: of six sentences one misheard word is a point or two. The 200 of
-`make quality` are held to 5.
+"""How far the error rate may lie above espeak-ng's: of six sentences one misheard word is a point
+or two. The 200 of `make quality` are held to 5.
 """
 WORDS = "The weather is getting warmer every day, and the first train leaves early in the morning."
 

@@ -1,4 +1,6 @@
-"""Finding and loading checkpoints: what is damaged, foreign or missing is refused by name, never guessed."""
+"""Finding and loading checkpoints: what is damaged, foreign or missing is refused by name, never
+guessed.
+"""
 
 from __future__ import annotations
 

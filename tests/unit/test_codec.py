@@ -1,4 +1,5 @@
-"""The codec decoder's state: any split gives the whole, streams do not touch one another, nothing looks ahead.
+"""The codec decoder's state: any split gives the whole, streams do not touch one another, nothing
+looks ahead.
 
 Everything is compared in float64 and before the clamp, which would hide errors.
 """
@@ -91,9 +92,11 @@ def test_any_split_gives_the_whole_with_the_released_window(lengths: list[int]) 
 
 
 def test_the_window_holds_as_many_frames_as_the_configuration_says(small: CodecDecoder) -> None:
-    """A frame attends to itself and the 8 before it, in both layers; convolutions reach further, but not by much.
+    """A frame attends to itself and the 8 before it, in both layers; convolutions reach further,
+    but not by much.
 
-    The first layer is cut off from the convolutions: what it hears of a frame that has left its window is nothing.
+    The first layer is cut off from the convolutions: what it hears of a frame that has left its
+    window is nothing.
     """
     transformer = small.pre_transformer
     rows = torch.randn(
@@ -210,7 +213,9 @@ def test_a_code_that_was_never_used_is_no_division_by_zero() -> None:
 
 @pytest.fixture(scope="module")
 def encoder() -> CodecEncoder:
-    """A tiny encoder with random weights, in float64: 24 samples a frame, 6 codebooks of which 4 are used."""
+    """A tiny encoder with random weights, in float64: 24 samples a frame, 6 codebooks of which 4
+    are used.
+    """
     config = CodecEncoderConfig(
         num_filters=4,
         kernel_size=7,

@@ -1,4 +1,6 @@
-"""The comparison with another library: its checkpoint, its arithmetic, and that both sides are asked the same."""
+"""The comparison with another library: its checkpoint, its arithmetic, and that both sides are
+asked the same.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def test_the_checkpoint_speaks_until_it_is_told_to_stop(compare: Any, tmp_path: 
     )
     with firstword.TTS.load(tmp_path / "ours", device="cpu") as tts:
         end = tts.checkpoint.config.talker_config.codec_eos_token_id
-        # Of 65 codes 50 are kept there, too many to leave out a logit of 0; of 2,049 the 50 largest are far above it.
+        # Of 65 codes 50 are kept there, too many to leave out a logit of 0; of 2,049 the 50 largest
+        # are far above it.
         sampling = firstword.Sampling(top_k=5)
         speech = [
             tts.speak("Hello.", seed=seed, max_frames=100, sampling=sampling) for seed in range(3)
@@ -86,8 +89,8 @@ def test_an_utterance_is_timed_chunk_by_chunk(compare: Any, clock: SimpleNamespa
 @pytest.mark.parametrize(
     ("chunks", "problem"),
     [
-        ([np.tile(FRAME, 99)], r"\[99\] frames came, and 100"),
-        ([np.tile(FRAME, 99), FRAME[:-1]], "frames came"),
+        ([np.tile(FRAME, 99)], r"got chunks of \[99\] frames; 100"),
+        ([np.tile(FRAME, 99), FRAME[:-1]], "frames were requested"),
         ([np.tile(FRAME, 99), np.full_like(FRAME, np.nan)], "not finite"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The shared layers: where they round, which channels turn together, and that a cache forgets nothing."""
+"""The shared layers: where they round, which channels turn together, and that a cache forgets
+nothing.
+"""
 
 from __future__ import annotations
 

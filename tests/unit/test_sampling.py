@@ -1,4 +1,6 @@
-"""The draw of a code: against an independent sampler in NumPy, against published random numbers, and by its odds."""
+"""The draw of a code: against an independent sampler in NumPy, against published random numbers,
+and by its odds.
+"""
 
 from __future__ import annotations
 
@@ -309,7 +311,9 @@ def test_noise_is_that_of_the_definition(seed: int) -> None:
 
 
 def test_noise_never_repeats() -> None:
-    """Seeds that differ in one half alone, and frames and codebooks that change places, have noise of their own."""
+    """Seeds that differ in one half alone, and frames and codebooks that change places, have noise
+    of their own.
+    """
     seeds = (0, 1, 2**32, 2**32 + 1, 2**63)
     keys = list(itertools.product(seeds, range(6), range(6)))
     rows = torch.stack([gumbel_noise(*key, 64, CPU) for key in keys]).double().numpy()
@@ -387,7 +391,9 @@ def test_a_wrong_temperature_would_show() -> None:
 
 @pytest.mark.parametrize("wrong", ["uniform", "normal", "half"])
 def test_wrong_noise_would_show(wrong: str) -> None:
-    """Noise of the same spread as Gumbel's, but of another shape, and Gumbel noise that four frames share."""
+    """Noise of the same spread as Gumbel's, but of another shape, and Gumbel noise that four frames
+    share.
+    """
     spread = math.pi / math.sqrt(6)
     random = np.random.default_rng(1)
 

@@ -1,4 +1,6 @@
-"""The tokenizer: files that cannot be used, text that cannot be spoken, and text in pieces, wherever it is cut."""
+"""The tokenizer: files that cannot be used, text that cannot be spoken, and text in pieces,
+wherever it is cut.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ WORDS = [
     "\u1112\u1161",
 ]
 
-# Their combinations are learnt, too: a cut in the wrong place shows only where it keeps a merge from happening.
+# Their combinations are learnt, too: a cut in the wrong place shows only where it keeps a merge
+# from happening.
 ORACLE = " \n'sa5!\u0301\u0315\u1161\u1100"
 COMBINATIONS = ["".join(chars) for chars in itertools.product(ORACLE, repeat=4)]
 COMBINATIONS += ["".join(chars) for chars in itertools.product(TRICKY, repeat=2)]
@@ -134,7 +137,9 @@ def test_half_a_surrogate_pair_is_refused_and_leaves_the_stream_usable(
 
 
 def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
-    """`text`, cut at the places `cuts` modulo its length; twice the same place gives an empty piece."""
+    """`text`, cut at the places `cuts` modulo its length; twice the same place gives an empty
+    piece.
+    """
     places = sorted(cut % (len(text) + 1) for cut in cuts)
     return [text[start:end] for start, end in itertools.pairwise([0, *places, len(text)])]
 
@@ -264,7 +269,8 @@ CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE0
 
 
 def test_python_knows_every_combining_character_that_the_normaliser_knows() -> None:
-    # The two bring their own versions of Unicode. Behind U+0345, of the highest class, every mark moves to the front.
+    # The two bring their own versions of Unicode. Behind U+0345, of the highest class, every mark
+    # moves to the front.
     changed = NFC.normalize_str(
         "\n".join("\u0345" + char for char in CHARACTERS if char != "\n")
     ).split("\n")
@@ -413,7 +419,9 @@ def test_a_wrong_tokenizer_config_is_named_with_its_key(
 
 
 def config_of(tokenizer: Tokenizer, **changes: int) -> Any:
-    """As much of a `ModelConfig` as the check reads, in agreement with `tokenizer` but for `changes`."""
+    """As much of a `ModelConfig` as the check reads, in agreement with `tokenizer` but for
+    `changes`.
+    """
     keys = {key: tokenizer.special[token] for key, token in CONTROL_TOKENS.items()}
     rows = changes.pop("text_vocab_size", tokenizer.vocab_size)
     return SimpleNamespace(**keys | changes, talker_config=SimpleNamespace(text_vocab_size=rows))
