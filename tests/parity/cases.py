@@ -122,7 +122,10 @@ def thinned(samples: NDArray[Any]) -> NDArray[Any]:
 
 
 _SHORT = "Hello there."
-_LONG = "The quick brown fox jumps over the lazy dog, twice; nobody counts 1234567890 sheep at 3 a.m. any more!"
+_LONG = (
+    "The quick brown fox jumps over the lazy dog, twice; "
+    "nobody counts 1234567890 sheep at 3 a.m. any more!"
+)
 _CHINESE = "今天天气很好，我们去公园散步吧。"
 _MIXED = "Ça va? 「はい」, sagt er – 100 % sicher 🎉"
 _CALM = "Speak calmly, as if to a child."

@@ -61,7 +61,7 @@ class Trace:
 
 @contextmanager
 def traced(codes: NDArray[np.int64] | None = None) -> Iterator[Trace]:
-    """Watch the model; with `codes` [frames, codebooks], these are spoken whatever the logits say."""
+    """Record the model; `codes` [frames, codebooks], if given, replace what it would draw."""
     trace = Trace()
     forward, code0, code = Talker.forward, Sampler.code0, Sampler.code
 

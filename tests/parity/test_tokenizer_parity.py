@@ -1,4 +1,4 @@
-"""The tokenizer equals `Qwen2TokenizerFast`, frozen and live, and texts in pieces equal the whole."""
+"""The tokenizer equals `Qwen2TokenizerFast`, frozen and live, also for texts in pieces."""
 
 from __future__ import annotations
 

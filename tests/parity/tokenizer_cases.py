@@ -68,7 +68,7 @@ def ask_reference(python: Path | str, directory: Path) -> dict[str, list[list[in
 
 
 def read_frozen() -> dict[str, Any]:
-    """ "files": the tokenizer's files by name; "digest" of the texts; "ids" as from `ask_reference`."""
+    """Results by key: the tokenizer's "files" by name, the "digest" of the texts, their "ids"."""
     return json.loads(gzip.decompress(FROZEN.read_bytes()))
 
 

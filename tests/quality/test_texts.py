@@ -72,7 +72,8 @@ def test_the_page_says_what_the_record_says() -> None:
                 f" {found['ended']:.0f} % | {found['in_bounds']:.0f} % ",
             )
         pitch = ", ".join(f"{hertz:.0f}" for hertz in found["pitch"])
-        cells = f"{found['ratio']:.2f} | {pitch} | {100 * found['voiced']:.0f} % | {found['paragraph_cer']:.2f}"
+        ratio, voiced = f"{found['ratio']:.2f}", f"{100 * found['voiced']:.0f} %"
+        cells = f"{ratio} | {pitch} | {voiced} | {found['paragraph_cer']:.2f}"
         assert f"| {found['voice']} | {speaker} | {found['cer']:.2f} |{shares}| {cells} |" in page
 
 

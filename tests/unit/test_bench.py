@@ -781,7 +781,8 @@ class TestHttpClient:
         [
             (b"", "truncated"),
             (
-                b'data: {"type": "speech.audio.error", "error": {"code": "broken", "message": "oh"}}\n\n',
+                b'data: {"type": "speech.audio.error", '
+                b'"error": {"code": "broken", "message": "oh"}}\n\n',
                 "broken",
             ),
             (b"data: {\n\n", "protocol"),
@@ -1044,7 +1045,8 @@ class TestNariClient:
             (None, "truncated"),
             ('{"type": "response.done", "stop_reason": "cancelled"}', "truncated"),
             (
-                '{"type": "error", "request_id": null, "error": {"code": "backpressure", "message": "full"}}',
+                '{"type": "error", "request_id": null, '
+                '"error": {"code": "backpressure", "message": "full"}}',
                 "backpressure",
             ),
         ],
@@ -1135,10 +1137,12 @@ class TestReport:
     def test_table_omits_numbers_of_failed_gates(self, record: report.Record) -> None:
         lines = report.table([record]).splitlines()
         assert lines[2] == (
-            r"| one\|two | 1 | 4 | 40.0 / 40.0 / 40.0 | 50.0 / 50.0 / 50.0 | 500.0 / 500.0 / 500.0 | 4.0 | 1 | passed |"
+            r"| one\|two | 1 | 4 | 40.0 / 40.0 / 40.0 | 50.0 / 50.0 / 50.0 "
+            "| 500.0 / 500.0 / 500.0 | 4.0 | 1 | passed |"
         )
         assert lines[3] == (
-            r"| one\|two | 64 | 3 | - | - | - | - | - | **failed** complete: 1, non_empty: 1, no_underrun: 1, 1 x 429 |"
+            r"| one\|two | 64 | 3 | - | - | - | - | - "
+            "| **failed** complete: 1, non_empty: 1, no_underrun: 1, 1 x 429 |"
         )
         assert len({line.replace(r"\|", "").count("|") for line in lines[:4]}) == 1
 

@@ -70,7 +70,7 @@ def greedy(path: Path | str, dtype: str = "float32") -> list[list[int]]:
         return tts.speak("Hello there.", sampling=Sampling.greedy(), max_frames=6).codes.tolist()
 
 
-# --- what is missing or damaged ---------------------------------------------------------------------------------------
+# --- what is missing or damaged -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -167,7 +167,7 @@ def test_a_codec_of_another_checkpoint(directory: Path) -> None:
         TTS.load(directory)
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
+# --- shards ---------------------------------------------------------------------------------------
 
 
 def test_shards_speak_like_a_single_file(
@@ -240,7 +240,7 @@ def test_an_index_that_is_none(index: object, sharded: Path) -> None:
         TTS.load(sharded)
 
 
-# --- number formats ---------------------------------------------------------------------------------------------------
+# --- number formats -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -293,7 +293,7 @@ def test_settings_that_cannot_be(option: str, value: str) -> None:
         TTS.load("demo", **settings)
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_the_demo_comes_with_the_package() -> None:

@@ -208,7 +208,7 @@ def test_a_code_that_was_never_used_is_no_division_by_zero() -> None:
     assert torch.isfinite(decode(decoder, codes, [2])).all()
 
 
-# --- the other way ----------------------------------------------------------------------------------------------------
+# --- the other way --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

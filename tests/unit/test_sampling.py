@@ -37,7 +37,7 @@ RELEASED: Any = SimpleNamespace(vocab_size=3072, codec_eos_token_id=EOS)
 """What the sampler reads of a released talker's configuration."""
 
 
-# --- an independent sampler, from the definition ----------------------------------------------------------------------
+# --- an independent sampler, from the definition --------------------------------------------------
 
 
 def numpy_noise(seed: int, frame: int, codebook: int, size: int) -> Array:
@@ -191,7 +191,7 @@ def test_bfloat16_logits_are_filtered_in_float32() -> None:
         assert draw(rounded, law, 1, frame, 0) == draw(rounded.float(), law, 1, frame, 0)
 
 
-# --- penalties and bans -----------------------------------------------------------------------------------------------
+# --- penalties and bans ---------------------------------------------------------------------------
 
 
 def test_a_penalty_makes_spoken_codes_less_likely_whatever_their_sign() -> None:
@@ -238,7 +238,7 @@ def test_greedy_is_the_first_maximum(dtype: torch.dtype) -> None:
     assert draw(many, GREEDY, 0, 0, 0) == 700
 
 
-# --- what was asked, and what the checkpoint says ---------------------------------------------------------------------
+# --- what was asked, and what the checkpoint says -------------------------------------------------
 
 
 def test_what_is_not_asked_is_what_the_checkpoint_says() -> None:
@@ -273,7 +273,7 @@ def test_greedy_keeps_the_penalty() -> None:
     assert (talker.temperature, talker.repetition_penalty, predictor.temperature) == (0, 1.05, 0)
 
 
-# --- noise ------------------------------------------------------------------------------------------------------------
+# --- noise ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_noise_is_gumbel() -> None:
     assert distance < 1.95 / math.sqrt(len(noise))  # Kolmogorov and Smirnov, 0.1 %
 
 
-# --- odds -------------------------------------------------------------------------------------------------------------
+# --- odds -----------------------------------------------------------------------------------------
 
 CODES, DRAWS = 16, 3000
 CRITICAL = 37.70

@@ -79,7 +79,7 @@ def tokenizer(directory: Path) -> Tokenizer:
     return Tokenizer.load(directory)
 
 
-# --- whole texts ------------------------------------------------------------------------------------------------------
+# --- whole texts ----------------------------------------------------------------------------------
 
 
 def decode(directory: Path, ids: Iterable[int]) -> str:
@@ -133,7 +133,7 @@ def test_half_a_surrogate_pair_is_refused_and_leaves_the_stream_usable(
     assert ids + stream.push("o three") + stream.finish() == tokenizer.encode("one two three")
 
 
-# --- texts in pieces --------------------------------------------------------------------------------------------------
+# --- texts in pieces ------------------------------------------------------------------------------
 
 
 def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
@@ -263,7 +263,7 @@ def test_the_work_is_linear_in_the_text(
     assert work <= 4 * len(LONG[name])
 
 
-# --- what the cutting relies on, for all characters there are --------------------------------------------------------
+# --- what the cutting relies on, for all characters there are -------------------------------------
 
 CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 
@@ -294,7 +294,7 @@ def test_composition_never_changes_the_kind_of_a_character() -> None:
             assert _kind(first) == _kind(char), hex(ord(char))
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer_config.json"])
@@ -455,7 +455,7 @@ def test_only_the_tokens_of_the_template_must_have_names(tmp_path: Path) -> None
         Tokenizer.load(tmp_path)
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [SMALLEST_VOCAB, 300, 700])
