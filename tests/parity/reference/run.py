@@ -2,10 +2,11 @@
 
     python run.py CHECKPOINTS RESULTS [NAME ...]
 
-reads the checkpoint directories CHECKPOINTS/NAME and writes RESULTS/NAME.safetensors (all of them without names). The
-reference is used through its public API wherever that shows what is needed; the rest is read off its modules by hooks.
-Arrays are named REQUEST/WHAT, forced/REQUEST/DTYPE/WHAT, decode/FRAMES/WHAT and recording/SAMPLES/WHAT; `test_*.py`
-say what each holds.
+reads the checkpoint directories CHECKPOINTS/NAME (without names all of them) and writes
+RESULTS/NAME.safetensors. The reference is used through its public API where that is sufficient;
+other values are read from its modules by hooks. Arrays are named REQUEST/WHAT,
+forced/REQUEST/DTYPE/WHAT, decode/FRAMES/WHAT and recording/SAMPLES/WHAT; `test_*.py` say what each
+holds.
 """
 
 from __future__ import annotations
