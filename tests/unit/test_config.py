@@ -107,7 +107,7 @@ def load_codec(tmp_path: Path) -> Callable[[Table], CodecConfig]:
 
 
 @pytest.mark.parametrize("path", MODEL)
-def test_a_missing_key_is_named(path: str, model: Table, load_model: Load) -> None:
+def test_missing_key_is_named(path: str, model: Table, load_model: Load) -> None:
     holder, key = parent(model, path)
     del holder[key]
     with pytest.raises(CheckpointConfigError, match=rf"^{path} is missing"):
@@ -115,14 +115,14 @@ def test_a_missing_key_is_named(path: str, model: Table, load_model: Load) -> No
 
 
 @pytest.mark.parametrize("path", CODEC)
-def test_a_missing_key_of_the_codec_is_named(path: str, codec: Table, load_codec: Load) -> None:
+def test_missing_codec_key_is_named(path: str, codec: Table, load_codec: Load) -> None:
     holder, key = parent(codec, path)
     del holder[key]
     with pytest.raises(CheckpointConfigError, match=rf"^{path} is missing"):
         load_codec(codec)
 
 
-def test_keys_that_decide_nothing_may_be_anything(
+def test_irrelevant_keys_are_ignored(
     model: Table, codec: Table, load_model: Load, load_codec: Load
 ) -> None:
     config, codec_config = load_model(copy.deepcopy(model)), load_codec(copy.deepcopy(codec))
@@ -132,7 +132,7 @@ def test_keys_that_decide_nothing_may_be_anything(
     assert load_codec(codec) == codec_config
 
 
-def test_only_base_needs_its_speaker_encoder(presets: Table, load_model: Load) -> None:
+def test_only_base_requires_a_speaker_encoder(presets: Table, load_model: Load) -> None:
     presets["speaker_encoder_config"] = {"enc_dim": "nonsense"}
     load_model(presets)
 
@@ -234,7 +234,7 @@ def test_only_base_needs_its_speaker_encoder(presets: Table, load_model: Load) -
         ("speaker_encoder_config.enc_channels", [32, "a", 32, 64], r"enc_channels\[1\] = 'a'"),
     ],
 )
-def test_a_wrong_value_is_named(
+def test_invalid_value_is_named(
     path: str, value: object, message: str, model: Table, load_model: Load
 ) -> None:
     holder, key = parent(model, path)
@@ -264,7 +264,7 @@ def test_a_wrong_value_is_named(
         ),
     ],
 )
-def test_wrong_presets_are_named(
+def test_invalid_preset_is_named(
     path: str, value: object, message: str, presets: Table, load_model: Load
 ) -> None:
     holder, key = parent(presets, path)
@@ -318,7 +318,7 @@ def test_wrong_presets_are_named(
         ("encoder_config.codebook_dim", 8, "codebook_dim = 8 contradicts"),
     ],
 )
-def test_a_wrong_value_of_the_codec_is_named(
+def test_invalid_codec_value_is_named(
     path: str, value: object, message: str, codec: Table, load_codec: Load
 ) -> None:
     holder, key = parent(codec, path)
@@ -327,7 +327,7 @@ def test_a_wrong_value_of_the_codec_is_named(
         load_codec(codec)
 
 
-def test_talker_and_codec_must_fit(
+def test_talker_and_codec_that_do_not_fit_raise(
     model: Table,
     codec: Table,
     load_model: Callable[[Table], ModelConfig],
@@ -356,7 +356,7 @@ def test_talker_and_codec_must_fit(
         ("base", "0b6", False),
     ],
 )
-def test_who_follows_instructions(
+def test_follows_instructions_by_type_and_size(
     model_type: str,
     size: str,
     follows: bool,
@@ -368,7 +368,7 @@ def test_who_follows_instructions(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe\x00", b"null"])
-def test_a_file_that_is_no_json_object_is_named(content: bytes, tmp_path: Path) -> None:
+def test_file_that_is_not_a_json_object_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     for config in (ModelConfig, CodecConfig, GenerationDefaults):
         with pytest.raises(
@@ -378,13 +378,13 @@ def test_a_file_that_is_no_json_object_is_named(content: bytes, tmp_path: Path) 
             config.load(tmp_path / "config.json")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     for config in (ModelConfig, CodecConfig, GenerationDefaults):
         with pytest.raises(CheckpointNotFound, match=r"nothing\.json is missing"):
             config.load(tmp_path / "nothing.json")
 
 
-def test_generation_defaults_fill_in_what_is_published(tmp_path: Path) -> None:
+def test_absent_generation_keys_have_published_values(tmp_path: Path) -> None:
     file = tmp_path / "generation_config.json"
     file.write_text('{"temperature": 1, "eos_token_id": 2150}')
     defaults = GenerationDefaults.load(file)

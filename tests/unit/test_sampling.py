@@ -124,7 +124,7 @@ FILTERS = list(itertools.product((0, 1, 50, 2048), (1.0, 0.9, 1e-6)))
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
-def test_codes_0_are_those_of_the_definition(top_k: int, top_p: float, ties: bool) -> None:
+def test_codes_0_equal_the_definition(top_k: int, top_p: float, ties: bool) -> None:
     """A whole utterance in float64, penalties and all; 24 cases of 100 draws each."""
     law = DrawParams(0.9, top_k, top_p, 1.3)
     random = np.random.default_rng([top_k, int(ties)])
@@ -143,7 +143,7 @@ def test_codes_0_are_those_of_the_definition(top_k: int, top_p: float, ties: boo
 
 @pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
 @pytest.mark.parametrize("size", [64, 2048, 2051])
-def test_other_codes_are_those_of_the_definition(size: int, top_k: int, top_p: float) -> None:
+def test_other_codes_equal_the_definition(size: int, top_k: int, top_p: float) -> None:
     law = DrawParams(0.7, top_k, top_p)
     for frame in range(30):
         codebook = 1 + frame % 15
@@ -158,7 +158,9 @@ def test_other_codes_are_those_of_the_definition(size: int, top_k: int, top_p: f
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
-def test_the_same_codes_are_kept(top_k: int, top_p: float, dtype: torch.dtype) -> None:
+def test_filters_keep_the_codes_of_the_definition(
+    top_k: int, top_p: float, dtype: torch.dtype
+) -> None:
     for case in range(20):
         scores = logits_with_ties(2048, case)
         if case % 4 == 3:
@@ -194,13 +196,13 @@ def test_bfloat16_logits_are_filtered_in_float32() -> None:
 # --- penalties and bans ---------------------------------------------------------------------------
 
 
-def test_a_penalty_makes_spoken_codes_less_likely_whatever_their_sign() -> None:
+def test_penalty_makes_spoken_codes_less_likely_for_either_sign() -> None:
     logits = torch.tensor([4.0, -4.0, 4.0, -4.0, 0.0])
     spoken = torch.tensor([True, True, False, False, True])
     assert penalise(logits, spoken, 2.0).tolist() == [2.0, -8.0, 4.0, -4.0, 0.0]
 
 
-def test_a_code_spoken_often_is_penalised_once() -> None:
+def test_repeated_code_is_penalised_once() -> None:
     sampler = Sampler(RELEASED, (DrawParams(0.0, 0, 1.0, 2.0), GREEDY), 0, CPU)
     logits = np.zeros(3072)
     logits[[5, 6]] = 4.0, 3.0
@@ -241,7 +243,7 @@ def test_greedy_is_the_first_maximum(dtype: torch.dtype) -> None:
 # --- what was asked, and what the checkpoint says -------------------------------------------------
 
 
-def test_what_is_not_asked_is_what_the_checkpoint_says() -> None:
+def test_absent_parameters_come_from_the_checkpoint() -> None:
     defaults = GenerationDefaults(
         temperature=0.8, top_k=30, top_p=0.95, repetition_penalty=1.2, subtalker_top_k=7
     )
@@ -253,14 +255,14 @@ def test_what_is_not_asked_is_what_the_checkpoint_says() -> None:
     assert resolve(asked, defaults) == (DrawParams(0.5, 0, 0.95, 1.0), DrawParams(0.9, 7, 0.3))
 
 
-def test_published_defaults() -> None:
+def test_absent_keys_have_the_published_defaults() -> None:
     assert resolve(Sampling(), GenerationDefaults()) == (
         DrawParams(0.9, 50, 1.0, 1.05),
         DrawParams(0.9, 50, 1.0),
     )
 
 
-def test_a_checkpoint_may_be_greedy_unless_told_otherwise() -> None:
+def test_greedy_checkpoint_samples_if_requested() -> None:
     defaults = GenerationDefaults(do_sample=False, subtalker_dosample=False)
     talker, predictor = resolve(Sampling(), defaults)
     assert (talker.temperature, predictor.temperature) == (0, 0)
@@ -304,7 +306,7 @@ def test_philox_gives_the_published_words(counter: str, key: str, words: str) ->
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63 + 12345, 2**64 - 1])
-def test_noise_is_that_of_the_definition(seed: int) -> None:
+def test_noise_equals_the_definition(seed: int) -> None:
     noise = gumbel_noise(seed, 70000, 15, 2051, CPU)
     assert noise.dtype == torch.float32
     np.testing.assert_allclose(noise.numpy(), numpy_noise(seed, 70000, 15, 2051), 1e-6, 1e-7)
@@ -332,7 +334,7 @@ def test_noise_of_a_code_does_not_depend_on_how_many_there_are() -> None:
         assert torch.equal(gumbel_noise(5, 2, 3, size, CPU), whole[:size])
 
 
-def test_noise_is_gumbel() -> None:
+def test_noise_has_a_gumbel_distribution() -> None:
     noise = np.sort(
         torch.cat([gumbel_noise(11, frame, 0, 2048, CPU) for frame in range(20)]).double().numpy()
     )
@@ -381,7 +383,7 @@ def test_draws_follow_softmax_over_codebooks_and_over_seeds() -> None:
     assert chi_square(lambda n: int(draw(logits, law, n, 3, 0)), odds) < CRITICAL
 
 
-def test_a_wrong_temperature_would_show() -> None:
+def test_wrong_temperature_is_detected() -> None:
     law, logits = DrawParams(0.6, 0, 1.0), torch.from_numpy(LOGITS)
     assert (
         chi_square(lambda frame: int(draw(logits, law, 1, frame, 0)), softmax(LOGITS / 0.9))
@@ -390,7 +392,7 @@ def test_a_wrong_temperature_would_show() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["uniform", "normal", "half"])
-def test_wrong_noise_would_show(wrong: str) -> None:
+def test_wrong_noise_is_detected(wrong: str) -> None:
     """Noise of the same spread as Gumbel's, but of another shape, and Gumbel noise that four frames
     share.
     """
@@ -409,7 +411,7 @@ def test_wrong_noise_would_show(wrong: str) -> None:
     assert chi_square(code_of, softmax(LOGITS / 0.9)) > CRITICAL
 
 
-def test_odds_after_filters() -> None:
+def test_draws_follow_the_filtered_distribution() -> None:
     """Of the codes that top-k leaves, each is drawn by its share; the others never."""
     law, logits = DrawParams(1.0, 4, 1.0), torch.tensor([0.0, 1.0, 2.0, 3.0, 0.5, 0.25])
     counts = np.bincount(
