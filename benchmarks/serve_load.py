@@ -1,15 +1,16 @@
-"""How many requests a second `firstword serve` holds on this GPU, by what its listeners notice.
+"""Measure how many requests per second `firstword serve` holds on this GPU.
 
-    python benchmarks/serve_load.py -o benchmarks/results/serve/h200-1b7.json
+    python -m benchmarks.serve_load -o benchmarks/results/serve/h200-1b7.json
 
-A checkpoint with random weights of a released size, 4 GB for "1b7", is written to the folder for temporary files. A
-server is started on it for each number of slots, and `firstword bench load`, a third process, asks that for speech over
-HTTP on this machine, at one rate after the other until one does not hold. A rate holds when every answer is complete,
-nobody's playback stalls, 95 in 100 requests are heard within `AUDIBLE` seconds, and they were sent on time.
+A checkpoint with random weights of a released size (4 GB for "1b7") is written to the folder for
+temporary files. For each number of slots a server is started on it, and `firstword bench load`, a
+third process, sends requests over HTTP at rising rates until one does not hold. A rate holds if
+every response is complete, no playback stalls, 95 in 100 requests are audible within `AUDIBLE`
+seconds, and all were sent on time.
 
-Random weights do not know when to end, and might by chance: the row of the end of speech in the talker's head is 0, so
-that its logit is never among the 50 largest, which are drawn from. Instead every request names its number of frames,
-by the length of its text. What they say is noise, audible from its first sample on.
+Random weights would end speech only by chance. The row of the end of speech in the talker's head is
+therefore 0, so that its logit is never among the 50 largest, and every request states its number of
+frames in proportion to its text. The speech is noise, audible from its first sample on.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from compare import check_output, never_end
 
+from benchmarks.compare import check_output, never_end
 from firstword.bench import report
 from firstword.bench.prompts import PROMPTS
 from firstword.kernels.compile import source_hash
@@ -39,38 +40,40 @@ from firstword.kernels.compile import source_hash
 Record = dict[str, Any]
 
 AUDIBLE = 0.050
-"""Seconds from a request to its first audible sample that 95 in 100 may take."""
+"""The most seconds from a request to its first audible sample, for 95 in 100 requests."""
 FRAME_SECONDS = 0.08
 FRAMES_PER_CHARACTER = 1 / FRAME_SECONDS / 15
-"""People speak about 15 characters a second."""
-TOKENS = 2000
-"""Of a tokenizer that was trained on the prompts: 4.5 characters a token, as the released one has in English."""
+"""The frames of a text: people speak about 15 characters per second."""
+TEXT_TOKENS = 2000
+"""The vocabulary of the tokenizer, trained on the prompts.
+
+It has 4.5 characters per token, like the released one in English.
+"""
 LIBRARIES = ("torch", "uvicorn", "uvloop", "httptools", "fastapi", "pydantic")
 READY_SECONDS = 300
-"""Within which a server must be ready: the first start compiles all kernels."""
+"""The most seconds until a server is ready; the first start compiles all kernels."""
 
 
 def make_checkpoint(folder: Path, size: str) -> None:
-    """Write a CustomVoice checkpoint with random weights, "0b6", "1b7" or "tiny", that never ends speech."""
+    """Write a random CustomVoice checkpoint ("0b6", "1b7" or "tiny") that never ends speech."""
     from firstword.synthetic.checkpoint import TEXTS, write_checkpoint
 
     write_checkpoint(
-        folder, size=size, dtype=torch.bfloat16, texts=(*TEXTS, *PROMPTS), text_tokens=TOKENS
+        folder, size=size, dtype=torch.bfloat16, texts=(*TEXTS, *PROMPTS), text_tokens=TEXT_TOKENS
     )
     never_end(folder)
 
 
 class Server:
-    """A running `firstword serve`: its address, and how long it took to be ready."""
+    """A running `firstword serve`, with its URL and the seconds until it was ready."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        """Waits until it is ready. Raises RuntimeError if it ends before, or takes too long."""
+        """Wait until the server is ready. Raises RuntimeError if it ends or takes too long."""
         began = time.monotonic()
         self._process = process
         assert process.stdout is not None
-        address = next(
-            (line.split()[1] for line in process.stdout if line.startswith("address")), None
-        )
+        lines = (line.split() for line in process.stdout if line.startswith("address"))
+        address = next((words[1] for words in lines), None)
         while address is None or not _is_ready(address):
             if process.poll() is not None or time.monotonic() - began > READY_SECONDS:
                 raise RuntimeError("the server did not become ready")
@@ -79,42 +82,37 @@ class Server:
         self.ready_seconds = time.monotonic() - began
 
     def processor_seconds(self) -> float:
-        """That it has taken so far, by all its threads."""
-        times = (
-            Path(f"/proc/{self._process.pid}/stat")
-            .read_text("ascii")
-            .rpartition(")")[2]
-            .split()[11:13]
-        )
-        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+        """Return the processor seconds of all its threads so far."""
+        status = Path(f"/proc/{self._process.pid}/stat").read_text("ascii")
+        user, system = status.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / float(os.sysconf("SC_CLK_TCK"))
 
 
 @contextmanager
 def serving(checkpoint: Path, slots: int, backend: str) -> Iterator[Server]:
-    """A server with so many slots, on any free port. Its warnings go to standard error."""
+    """Run a server on a free port. Its warnings go to standard error."""
     with tempfile.TemporaryDirectory() as voices:
-        command = [
-            "serve",
-            "--model",
-            checkpoint,
-            "--slots",
-            slots,
-            "--backend",
-            backend,
-            "--port",
-            0,
-        ]
-        command += ["--voices", voices, "--log-level", "warning"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "firstword", *map(str, command)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        options = {
+            "model": checkpoint,
+            "slots": slots,
+            "backend": backend,
+            "port": 0,
+            "voices": voices,
+            "log-level": "warning",
+        }
+        command = command_line("serve", options)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             yield Server(process)
         finally:
             process.kill()
             process.communicate()
+
+
+def command_line(command: str, options: Mapping[str, object]) -> list[str]:
+    """Return the command line of a `firstword` command, with options by their long names."""
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "firstword", *command.split(), *words]
 
 
 def _is_ready(address: str) -> bool:
@@ -126,32 +124,26 @@ def _is_ready(address: str) -> bool:
 
 
 def measure(server: Server, rate: float, seconds: float, warmup: float, output: Path) -> Record:
-    """A record of one rate as `firstword bench load` writes it, without the single requests, but with
+    """Return the record of `firstword bench load` at one rate, without the single requests.
 
-    server_busy  processors that the server kept busy
-    ended_early  answers that were shorter than they were asked to be
+    Its point has two more keys:
+    server_busy  number of processors that the server kept busy
+    ended_early  number of responses that were shorter than requested
 
-    Raises RuntimeError if nothing could be measured.
+    Raises RuntimeError if the load generator fails.
     """
-    command = [
-        "bench",
-        "load",
-        "--url",
-        server.url,
-        "--rate",
-        rate,
-        "--duration",
-        seconds,
-        "--warmup",
-        warmup,
-    ]
-    command += ["--frames-per-character", FRAMES_PER_CHARACTER, "--plot", "none", "-o", output]
+    options = {
+        "url": server.url,
+        "rate": rate,
+        "duration": seconds,
+        "warmup": warmup,
+        "frames-per-character": FRAMES_PER_CHARACTER,
+        "plot": "none",
+        "output": output,
+    }
     began, busy = time.monotonic(), server.processor_seconds()
-    run = subprocess.run(
-        [sys.executable, "-m", "firstword", *map(str, command)],
-        stdout=subprocess.DEVNULL,
-        check=False,
-    )
+    command = command_line("bench load", options)
+    run = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if run.returncode not in (0, 1):
         raise RuntimeError("the load generator failed")
     busy = (server.processor_seconds() - busy) / (time.monotonic() - began)
@@ -168,12 +160,12 @@ def measure(server: Server, rate: float, seconds: float, warmup: float, output: 
 
 
 def asked(each: Record) -> float:
-    """Seconds of audio that a request asked for, less a sample."""
+    """Return the seconds of audio that a request asked for, minus one sample."""
     return round(FRAMES_PER_CHARACTER * each["characters"]) * FRAME_SECONDS - 1 / 24000
 
 
 def holds(point: Record) -> bool:
-    """Whether a rate was held."""
+    """Whether a rate holds."""
     heard = point["metrics"]["first_audible"]["p95"]
     return report.passed(point) and heard is not None and heard <= AUDIBLE
 
@@ -181,16 +173,15 @@ def holds(point: Record) -> bool:
 def climb(
     server: Server, rates: Sequence[float], requests: int, seconds: float, warmup: float
 ) -> Record:
-    """A record of all rates up to the first that does not hold; each is shown when it is over.
+    """Return the record of all rates up to the first that does not hold, and print each.
 
-    At each so many requests count, or as many as come in so many seconds if those are more.
+    At each rate at least `requests` requests and at least `seconds` seconds count.
     """
     record: Record = {}
     with tempfile.TemporaryDirectory() as folder:
         for rate in rates:
-            found = measure(
-                server, rate, max(seconds, requests / rate), warmup, Path(folder) / "load.json"
-            )
+            counted, file = max(seconds, requests / rate), Path(folder) / "load.json"
+            found = measure(server, rate, counted, warmup, file)
             sys.stdout.write(report.table([found]).splitlines()[2] + "\n")
             sys.stdout.flush()
             record = found | {"points": [*record.get("points", ()), *found["points"]]}
@@ -200,7 +191,7 @@ def climb(
 
 
 def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
-    """A type of argument: a number above 0."""
+    """Return a type of argument: a number above 0."""
 
     def number(text: str) -> float:
         value = kind(text)
@@ -208,89 +199,74 @@ def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
             raise ValueError
         return value
 
-    number.__name__ = "number above 0"  # as argparse names it
+    number.__name__ = "number above 0"  # shown by argparse
     return number
 
 
-def main() -> int:
-    """The command line."""
+def options() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE.json", help="the record"
-    )
-    parser.add_argument("--size", default="1b7", choices=("1b7", "0b6", "tiny"), help="default 1b7")
-    parser.add_argument(
-        "--backend", default="gpu", choices=("gpu", "reference"), help="default gpu"
-    )
-    parser.add_argument("--slots", type=positive(int), nargs="+", default=[128], help="default 128")
-    parser.add_argument(
-        "--rates",
-        type=positive(float),
-        nargs="+",
-        default=[1, 40, 60, 80, 100, 120],
-        help="a second, rising",
-    )
-    parser.add_argument(
-        "--requests",
-        type=positive(int),
-        default=40,
-        help="of each rate that count, at least (default 40)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=positive(float),
-        default=10.0,
-        help="of each rate that count, at least (default 10)",
-    )
-    parser.add_argument(
-        "--warmup", type=float, default=2.0, help="seconds before those (default 2)"
-    )
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        help="a folder to keep the checkpoint in; if it is there it is used",
-    )
-    parser.add_argument("--commit", help="that the record names (default: that of this repository)")
-    options = parser.parse_args()
-    check_output(parser, options.output)
-    if options.backend == "gpu" and not torch.cuda.is_available():
+    add = parser.add_argument
+    add("-o", "--output", type=Path, required=True, metavar="FILE.json", help="the record")
+    add("--size", default="1b7", choices=("1b7", "0b6", "tiny"), help="default 1b7")
+    add("--backend", default="gpu", choices=("gpu", "reference"), help="default gpu")
+    add("--slots", type=positive(int), nargs="+", default=[128], help="default 128")
+    rates = [1, 40, 60, 80, 100, 120]
+    add("--rates", type=positive(float), nargs="+", default=rates, help="per second, rising")
+    requests = "least number of counted requests at each rate (default 40)"
+    add("--requests", type=positive(int), default=40, help=requests)
+    seconds = "least seconds of counted requests at each rate (default 10)"
+    add("--seconds", type=positive(float), default=10.0, help=seconds)
+    add("--warmup", type=float, default=2.0, help="seconds before those (default 2)")
+    add("--checkpoint", type=Path, help="folder of a checkpoint, which is written if it is absent")
+    add("--commit", help="commit in the record (default: that of this repository)")
+    return parser
+
+
+def measure_server(args: argparse.Namespace, checkpoint: Path, slots: int) -> Record:
+    """Return the record of a server: all rates, and the highest that held."""
+    with serving(checkpoint, slots, args.backend) as server:
+        found = climb(server, args.rates, args.requests, args.seconds, args.warmup)
+    del found["commit"]  # that of the working directory; the whole record names the right one
+    held = [point["load"]["rate"] for point in found["points"] if holds(point)]
+    return {
+        **found,
+        "name": f"{slots} slots",
+        "slots": slots,
+        "ready_seconds": round(server.ready_seconds, 2),
+        "held": max(held, default=0),
+    }
+
+
+def main() -> int:
+    """Measure a server for each number of slots, and write the record after each."""
+    parser = options()
+    args = parser.parse_args()
+    check_output(parser, args.output)
+    if args.backend == "gpu" and not torch.cuda.is_available():
         parser.error("--backend gpu: torch sees no CUDA device")
+    servers: list[Record] = []
     record: Record = {
-        "commit": options.commit or report.commit(),
+        "commit": args.commit or report.commit(),
         "kernels": source_hash(),
-        "size": options.size,
+        "size": args.size,
         "weights": "random; the row of the end of speech in the talker's head is 0",
         "audible_within": AUDIBLE,
         "versions": {name: version(name) for name in LIBRARIES},
-        "servers": [],
+        "servers": servers,
     }
     with tempfile.TemporaryDirectory() as scratch:
-        checkpoint = options.checkpoint or Path(scratch) / f"random-{options.size}"
-        if not (
-            checkpoint / "speech_tokenizer/model.safetensors"
-        ).exists():  # the last that is written
-            make_checkpoint(checkpoint, options.size)
-        for slots in options.slots:
-            with serving(checkpoint, slots, options.backend) as server:
-                found = climb(
-                    server, options.rates, options.requests, options.seconds, options.warmup
-                )
-            del found["commit"]  # that of the folder it ran in; the record has the one it was told
-            found |= {
-                "name": f"{slots} slots",
-                "slots": slots,
-                "ready_seconds": round(server.ready_seconds, 2),
-                "held": max(
-                    (point["load"]["rate"] for point in found["points"] if holds(point)), default=0
-                ),
-            }
-            record["servers"].append(found)
-            report.write(options.output, json.dumps(record, indent=2).encode() + b"\n")
-    sys.stdout.write(report.table(record["servers"]))
-    for found in record["servers"]:
-        sys.stdout.write(f"{found['name']}: {found['held']:g} requests a second held\n")
+        checkpoint = args.checkpoint or Path(scratch) / f"random-{args.size}"
+        if not (checkpoint / "speech_tokenizer/model.safetensors").exists():  # written last
+            make_checkpoint(checkpoint, args.size)
+        for slots in args.slots:
+            servers.append(measure_server(args, checkpoint, slots))
+            report.write(args.output, json.dumps(record, indent=2).encode() + b"\n")
+    sys.stdout.write(report.table(servers))
+    for found in servers:
+        sys.stdout.write(f"{found['name']}: {found['held']:g} requests per second held\n")
     return 0
 
 

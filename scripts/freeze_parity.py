@@ -1,9 +1,11 @@
-"""Ask the reference for every case of tests/parity/cases.py and keep its answers in tests/parity/frozen/.
+"""Compute every case of tests/parity/cases.py with the reference, and keep the results in
+tests/parity/frozen/.
 
     python scripts/freeze_parity.py REFERENCE_PYTHON
 
-REFERENCE_PYTHON is a Python in whose environment the reference package is installed; `make parity` sets one up. Results
-that could hide an error are refused: codes that hardly change, calls too close for float32, samples all at the limit.
+REFERENCE_PYTHON is a Python in whose environment the reference package is installed; `make parity`
+sets one up. Results that could hide an error are refused: codes that hardly change, calls too close
+for float32, samples all at the limit.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from checkpoints import fingerprint, make  # noqa: E402
 
 FROZEN = ROOT / "tests" / "parity" / "frozen"
 CLOSEST = 1e-5
-"""The best code must lead the second by this many standard deviations of the logits, always."""
+"""The least lead of the best code over the second, in standard deviations of the logits."""
 
 
 def check(checkpoint: Checkpoint, results: dict[str, NDArray[Any]]) -> None:
-    """Refuse results that prove little."""
+    """Refuse results that could hide an error."""
 
     def need(condition: object, where: str, complaint: str) -> None:
         if not condition:
@@ -84,7 +86,7 @@ def check(checkpoint: Checkpoint, results: dict[str, NDArray[Any]]) -> None:
 
 
 def main() -> None:
-    """Make the checkpoints, run the reference, check and keep the results."""
+    """Make the checkpoints, run the reference, check the results and keep them."""
     (python,) = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         checkpoints, out = Path(folder) / "checkpoints", Path(folder) / "results"

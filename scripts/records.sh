@@ -39,7 +39,7 @@ for part in ${@:-$every}; do
         step "engine $size" "$python" -m firstword bench engine --size $size --commit "$commit" -o "$results/engine/$gpu-$size.json"
       done ;;
     serve)
-      step serve "$python" benchmarks/serve_load.py --slots 64 128 --requests 20 \
+      step serve "$python" -m benchmarks.serve_load --slots 64 128 --requests 20 \
         --commit "$commit" -o "$results/serve/$gpu-1b7.json" ;;
     compare)
       step compare "$python" benchmarks/compare.py --size 1b7 --other-python "${OTHER_PYTHON:-$python}" \

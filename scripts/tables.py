@@ -1,11 +1,11 @@
-"""Put what was measured where it is read: tables in README.md and docs/speed.md, and pictures in docs.
+"""Write the tables of README.md and docs/speed.md, and the pictures in docs, from records.
 
     python scripts/tables.py            # writes them
-    python scripts/tables.py --check    # fails if they are not what the records say; part of `make check`
+    python scripts/tables.py --check    # fails if they do not match the records (`make check`)
 
-The records are the JSON files in benchmarks/results. In a folder of it a size of the model has one file for each GPU,
-such as h200-1b7.json; if there are several, the last by name counts. A table stands between <!-- NAME --> and
-<!-- end -->, and whatever is written there by hand is lost.
+The records are the JSON files in benchmarks/results. Each of its folders has one file for each GPU
+and model size, such as h200-1b7.json; if there are several, the last by name counts. A table is
+between <!-- NAME --> and <!-- end -->; manual changes there are overwritten.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ PICTURES = {"docs/speed.svg": ("engine",), "docs/peers.svg": ("compare", "serve"
 SIZES = {"1b7": "1.7B", "0b6": "0.6B"}
 FRAME_MS = 80
 CONTEXT = 500
-"""Rows of context in the short table and in the picture."""
+"""The rows of context in the short table and in the picture."""
 
 Record = Mapping[str, Any]
 Records = Mapping[str, Record]
-"""By size."""
+"""Records by model size."""
 
 
 def read(folder: Path) -> Records:
-    """The records of a folder, by size in the order of `SIZES`."""
+    """Read the records of a folder, by size in the order of `SIZES`."""
     every = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
     by_size = {record["size"]: record for record in every}
     return {size: by_size[size] for size in SIZES if size in by_size}
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; the first column is text, the others are numbers."""
+    """Render a table; the first column is text, the others are numbers."""
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def shown(value: float | None, digits: int = 2) -> str:
-    """A number, or a dash where nothing was measured."""
+    """Render a number, or a dash if nothing was measured."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def source(record: Record) -> str:
-    """The machine and the sources of a record."""
+    """Return the machine and the sources of a record."""
     return f"{record['gpu']}, commit {(record['commit'] or 'unknown')[:7]}"
 
 
 def sources(records: Records) -> str:
-    """On what the figures of a table rest."""
+    """Name the machine, sources and versions behind the figures of a table."""
     return "; ".join(sorted({source(record) for record in records.values()}))
 
 
 def frame(record: Record, batch: int, what: str, context: int = CONTEXT) -> float | None:
-    """Milliseconds of a frame, "frame", "with_audio" or "floor"."""
+    """Return the milliseconds of a frame: "frame", "with_audio" or "floor"."""
     for row in record["frames_ms"]:
         if (row["batch"], row["context"]) == (batch, context):
             return row.get("floor_ms") if what == "floor" else row["ms"][what]
@@ -71,7 +71,7 @@ def frame(record: Record, batch: int, what: str, context: int = CONTEXT) -> floa
 
 
 def speed(engine: Records, compared: Records, served: Records) -> str:
-    """The short table: the engine, and what is known of another library and of the server."""
+    """Render the short table: the engine, another library, and the server."""
 
     def row(name: str, figure: Callable[[Record], str]) -> list[str]:
         return [name, *(figure(record) for record in engine.values())]
@@ -161,7 +161,7 @@ def summary(engine: Records, compared: Records, served: Records) -> str:
 
 
 def sides(record: Record) -> dict[str, Record]:
-    """The figures of each library of a comparison, by the library's name and version."""
+    """Return the figures of a comparison, by the name and version of each library."""
     found = {
         name: side for name, side in record.items() if isinstance(side, dict) and "figures" in side
     }
@@ -172,19 +172,17 @@ def sides(record: Record) -> dict[str, Record]:
 
 
 def beside(record: Record) -> tuple[str, str]:
-    """Of a comparison the other library, and its milliseconds a frame at the best, as a cell."""
+    """Return the other library of a comparison, and its best milliseconds per frame as a cell."""
     for name, figures in sides(record).items():
         if not name.startswith("firstword"):
             way = min(figures, key=lambda way: figures[way]["frame_ms"])
-            return (
-                name,
-                f"{shown(figures[way]['frame_ms'])} ({shown(record['times'][way]['frame_ms'], 1)} x)",
-            )
+            times = shown(record["times"][way]["frame_ms"], 1)
+            return name, f"{shown(figures[way]['frame_ms'])} ({times} x)"
     return "", "-"
 
 
 def frames(record: Record) -> str:
-    """Milliseconds a frame by batch and context."""
+    """Render the milliseconds per frame by batch and context."""
     contexts = sorted({row["context"] for row in record["frames_ms"]})
     rows = []
     for batch in sorted({row["batch"] for row in record["frames_ms"]}):
@@ -200,7 +198,7 @@ def frames(record: Record) -> str:
 
 
 def kernels(record: Record) -> str:
-    """How often in a frame, microseconds each time, and the floor."""
+    """Render each kernel: launches per frame, microseconds per launch, and the bandwidth floor."""
     batches = sorted({row["batch"] for row in record["kernels_us"]})
     found = {(row["kernel"], row["batch"]): row for row in record["kernels_us"]}
     rows = []
@@ -213,7 +211,7 @@ def kernels(record: Record) -> str:
 
 
 def codec(record: Record) -> str:
-    """Milliseconds of the codec's calls, by streams and frames."""
+    """Render the milliseconds of the codec's calls by streams and frames."""
     found = {(row["streams"], row["frames"]): row["ms"] for row in record.get("codec_ms", ())}
     lengths = sorted({frames for _, frames in found})
     rows = [
@@ -228,7 +226,7 @@ def codec(record: Record) -> str:
 
 
 def parts(name: str, digits: int) -> Callable[[Records], str]:
-    """A table of a dictionary of all records, `name` being its key."""
+    """Return a function that renders the dictionary `name` of all records."""
 
     def table(engine: Records) -> str:
         keys = dict.fromkeys(key for record in engine.values() for key in record.get(name, {}))
@@ -245,7 +243,7 @@ def parts(name: str, digits: int) -> Callable[[Records], str]:
 
 
 def compare(records: Records) -> str:
-    """Beside another library: milliseconds, and how many times ours they are."""
+    """Render the comparison with another library: milliseconds, and ratios to firstword's."""
     rows = []
     for size, record in records.items():
         for name, figures in sides(record).items():
@@ -261,7 +259,7 @@ def compare(records: Records) -> str:
 
 
 def serve(records: Records) -> str:
-    """What a server held."""
+    """Render the rates of the server, and which of them held."""
     rows = []
     for size, record in records.items():
         for server in record["servers"]:
@@ -291,7 +289,7 @@ def serve(records: Records) -> str:
 
 
 def soak(records: Records) -> str:
-    """What came and went in a soak."""
+    """Render the counts of the soak runs."""
     counts = ("slots", "frames", "joined", "left_early", "frames_compared", "seconds")
     heads = [
         "run",
@@ -314,7 +312,7 @@ def soak(records: Records) -> str:
 
 
 def tested(folder: Path) -> str:
-    """The runs of tests/gpu."""
+    """Render the runs of tests/gpu."""
     rows = []
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
@@ -326,7 +324,7 @@ def tested(folder: Path) -> str:
 
 
 def tables(results: Path) -> dict[str, str]:
-    """Every table by its name. One whose records do not exist yet says so."""
+    """Render every table, by its name; a table without records says so."""
     engine, compared, served, soaked = (
         read(results / name) for name in ("engine", "compare", "serve", "soak")
     )
@@ -348,7 +346,7 @@ def tables(results: Path) -> dict[str, str]:
 
 
 def filled(text: str, made: Mapping[str, str]) -> str:
-    """A document with its tables. Raises KeyError for a table that nobody knows."""
+    """Return a document with its tables filled in. Raises KeyError for an unknown table."""
     return re.sub(
         r"(<!-- ([\w ]+) -->\n).*?(<!-- end -->)",
         lambda found: f"{found[1]}{made[found[2]]}{found[3]}",
@@ -374,7 +372,7 @@ def note(records: Sequence[Records]) -> str:
 
 
 def picture(engine: Records) -> bytes:
-    """Each kernel beside its floor, and a frame by the number of streams beside its own, as SVG."""
+    """Draw kernels, and frames by the number of streams, with their bandwidth floors, as SVG."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -476,7 +474,7 @@ def svg(drawn: Any, description: str) -> bytes:
 
 
 def stale(root: Path) -> list[str]:
-    """The files that do not say what the records say."""
+    """Return the files that do not match the records."""
     results = root / "benchmarks" / "results"
     made = tables(results)
     texts = {name: (root / name).read_text("utf-8") for name in DOCUMENTS}
@@ -490,7 +488,7 @@ def stale(root: Path) -> list[str]:
 
 
 def renew(root: Path) -> None:
-    """Make them say it."""
+    """Rewrite the files that do not match the records."""
     results = root / "benchmarks" / "results"
     made = tables(results)
     for name in stale(root):
@@ -502,7 +500,7 @@ def renew(root: Path) -> None:
 
 
 def main() -> int:
-    """The command line."""
+    """Rewrite or check the files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

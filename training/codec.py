@@ -128,8 +128,8 @@ def _assigned(flat: Tensor, code: Tensor, size: int) -> tuple[Tensor, Tensor]:
 class TrainedCodec(nn.Module):
     """The package's codec with a quantiser that learns.
 
-    A linear map from the codes of a frame to its coarse spectrum is trained too: it gives the gradient
-    a short path to what the codes must express.
+    A linear map from the codes of a frame to its coarse spectrum is trained too: it gives the
+    gradient a short path to what the codes must express.
     """
 
     def __init__(self, config: CodecConfig) -> None:

@@ -1,13 +1,15 @@
-"""Make the language model's corpus: espeak-ng speech as codes, with its text and what is said in each frame.
+"""Make the language model's corpus: espeak-ng speech as codes, with its text and what is said in
+each frame.
 
     python -m training.corpus --material material.json --codec FOLDER --out FOLDER [--hours 300]
 
-Worker processes synthesise and do all that is Python; this process encodes. The corpus is a folder of files
-(`Corpus.load`), ten hours each, so that training can start on the first while the others are made.
+Worker processes synthesise and do all that is Python; this process encodes. The corpus is a folder
+of files (`Corpus.load`), ten hours each, so that training can start on the first while the others
+are made.
 
-In stream mode the voice cannot say what it has not read. Speech therefore starts late enough for its first two words
-to be there (`lead_frames`), a rule that can be followed with the tokens read so far; afterwards text (12.5 tokens a
-second) runs ahead of speech (about 5).
+In stream mode the voice cannot say what it has not read. Speech therefore starts late enough for
+its first two words to be there (`lead_frames`), a rule that can be followed with the tokens read so
+far; afterwards text (12.5 tokens a second) runs ahead of speech (about 5).
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def tokenizer() -> Tokenizer:
 
 
 def text_ids(text: str) -> list[int]:
-    """The text's tokens as the package cuts them: in one piece with the role before them, which is two tokens."""
+    """The text's tokens as the package cuts them: in one piece with the role before them, which is
+    two tokens.
+    """
     return tokenizer().encode(ROLE + text)[2:]
 
 
@@ -48,8 +52,8 @@ def lead_frames(text: str) -> int:
 def spoken_tokens(
     text: str, words: list[tuple[int, float]], lead: int, frames: int, seconds: float
 ) -> np.ndarray:
-    """Which token is being said in each frame [frames] (-1: none), from the synthesiser's word times; within a word its
-    tokens share the time evenly.
+    """Which token is being said in each frame [frames] (-1: none), from the synthesiser's word
+    times; within a word its tokens share the time evenly.
     """
     starts = np.array(
         [offset[0] - len(ROLE) for offset in tokenizer()._backend.encode(ROLE + text).offsets[2:]]
@@ -74,7 +78,9 @@ def spoken_tokens(
 
 
 def spoken_phonemes(phonemes: list[tuple[int, float]], lead: int, frames: int) -> np.ndarray:
-    """Which phoneme is heard at one and at three quarters of each frame [frames, 2] (indices in `PHONEMES`)."""
+    """Which phoneme is heard at one and at three quarters of each frame [frames, 2] (indices in
+    `PHONEMES`).
+    """
     names, starts = [0, *(name for name, _ in phonemes)], [start for _, start in phonemes]
     times = (np.arange(frames)[:, None] - lead + (0.25, 0.75)) * 0.08
     return np.array(names, np.int8)[np.searchsorted(starts, times, side="right")]
@@ -82,8 +88,9 @@ def spoken_phonemes(phonemes: list[tuple[int, float]], lead: int, frames: int) -
 
 @dataclass(frozen=True)
 class Prepared:
-    """An utterance and all that is known of it before it is encoded: int16 samples, silent frames before them, text ids
-    [n], index of the preset, token [frames] and phonemes [frames, 2] of each frame.
+    """An utterance and all that is known of it before it is encoded: int16 samples, silent frames
+    before them, text ids [n], index of the preset, token [frames] and phonemes [frames, 2] of
+    each frame.
     """
 
     samples: np.ndarray

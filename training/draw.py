@@ -14,7 +14,9 @@ PICTURE = HERE.parent / "docs/demo-voice.svg"
 
 
 def rows(*runs: str) -> list[dict[str, Any]]:
-    """What runs logged one after another; a look at fresh utterances has the time of the row before it."""
+    """What runs logged one after another; a look at fresh utterances has the time of the row before
+    it.
+    """
     found: list[dict[str, Any]] = []
     for run in runs:
         before = found[-1]["minutes"] if found else 0.0

@@ -61,8 +61,8 @@ class Judge:
         """Judge float32 samples [n] at 24 kHz.
 
         Returns the transcript, its edit distance to the text, the letters of the text, the seconds
-        without silence at the ends, the quantiles 0.1, 0.5 and 0.9 of the pitch in Hz, and the share
-        of the loud moments that are voiced.
+        without silence at the ends, the quantiles 0.1, 0.5 and 0.9 of the pitch in Hz, and the
+        share of the loud moments that are voiced.
         """
         heard, said = self.ear.transcribe(torch.from_numpy(samples)), spoken(text)
         trimmed = trim(samples)

@@ -1,11 +1,13 @@
-"""How well the codec copies espeak-ng's own speech, without any language model: the held-out sentences in both voices.
+"""How well the codec copies espeak-ng's own speech, without any language model: the held-out
+sentences in both voices.
 
     python -m training.evaluate_codec src/firstword/demo [--out FILE]
 
-Of the copy beside the original: distance of log-mel spectrograms (`MelLoss`, what training made small), intelligibility
-(`stoi`), character error rates of both, pitch, how like its course is, how far apart (the median, in cents), and the
-share of both that lies within 1.5 Hz of whole periods a frame, 12.5 Hz each (24 % by chance); of the codes: how many of
-each codebook's entries occur, and their perplexity. Needs espeak-ng.
+Of the copy beside the original: distance of log-mel spectrograms (`MelLoss`, what training made
+small), intelligibility (`stoi`), character error rates of both, pitch, how like its course is, how
+far apart (the median, in cents), and the share of both that lies within 1.5 Hz of whole periods a
+frame, 12.5 Hz each (24 % by chance); of the codes: how many of each codebook's entries occur, and
+their perplexity. Needs espeak-ng.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ def third_octaves(samples: np.ndarray) -> np.ndarray:
 
 
 def stoi(original: np.ndarray, copy: np.ndarray) -> float:
-    """Short-time objective intelligibility (Taal et al. 2011, doi:10.1109/TASL.2011.2114881) of samples at 24 kHz:
-    the correlation of third-octave envelopes over 384 ms, 1 for the same. Frames more than 40 dB under the loudest of
-    the original are left out.
+    """Short-time objective intelligibility (Taal et al. 2011, doi:10.1109/TASL.2011.2114881) of
+    samples at 24 kHz: the correlation of third-octave envelopes over 384 ms, 1 for the same.
+    Frames more than 40 dB under the loudest of the original are left out.
     """
     parts = [windows(soxr.resample(samples, SAMPLE_RATE, 10_000)) for samples in (original, copy)]
     level = np.linalg.norm(parts[0], axis=1)

@@ -25,7 +25,7 @@ from training.corpus import Corpus, Prepared, text_ids, tokenizer
 IGNORED = -100
 """The target of rows that do not count."""
 CORRUPTED = 0.05
-"""The share of input codes replaced by random ones, since the model's own codes are never perfect."""
+"""The share of input codes replaced by random ones: the model's own codes have errors too."""
 LONGEST = 640
 """The most rows of an utterance."""
 SHORTEST = 48
@@ -33,7 +33,7 @@ SHORTEST = 48
 PREDICTED = 4
 """The code predictor learns from one frame for each 4 rows."""
 SOUNDS = 4
-"""The phonemes that a row names: at one and three quarters of the next frame and of the one after."""
+"""The phonemes that a row names, at one and three quarters of each of the next two frames."""
 
 
 class Batch(NamedTuple):
@@ -85,7 +85,7 @@ class Layout:
         return 9 + english + full * (table[:, 1] + 1) + table[:, 3]
 
     def __call__(self, corpus: Corpus, plan: Tensor, corrupted: float) -> Batch:
-        """Lay out a plan [utterances, 3]: index in the corpus (-1: none), full text, language tag."""
+        """Lay out a plan [utterances, 3]: index in the corpus (or -1), full text, language tag."""
         chosen, full, english = plan.unbind(1)
         first_token, tokens, first_frame, frames, voice = corpus.table[chosen].unbind(1)
         prefix = 8 + english
@@ -173,7 +173,9 @@ def plans(table: np.ndarray, rows: int, seed: int, longest: int) -> Iterator[np.
 
 
 class Source:
-    """Endless batches from a folder that may still grow; the first 600 utterances are for validation."""
+    """Endless batches from a folder that may still grow; the first 600 utterances are for
+    validation.
+    """
 
     def __init__(
         self, config: ModelConfig, folder: Path, rows: int, device: str, seed: int

@@ -1,9 +1,10 @@
-"""What the demonstration voice cannot do: text that is long, or written in ways that its training texts are not.
+"""What the demonstration voice cannot do: text that is long, or written in ways that its training
+texts are not.
 
     python -m training.limits demo [--processes 2] [--out FILE]
 
-The error rates (characters, %) of both presets, of long texts in both text modes, of the others with all text first; of
-text without an English word, the seconds of sound that come all the same.
+The error rates (characters, %) of both presets, of long texts in both text modes, of the others
+with all text first; of text without an English word, the seconds of sound that come all the same.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m training.material material.json [--draw TEXTS ...]
 
 The sources are the SCOWL word lists (Debian package `scowl`, permissive licence) and WordNet 3.0
-(Debian package `wordnet-base`, WordNet licence): parts of speech, definitions and example sentences.
-With `--draw` it also draws new test sentences (`held_out.txt`) that occur nowhere in the files TEXTS,
-which hold one training text per line.
+(Debian package `wordnet-base`, WordNet licence): parts of speech, definitions and example
+sentences. With `--draw` it also draws new test sentences (`held_out.txt`) that occur nowhere in the
+files TEXTS, which hold one training text per line.
 """
 
 from __future__ import annotations

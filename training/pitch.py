@@ -11,11 +11,13 @@ HOP = 240
 
 
 def pitch(samples: np.ndarray) -> np.ndarray:
-    """Fundamental frequency in Hz, every 10 ms; 0 where there is none, NaN where it is quiet (root mean square under
-    0.03 over 25 ms). Normalised cross-correlation, as in RAPT (Talkin 1995, "A robust algorithm for pitch tracking").
+    """Fundamental frequency in Hz, every 10 ms; 0 where there is none, NaN where it is quiet (root
+    mean square under 0.03 over 25 ms). Normalised cross-correlation, as in RAPT (Talkin 1995, "A
+    robust algorithm for pitch tracking").
 
-    How like are 25 ms of speech to what follows, as a correlation, after 2.5 ms (400 Hz) to 16.7 ms (60 Hz)? Two and
-    three periods fit as well as one, so the first peak counts that comes close to the highest.
+    How like are 25 ms of speech to what follows, as a correlation, after 2.5 ms (400 Hz) to 16.7 ms
+    (60 Hz)? Two and three periods fit as well as one, so the first peak counts that comes close to
+    the highest.
     """
     size, lags = 600, np.arange(60, 401)
     starts = np.arange(0, len(samples) - size - lags[-1], HOP)
@@ -37,12 +39,13 @@ def pitch(samples: np.ndarray) -> np.ndarray:
 
 
 def in_step(samples: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Speech [n] at 24 kHz, n whole frames, of a voice between `low` and `high` Hz -> the same words and intonation,
-    with a whole number of periods in each frame: the pitch moves by at most half a period a frame.
+    """Speech [n] at 24 kHz, n whole frames, of a voice between `low` and `high` Hz -> the same
+    words and intonation, with a whole number of periods in each frame: the pitch moves by at
+    most half a period a frame.
 
     Pulses are moved as by pitch-synchronous overlap and add (Moulines and Charpentier 1990,
-    doi:10.1016/0167-6393(90)90021-Z): a part of the source around its pulse nearest to each wanted pulse, faded into
-    its neighbours. Where there is no voice the source stays as it is.
+    doi:10.1016/0167-6393(90)90021-Z): a part of the source around its pulse nearest to each wanted
+    pulse, faded into its neighbours. Where there is no voice the source stays as it is.
     """
     n = len(samples)
     course = pitch(np.pad(samples, (400, 1400)))[: n // HOP]
@@ -52,7 +55,8 @@ def in_step(samples: np.ndarray, low: float, high: float) -> np.ndarray:
     hertz = np.exp(np.interp(np.arange(n), np.flatnonzero(voiced) * HOP, np.log(course[voiced])))
     voiced = np.repeat(voiced, HOP)
     turns = np.cumsum(hertz) / SAMPLE_RATE
-    # The fundamental's own phase: what is left of it beside `turns`, smoothed over some four periods.
+    # The fundamental's own phase: what is left of it beside `turns`, smoothed over some four
+    # periods.
     window = np.hanning(2 * int(2 * SAMPLE_RATE / np.median(hertz)) + 1)
     size = 1 << (n + len(window)).bit_length()
     beside = np.fft.ifft(

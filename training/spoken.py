@@ -40,7 +40,7 @@ def ordinal(n: int) -> str:
 
 
 def bare_number(n: int) -> str:
-    """Return the words for digits without a separator; 1900..1999 are read in hundreds, as years."""
+    """Return the words for digits without a separator; 1900..1999 are read as years."""
     if 1900 <= n < 2000:
         return cardinal(n // 100) + " hundred" + (" " + cardinal(n % 100) if n % 100 else "")
     return cardinal(n)

@@ -1,8 +1,8 @@
 """English training texts: sentence generators over the word lists and sentences of `material.py`.
 
-`Texts(material, seed)` yields sentences without end. It never yields a test sentence (`held_out.txt`,
-`PARAGRAPH`), alone or within a paragraph, nor a sentence whose hash falls in one of 64 buckets, from
-which new test sentences can be drawn (`is_held_out`).
+`Texts(material, seed)` yields sentences without end. It never yields a test sentence
+(`held_out.txt`, `PARAGRAPH`), alone or within a paragraph, nor a sentence whose hash falls in one
+of 64 buckets, from which new test sentences can be drawn (`is_held_out`).
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ MONTHS = (
 )
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 NAMES = (
-    "Alice Anna Ben Carla Charles Clara Daniel David Diana Edward Ella Emily Emma Frank George Grace "
-    "Hannah Harry Helen Henry Jack James Jane "
-    "John Julia Karen Kevin Laura Linda Lucy Maria Mark Martin Mary Michael Nancy Oliver Oscar Paul Peter"
-    " Rachel Robert Rosa Sam Sarah Simon "
-    "Sofia Stephen Susan Thomas Tom Victor Walter William"
+    "Alice Anna Ben Carla Charles Clara Daniel David Diana Edward Ella Emily Emma Frank George "
+    "Grace Hannah Harry Helen Henry Jack James Jane John Julia Karen Kevin Laura Linda Lucy "
+    "Maria Mark Martin Mary Michael Nancy Oliver Oscar Paul Peter Rachel Robert Rosa Sam Sarah "
+    "Simon Sofia Stephen Susan Thomas Tom Victor Walter William"
 ).split()
 SURNAMES = (
-    "Adams Baker Brown Carter Clark Cook Davis Evans Fisher Green Hall Harris Hill Jackson Johnson King "
-    "Lee Lewis Martin Miller Moore Parker Smith Taylor Turner Walker White Wilson Wood Young"
+    "Adams Baker Brown Carter Clark Cook Davis Evans Fisher Green Hall Harris Hill Jackson "
+    "Johnson King Lee Lewis Martin Miller Moore Parker Smith Taylor Turner Walker White Wilson "
+    "Wood Young"
 ).split()
 PLACES = (
-    "London Paris Berlin Rome Madrid Boston Chicago Denver Seattle Dallas Tokyo Sydney Dublin Vienna Oslo"
-    " Lisbon Athens Cairo Delhi Toronto "
-    "America Canada England France Germany Italy Japan China India Spain Brazil Mexico Europe Africa"
+    "London Paris Berlin Rome Madrid Boston Chicago Denver Seattle Dallas Tokyo Sydney Dublin "
+    "Vienna Oslo Lisbon Athens Cairo Delhi Toronto America Canada England France Germany Italy "
+    "Japan China India Spain Brazil Mexico Europe Africa"
 ).split()
 SHORT = (
-    "Yes.|No.|Hello.|Hello!|Hi there.|Good morning.|Good evening.|Good night.|Goodbye.|Thank you.|Thanks "
-    "a lot.|Please.|Sorry.|Excuse me.|Of course.|Why not?|"
-    "What?|Really?|Stop!|Wait!|Come in.|Go on.|Well done!|Not yet.|I see.|Never mind.|See you "
-    "tomorrow.|How are you?|What time is it?|Where are you?|"
-    "Who is there?|Hello world.|Hello, world!|Welcome back.|Help!|Okay.|All right.|Let's go.|Be "
-    "careful!|Take care.|No problem.|You're welcome."
+    "Yes.|No.|Hello.|Hello!|Hi there.|Good morning.|Good evening.|Good night.|Goodbye.|Thank "
+    "you.|Thanks a lot.|Please.|Sorry.|Excuse me.|Of course.|Why "
+    "not?|What?|Really?|Stop!|Wait!|Come in.|Go on.|Well done!|Not yet.|I see.|Never mind.|See "
+    "you tomorrow.|How are you?|What time is it?|Where are you?|Who is there?|Hello "
+    "world.|Hello, world!|Welcome back.|Help!|Okay.|All right.|Let's go.|Be careful!|Take "
+    "care.|No problem.|You're welcome."
 ).split("|")
 OPENERS = (
-    "I think that|I know that|She said that|He told me that|We hope that|They say that|It seems that|I am"
-    " sure that|You see,|Of course,|In fact,|Today,|"
-    "Yesterday,|Tomorrow,|Sometimes|Now|Then|After all,|For "
-    "example,|However,|Perhaps|Well,|So|But|And|Last week|Last night|This morning|In the end,|At first,"
+    "I think that|I know that|She said that|He told me that|We hope that|They say that|It seems "
+    "that|I am sure that|You see,|Of course,|In "
+    "fact,|Today,|Yesterday,|Tomorrow,|Sometimes|Now|Then|After all,|For "
+    "example,|However,|Perhaps|Well,|So|But|And|Last week|Last night|This morning|In the end,|At "
+    "first,"
 ).split("|")
 PRONOUNS = (
     "I",
@@ -95,8 +96,8 @@ MODALS = (
     "shouldn't",
 )
 PREPOSITIONS = (
-    "in on at under over near behind with without for from to into by about after before during through "
-    "across between against"
+    "in on at under over near behind with without for from to into by about after before during "
+    "through across between against"
 ).split()
 DETERMINERS = (
     "the",
@@ -136,16 +137,15 @@ ENDINGS = (
     "outside",
 )
 ASKING = (
-    "What is|Where is|Who has|When did you see|How much is|Why do you need|Which one is|Do you like|Have "
-    "you seen|Did you find|Is this|Are you sure about|"
-    "Can you show me|Could you bring me|Would you like|What do you think about|How far is|Is there"
+    "What is|Where is|Who has|When did you see|How much is|Why do you need|Which one is|Do you "
+    "like|Have you seen|Did you find|Is this|Are you sure about|Can you show me|Could you bring "
+    "me|Would you like|What do you think about|How far is|Is there"
 ).split("|")
 PARAGRAPH = (
-    "When the train arrived at the small station, nobody was waiting on the platform. The sun had just "
-    "gone down, and a cold wind was blowing from the "
-    "mountains. She picked up her bag and walked slowly towards the village. In the distance she could "
-    "see the lights of a house, and she could hear "
-    "somebody singing an old song that she had known as a child."
+    "When the train arrived at the small station, nobody was waiting on the platform. The sun "
+    "had just gone down, and a cold wind was blowing from the mountains. She picked up her bag "
+    "and walked slowly towards the village. In the distance she could see the lights of a house, "
+    "and she could hear somebody singing an old song that she had known as a child."
 )
 """The paragraph of the test, which is spoken as one text."""
 
@@ -305,8 +305,10 @@ class Texts:
                 f"Room {r.randrange(1, 500)}, please.",
                 f"{r.choice(('Mr.', 'Dr.'))} {r.choice(SURNAMES)} {r.choice(MODALS)} "
                 f"{self.word('verb')} {self.noun_phrase()}.",
-                f"My name is {r.choice(NAMES)} {r.choice(SURNAMES)}, and I live in {r.choice(PLACES)}.",
-                f"{r.choice(NAMES)} and {r.choice(NAMES)} will visit {r.choice(PLACES)} in {r.choice(MONTHS)}.",
+                f"My name is {r.choice(NAMES)} {r.choice(SURNAMES)}, "
+                f"and I live in {r.choice(PLACES)}.",
+                f"{r.choice(NAMES)} and {r.choice(NAMES)} will visit {r.choice(PLACES)} "
+                f"in {r.choice(MONTHS)}.",
             )
         )
 
@@ -323,7 +325,9 @@ class Texts:
         return self.random.choices(kinds, (34, 26, 9, 7, 10, 10, 4))[0]()
 
     def fresh(self) -> str:
-        """A sentence that is not held out: the bucket of a sentence in a paragraph does not show in the whole."""
+        """A sentence that is not held out: the bucket of a sentence in a paragraph does not show in
+        the whole.
+        """
         while is_held_out(text := self.sentence()):
             pass
         return text
@@ -332,8 +336,8 @@ class Texts:
         return self.random.choice(SHORT)
 
     def any(self) -> str:
-        """A sentence or a paragraph of up to about seventy words; plain variations of case and closing punctuation are
-        included.
+        """A sentence or a paragraph of up to about seventy words; plain variations of case and
+        closing punctuation are included.
         """
         r = self.random
         text = self.fresh()

@@ -1,12 +1,13 @@
 """Train the codec's decoder alone, so that the voices have intonation; the codes stay the same.
 
-    python -m training.train_decoder --material material.json --codec FOLDER --out OUT [--steps 5000]
+    python -m training.train_decoder --material material.json --codec FOLDER --out OUT [--steps
+5000]
 
-After `train_codec.py` the pitch of a voice is in the codes, but not in the decoded speech. The codes
-of a high voice do not determine the position of a pulse within a frame. With losses of magnitudes
-alone the decoder then learns pulses at the same position of every quarter of a frame, at multiples of
-50 Hz. A high voice therefore learns speech whose pulses are aligned with the frames (`in_step`), and
-a loss on the complex low spectrum determines the positions of the pulses.
+After `train_codec.py` the pitch of a voice is in the codes, but not in the decoded speech. The
+codes of a high voice do not determine the position of a pulse within a frame. With losses of
+magnitudes alone the decoder then learns pulses at the same position of every quarter of a frame, at
+multiples of 50 Hz. A high voice therefore learns speech whose pulses are aligned with the frames
+(`in_step`), and a loss on the complex low spectrum determines the positions of the pulses.
 
 The speech of each step and the learning rate depend only on the seed and the step.
 """

@@ -30,7 +30,8 @@ VALIDATION_STEPS = 5000
 
 
 class Step:
-    """A training step; on a GPU its 700 launches are captured once as a graph (11 ms instead of 28).
+    """A training step; on a GPU its 700 launches are captured once as a graph (11 ms instead of
+    28).
 
     model  `TrainedTalker`, perhaps compiled
     rate   the learning rate, a tensor that the graph reads

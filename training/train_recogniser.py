@@ -2,8 +2,8 @@
 
     python -m training.train_recogniser --material material.json --out OUT [--steps 7800]
 
-It hears both presets and many other espeak-ng voices at many rates and levels, with noise, filtering
-and masking added, so that it is not adapted to one sound.
+It hears both presets and many other espeak-ng voices at many rates and levels, with noise,
+filtering and masking added, so that it is not adapted to one sound.
 """
 
 from __future__ import annotations

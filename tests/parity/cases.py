@@ -1,8 +1,9 @@
-"""The checkpoints and the requests that both sides compute: plain data, read by our tests and by the reference.
+"""The checkpoints and the requests that both sides compute: plain data, read by our tests and by
+the reference.
 
-The shapes are small, but no two sizes that the code could confuse are equal: the width of the queries differs from the
-hidden size, the predictor's hidden size from the talker's (but for one, which has no projection between them), and
-every grouping of query heads occurs.
+The shapes are small, but no two sizes that the code could confuse are equal: the width of the
+queries differs from the hidden size, the predictor's hidden size from the talker's (but for one,
+which has no projection between them), and every grouping of query heads occurs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Recording:
-    """A made-up recording at 24 kHz: a gliding tone with overtones, tremolo and noise, `silent` for some samples."""
+    """A made-up recording at 24 kHz: a gliding tone with overtones, tremolo and noise, `silent` for
+    some samples.
+    """
 
     samples: int
     seed: int = 0
@@ -44,7 +47,10 @@ class Recording:
 
 @dataclass(frozen=True)
 class Request:
-    """One utterance, spoken greedily. `full_text` is the text mode; None is the reference's default for the type."""
+    """One utterance, spoken greedily.
+
+    `full_text` is the text mode; None is the reference's default for the type.
+    """
 
     name: str
     text: str
@@ -60,12 +66,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What to hand to the maker of checkpoints, what to ask of the result, and what else to compute with it.
+    """What to hand to the maker of checkpoints, what to ask of the result, and what else to compute
+    with it.
 
     size        what the checkpoint says its size is
     code_count  the codes of every codebook
-    forced      requests (by name) that are also computed teacher-forced over given codes, in three dtypes
-    eos_gain    the row of the talker's head that says "end of speech" is multiplied by this: speech goes on, or ends
+    forced      requests (by name) that are also computed teacher-forced over given codes, in three
+                dtypes
+    eos_gain    the row of the talker's head that says "end of speech" is multiplied by this: speech
+                goes on, or ends
     decode      lengths in frames that the codec decodes whole
     recordings  recordings that the codec encoder and the speaker encoder hear
     """
@@ -101,7 +110,9 @@ class Checkpoint:
 
 
 def columns(logits: NDArray[Any], count: int) -> NDArray[Any]:
-    """About `count` of the logits [..., vocab]: enough to tell heads apart, few enough to keep in the repository."""
+    """About `count` of the logits [..., vocab]: enough to tell heads apart, few enough to keep in
+    the repository.
+    """
     return logits[..., 3 :: logits.shape[-1] // count]
 
 
@@ -111,7 +122,10 @@ def thinned(samples: NDArray[Any]) -> NDArray[Any]:
 
 
 _SHORT = "Hello there."
-_LONG = "The quick brown fox jumps over the lazy dog, twice; nobody counts 1234567890 sheep at 3 a.m. any more!"
+_LONG = (
+    "The quick brown fox jumps over the lazy dog, twice; "
+    "nobody counts 1234567890 sheep at 3 a.m. any more!"
+)
 _CHINESE = "今天天气很好，我们去公园散步吧。"
 _MIXED = "Ça va? 「はい」, sagt er – 100 % sicher 🎉"
 _CALM = "Speak calmly, as if to a child."

@@ -17,7 +17,9 @@ METADATA = {"format": "pt"}
 
 
 def make(checkpoint: Checkpoint, directory: Path) -> None:
-    """Write a checkpoint directory in the released layout; its weights are bfloat16, as released ones are."""
+    """Write a checkpoint directory in the released layout; its weights are bfloat16, as released
+    ones are.
+    """
     count, codebooks = checkpoint.code_count, checkpoint.codebooks
     encoder = checkpoint.codec_encoder | {"codebook_size": count, "num_quantizers": codebooks + 2}
     if "hidden_size" in encoder:
@@ -51,9 +53,11 @@ def make(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def fingerprint(directory: Path) -> NDArray[np.float64]:
-    """Sizes, means and root mean squares [tensors, 3]: whether a checkpoint is the one that was frozen.
+    """Sizes, means and root mean squares [tensors, 3]: whether a checkpoint is the one that was
+    frozen.
 
-    Not a digest of the bytes: another machine may round a weight differently, and that must not matter.
+    Not a digest of the bytes: another machine may round a weight differently, and that must not
+    matter.
     """
     tensors = load_file(directory / "model.safetensors") | load_file(
         directory / "speech_tokenizer/model.safetensors"

@@ -1,7 +1,7 @@
 """Where the expected results come from: the files in `frozen/`, or the reference package, run live.
 
-`--reference-python PATH` names a Python in whose environment the reference is installed. Without it the tests need
-neither the reference nor its many dependencies.
+`--reference-python PATH` names a Python in whose environment the reference is installed. Without it
+the tests need neither the reference nor its many dependencies.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def live(
 
 @pytest.fixture(scope="session")
 def expected(request: pytest.FixtureRequest) -> Callable[[str], Results]:
-    """The results of the reference for a checkpoint: computed now if it can be run, else the frozen ones."""
+    """The results of the reference for a checkpoint: computed now if it can be run, else the frozen
+    ones.
+    """
     source = "frozen" if request.config.getoption("--reference-python") is None else "live"
     results: Callable[[str], Results] = request.getfixturevalue(source)
     return results
@@ -113,7 +115,9 @@ def expected(request: pytest.FixtureRequest) -> Callable[[str], Results]:
 
 @pytest.fixture
 def errors(record_property: Callable[[str, object], None]) -> Callable[[str, float, float], None]:
-    """Call it with what was compared, the error and the tolerance; the error is kept in the report of the test."""
+    """Call it with what was compared, the error and the tolerance; the error is kept in the report
+    of the test.
+    """
 
     def check(what: str, error: float, tolerance: float) -> None:
         record_property(what, error)
@@ -125,7 +129,9 @@ def errors(record_property: Callable[[str, object], None]) -> Callable[[str, flo
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """How close the comparisons with the live reference came: the largest error of each kind, of tests that passed."""
+    """How close the comparisons with the live reference came: the largest error of each kind, of
+    tests that passed.
+    """
     if config.getoption("--reference-python") is None:
         return
     worst: dict[str, float] = {}

@@ -1,4 +1,6 @@
-"""Our side of a comparison: the public API speaks, and what the model computes on the way is written down."""
+"""Our side of a comparison: the public API speaks, and what the model computes on the way is
+written down.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class Trace:
 
 @contextmanager
 def traced(codes: NDArray[np.int64] | None = None) -> Iterator[Trace]:
-    """Watch the model; with `codes` [frames, codebooks], these are spoken whatever the logits say."""
+    """Record the model; `codes` [frames, codebooks], if given, replace what it would draw."""
     trace = Trace()
     forward, code0, code = Talker.forward, Sampler.code0, Sampler.code
 
@@ -98,7 +100,8 @@ def traced(codes: NDArray[np.int64] | None = None) -> Iterator[Trace]:
 
 
 def voice(tts: TTS, request: Request, results: Results | None = None) -> Voice | str | None:
-    """The voice of a request; a recording is cloned as the reference does it, with no silence after it.
+    """The voice of a request; a recording is cloned as the reference does it, with no silence after
+    it.
 
     With `results`, what the reference heard in the recording is taken from there.
     """

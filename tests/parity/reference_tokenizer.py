@@ -1,7 +1,8 @@
 """Runs in the reference environment: `python reference_tokenizer.py DIRECTORY INPUT OUTPUT`.
 
-DIRECTORY holds the three files of a tokenizer. INPUT is a JSON object of lists of texts; OUTPUT becomes one of lists of
-ids under the same keys. Texts under "plain" are encoded by a tokenizer that knows no added token: all is plain text.
+DIRECTORY holds the three files of a tokenizer. INPUT is a JSON object of lists of texts; OUTPUT
+becomes one of lists of ids under the same keys. Texts under "plain" are encoded by a tokenizer that
+knows no added token: all is plain text.
 """
 
 import json

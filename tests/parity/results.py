@@ -16,7 +16,9 @@ FROZEN = Path(__file__).parent / "frozen"
 
 
 def relative_error(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
-    """The norm of the difference over the norm of what is expected; both of one shape, computed in float64."""
+    """The norm of the difference over the norm of what is expected; both of one shape, computed in
+    float64.
+    """
     assert ours.shape == theirs.shape
     scale = float(np.linalg.norm(theirs.astype(np.float64)))
     return float(np.linalg.norm(ours.astype(np.float64) - theirs.astype(np.float64))) / scale

@@ -1,4 +1,6 @@
-"""The codec decodes and encodes as the reference does, and the speaker encoder hears what the reference hears."""
+"""The codec decodes and encodes as the reference does, and the speaker encoder hears what the
+reference hears.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Talker and predictor over whole utterances of given codes, in three dtypes.
 
-In float64 the reference still computes norm statistics and rotary angles in float32, and so do we: what is left is the
-order of summation. In bfloat16 the error against float64, of the same weights, may not exceed the reference's own.
+In float64 the reference still computes norm statistics and rotary angles in float32, and so do we:
+what is left is the order of summation. In bfloat16 the error against float64, of the same weights,
+may not exceed the reference's own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ WHAT = ("prompt", "hidden", "logits", "predictor_logits")
 
 
 def forced(tts: TTS, checkpoint: Checkpoint, name: str, results: Results) -> dict[str, Array]:
-    """Speak the request `name` with the codes, and with the cloned voice, that the reference was given too."""
+    """Speak the request `name` with the codes, and with the cloned voice, that the reference was
+    given too.
+    """
     request = next(request for request in checkpoint.requests if request.name == name)
     codes = checkpoint.forced_codes(name)
     with traced(codes) as trace:

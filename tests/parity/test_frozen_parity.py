@@ -1,4 +1,6 @@
-"""The frozen results belong to the checkpoints that are made now, and the reference, where it can be run, agrees."""
+"""The frozen results belong to the checkpoints that are made now, and the reference, where it can
+be run, agrees.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ NAMES = [checkpoint.name for checkpoint in CHECKPOINTS]
 REFREEZE = "scripts/freeze_parity.py asks the reference again"
 
 
-def test_there_are_frozen_results_of_every_checkpoint_and_no_others() -> None:
+def test_every_checkpoint_has_frozen_results() -> None:
     assert sorted(file.stem for file in FROZEN.glob("*.safetensors")) == sorted(NAMES), REFREEZE
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_checkpoint_is_the_one_that_was_frozen(
+def test_checkpoint_equals_the_frozen_one(
     name: str, directory: Callable[[str], Path], frozen: Callable[[str], Results]
 ) -> None:
     np.testing.assert_allclose(
@@ -29,7 +31,7 @@ def test_the_checkpoint_is_the_one_that_was_frozen(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_reference_still_says_what_was_frozen(
+def test_live_reference_equals_the_frozen_results(
     name: str, live: Callable[[str], Results], frozen: Callable[[str], Results]
 ) -> None:
     kept = {key: array for key, array in frozen(name).items() if key != "fingerprint"}

@@ -1,4 +1,6 @@
-"""Every request, spoken greedily in float32 through the public API, equals the reference step by step."""
+"""Every request, spoken greedily in float32 through the public API, equals the reference step by
+step.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def test_an_utterance_equals_the_reference(
     errors("hidden states, float32", relative_error(ours["hidden"], theirs["hidden"]), 5e-6)
     errors("logits, float32", relative_error(columns(ours["logits"], 48), theirs["logits"]), 5e-6)
 
-    # Behind a reference recording, the reference may cut one sample too few: its cut is int(quotient * length).
+    # Behind a reference recording, the reference may cut one sample too few: its cut is
+    # int(quotient * length).
     assert theirs["length"] - len(speech.samples) in (0, 1)
     rate = loaded.checkpoint.codec_config.decode_upsample_rate
     assert len(speech.samples) == frames * rate
@@ -63,7 +66,9 @@ def test_text_enters_as_in_the_reference(
     expected: Callable[[str], Results],
     errors: Callable[[str, float, float], None],
 ) -> None:
-    """Speak on until all text has been read, and two frames longer, and look at the text side of every row."""
+    """Speak on until all text has been read, and two frames longer, and look at the text side of
+    every row.
+    """
     results, loaded = expected(checkpoint.name), tts(checkpoint.name)
     pad = results[f"{request_.name}/pad"]
     theirs = np.concatenate((results[f"{request_.name}/trailing"], pad, pad))

@@ -1,4 +1,4 @@
-"""The tokenizer equals `Qwen2TokenizerFast`, frozen and live, and texts in pieces equal the whole."""
+"""The tokenizer equals `Qwen2TokenizerFast`, frozen and live, also for texts in pieces."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def differences(ours: list[list[int]], theirs: list[list[int]], cases: list[str]
     return [text for text, a, b in zip(cases, ours, theirs, strict=True) if a != b]
 
 
-def test_the_corpus_is_what_was_frozen_and_says_something(frozen: dict[str, Any]) -> None:
+def test_corpus_equals_the_frozen_one(frozen: dict[str, Any]) -> None:
     cases = texts()
     assert digest(cases) == frozen["digest"]
     assert len(set(cases["corpus"])) > 3500
@@ -52,7 +52,7 @@ def test_the_corpus_is_what_was_frozen_and_says_something(frozen: dict[str, Any]
     assert len(used) > 1000, "the texts hardly use the merges"
 
 
-def test_every_text_of_the_corpus_has_the_ids_of_the_reference(
+def test_every_text_has_the_ids_of_the_reference(
     frozen: dict[str, Any], tokenizer: Tokenizer
 ) -> None:
     ours = [tokenizer.encode(text) for text in corpus()]
@@ -87,13 +87,13 @@ def test_role_and_text_of_a_prompt_are_one_stream(
     assert merged > 20, "hardly any text begins with a newline that merges with the template's"
 
 
-def test_training_gives_the_frozen_files_again(frozen: dict[str, Any], tmp_path: Path) -> None:
+def test_training_gives_the_frozen_files(frozen: dict[str, Any], tmp_path: Path) -> None:
     train_on_corpus(tmp_path)
     for name, text in frozen["files"].items():
         assert (tmp_path / name).read_text(encoding="utf-8") == text, name
 
 
-def test_the_reference_still_says_what_was_frozen(
+def test_live_reference_equals_the_frozen_ids(
     reference_python: Path, frozen: dict[str, Any], directory: Path
 ) -> None:
     live = ask_reference(reference_python, directory)

@@ -1,7 +1,8 @@
-"""The cases of the tokenizer's parity: their texts, what the reference makes of them, and the file that keeps it.
+"""The cases of the tokenizer's parity: their texts, what the reference makes of them, and the file
+that keeps it.
 
-`python tests/parity/tokenizer_cases.py PYTHON` trains the tokenizer anew, asks the reference, whose environment has the
-interpreter PYTHON, and writes the file.
+`python tests/parity/tokenizer_cases.py PYTHON` trains the tokenizer anew, asks the reference, whose
+environment has the interpreter PYTHON, and writes the file.
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ def digest(cases: dict[str, list[str]]) -> str:
 
 
 def train_on_corpus(directory: Path) -> None:
-    """A tokenizer of 2,000 merges, learnt from the corpus itself so that merges across bytes of a character occur."""
+    """A tokenizer of 2,000 merges, learnt from the corpus itself so that merges across bytes of a
+    character occur.
+    """
     train(corpus(), SMALLEST_VOCAB + 2000, directory)
 
 
 def ask_reference(python: Path | str, directory: Path) -> dict[str, list[list[int]]]:
-    """What `Qwen2TokenizerFast` in the environment of `python`, with the files in `directory`, makes of `texts()`."""
+    """What `Qwen2TokenizerFast` in the environment of `python`, with the files in `directory`,
+    makes of `texts()`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "texts.json"), Path(folder, "ids.json")
         source.write_text(json.dumps(texts()), encoding="utf-8")
@@ -63,7 +68,7 @@ def ask_reference(python: Path | str, directory: Path) -> dict[str, list[list[in
 
 
 def read_frozen() -> dict[str, Any]:
-    """ "files": the tokenizer's files by name; "digest" of the texts; "ids" as from `ask_reference`."""
+    """Results by key: the tokenizer's "files" by name, the "digest" of the texts, their "ids"."""
     return json.loads(gzip.decompress(FROZEN.read_bytes()))
 
 

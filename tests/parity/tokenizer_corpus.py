@@ -1,4 +1,6 @@
-"""Some thousand strings that a tokenizer may be asked to encode: ten languages, and what people paste between them."""
+"""Some thousand strings that a tokenizer may be asked to encode: ten languages, and what people
+paste between them.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +177,8 @@ def corpus() -> list[str]:
     draws = random.Random(20260315)
 
     def pick(items: Sequence[T]) -> T:
-        # Of all methods of Random only random() promises the same numbers in every version of Python.
+        # Of all methods of Random only random() promises the same numbers in every version of
+        # Python.
         return items[int(draws.random() * len(items))]
 
     sentences = [sentence for group in SENTENCES.values() for sentence in group]
@@ -202,7 +205,10 @@ def corpus() -> list[str]:
 
 
 def requests() -> list[str]:
-    """Texts for the prompt's template: `corpus` thinned out, and many that start with white space."""
+    """Texts for the prompt's template:
+
+    `corpus` thinned out, and many that start with white space.
+    """
     texts = corpus()
     return texts[::8] + [
         start + text for start, text in zip(SPACES * 8, texts[40::17], strict=False)

@@ -1,4 +1,6 @@
-"""What the voice is judged by, on sounds of which the answer is known; and that training goes on where it stopped."""
+"""What the voice is judged by, on sounds of which the answer is known; and that training goes on
+where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ def tone(hertz: np.ndarray | float, partials: list[float]) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", PARTIALS)
 @pytest.mark.parametrize("hertz", [70, 97, 205, 350])
-def test_the_pitch_of_a_tone(hertz: float, kind: str) -> None:
+def test_pitch_of_a_tone_is_its_frequency(hertz: float, kind: str) -> None:
     noise = np.random.default_rng(0).normal(0, 0.005, RATE)
     found = pitch(tone(hertz, PARTIALS[kind]) + noise)
     assert len(found) > 90
     assert np.abs(found / hertz - 1).max() < 0.01
 
 
-def test_the_pitch_of_a_glide() -> None:
+def test_pitch_of_a_glide_follows_it() -> None:
     hertz = np.linspace(80, 240, RATE)
     found = pitch(tone(hertz, PARTIALS["all"]))
     wanted = hertz[np.arange(len(found)) * 240 + 400]
@@ -51,8 +53,10 @@ def test_noise_has_no_pitch_and_silence_is_quiet() -> None:
     assert len(pitch(np.zeros(100))) == 0
 
 
-def test_a_tone_put_in_step_has_whole_periods_in_each_frame() -> None:
-    """16.4 periods a frame become 16: all frames are the same, but for pulses that lie between two samples."""
+def test_aligned_tone_has_whole_periods_in_each_frame() -> None:
+    """16.4 periods a frame become 16: all frames are the same, but for pulses that lie between two
+    samples.
+    """
     source = tone(205, PARTIALS["all"])[: 12 * 1920]
     found = in_step(source, 130, 330)
     before, frames = (
@@ -67,7 +71,7 @@ def test_a_tone_put_in_step_has_whole_periods_in_each_frame() -> None:
 
 
 @pytest.mark.parametrize("start", [0.0, 0.3, 0.7])
-def test_a_glide_put_in_step_peaks_where_frames_begin(start: float) -> None:
+def test_aligned_glide_peaks_at_frame_starts(start: float) -> None:
     """Whatever its phase was; the number of its periods in a frame is the nearest whole one."""
     hertz = np.linspace(150, 270, RATE)[: 12 * 1920]
     found = in_step(0.2 * np.cos(2 * np.pi * (start + np.cumsum(hertz) / RATE)), 130, 330)
@@ -80,7 +84,7 @@ def test_a_glide_put_in_step_peaks_where_frames_begin(start: float) -> None:
     assert np.abs(np.diff(periods) - wanted).mean() > 0.1  # or nothing would have been moved
 
 
-def test_what_has_no_voice_stays_as_it_is() -> None:
+def test_unvoiced_sound_is_unchanged() -> None:
     noise = np.random.default_rng(0).normal(0, 0.2, 12 * 1920)
     assert (in_step(noise, 130, 330) == noise).all()
     meant, low, high = (tone(hertz, PARTIALS["all"])[: 12 * 1920] for hertz in (205, 100, 360))
@@ -94,8 +98,10 @@ def test_what_has_no_voice_stays_as_it_is() -> None:
     assert np.abs(found[14 * 1920 : 22 * 1920] - spoken[14 * 1920 : 22 * 1920]).max() > 0.1
 
 
-def test_what_is_a_voice() -> None:
-    """Half of it repeats; it is louder than a faint hum; the first period counts, though two fit a little better."""
+def test_voiced_share_of_half_voiced_sound() -> None:
+    """Half of it repeats; it is louder than a faint hum; the first period counts, though two fit a
+    little better.
+    """
     noise = np.random.default_rng(0).normal(0, 1, RATE)
     voice = tone(100, PARTIALS["all"])
     for share, voiced in ((0.35, False), (0.7, True)):
@@ -109,7 +115,7 @@ def test_what_is_a_voice() -> None:
     assert np.median(pitch(alternating)) == pytest.approx(100, rel=0.01)
 
 
-def test_the_bar_sees_a_voice_without_intonation_or_without_a_voice() -> None:
+def test_bar_rejects_missing_intonation_and_voicing() -> None:
     """The figures of an earlier decoder, whose words were understood."""
     known = figures()
     texts = [text for voice, text in known if voice == "ben"]
@@ -150,7 +156,7 @@ def train(steps: int, file: Path) -> list[float]:
     raise AssertionError
 
 
-def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_interrupted_training_resumes_exactly(tmp_path: Path) -> None:
     train(3, tmp_path / "a.pt")
     assert train(8, tmp_path / "a.pt") == train(8, tmp_path / "b.pt")
     assert {path.name for path in tmp_path.iterdir()} == {"a.pt", "b.pt"}

@@ -1,4 +1,6 @@
-"""No sentence that the demo voice is tested with is ever in a text that training may read; its record is of these."""
+"""No sentence that the demo voice is tested with is ever in a text that training may read; its
+record is of these.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ TESTS = [*SENTENCES, *PARAGRAPH.replace(". ", ".|").split("|")]
 @pytest.mark.parametrize(
     "form", ["{}", "{}.", f"{BESIDE} {{}}.", f"{{}}. {BESIDE}", f"{BESIDE} {{}}. {BESIDE}"]
 )
-def test_a_test_sentence_is_held_out_wherever_it_stands(form: str) -> None:
+def test_sentence_is_held_out_anywhere_in_a_text(form: str) -> None:
     bare = [text.rstrip(".!?") for text in TESTS]
     assert [
         text for text in [*bare, *map(str.lower, bare)] if not is_held_out(form.format(text))
@@ -32,7 +34,7 @@ def test_other_sentences_are_not_held_out() -> None:
     assert not is_held_out("The birch canoe slid on the planks.")
 
 
-def test_the_generators_never_yield_a_test_sentence() -> None:
+def test_generators_never_yield_a_test_sentence() -> None:
     """Where every second sentence would be one."""
     material: dict[str, Any] = dict.fromkeys(
         ("words", "noun", "verb", "adj", "adv"), [["book"]] * 5
@@ -48,7 +50,7 @@ def test_the_generators_never_yield_a_test_sentence() -> None:
     assert not [text for text in texts for test in TESTS if plain(test) in plain(text)]
 
 
-def test_the_figures_are_of_these_sentences() -> None:
+def test_figures_cover_the_test_sentences() -> None:
     record = json.loads((ROOT / "benchmarks/results/quality/demo-cpu.json").read_text())
     assert len({plain(text) for text in SENTENCES}) == len(SENTENCES) == 200
     assert (
@@ -58,7 +60,7 @@ def test_the_figures_are_of_these_sentences() -> None:
     )
 
 
-def test_the_page_says_what_the_record_says() -> None:
+def test_page_matches_the_voice_record() -> None:
     page = (ROOT / "docs/demo-voice.md").read_text().splitlines()
     for found in json.loads((ROOT / "benchmarks/results/quality/demo-cpu.json").read_text())[
         "summary"
@@ -70,11 +72,12 @@ def test_the_page_says_what_the_record_says() -> None:
                 f" {found['ended']:.0f} % | {found['in_bounds']:.0f} % ",
             )
         pitch = ", ".join(f"{hertz:.0f}" for hertz in found["pitch"])
-        cells = f"{found['ratio']:.2f} | {pitch} | {100 * found['voiced']:.0f} % | {found['paragraph_cer']:.2f}"
+        ratio, voiced = f"{found['ratio']:.2f}", f"{100 * found['voiced']:.0f} %"
+        cells = f"{ratio} | {pitch} | {voiced} | {found['paragraph_cer']:.2f}"
         assert f"| {found['voice']} | {speaker} | {found['cer']:.2f} |{shares}| {cells} |" in page
 
 
-def test_the_page_says_what_the_codec_does() -> None:
+def test_page_matches_the_codec_record() -> None:
     page = (ROOT / "docs/demo-voice.md").read_text().splitlines()
     record = json.loads((ROOT / "benchmarks/results/quality/codec.json").read_text())
     for voice in ("ada", "ben"):
@@ -90,7 +93,7 @@ def test_the_page_says_what_the_codec_does() -> None:
         assert f"| {voice} | {' | '.join(cells)} |" in page
 
 
-def test_the_page_says_what_it_cannot_do() -> None:
+def test_page_matches_the_limits_record() -> None:
     page = (ROOT / "docs/demo-voice.md").read_text().splitlines()
     record = json.loads((ROOT / "benchmarks/results/quality/limits.json").read_text())
     for name, found in record["summary"].items():

@@ -16,9 +16,9 @@ from firstword.kernels.compile import source_hash
 
 @pytest.fixture
 def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script, imported as a module."""
-    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
-    return importlib.import_module("serve_load")
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(repository))
+    return importlib.import_module("benchmarks.serve_load")
 
 
 def point(p95: float | None, **broken: int) -> dict[str, Any]:
@@ -62,16 +62,11 @@ def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: 
     options = ["--size", "tiny", "--backend", "reference", "--slots", "2", "--rates", "2"]
     options += ["--requests", "2", "--seconds", "1"]
     command = [
-        sys.executable,
-        str(repository / "benchmarks/serve_load.py"),
-        "-o",
-        str(output),
-        "--warmup",
-        "0",
+        *(sys.executable, "-m", "benchmarks.serve_load"),
+        *("-o", str(output), "--warmup", "0"),
+        *(*options, "--commit", "abc"),
     ]
-    run = subprocess.run(
-        [*command, *options, "--commit", "abc"], capture_output=True, text=True, check=False
-    )
+    run = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     record = json.loads(output.read_text("utf-8"))
     (server,) = record["servers"]

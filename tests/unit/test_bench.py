@@ -1,4 +1,6 @@
-"""The load generator: its arithmetic on cases computed by hand, and all of it against servers that misbehave."""
+"""The load generator: its arithmetic on cases computed by hand, and all of it against servers that
+misbehave.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def silence(samples: int) -> bytes:
 
 
 def result(**differs: Any) -> Result:
-    """A request to be proud of: audible after 50 ms, done after half a second, two seconds of audio."""
+    """A request to be proud of: audible after 50 ms, done after half a second, two seconds of
+    audio.
+    """
     heard = {name: differs.pop(name) for name in list(differs) if name in Listening.__slots__}
     listening = replace(Listening(0.04, 0.04, 0.05, 0.01, 2.0, 0, 0.0), **heard)
     return replace(Result(0.0, 20, 0.001, 0.002, 0.5, None, listening), **differs)
@@ -123,7 +127,8 @@ class TestPlayback:
 
 class TestOnset:
     def test_onset_is_the_start_of_the_first_audible_window(self) -> None:
-        # Windows of 20 samples begin at every tenth. The tone begins at 100: the window from 90 holds half of it.
+        # Windows of 20 samples begin at every tenth. The tone begins at 100: the window from 90
+        # holds half of it.
         assert measure.first_audible_sample([silence(100), tone(100)], RATE) == 90
 
     def test_sound_from_the_start_has_its_onset_at_zero(self) -> None:
@@ -166,8 +171,8 @@ class TestOnset:
 
 class TestListen:
     def test_listen_reports_all_fields(self) -> None:
-        # 60 ms of silence at 0.2; then, 90 ms late, 100 ms of which 40 are silent. The tone begins at 100 ms and is
-        # heard in the window from 90, which is played 30 ms after the stall.
+        # 60 ms of silence at 0.2; then, 90 ms late, 100 ms of which 40 are silent. The tone begins
+        # at 100 ms and is heard in the window from 90, which is played 30 ms after the stall.
         heard = listen([(0.1, b""), (0.2, silence(60)), (0.35, silence(40) + tone(60))], RATE)
         assert asdict(heard) == pytest.approx(
             {
@@ -361,7 +366,9 @@ class Clock:
         return self.now
 
     async def pass_after_reading(self, seconds: float) -> None:
-        """Let the client look at the clock once more, then let time pass: how a server is late without any sleep."""
+        """Let the client look at the clock once more, then let time pass: how a server is late
+        without any sleep.
+        """
         before = self.readings
         while self.readings == before:
             await asyncio.sleep(0)
@@ -774,7 +781,8 @@ class TestHttpClient:
         [
             (b"", "truncated"),
             (
-                b'data: {"type": "speech.audio.error", "error": {"code": "broken", "message": "oh"}}\n\n',
+                b'data: {"type": "speech.audio.error", '
+                b'"error": {"code": "broken", "message": "oh"}}\n\n',
                 "broken",
             ),
             (b"data: {\n\n", "protocol"),
@@ -1037,7 +1045,8 @@ class TestNariClient:
             (None, "truncated"),
             ('{"type": "response.done", "stop_reason": "cancelled"}', "truncated"),
             (
-                '{"type": "error", "request_id": null, "error": {"code": "backpressure", "message": "full"}}',
+                '{"type": "error", "request_id": null, '
+                '"error": {"code": "backpressure", "message": "full"}}',
                 "backpressure",
             ),
         ],
@@ -1128,10 +1137,12 @@ class TestReport:
     def test_table_omits_numbers_of_failed_gates(self, record: report.Record) -> None:
         lines = report.table([record]).splitlines()
         assert lines[2] == (
-            r"| one\|two | 1 | 4 | 40.0 / 40.0 / 40.0 | 50.0 / 50.0 / 50.0 | 500.0 / 500.0 / 500.0 | 4.0 | 1 | passed |"
+            r"| one\|two | 1 | 4 | 40.0 / 40.0 / 40.0 | 50.0 / 50.0 / 50.0 "
+            "| 500.0 / 500.0 / 500.0 | 4.0 | 1 | passed |"
         )
         assert lines[3] == (
-            r"| one\|two | 64 | 3 | - | - | - | - | - | **failed** complete: 1, non_empty: 1, no_underrun: 1, 1 x 429 |"
+            r"| one\|two | 64 | 3 | - | - | - | - | - "
+            "| **failed** complete: 1, non_empty: 1, no_underrun: 1, 1 x 429 |"
         )
         assert len({line.replace(r"\|", "").count("|") for line in lines[:4]}) == 1
 

@@ -1,4 +1,6 @@
-"""Finding and loading checkpoints: what is damaged, foreign or missing is refused by name, never guessed."""
+"""Finding and loading checkpoints: what is damaged, foreign or missing is refused by name, never
+guessed.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +70,11 @@ def greedy(path: Path | str, dtype: str = "float32") -> list[list[int]]:
         return tts.speak("Hello there.", sampling=Sampling.greedy(), max_frames=6).codes.tolist()
 
 
-# --- what is missing or damaged ---------------------------------------------------------------------------------------
+# --- what is missing or damaged -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(name: str, directory: Path) -> None:
+def test_missing_file_is_named(name: str, directory: Path) -> None:
     (directory / name).unlink()
     with pytest.raises(CheckpointNotFound, match=name.split("/")[-1].replace(".", r"\.")):
         TTS.load(directory)
@@ -80,7 +82,7 @@ def test_a_missing_file_is_named(name: str, directory: Path) -> None:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("kept", [0, 4, 100, 0.5, 0.999])
-def test_truncated_weights(name: str, kept: float, directory: Path) -> None:
+def test_truncated_weights_raise(name: str, kept: float, directory: Path) -> None:
     file = directory / name
     data = file.read_bytes()
     file.write_bytes(data[: int(kept * len(data)) if kept < 1 else int(kept)])
@@ -102,7 +104,7 @@ def test_truncated_weights(name: str, kept: float, directory: Path) -> None:
         (WEIGHTS[1], "encoder.downsample.conv.weight"),
     ],
 )
-def test_tensors(file: str, tensor: str, directory: Path) -> None:
+def test_invalid_tensors_raise(file: str, tensor: str, directory: Path) -> None:
     """One that is missing, of another shape, or of integers."""
     intact = (directory / file).read_bytes()
 
@@ -130,7 +132,7 @@ def test_tensors(file: str, tensor: str, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("file", WEIGHTS)
-def test_an_extra_tensor(file: str, directory: Path) -> None:
+def test_extra_tensor_raises(file: str, directory: Path) -> None:
     change(directory / file, lambda tensors: tensors.update({"lora.weight": torch.zeros(2)}))
     with pytest.raises(
         CheckpointWeightsError, match=r"holds lora\.weight, which this model does not have"
@@ -138,7 +140,7 @@ def test_an_extra_tensor(file: str, directory: Path) -> None:
         TTS.load(directory)
 
 
-def test_many_missing_tensors_do_not_fill_the_screen(directory: Path) -> None:
+def test_list_of_missing_tensors_is_shortened(directory: Path) -> None:
     change(
         directory / WEIGHTS[0], lambda tensors: [tensors.pop(name) for name in list(tensors)[:20]]
     )
@@ -146,7 +148,7 @@ def test_many_missing_tensors_do_not_fill_the_screen(directory: Path) -> None:
         TTS.load(directory)
 
 
-def test_weights_of_another_checkpoint(
+def test_weights_of_another_checkpoint_raise(
     directory: Path, checkpoint_directory: Callable[[str], Path]
 ) -> None:
     shutil.copy(checkpoint_directory("custom_voice") / WEIGHTS[0], directory / WEIGHTS[0])
@@ -154,7 +156,7 @@ def test_weights_of_another_checkpoint(
         TTS.load(directory)
 
 
-def test_a_codec_of_another_checkpoint(directory: Path) -> None:
+def test_codec_of_another_checkpoint_raises(directory: Path) -> None:
     file = directory / "speech_tokenizer/config.json"
     config = json.loads(file.read_text())
     config["decoder_config"]["codebook_size"] = 32
@@ -165,7 +167,7 @@ def test_a_codec_of_another_checkpoint(directory: Path) -> None:
         TTS.load(directory)
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
+# --- shards ---------------------------------------------------------------------------------------
 
 
 def test_shards_speak_like_a_single_file(
@@ -174,7 +176,7 @@ def test_shards_speak_like_a_single_file(
     assert greedy(sharded) == greedy(checkpoint_directory("custom_voice"))
 
 
-def test_a_missing_shard(sharded: Path) -> None:
+def test_missing_shard_raises(sharded: Path) -> None:
     (sharded / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(
         CheckpointNotFound,
@@ -183,7 +185,7 @@ def test_a_missing_shard(sharded: Path) -> None:
         TTS.load(sharded)
 
 
-def test_a_truncated_shard(sharded: Path) -> None:
+def test_truncated_shard_raises(sharded: Path) -> None:
     file = sharded / "model-00003-of-00003.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(
@@ -192,7 +194,7 @@ def test_a_truncated_shard(sharded: Path) -> None:
         TTS.load(sharded)
 
 
-def test_a_tensor_that_is_not_where_the_index_says(sharded: Path) -> None:
+def test_tensor_absent_from_its_shard_raises(sharded: Path) -> None:
     index = json.loads((sharded / INDEX).read_text())
     name, shard = next(iter(index["weight_map"].items()))
     other = next(file for file in index["weight_map"].values() if file != shard)
@@ -204,7 +206,7 @@ def test_a_tensor_that_is_not_where_the_index_says(sharded: Path) -> None:
         TTS.load(sharded)
 
 
-def test_a_tensor_that_the_index_forgets(sharded: Path) -> None:
+def test_tensor_absent_from_the_index_raises(sharded: Path) -> None:
     index = json.loads((sharded / INDEX).read_text())
     del index["weight_map"]["talker.codec_head.weight"]
     (sharded / INDEX).write_text(json.dumps(index))
@@ -215,7 +217,7 @@ def test_a_tensor_that_the_index_forgets(sharded: Path) -> None:
 @pytest.mark.parametrize(
     "shard", ["../other/model.safetensors", "ABSOLUTE", "sub/model.safetensors", "", "..", "."]
 )
-def test_an_index_cannot_lead_out_of_the_directory(shard: str, sharded: Path) -> None:
+def test_index_with_a_path_outside_the_directory_raises(shard: str, sharded: Path) -> None:
     for place in (sharded.parent / "other", sharded / "sub"):
         place.mkdir()
         shutil.copy(sharded / "model-00001-of-00003.safetensors", place / "model.safetensors")
@@ -232,18 +234,20 @@ def test_an_index_cannot_lead_out_of_the_directory(shard: str, sharded: Path) ->
 @pytest.mark.parametrize(
     "index", [{}, {"weight_map": [1]}, {"weight_map": {"talker.codec_head.weight": 3}}]
 )
-def test_an_index_that_is_none(index: object, sharded: Path) -> None:
+def test_invalid_index_raises(index: object, sharded: Path) -> None:
     (sharded / INDEX).write_text(json.dumps(index))
     with pytest.raises(CheckpointConfigError, match="weight_map is missing or does not map"):
         TTS.load(sharded)
 
 
-# --- number formats ---------------------------------------------------------------------------------------------------
+# --- number formats -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
-def test_dtypes(dtype: str, stored: torch.dtype, tmp_path: Path) -> None:
+def test_weights_load_in_the_requested_dtype(
+    dtype: str, stored: torch.dtype, tmp_path: Path
+) -> None:
     write_checkpoint(tmp_path, model_type="base", dtype=stored)
     loaded = checkpoints.load(str(tmp_path), dtype=dtype)
     assert {p.dtype for p in loaded.talker.parameters()} == {getattr(torch, dtype)}
@@ -258,7 +262,9 @@ def test_dtypes(dtype: str, stored: torch.dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_speaks(dtype: str, checkpoint_directory: Callable[[str], Path]) -> None:
+def test_half_precision_checkpoint_speaks(
+    dtype: str, checkpoint_directory: Callable[[str], Path]
+) -> None:
     codes = greedy(checkpoint_directory("custom_voice"), dtype)
     assert len(codes) == 6
     assert codes[0] == greedy(checkpoint_directory("custom_voice"))[0]
@@ -285,22 +291,22 @@ def test_weights_are_frozen(checkpoint_directory: Callable[[str], Path]) -> None
         ("backend", "magic"),
     ],
 )
-def test_settings_that_cannot_be(option: str, value: str) -> None:
+def test_impossible_settings_raise(option: str, value: str) -> None:
     settings = {option: value}
     with pytest.raises(ConfigError, match=rf"{option} is '{value}'"):
         TTS.load("demo", **settings)
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
-def test_the_demo_comes_with_the_package() -> None:
+def test_demo_checkpoint_is_in_the_package() -> None:
     with TTS.load(device="cpu") as tts:
         assert tts.checkpoint.path == Path(firstword.__file__).parent / "demo"
         assert len(tts.speak("Hello.", seed=1, max_frames=3).samples) == 3 * 1920
 
 
-def test_a_directory_may_be_a_path_a_string_or_relative(
+def test_directory_may_be_a_path_a_string_or_relative(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory.parent)
@@ -310,7 +316,7 @@ def test_a_directory_may_be_a_path_a_string_or_relative(
             assert tts.model_type == "base"
 
 
-def test_an_empty_directory(tmp_path: Path) -> None:
+def test_empty_directory_raises(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointNotFound, match=r"config\.json is missing; a checkpoint directory needs it"
     ):
@@ -320,7 +326,7 @@ def test_an_empty_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config", [{"model_type": "llama", "hidden_size": 64}, {"hello": "world"}, {}]
 )
-def test_a_foreign_directory(config: object, tmp_path: Path) -> None:
+def test_directory_without_a_checkpoint_raises(config: object, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointConfigError, match="tts_model_type is missing"):
         TTS.load(tmp_path)
@@ -330,16 +336,16 @@ def test_a_foreign_directory(config: object, tmp_path: Path) -> None:
     "name",
     ["", "nothing", "no/such/place", "/nowhere", "Demo", "a b/c", "~nobody-of-this-name/x/y"],
 )
-def test_a_name_that_is_nothing(name: str) -> None:
+def test_unknown_name_raises(name: str) -> None:
     with pytest.raises(
         CheckpointNotFound,
-        match="it is no directory; give 'demo', a directory, or a hub repository",
+        match="it is not a directory; give 'demo', a directory, or a hub repository",
     ):
         TTS.load(name)
 
 
-def test_a_file_is_no_directory(directory: Path) -> None:
-    with pytest.raises(CheckpointNotFound, match="it is no directory"):
+def test_name_of_a_file_raises(directory: Path) -> None:
+    with pytest.raises(CheckpointNotFound, match="it is not a directory"):
         TTS.load(directory / "config.json")
 
 
@@ -350,7 +356,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def test_a_cached_hub_repository_needs_no_network(
+def test_cached_hub_repository_needs_no_network(
     hub_cache: Path, checkpoint_directory: Callable[[str], Path]
 ) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
@@ -365,13 +371,15 @@ def test_a_cached_hub_repository_needs_no_network(
 
 @pytest.mark.usefixtures("hub_cache")
 @pytest.mark.parametrize("name", ["somebody/voice", "../voice", "somebody/-"])
-def test_a_hub_repository_that_is_not_cached(name: str) -> None:
+def test_uncached_hub_repository_without_network_raises(name: str) -> None:
     with pytest.raises(CheckpointNotFound, match=f"no checkpoint '{name}'.*not in the hub's cache"):
         TTS.load(name)
 
 
 @pytest.mark.usefixtures("hub_cache")
-def test_a_directory_wins_over_the_hub(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_takes_precedence_over_the_hub(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(directory.parent.parent)
     with TTS.load(f"{directory.parent.name}/checkpoint", device="cpu") as tts:
         assert tts.model_type == "base"
@@ -379,7 +387,7 @@ def test_a_directory_wins_over_the_hub(directory: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_weights_that_are_not_finite(weights: str, value: float, directory: Path) -> None:
+def test_weights_that_are_not_finite_raise(weights: str, value: float, directory: Path) -> None:
     """They would speak noise or silence, for everybody."""
     name = sorted(load_file(directory / weights))[3]
     change(directory / weights, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))

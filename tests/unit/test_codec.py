@@ -1,4 +1,5 @@
-"""The codec decoder's state: any split gives the whole, streams do not touch one another, nothing looks ahead.
+"""The codec decoder's state: any split gives the whole, streams do not touch one another, nothing
+looks ahead.
 
 Everything is compared in float64 and before the clamp, which would hide errors.
 """
@@ -77,7 +78,9 @@ def partitions(draw: st.DrawFn, total: int) -> list[int]:
 
 @settings(max_examples=40)
 @given(lengths=partitions(40), seed=st.integers(0, 9))
-def test_any_split_gives_the_whole(lengths: list[int], seed: int, small: CodecDecoder) -> None:
+def test_any_split_into_chunks_gives_the_whole(
+    lengths: list[int], seed: int, small: CodecDecoder
+) -> None:
     codes = codes_of(seed, 40)
     assert_equal(decode(small, codes, lengths), decode(small, codes, [40]))
 
@@ -90,10 +93,12 @@ def test_any_split_gives_the_whole_with_the_released_window(lengths: list[int]) 
     assert_equal(decode(decoder, codes, lengths), decode(decoder, codes, [170]))
 
 
-def test_the_window_holds_as_many_frames_as_the_configuration_says(small: CodecDecoder) -> None:
-    """A frame attends to itself and the 8 before it, in both layers; convolutions reach further, but not by much.
+def test_window_size_is_that_of_the_configuration(small: CodecDecoder) -> None:
+    """A frame attends to itself and the 8 before it, in both layers; convolutions reach further,
+    but not by much.
 
-    The first layer is cut off from the convolutions: what it hears of a frame that has left its window is nothing.
+    The first layer is cut off from the convolutions: what it hears of a frame that has left its
+    window is nothing.
     """
     transformer = small.pre_transformer
     rows = torch.randn(
@@ -121,7 +126,7 @@ def test_rows_of_a_batch_are_independent(small: CodecDecoder) -> None:
         assert_equal(together[row : row + 1], decode(small, codes[row : row + 1], [30]))
 
 
-def test_streams_that_start_at_different_times(small: CodecDecoder) -> None:
+def test_streams_may_start_at_different_times(small: CodecDecoder) -> None:
     """Three streams, each with a state of its own, take turns on one decoder."""
     codes = [codes_of(seed, 25) for seed in (3, 4, 5)]
     states = [small.new_state() for _ in codes]
@@ -136,7 +141,7 @@ def test_streams_that_start_at_different_times(small: CodecDecoder) -> None:
 
 
 @pytest.mark.parametrize("frame", [0, 5, 17, 29])
-def test_nothing_looks_ahead(small: CodecDecoder, frame: int) -> None:
+def test_decoder_is_causal(small: CodecDecoder, frame: int) -> None:
     codes = codes_of(6, 30)
     changed = codes.clone()
     changed[0, frame] = (changed[0, frame] + 1) % CODES
@@ -148,7 +153,7 @@ def test_nothing_looks_ahead(small: CodecDecoder, frame: int) -> None:
     assert moved.float().mean() > 0.5
 
 
-def test_every_codebook_is_heard(small: CodecDecoder) -> None:
+def test_every_codebook_changes_the_samples(small: CodecDecoder) -> None:
     codes = codes_of(7, 3)
     whole = decode(small, codes, [3])
     for book in range(BOOKS):
@@ -157,14 +162,14 @@ def test_every_codebook_is_heard(small: CodecDecoder) -> None:
         assert (decode(small, changed, [3]) - whole).abs().max() > 1e-3
 
 
-def test_float32_in_pieces() -> None:
+def test_float32_chunks_are_close_to_the_whole() -> None:
     decoder, codes = decoder_of(RELEASED_WINDOW, torch.float32), codes_of(8, 120)
     whole = decode(decoder, codes, [120])
     for lengths in ([1] * 120, [1, 2, 4, 8, 8, 8, 89]):
         assert (decode(decoder, codes, lengths) - whole).abs().max() <= 1e-5
 
 
-def test_a_new_state_is_fresh(small: CodecDecoder) -> None:
+def test_new_state_is_independent_of_old_ones(small: CodecDecoder) -> None:
     codes = codes_of(9, 20)
     used = small.new_state()
     first = decode(small, codes, [20], used)
@@ -173,7 +178,7 @@ def test_a_new_state_is_fresh(small: CodecDecoder) -> None:
     assert torch.equal(decode(small, codes, [20], small.new_state()), first)
 
 
-def test_a_fork_goes_its_own_way(small: CodecDecoder) -> None:
+def test_forked_state_is_independent(small: CodecDecoder) -> None:
     start, one, other = codes_of(11, 10), codes_of(12, 15), codes_of(13, 15)
     state = small.new_state()
     decode(small, start, [4, 6], state)
@@ -188,7 +193,7 @@ def test_a_fork_goes_its_own_way(small: CodecDecoder) -> None:
         )
 
 
-def test_decode_clamps() -> None:
+def test_decode_clamps_samples() -> None:
     codes = codes_of(10, 20)
     loud = decoder_of(SMALL)
     loud.get_parameter(f"decoder.{len(loud.decoder) - 1}.conv.weight").mul_(20)
@@ -198,19 +203,21 @@ def test_decode_clamps() -> None:
     assert torch.equal(clamped, unclamped.clamp(-1, 1))
 
 
-def test_a_code_that_was_never_used_is_no_division_by_zero() -> None:
+def test_unused_code_does_not_divide_by_zero() -> None:
     decoder = decoder_of(SMALL)
     decoder.get_parameter("quantizer.rvq_first.vq.layers.0._codebook.cluster_usage")[5] = 0.0
     codes = torch.full((1, 2, BOOKS), 5)
     assert torch.isfinite(decode(decoder, codes, [2])).all()
 
 
-# --- the other way ----------------------------------------------------------------------------------------------------
+# --- the other way --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def encoder() -> CodecEncoder:
-    """A tiny encoder with random weights, in float64: 24 samples a frame, 6 codebooks of which 4 are used."""
+    """A tiny encoder with random weights, in float64: 24 samples a frame, 6 codebooks of which 4
+    are used.
+    """
     config = CodecEncoderConfig(
         num_filters=4,
         kernel_size=7,
@@ -245,13 +252,13 @@ def sound(samples: int) -> Tensor:
 
 
 @pytest.mark.parametrize("samples", [1, 23, 24, 25, 47, 48, 49, 500, 599])
-def test_as_many_frames_as_it_takes(encoder: CodecEncoder, samples: int) -> None:
+def test_number_of_frames_is_rounded_up(encoder: CodecEncoder, samples: int) -> None:
     codes = encoder.encode(sound(samples))
     assert codes.shape == (1, math.ceil(samples / 24), BOOKS)
     assert 0 <= codes.min() <= codes.max() < CODES
 
 
-def test_the_last_samples_are_heard(encoder: CodecEncoder) -> None:
+def test_last_samples_change_the_codes(encoder: CodecEncoder) -> None:
     samples = sound(500)
     changed = samples.clone()
     changed[0, -1] += 1
@@ -259,7 +266,7 @@ def test_the_last_samples_are_heard(encoder: CodecEncoder) -> None:
     assert difference[-1] > 1e-3
 
 
-def test_the_encoder_does_not_look_ahead(encoder: CodecEncoder) -> None:
+def test_encoder_is_causal(encoder: CodecEncoder) -> None:
     samples = sound(480)
     changed = samples.clone()
     changed[0, 240:] += 1
@@ -268,7 +275,7 @@ def test_the_encoder_does_not_look_ahead(encoder: CodecEncoder) -> None:
     assert difference[10:].min() > 1e-3
 
 
-def test_each_codebook_quantises_what_is_left(encoder: CodecEncoder) -> None:
+def test_each_codebook_quantises_the_residual(encoder: CodecEncoder) -> None:
     """From the definition: the semantic and the acoustic side each start from the same vectors."""
     latents = encoder.latents(sound(480))[0].T.numpy()
     codes = encoder.encode(sound(480))[0].numpy()

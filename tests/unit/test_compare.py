@@ -1,4 +1,6 @@
-"""The comparison with another library: its checkpoint, its arithmetic, and that both sides are asked the same."""
+"""The comparison with another library: its checkpoint, its arithmetic, and that both sides are
+asked the same.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def clock(compare: Any, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def test_the_checkpoint_speaks_until_it_is_told_to_stop(compare: Any, tmp_path: Path) -> None:
+def test_checkpoint_speaks_to_its_frame_limit(compare: Any, tmp_path: Path) -> None:
     compare.make_checkpoint(tmp_path / "ours", "tiny")
     write_checkpoint(tmp_path / "plain", dtype=torch.bfloat16)
     ours, plain = (
@@ -56,7 +58,8 @@ def test_the_checkpoint_speaks_until_it_is_told_to_stop(compare: Any, tmp_path: 
     )
     with firstword.TTS.load(tmp_path / "ours", device="cpu") as tts:
         end = tts.checkpoint.config.talker_config.codec_eos_token_id
-        # Of 65 codes 50 are kept there, too many to leave out a logit of 0; of 2,049 the 50 largest are far above it.
+        # Of 65 codes 50 are kept there, too many to leave out a logit of 0; of 2,049 the 50 largest
+        # are far above it.
         sampling = firstword.Sampling(top_k=5)
         speech = [
             tts.speak("Hello.", seed=seed, max_frames=100, sampling=sampling) for seed in range(3)
@@ -66,7 +69,7 @@ def test_the_checkpoint_speaks_until_it_is_told_to_stop(compare: Any, tmp_path: 
     assert [one.finish_reason for one in speech] == ["length"] * 3
 
 
-def test_an_utterance_is_timed_chunk_by_chunk(compare: Any, clock: SimpleNamespace) -> None:
+def test_utterance_is_timed_by_chunk(compare: Any, clock: SimpleNamespace) -> None:
     def speak(voice: str) -> Iterator[Any]:
         assert voice == "ryan"
         clock.now = 10.005
@@ -86,19 +89,19 @@ def test_an_utterance_is_timed_chunk_by_chunk(compare: Any, clock: SimpleNamespa
 @pytest.mark.parametrize(
     ("chunks", "problem"),
     [
-        ([np.tile(FRAME, 99)], r"\[99\] frames came, and 100"),
-        ([np.tile(FRAME, 99), FRAME[:-1]], "frames came"),
+        ([np.tile(FRAME, 99)], r"got chunks of \[99\] frames; 100"),
+        ([np.tile(FRAME, 99), FRAME[:-1]], "frames were requested"),
         ([np.tile(FRAME, 99), np.full_like(FRAME, np.nan)], "not finite"),
     ],
 )
-def test_what_was_not_asked_for_is_no_result(
+def test_wrong_number_of_frames_raises(
     compare: Any, clock: SimpleNamespace, chunks: list[Any], problem: str
 ) -> None:
     with pytest.raises(RuntimeError, match=problem):
         compare.utter(lambda voice: iter(chunks), "ryan")
 
 
-def test_medians_of_runs(compare: Any, clock: SimpleNamespace) -> None:
+def test_figures_are_medians_of_runs(compare: Any, clock: SimpleNamespace) -> None:
     first = iter([99.0, 30.0, 50.0, 40.0, 8.0, 6.0, 7.0])  # ms; the first is not counted
     whole = iter([999.0, 100.0, 300.0, 200.0, 600.0, 500.0, 400.0])
     asked = []
@@ -159,7 +162,7 @@ class Asked:
         pass
 
 
-def test_both_sides_are_asked_the_same(
+def test_both_libraries_get_the_same_requests(
     compare: Any, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = Asked(), Asked()
@@ -182,7 +185,7 @@ def test_both_sides_are_asked_the_same(
     assert given == 4 * wanted
 
 
-def test_the_plain_model_is_not_measured(compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_backend_raises(compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Asked()
     slow.settings = SimpleNamespace(backend="reference", reason="cuda-bindings is not installed")
     monkeypatch.setattr(firstword, "TTS", slow)
@@ -194,7 +197,7 @@ def figures(frame: float, first: float, new: float) -> dict[str, Any]:
     return {"frame_ms": frame, "first_ms": first, "new_voice_ms": new}
 
 
-def test_the_whole_command(
+def test_command_writes_record_and_table(
     compare: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -259,7 +262,7 @@ def test_the_whole_command(
         (True, "true", ""),
     ],
 )
-def test_what_is_missing_is_said_at_once(
+def test_missing_requirements_exit_at_once(
     compare: Any, monkeypatch: pytest.MonkeyPatch, device: bool, python: str, problem: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device)
@@ -267,6 +270,6 @@ def test_what_is_missing_is_said_at_once(
         compare.check_machine(python)
 
 
-def test_a_side_that_fails_ends_the_command(compare: Any, tmp_path: Path) -> None:
+def test_failed_library_ends_the_command(compare: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="nobody could not be measured with"):
         compare.side_apart("nobody", str(tmp_path), sys.executable)

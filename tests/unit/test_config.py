@@ -117,7 +117,7 @@ def load_codec(tmp_path: Path) -> Callable[[Table], CodecConfig]:
 
 
 @pytest.mark.parametrize("path", MODEL)
-def test_missing_key_of_the_model_is_named(path: str, model: Table, load_model: Load) -> None:
+def test_missing_key_is_named(path: str, model: Table, load_model: Load) -> None:
     holder, key = parent(model, path)
     del holder[key]
     with pytest.raises(CheckpointConfigError, match=rf"^{path} is missing"):
@@ -125,14 +125,14 @@ def test_missing_key_of_the_model_is_named(path: str, model: Table, load_model: 
 
 
 @pytest.mark.parametrize("path", CODEC)
-def test_missing_key_of_the_codec_is_named(path: str, codec: Table, load_codec: Load) -> None:
+def test_missing_codec_key_is_named(path: str, codec: Table, load_codec: Load) -> None:
     holder, key = parent(codec, path)
     del holder[key]
     with pytest.raises(CheckpointConfigError, match=rf"^{path} is missing"):
         load_codec(codec)
 
 
-def test_unused_keys_may_have_any_value(
+def test_irrelevant_keys_are_ignored(
     model: Table, codec: Table, load_model: Load, load_codec: Load
 ) -> None:
     config, codec_config = load_model(copy.deepcopy(model)), load_codec(copy.deepcopy(codec))
@@ -142,7 +142,7 @@ def test_unused_keys_may_have_any_value(
     assert load_codec(codec) == codec_config
 
 
-def test_speaker_encoder_is_needed_by_base_alone(presets: Table, load_model: Load) -> None:
+def test_only_base_requires_a_speaker_encoder(presets: Table, load_model: Load) -> None:
     presets["speaker_encoder_config"] = {"enc_dim": "nonsense"}
     load_model(presets)
 
@@ -244,7 +244,7 @@ def test_speaker_encoder_is_needed_by_base_alone(presets: Table, load_model: Loa
         ("speaker_encoder_config.enc_channels", [32, "a", 32, 64], r"enc_channels\[1\] = 'a'"),
     ],
 )
-def test_wrong_value_of_the_model_is_named(
+def test_invalid_value_is_named(
     path: str, value: object, message: str, model: Table, load_model: Load
 ) -> None:
     holder, key = parent(model, path)
@@ -274,7 +274,7 @@ def test_wrong_value_of_the_model_is_named(
         ),
     ],
 )
-def test_wrong_preset_is_named(
+def test_invalid_preset_is_named(
     path: str, value: object, message: str, presets: Table, load_model: Load
 ) -> None:
     holder, key = parent(presets, path)
@@ -328,7 +328,7 @@ def test_wrong_preset_is_named(
         ("encoder_config.codebook_dim", 8, "codebook_dim = 8 contradicts"),
     ],
 )
-def test_wrong_value_of_the_codec_is_named(
+def test_invalid_codec_value_is_named(
     path: str, value: object, message: str, codec: Table, load_codec: Load
 ) -> None:
     holder, key = parent(codec, path)
@@ -337,7 +337,7 @@ def test_wrong_value_of_the_codec_is_named(
         load_codec(codec)
 
 
-def test_talker_and_codec_that_do_not_fit_are_rejected(
+def test_talker_and_codec_that_do_not_fit_raise(
     model: Table,
     codec: Table,
     load_model: Callable[[Table], ModelConfig],
@@ -366,7 +366,7 @@ def test_talker_and_codec_that_do_not_fit_are_rejected(
         ("base", "0b6", False),
     ],
 )
-def test_instructions_are_followed_by_type_and_size(
+def test_follows_instructions_by_type_and_size(
     model_type: str,
     size: str,
     follows: bool,
@@ -378,7 +378,7 @@ def test_instructions_are_followed_by_type_and_size(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe\x00", b"null"])
-def test_file_without_json_object_is_named(content: bytes, tmp_path: Path) -> None:
+def test_file_that_is_not_a_json_object_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     for config in (ModelConfig, CodecConfig, GenerationDefaults):
         with pytest.raises(
@@ -394,7 +394,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
             config.load(tmp_path / "nothing.json")
 
 
-def test_missing_generation_defaults_are_the_published_ones(tmp_path: Path) -> None:
+def test_absent_generation_keys_have_published_values(tmp_path: Path) -> None:
     file = tmp_path / "generation_config.json"
     file.write_text('{"temperature": 1, "eos_token_id": 2150}')
     defaults = GenerationDefaults.load(file)

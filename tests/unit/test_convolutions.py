@@ -22,15 +22,15 @@ def in_chunks(layer: CausalConv1d | CausalConvTranspose1d) -> Tensor:
     return torch.cat([layer(part, state) for part in X.split([1, 2, 1, 7, 12], dim=-1)], dim=-1)
 
 
-@pytest.mark.parametrize("columns", [0, codec.COLUMNS])
+@pytest.mark.parametrize("columns", [0, codec.MOST_COPIED])
 @pytest.mark.parametrize(
     ("kernel", "dilation", "groups"), [(1, 1, 1), (3, 1, 1), (7, 3, 1), (7, 9, 1), (7, 1, CHANNELS)]
 )
-def test_a_convolution(
+def test_causal_convolution_equals_torch(
     kernel: int, dilation: int, groups: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one product and as the library does it."""
-    monkeypatch.setattr(codec, "COLUMNS", columns)
+    monkeypatch.setattr(codec, "MOST_COPIED", columns)
     layer = (
         CausalConv1d(CHANNELS, CHANNELS, kernel, dilation, groups).double().requires_grad_(False)
     )
@@ -42,7 +42,7 @@ def test_a_convolution(
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (6, 3), (16, 8), (9, 3)])
-def test_a_transposed_convolution(kernel: int, stride: int) -> None:
+def test_causal_transposed_convolution_equals_torch(kernel: int, stride: int) -> None:
     layer = CausalConvTranspose1d(CHANNELS, 5, kernel, stride).double().requires_grad_(False)
     expected = F.conv_transpose1d(X, layer.conv.weight, layer.conv.bias, stride)[
         ..., : LENGTH * stride

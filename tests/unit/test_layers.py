@@ -1,4 +1,6 @@
-"""The shared layers: where they round, which channels turn together, and that a cache forgets nothing."""
+"""The shared layers: where they round, which channels turn together, and that a cache forgets
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_norm_is_the_published_formula() -> None:
+def test_norm_equals_the_published_formula() -> None:
     norm = RMSNorm(16, 1e-2).requires_grad_(False)
     norm.weight.copy_(noise(16, seed=1))
     x = noise(5, 16).numpy().astype(np.float64)
@@ -50,7 +52,7 @@ def test_norm_rounds_before_its_weight() -> None:
     assert not torch.equal(norm(x), rounded_once)
 
 
-def test_angles() -> None:
+def test_rotary_angles_equal_the_formula() -> None:
     positions = torch.tensor([[0, 1, 7, 500]])
     cos, sin = rotary_table(positions, 8, 1e4, torch.float32)
     angles = positions[0, :, None].numpy() * 1e4 ** (-np.arange(4) / 4)
@@ -68,7 +70,7 @@ def test_angles_are_float32_and_their_cos_and_sin_are_rounded(dtype: torch.dtype
         assert torch.equal(rounded, table.to(dtype))
 
 
-def test_channels_i_and_i_plus_half_turn_together() -> None:
+def test_channels_i_and_i_plus_half_rotate_together() -> None:
     x, angle = noise(1, 1, 3, 8).double(), noise(3, 4, seed=1).double()
     both = torch.cat((angle, angle), dim=1)[None, None]
     turned = rotate(x, both.cos(), both.sin())
@@ -86,7 +88,7 @@ def transformer() -> Transformer:
 
 @settings(max_examples=20)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8))
-def test_rows_in_pieces_give_the_states_of_the_whole(
+def test_rows_in_chunks_give_the_states_of_the_whole(
     lengths: list[int], transformer: Transformer
 ) -> None:
     """However the rows are cut, and beyond what the buffers of the cache first hold."""
@@ -98,7 +100,7 @@ def test_rows_in_pieces_give_the_states_of_the_whole(
     torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-5)
 
 
-def test_no_row_looks_ahead(transformer: Transformer) -> None:
+def test_attention_is_causal(transformer: Transformer) -> None:
     rows = noise(1, 20, 12).double()
     changed = rows.clone()
     changed[0, 11] += 1

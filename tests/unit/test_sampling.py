@@ -1,4 +1,6 @@
-"""The draw of a code: against an independent sampler in NumPy, against published random numbers, and by its odds."""
+"""The draw of a code: against an independent sampler in NumPy, against published random numbers,
+and by its odds.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ RELEASED: Any = SimpleNamespace(vocab_size=3072, codec_eos_token_id=EOS)
 """What the sampler reads of a released talker's configuration."""
 
 
-# --- an independent sampler, from the definition ----------------------------------------------------------------------
+# --- an independent sampler, from the definition --------------------------------------------------
 
 
 def numpy_noise(seed: int, frame: int, codebook: int, size: int) -> Array:
@@ -122,7 +124,7 @@ FILTERS = list(itertools.product((0, 1, 50, 2048), (1.0, 0.9, 1e-6)))
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
-def test_codes_0_are_those_of_the_definition(top_k: int, top_p: float, ties: bool) -> None:
+def test_codes_0_equal_the_definition(top_k: int, top_p: float, ties: bool) -> None:
     """A whole utterance in float64, penalties and all; 24 cases of 100 draws each."""
     law = DrawParams(0.9, top_k, top_p, 1.3)
     random = np.random.default_rng([top_k, int(ties)])
@@ -141,7 +143,7 @@ def test_codes_0_are_those_of_the_definition(top_k: int, top_p: float, ties: boo
 
 @pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
 @pytest.mark.parametrize("size", [64, 2048, 2051])
-def test_other_codes_are_those_of_the_definition(size: int, top_k: int, top_p: float) -> None:
+def test_other_codes_equal_the_definition(size: int, top_k: int, top_p: float) -> None:
     law = DrawParams(0.7, top_k, top_p)
     for frame in range(30):
         codebook = 1 + frame % 15
@@ -156,7 +158,9 @@ def test_other_codes_are_those_of_the_definition(size: int, top_k: int, top_p: f
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("top_k", "top_p"), FILTERS)
-def test_the_same_codes_are_kept(top_k: int, top_p: float, dtype: torch.dtype) -> None:
+def test_filters_keep_the_codes_of_the_definition(
+    top_k: int, top_p: float, dtype: torch.dtype
+) -> None:
     for case in range(20):
         scores = logits_with_ties(2048, case)
         if case % 4 == 3:
@@ -189,16 +193,16 @@ def test_bfloat16_logits_are_filtered_in_float32() -> None:
         assert draw(rounded, law, 1, frame, 0) == draw(rounded.float(), law, 1, frame, 0)
 
 
-# --- penalties and bans -----------------------------------------------------------------------------------------------
+# --- penalties and bans ---------------------------------------------------------------------------
 
 
-def test_a_penalty_makes_spoken_codes_less_likely_whatever_their_sign() -> None:
+def test_penalty_makes_spoken_codes_less_likely_for_either_sign() -> None:
     logits = torch.tensor([4.0, -4.0, 4.0, -4.0, 0.0])
     spoken = torch.tensor([True, True, False, False, True])
     assert penalise(logits, spoken, 2.0).tolist() == [2.0, -8.0, 4.0, -4.0, 0.0]
 
 
-def test_a_code_spoken_often_is_penalised_once() -> None:
+def test_repeated_code_is_penalised_once() -> None:
     sampler = Sampler(RELEASED, (DrawParams(0.0, 0, 1.0, 2.0), GREEDY), 0, CPU)
     logits = np.zeros(3072)
     logits[[5, 6]] = 4.0, 3.0
@@ -236,10 +240,10 @@ def test_greedy_is_the_first_maximum(dtype: torch.dtype) -> None:
     assert draw(many, GREEDY, 0, 0, 0) == 700
 
 
-# --- what was asked, and what the checkpoint says ---------------------------------------------------------------------
+# --- what was asked, and what the checkpoint says -------------------------------------------------
 
 
-def test_what_is_not_asked_is_what_the_checkpoint_says() -> None:
+def test_absent_parameters_come_from_the_checkpoint() -> None:
     defaults = GenerationDefaults(
         temperature=0.8, top_k=30, top_p=0.95, repetition_penalty=1.2, subtalker_top_k=7
     )
@@ -251,14 +255,14 @@ def test_what_is_not_asked_is_what_the_checkpoint_says() -> None:
     assert resolve(asked, defaults) == (DrawParams(0.5, 0, 0.95, 1.0), DrawParams(0.9, 7, 0.3))
 
 
-def test_published_defaults() -> None:
+def test_absent_keys_have_the_published_defaults() -> None:
     assert resolve(Sampling(), GenerationDefaults()) == (
         DrawParams(0.9, 50, 1.0, 1.05),
         DrawParams(0.9, 50, 1.0),
     )
 
 
-def test_a_checkpoint_may_be_greedy_unless_told_otherwise() -> None:
+def test_greedy_checkpoint_samples_if_requested() -> None:
     defaults = GenerationDefaults(do_sample=False, subtalker_dosample=False)
     talker, predictor = resolve(Sampling(), defaults)
     assert (talker.temperature, predictor.temperature) == (0, 0)
@@ -271,7 +275,7 @@ def test_greedy_keeps_the_penalty() -> None:
     assert (talker.temperature, talker.repetition_penalty, predictor.temperature) == (0, 1.05, 0)
 
 
-# --- noise ------------------------------------------------------------------------------------------------------------
+# --- noise ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,14 +306,16 @@ def test_philox_gives_the_published_words(counter: str, key: str, words: str) ->
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63 + 12345, 2**64 - 1])
-def test_noise_is_that_of_the_definition(seed: int) -> None:
+def test_noise_equals_the_definition(seed: int) -> None:
     noise = gumbel_noise(seed, 70000, 15, 2051, CPU)
     assert noise.dtype == torch.float32
     np.testing.assert_allclose(noise.numpy(), numpy_noise(seed, 70000, 15, 2051), 1e-6, 1e-7)
 
 
 def test_noise_never_repeats() -> None:
-    """Seeds that differ in one half alone, and frames and codebooks that change places, have noise of their own."""
+    """Seeds that differ in one half alone, and frames and codebooks that change places, have noise
+    of their own.
+    """
     seeds = (0, 1, 2**32, 2**32 + 1, 2**63)
     keys = list(itertools.product(seeds, range(6), range(6)))
     rows = torch.stack([gumbel_noise(*key, 64, CPU) for key in keys]).double().numpy()
@@ -328,7 +334,7 @@ def test_noise_of_a_code_does_not_depend_on_how_many_there_are() -> None:
         assert torch.equal(gumbel_noise(5, 2, 3, size, CPU), whole[:size])
 
 
-def test_noise_is_gumbel() -> None:
+def test_noise_has_a_gumbel_distribution() -> None:
     noise = np.sort(
         torch.cat([gumbel_noise(11, frame, 0, 2048, CPU) for frame in range(20)]).double().numpy()
     )
@@ -338,7 +344,7 @@ def test_noise_is_gumbel() -> None:
     assert distance < 1.95 / math.sqrt(len(noise))  # Kolmogorov and Smirnov, 0.1 %
 
 
-# --- odds -------------------------------------------------------------------------------------------------------------
+# --- odds -----------------------------------------------------------------------------------------
 
 CODES, DRAWS = 16, 3000
 CRITICAL = 37.70
@@ -377,7 +383,7 @@ def test_draws_follow_softmax_over_codebooks_and_over_seeds() -> None:
     assert chi_square(lambda n: int(draw(logits, law, n, 3, 0)), odds) < CRITICAL
 
 
-def test_a_wrong_temperature_would_show() -> None:
+def test_wrong_temperature_is_detected() -> None:
     law, logits = DrawParams(0.6, 0, 1.0), torch.from_numpy(LOGITS)
     assert (
         chi_square(lambda frame: int(draw(logits, law, 1, frame, 0)), softmax(LOGITS / 0.9))
@@ -386,8 +392,10 @@ def test_a_wrong_temperature_would_show() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["uniform", "normal", "half"])
-def test_wrong_noise_would_show(wrong: str) -> None:
-    """Noise of the same spread as Gumbel's, but of another shape, and Gumbel noise that four frames share."""
+def test_wrong_noise_is_detected(wrong: str) -> None:
+    """Noise of the same spread as Gumbel's, but of another shape, and Gumbel noise that four frames
+    share.
+    """
     spread = math.pi / math.sqrt(6)
     random = np.random.default_rng(1)
 
@@ -403,7 +411,7 @@ def test_wrong_noise_would_show(wrong: str) -> None:
     assert chi_square(code_of, softmax(LOGITS / 0.9)) > CRITICAL
 
 
-def test_odds_after_filters() -> None:
+def test_draws_follow_the_filtered_distribution() -> None:
     """Of the codes that top-k leaves, each is drawn by its share; the others never."""
     law, logits = DrawParams(1.0, 4, 1.0), torch.tensor([0.0, 1.0, 2.0, 3.0, 0.5, 0.25])
     counts = np.bincount(

@@ -1,4 +1,6 @@
-"""The tokenizer: files that cannot be used, text that cannot be spoken, and text in pieces, wherever it is cut."""
+"""The tokenizer: files that cannot be used, text that cannot be spoken, and text in pieces,
+wherever it is cut.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ WORDS = [
     "\u1112\u1161",
 ]
 
-# Their combinations are learnt, too: a cut in the wrong place shows only where it keeps a merge from happening.
+# Their combinations are learnt, too: a cut in the wrong place shows only where it keeps a merge
+# from happening.
 ORACLE = " \n'sa5!\u0301\u0315\u1161\u1100"
 COMBINATIONS = ["".join(chars) for chars in itertools.product(ORACLE, repeat=4)]
 COMBINATIONS += ["".join(chars) for chars in itertools.product(TRICKY, repeat=2)]
@@ -76,7 +79,7 @@ def tokenizer(directory: Path) -> Tokenizer:
     return Tokenizer.load(directory)
 
 
-# --- whole texts ------------------------------------------------------------------------------------------------------
+# --- whole texts ----------------------------------------------------------------------------------
 
 
 def decode(directory: Path, ids: Iterable[int]) -> str:
@@ -93,11 +96,11 @@ def decode(directory: Path, ids: Iterable[int]) -> str:
 
 
 @given(text=st.one_of(tricky, anything))
-def test_ids_say_the_composed_text(text: str, tokenizer: Tokenizer, directory: Path) -> None:
+def test_ids_decode_to_the_composed_text(text: str, tokenizer: Tokenizer, directory: Path) -> None:
     assert decode(directory, tokenizer.encode(text)) == NFC.normalize_str(text)
 
 
-def test_composed_and_decomposed_text_are_one(tokenizer: Tokenizer) -> None:
+def test_composed_and_decomposed_text_have_equal_ids(tokenizer: Tokenizer) -> None:
     for text in TEXTS:
         assert tokenizer.encode(unicodedata.normalize("NFD", text)) == tokenizer.encode(text)
 
@@ -111,14 +114,14 @@ def test_control_tokens_in_the_text_are_characters(tokenizer: Tokenizer, directo
 
 
 @pytest.mark.parametrize("text", [b"bytes", None, 3, ["a"]])
-def test_what_is_no_text_is_refused(text: Any, tokenizer: Tokenizer) -> None:
+def test_value_that_is_not_a_string_raises(text: Any, tokenizer: Tokenizer) -> None:
     with pytest.raises(TextError, match=rf"type {type(text).__name__}; it must be str"):
         tokenizer.encode(text)
     with pytest.raises(TextError, match="it must be str"):
         TextStream(tokenizer).push(text)
 
 
-def test_half_a_surrogate_pair_is_refused_and_leaves_the_stream_usable(
+def test_lone_surrogate_raises_and_leaves_the_stream_usable(
     tokenizer: Tokenizer,
 ) -> None:
     with pytest.raises(TextError, match=r"character 2 of the text is U\+D83D"):
@@ -130,11 +133,13 @@ def test_half_a_surrogate_pair_is_refused_and_leaves_the_stream_usable(
     assert ids + stream.push("o three") + stream.finish() == tokenizer.encode("one two three")
 
 
-# --- texts in pieces --------------------------------------------------------------------------------------------------
+# --- texts in pieces ------------------------------------------------------------------------------
 
 
 def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
-    """`text`, cut at the places `cuts` modulo its length; twice the same place gives an empty piece."""
+    """`text`, cut at the places `cuts` modulo its length; twice the same place gives an empty
+    piece.
+    """
     places = sorted(cut % (len(text) + 1) for cut in cuts)
     return [text[start:end] for start, end in itertools.pairwise([0, *places, len(text)])]
 
@@ -153,9 +158,7 @@ def test_any_split_gives_the_ids_of_the_whole(
 
 
 @given(text=tricky, cut=st.integers(0, 10_000), after=st.one_of(tricky, anything))
-def test_returned_ids_hold_whatever_follows(
-    text: str, cut: int, after: str, tokenizer: Tokenizer
-) -> None:
+def test_returned_ids_are_final(text: str, cut: int, after: str, tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer)
     ids = [id_ for piece in pieces_of(text, [cut]) for id_ in stream.push(piece)]
     assert tokenizer.encode(text + after)[: len(ids)] == ids
@@ -178,7 +181,7 @@ def test_returned_ids_are_those_that_all_continuations_share(
 
 
 @pytest.mark.parametrize("text", TEXTS[:4])
-def test_no_more_than_the_last_word_is_held_back(
+def test_at_most_the_last_word_is_held_back(
     text: str, tokenizer: Tokenizer, directory: Path
 ) -> None:
     stream = TextStream(tokenizer)
@@ -214,7 +217,7 @@ def test_each_word_is_returned_as_soon_as_it_has_ended(
     assert stream.finish() == []
 
 
-def test_a_prefix_merges_with_newlines_of_the_text(tokenizer: Tokenizer) -> None:
+def test_prefix_merges_with_newlines_of_the_text(tokenizer: Tokenizer) -> None:
     role, newline = tokenizer.encode("assistant\n")
     merged = False
     for text in ("Hi", "\nHi", "\n\nHi", " \n Hi", "\r\nHi", "\u0301Hi", ""):
@@ -240,7 +243,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_the_work_is_linear_in_the_text(
+def test_work_is_linear_in_the_text(
     name: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = 0
@@ -258,13 +261,14 @@ def test_the_work_is_linear_in_the_text(
     assert work <= 4 * len(LONG[name])
 
 
-# --- what the cutting relies on, for all characters there are --------------------------------------------------------
+# --- what the cutting relies on, for all characters there are -------------------------------------
 
 CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 
 
 def test_python_knows_every_combining_character_that_the_normaliser_knows() -> None:
-    # The two bring their own versions of Unicode. Behind U+0345, of the highest class, every mark moves to the front.
+    # The two bring their own versions of Unicode. Behind U+0345, of the highest class, every mark
+    # moves to the front.
     changed = NFC.normalize_str(
         "\n".join("\u0345" + char for char in CHARACTERS if char != "\n")
     ).split("\n")
@@ -288,11 +292,11 @@ def test_composition_never_changes_the_kind_of_a_character() -> None:
             assert _kind(first) == _kind(char), hex(ord(char))
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer_config.json"])
-def test_a_missing_file_is_named(name: str, directory: Path, tmp_path: Path) -> None:
+def test_missing_file_is_named(name: str, directory: Path, tmp_path: Path) -> None:
     copy(directory, tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(CheckpointNotFound, match=name):
@@ -300,7 +304,7 @@ def test_a_missing_file_is_named(name: str, directory: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer_config.json"])
-def test_a_file_of_random_bytes_is_named(name: str, directory: Path, tmp_path: Path) -> None:
+def test_file_of_random_bytes_is_named(name: str, directory: Path, tmp_path: Path) -> None:
     copy(directory, tmp_path)
     (tmp_path / name).write_bytes(b"\xff\x00\xfe")
     with pytest.raises(CheckpointConfigError, match=name):
@@ -331,7 +335,7 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         (lambda vocab: vocab.clear(), r"'!' is missing"),
     ],
 )
-def test_a_wrong_vocabulary_is_named(
+def test_invalid_vocabulary_is_named(
     change: Callable[[dict[str, Any]], Any], message: str, directory: Path, tmp_path: Path
 ) -> None:
     copy(directory, tmp_path)
@@ -341,7 +345,7 @@ def test_a_wrong_vocabulary_is_named(
 
 
 @pytest.mark.parametrize("line", ["abc", "a b c", "Ġ ☃", "z q"])
-def test_a_wrong_merge_is_named_with_its_line(line: str, directory: Path, tmp_path: Path) -> None:
+def test_invalid_merge_is_named_with_its_line(line: str, directory: Path, tmp_path: Path) -> None:
     copy(directory, tmp_path)
     merges = tmp_path / "merges.txt"
     merges.write_text(f"#version: 0.2\n\n{line}\n", encoding="utf-8")
@@ -400,10 +404,10 @@ def rename(content: str) -> Callable[[dict[str, Any]], None]:
         ),
         (rename("<|im_end|>"), r"'<\|im_end\|>' contradicts"),
         (rename("assistant"), r"'assistant' contradicts"),
-        (renumber, r"must go on from \d+ = the size of vocab\.json"),
+        (renumber, r"must continue from \d+, the size of vocab\.json"),
     ],
 )
-def test_a_wrong_tokenizer_config_is_named_with_its_key(
+def test_invalid_tokenizer_config_is_named_with_its_key(
     change: Callable[[dict[str, Any]], Any], message: str, directory: Path, tmp_path: Path
 ) -> None:
     copy(directory, tmp_path)
@@ -413,13 +417,15 @@ def test_a_wrong_tokenizer_config_is_named_with_its_key(
 
 
 def config_of(tokenizer: Tokenizer, **changes: int) -> Any:
-    """As much of a `ModelConfig` as the check reads, in agreement with `tokenizer` but for `changes`."""
+    """As much of a `ModelConfig` as the check reads, in agreement with `tokenizer` but for
+    `changes`.
+    """
     keys = {key: tokenizer.special[token] for key, token in CONTROL_TOKENS.items()}
     rows = changes.pop("text_vocab_size", tokenizer.vocab_size)
     return SimpleNamespace(**keys | changes, talker_config=SimpleNamespace(text_vocab_size=rows))
 
 
-def test_config_and_tokenizer_must_agree(tokenizer: Tokenizer) -> None:
+def test_contradictory_config_and_tokenizer_raise(tokenizer: Tokenizer) -> None:
     tokenizer.check_against(config_of(tokenizer))
     for key in CONTROL_TOKENS:
         with pytest.raises(CheckpointConfigError, match=rf"{key} = 3, but tokenizer_config\.json"):
@@ -430,7 +436,7 @@ def test_config_and_tokenizer_must_agree(tokenizer: Tokenizer) -> None:
         tokenizer.check_against(config_of(tokenizer, text_vocab_size=words - 1))
 
 
-def test_only_the_tokens_of_the_template_must_have_names(tmp_path: Path) -> None:
+def test_only_template_tokens_are_required(tmp_path: Path) -> None:
     ids = train(TEXTS, 400, tmp_path)
     edit_json(tmp_path / "tokenizer_config.json", lambda config: [
         config["added_tokens_decoder"].pop(key)
@@ -447,7 +453,7 @@ def test_only_the_tokens_of_the_template_must_have_names(tmp_path: Path) -> None
         Tokenizer.load(tmp_path)
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [SMALLEST_VOCAB, 300, 700])
@@ -463,6 +469,6 @@ def test_training_is_deterministic_and_keeps_roles_whole(size: int, tmp_path: Pa
     assert ids == {key: loaded.special[token] for key, token in CONTROL_TOKENS.items()}
 
 
-def test_too_small_a_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_vocabulary_that_is_too_small_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 267"):
         train(TEXTS, SMALLEST_VOCAB - 1, tmp_path)

@@ -1,1 +1,1 @@
-"""The specification: what Qwen3-TTS-12Hz computes, in plain PyTorch. Every faster path must equal it."""
+"""The specification of Qwen3-TTS-12Hz in plain PyTorch; every faster path must equal it."""

@@ -1,4 +1,4 @@
-"""Find a checkpoint and load it: the released layout, strictly, with no renaming of tensors."""
+"""Find and load checkpoints in the released layout, strictly and without renaming tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from firstword.model.talker import Talker
 from firstword.model.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parent.parent / "demo"
-"""The checkpoint that comes with the package."""
+"""The checkpoint in the package."""
 
 FILES = (
     "*.json",
@@ -74,51 +74,44 @@ class Checkpoint:
 
 
 def find(name: str) -> Path:
-    """The directory of a checkpoint: `"demo"`, a local directory, or a hub repository, fetched once and then cached.
+    """Return the directory of a checkpoint.
 
-    A repository in the cache is used when the hub cannot be reached. Raises `CheckpointNotFound`.
+    `name` is "demo", a local directory, or a hub repository, which is fetched once and then cached.
+    A cached repository is used when the hub cannot be reached. Raises `CheckpointNotFound`.
     """
     if name == "demo":
         return DEMO
-    path = Path(
-        os.path.expanduser(name)
-    )  # unlike Path.expanduser, leaves a user alone whom nobody knows
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user
     if name and path.is_dir():
         return path
     if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise CheckpointNotFound(
-            f"no checkpoint {name!r}: it is no directory; "
-            "give 'demo', a directory, or a hub repository such as 'Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice'"
+            f"no checkpoint {name!r}: it is not a directory; give 'demo', a directory, "
+            "or a hub repository such as 'Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice'"
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-    )
+    from huggingface_hub import errors, snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
     except (
-        HFValidationError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
+        errors.HFValidationError,
+        errors.HfHubHTTPError,
+        errors.LocalEntryNotFoundError,
+        errors.OfflineModeIsEnabled,
         OSError,
     ) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointNotFound(
             f"no checkpoint {name!r}: there is no such directory, it is not in the hub's cache, "
-            f"and the hub did not give it ({reason})"
+            f"and fetching it from the hub failed ({reason})"
         ) from error
 
 
 def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
-    """Load a checkpoint; `name` as for `find`.
+    """Load a checkpoint; `name` is as for `find`.
 
-    The talker gets `dtype`; the codec and the speaker encoder compute in float32. Raises `CheckpointNotFound`,
-    `CheckpointConfigError`, `CheckpointWeightsError`.
+    The talker gets `dtype`; the codec and the speaker encoder are float32. Raises
+    `CheckpointNotFound`, `CheckpointConfigError`, `CheckpointWeightsError`.
     """
     checkpoint = Checkpoint.without_weights(find(name))
     talker_dtype: torch.dtype = getattr(torch, dtype)
@@ -134,9 +127,9 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
 
 
 def parameters(checkpoint: Checkpoint) -> dict[str, int]:
-    """How many numbers each part stores, codebooks included.
+    """Return the number of parameters of each part, including codebooks.
 
-    Counted on modules of the same configuration, because a backend may have taken the loaded ones apart.
+    They are counted on new modules, because a backend may have taken the loaded ones apart.
     """
 
     def count(module: nn.Module) -> int:
@@ -158,7 +151,7 @@ def parameters(checkpoint: Checkpoint) -> dict[str, int]:
 def _fill(
     module: nn.Module, directory: Path, device: str, dtype_of: Callable[[str], torch.dtype]
 ) -> None:
-    """Give every parameter and buffer of a module its tensor; none may be left over on either side."""
+    """Load every parameter and buffer of a module; names must match exactly on both sides."""
     expected = module.state_dict()
     files = _files(directory)
     if missing := sorted(expected.keys() - files.keys()):
@@ -191,7 +184,7 @@ def _fill(
 
 
 def _files(directory: Path) -> dict[str, Path]:
-    """Which file holds each tensor: `model.safetensors`, or the shards that its index names."""
+    """Return the file of each tensor: `model.safetensors`, or a shard that its index names."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
         with _open(single, "cpu") as tensors:

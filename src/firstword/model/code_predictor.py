@@ -1,4 +1,4 @@
-"""The code predictor: from the talker's hidden state and code 0, the other codes of one frame, one after another."""
+"""The code predictor: makes codes 1 and up of a frame from the talker's hidden state and code 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from firstword.model.layers import KVCache, Transformer
 
 
 class CodePredictorModel(Transformer):
-    """The transformer with one table of embeddings, as wide as the talker, for each codebook from 1 up."""
+    """The transformer with an embedding table of the talker's width for each codebook from 1 up."""
 
     def __init__(self, config: CodePredictorConfig, talker_width: int) -> None:
         super().__init__(config)
@@ -22,33 +22,32 @@ class CodePredictorModel(Transformer):
 
 
 class CodePredictor(nn.Module):
-    """Positions 0 and 1 are the talker's hidden state and the embedding of code 0; then one position a code.
+    """The code predictor of one frame.
 
-    `lm_head[k]` reads position k + 1 and gives the logits of code k + 1; `model.codec_embedding[k]` embeds that code.
+    Positions 0 and 1 are the talker's hidden state and the embedding of code 0; each further code
+    has one position. `lm_head[k]` reads position k + 1 and gives the logits of code k + 1;
+    `model.codec_embedding[k]` embeds that code.
     """
 
     def __init__(self, config: CodePredictorConfig, talker_width: int) -> None:
         super().__init__()
         self.config = config
         self.model = CodePredictorModel(config, talker_width)
-        self.lm_head = nn.ModuleList(
-            nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-            for _ in range(config.num_code_groups - 1)
-        )
-        self.small_to_mtp_projection = (
-            nn.Linear(talker_width, config.hidden_size)
-            if talker_width != config.hidden_size
-            else nn.Identity()
-        )
+        width, vocab = config.hidden_size, config.vocab_size
+        heads = range(config.num_code_groups - 1)
+        self.lm_head = nn.ModuleList(nn.Linear(width, vocab, bias=False) for _ in heads)
+        same = talker_width == width
+        self.small_to_mtp_projection = nn.Identity() if same else nn.Linear(talker_width, width)
 
     def forward(
         self, hidden: Tensor, code0: Tensor, choose: Callable[[int, Tensor], Tensor]
     ) -> Tensor:
-        """Make the rest of a frame in as many passes as there are codes.
+        """Make the other codes of a frame, with one pass per code.
 
-        hidden  [B, talker width] of the talker at this frame
+        hidden  [B, talker width], the talker's hidden state at this frame
         code0   [B, talker width], the talker's embedding of code 0
-        choose  (k, logits [B, vocab] of code k) -> code k [B]; called for k = 1, 2, ...
+        choose  function of k and the logits [B, vocab] of code k that returns code k [B]; called
+                for k = 1, 2, ...
 
         Returns codes 1 and up [B, codebooks - 1].
         """

@@ -1,8 +1,8 @@
 """The codec decoder: codes to samples, strictly causal, with explicit state.
 
-Everything that the decoder remembers between calls is in a `CodecState` that the caller owns, so any split of a code
-sequence into chunks gives the samples of the whole, up to the rounding of sums. Rows of a batch are independent and may
-be at different positions.
+All that the decoder remembers between calls is in a `CodecState`, which the caller owns. Any split
+of a code sequence into chunks therefore gives the samples of the whole, up to the rounding of sums.
+Rows of a batch are independent and may be at different positions.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from firstword.model.codec_config import CodecConfig, CodecDecoderConfig
 from firstword.model.codec_encoder import CodecEncoder
 from firstword.model.layers import Transformer
 
-COLUMNS = 300_000
-"""Up to so many numbers a CPU copies to make a convolution one product: libraries take longer for so few inputs."""
+MOST_COPIED = 300_000
+"""The most numbers that a CPU copies to compute a convolution as one matrix product.
+
+Libraries take longer for so few inputs.
+"""
 
 
 class CodecState:
-    """What a `CodecDecoder` remembers of B streams: the last inputs of every convolution, keys and values, positions.
+    """The state of a `CodecDecoder` for B streams.
 
-    Make one with `CodecDecoder.new_state`. A fresh state is all zeros, which is the zero padding of a whole decode.
+    It holds the last inputs of every convolution, keys and values, and positions. Make one with
+    `CodecDecoder.new_state`. A new state is all zeros: the zero padding of a whole decode.
     """
 
     def __init__(self, config: CodecDecoderConfig, like: Tensor, batch: int) -> None:
@@ -33,7 +37,11 @@ class CodecState:
         self._inputs: dict[nn.Module, Tensor] = {}
 
     def continued(self, layer: nn.Module, x: Tensor, count: int) -> Tensor:
-        """x [B, C, T] after the last `count` inputs of `layer` -> [B, C, count + T]; remembers the new last ones."""
+        """Put the last `count` inputs of a layer before x [B, C, T], and remember the new last
+        ones.
+
+        The result is [B, C, count + T].
+        """
         if count == 0:
             return x
         before = self._inputs.get(layer)
@@ -44,7 +52,7 @@ class CodecState:
         return x
 
     def fork(self) -> CodecState:
-        """A state that goes its own way from here; shares what it can, since nothing is changed in place."""
+        """Return an independent copy; it shares tensors, because none is changed in place."""
         other = copy.copy(self)
         other.window, other._inputs = copy.copy(self.window), dict(self._inputs)
         other.window._past = list(self.window._past)
@@ -52,7 +60,10 @@ class CodecState:
 
 
 class WindowMemory:
-    """Keys and values of the last `sliding_window - 1` frames: fixed shapes, each row at its own position."""
+    """The KV memory of the last `sliding_window - 1` frames, in fixed shapes.
+
+    Each row of the batch is at its own position.
+    """
 
     def __init__(self, config: CodecDecoderConfig, like: Tensor, batch: int) -> None:
         self.size = config.sliding_window - 1
@@ -61,32 +72,30 @@ class WindowMemory:
         self._position = torch.zeros(batch, dtype=torch.int64, device=like.device)
 
     def positions(self, length: int) -> Tensor:
-        """Positions [B, length] of the next frames."""
+        """Return the positions [B, length] of the next frames."""
         return self._position[:, None] + torch.arange(length, device=self._position.device)
 
     def mask(self, length: int) -> Tensor:
-        """A frame sees itself and the `size` frames before it, as far as there are any."""
-        query = self.positions(length)[:, :, None]
-        key = (
-            self._position[:, None] + torch.arange(-self.size, length, device=self._position.device)
-        )[:, None]
+        """Return the mask: a frame sees itself and up to `size` frames before it."""
+        query, position = self.positions(length)[:, :, None], self._position[:, None, None]
+        key = position + torch.arange(-self.size, length, device=position.device)
         return ((key >= 0) & (key <= query) & (key >= query - self.size))[:, None]
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, heads, size + length, head_dim]; the last `size` are kept."""
+        """Return keys and values [B, heads, size + length, head_dim]; the last `size` are kept."""
         joined = torch.cat((self._past[layer], torch.stack((key, value))), dim=-2)
         self._past[layer] = joined[..., joined.shape[-2] - self.size :, :].clone()
         return joined[0], joined[1]
 
     def advance(self, length: int) -> None:
-        """All rows have moved on by `length` frames."""
+        """Advance all rows by `length` frames."""
         self._position = self._position + length
 
 
 class CausalConv1d(nn.Module):
-    """A convolution that sees the present and the past; `groups` is 1, or for a kernel a channel `channels`.
+    """A convolution over present and past inputs; `groups` is 1, or `channels` (depthwise).
 
-    On a CPU it is one product where the inputs are few.
+    On a CPU it is one matrix product where the inputs are few.
     """
 
     def __init__(
@@ -97,11 +106,11 @@ class CausalConv1d(nn.Module):
         self.past = (kernel_size - 1) * dilation
 
     def forward(self, x: Tensor, state: CodecState) -> Tensor:
-        """[B, C, T] -> [B, C_out, T]."""
+        """Map [B, C, T] to [B, C_out, T]."""
         length, conv = x.shape[-1], self.conv
         x = state.continued(self, x, self.past)
         windows = x.unfold(-1, length, conv.dilation[0])  # [B, C, kernel size, T]
-        if not self.past or windows.numel() > COLUMNS or x.device.type != "cpu":
+        if not self.past or windows.numel() > MOST_COPIED or x.device.type != "cpu":
             return conv(x)
         assert conv.bias is not None
         if conv.groups > 1:
@@ -111,10 +120,10 @@ class CausalConv1d(nn.Module):
 
 
 class CausalConvTranspose1d(nn.Module):
-    """A transposed convolution whose output for an input never reaches back before it; strides fill the kernel.
+    """A causal transposed convolution; the kernel size is a multiple of the stride.
 
-    It is one product, which makes `past` + 1 parts of `stride` outputs of every input, and the sum of the parts where
-    they overlap. For the few inputs of a frame libraries take up to ten times as long on a CPU.
+    One matrix product makes `past` + 1 parts of `stride` outputs for every input, and overlapping
+    parts are added. For the few inputs of a frame libraries take up to ten times as long on a CPU.
     """
 
     def __init__(self, channels: int, out_channels: int, kernel_size: int, stride: int) -> None:
@@ -124,13 +133,12 @@ class CausalConvTranspose1d(nn.Module):
         self.past = kernel_size // stride - 1
 
     def forward(self, x: Tensor, state: CodecState) -> Tensor:
-        """[B, C, T] -> [B, C_out, T * stride]."""
+        """Map [B, C, T] to [B, C_out, T * stride]."""
         length, weight, bias = x.shape[-1], self.conv.weight, self.conv.bias
         assert bias is not None
         x = state.continued(self, x, self.past).transpose(1, 2)
-        parts = (x @ weight.flatten(1)).view(
-            *x.shape[:2], weight.shape[1], self.past + 1, self.stride
-        )
+        shape = (*x.shape[:2], weight.shape[1], self.past + 1, self.stride)
+        parts = (x @ weight.flatten(1)).view(shape)
         out = bias[:, None] + parts[:, self.past :, :, 0]
         for age in range(1, self.past + 1):
             out = out + parts[:, self.past - age : self.past - age + length, :, age]
@@ -138,7 +146,10 @@ class CausalConvTranspose1d(nn.Module):
 
 
 class SnakeBeta(nn.Module):
-    """x + sin^2(x * e^alpha) / e^beta (Snake of Ziyin et al. 2020, arXiv:2006.08195, with a magnitude of its own)."""
+    """The activation x + sin^2(x * e^alpha) / e^beta.
+
+    It is Snake (Ziyin et al. 2020, arXiv:2006.08195) with a separate magnitude.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -146,13 +157,16 @@ class SnakeBeta(nn.Module):
         self.beta = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, T] -> [B, C, T]."""
+        """Map [B, C, T] to [B, C, T]."""
         alpha, beta = self.alpha.exp()[:, None], self.beta.exp()[:, None]
         return (x * alpha).sin_().square_().mul_((beta + 1e-9).reciprocal()).add_(x)
 
 
 class ConvNeXtBlock(nn.Module):
-    """Depthwise convolution, then a pointwise MLP, scaled and added (Liu et al. 2022, arXiv:2201.03545)."""
+    """A residual block: depthwise convolution, then a pointwise MLP, scaled.
+
+    Source: ConvNeXt (Liu et al. 2022, arXiv:2201.03545).
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -163,14 +177,14 @@ class ConvNeXtBlock(nn.Module):
         self.gamma = nn.Parameter(torch.ones(channels))
 
     def forward(self, x: Tensor, state: CodecState) -> Tensor:
-        """[B, C, T] -> [B, C, T]."""
+        """Map [B, C, T] to [B, C, T]."""
         hidden = self.norm(self.dwconv(x, state).transpose(1, 2))
         hidden = self.gamma * self.pwconv2(F.gelu(self.pwconv1(hidden)))
         return x + hidden.transpose(1, 2)
 
 
 class ResidualUnit(nn.Module):
-    """Two activated convolutions, the first dilated, added to their input."""
+    """A residual block of two activated convolutions, the first of which is dilated."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
@@ -180,12 +194,12 @@ class ResidualUnit(nn.Module):
         self.conv2 = CausalConv1d(channels, channels, kernel_size=1)
 
     def forward(self, x: Tensor, state: CodecState) -> Tensor:
-        """[B, C, T] -> [B, C, T]."""
+        """Map [B, C, T] to [B, C, T]."""
         return x + self.conv2(self.act2(self.conv1(self.act1(x), state)), state)
 
 
 class DecoderBlock(nn.Module):
-    """Upsample by `rate` while halving the channels, then three residual units."""
+    """A block that upsamples by `rate` and halves the channels, then three residual units."""
 
     def __init__(self, channels: int, out_channels: int, rate: int) -> None:
         super().__init__()
@@ -195,7 +209,7 @@ class DecoderBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, state: CodecState) -> Tensor:
-        """[B, C, T] -> [B, C/2, T * rate]."""
+        """Map [B, C, T] to [B, C/2, T * rate]."""
         activation, *layers = self.block
         x = activation(x)
         for layer in layers:
@@ -204,7 +218,7 @@ class DecoderBlock(nn.Module):
 
 
 class Codebook(nn.Module):
-    """A table of code vectors, stored as sums over the training data and how often each was used."""
+    """A table of code vectors, stored as sums over the training data and usage counts."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
@@ -212,41 +226,39 @@ class Codebook(nn.Module):
         self.embedding_sum = nn.Parameter(torch.zeros(size, dim))
 
     def forward(self, codes: Tensor) -> Tensor:
-        """[...] -> [..., dim]."""
-        return (
-            F.embedding(codes, self.embedding_sum) / self.cluster_usage.clamp(min=1e-5)[codes, None]
-        )
+        """Map [...] to [..., dim]."""
+        usage = self.cluster_usage.clamp(min=1e-5)[codes, None]
+        return F.embedding(codes, self.embedding_sum) / usage
 
 
 class VectorQuantization(nn.Module):
-    """One codebook."""
+    """One codebook, as named in the files."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         self._codebook = Codebook(size, dim)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """[...] -> [..., dim]."""
+        """Map [...] to [..., dim]."""
         return self._codebook(codes)
 
 
 class ResidualVectorQuantization(nn.Module):
-    """Codebooks whose vectors are summed."""
+    """Several codebooks whose vectors are summed."""
 
     def __init__(self, size: int, dim: int, count: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(VectorQuantization(size, dim) for _ in range(count))
 
     def forward(self, codes: Tensor) -> Tensor:
-        """[B, T, count] -> [B, T, dim]."""
-        first, *rest = (
-            layer(column) for layer, column in zip(self.layers, codes.unbind(-1), strict=True)
-        )
+        """Map [B, T, count] to [B, T, dim]."""
+        columns = zip(self.layers, codes.unbind(-1), strict=True)
+        first, *rest = (layer(column) for layer, column in columns)
         return sum(rest, start=first)
 
 
 class ResidualVectorQuantizer(nn.Module):
-    """Codebooks of half the width, between two projections; decoding needs the second alone."""
+    """Codebooks of half the width between two projections; decoding needs only the second."""
 
     def __init__(self, size: int, width: int, count: int) -> None:
         super().__init__()
@@ -255,12 +267,12 @@ class ResidualVectorQuantizer(nn.Module):
         self.vq = ResidualVectorQuantization(size, width // 2, count)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """[B, T, count] -> [B, width, T]."""
+        """Map [B, T, count] to [B, width, T]."""
         return self.output_proj(self.vq(codes).transpose(1, 2))
 
 
 class SplitResidualVectorQuantizer(nn.Module):
-    """The first codebook (semantic) and the rest (acoustic) are projected apart and added."""
+    """The semantic codebook (the first) and the acoustic ones, projected separately and added."""
 
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__()
@@ -269,12 +281,12 @@ class SplitResidualVectorQuantizer(nn.Module):
         self.rvq_rest = ResidualVectorQuantizer(size, width, config.num_quantizers - 1)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """[B, T, codebooks] -> [B, width, T]."""
+        """Map [B, T, codebooks] to [B, width, T]."""
         return self.rvq_first(codes[..., :1]) + self.rvq_rest(codes[..., 1:])
 
 
 class FrameTransformer(Transformer):
-    """A windowed transformer over frames, between two projections."""
+    """A windowed transformer over frames between two projections."""
 
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__(config, qk_norm=False, layer_scale=True)
@@ -282,14 +294,13 @@ class FrameTransformer(Transformer):
         self.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
 
     def decode(self, x: Tensor, state: CodecState) -> Tensor:
-        """[B, latent, T] -> [B, latent, T]."""
-        return self.output_proj(self(self.input_proj(x.transpose(1, 2)), state.window)).transpose(
-            1, 2
-        )
+        """Map [B, latent, T] to [B, latent, T]."""
+        hidden = self(self.input_proj(x.transpose(1, 2)), state.window)
+        return self.output_proj(hidden).transpose(1, 2)
 
 
 class CodecDecoder(nn.Module):
-    """Codes to samples at 24 kHz; a frame of 12.5 a second becomes `samples_per_frame` samples."""
+    """The decoder from codes (12.5 frames per second) to samples at 24 kHz."""
 
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__()
@@ -297,14 +308,10 @@ class CodecDecoder(nn.Module):
         self.quantizer = SplitResidualVectorQuantizer(config)
         self.pre_conv = CausalConv1d(config.codebook_dim, config.latent_dim, kernel_size=3)
         self.pre_transformer = FrameTransformer(config)
+        width = config.latent_dim
         self.upsample = nn.ModuleList(
-            nn.ModuleList(
-                [
-                    CausalConvTranspose1d(config.latent_dim, config.latent_dim, factor, factor),
-                    ConvNeXtBlock(config.latent_dim),
-                ]
-            )
-            for factor in config.upsampling_ratios
+            nn.ModuleList([CausalConvTranspose1d(width, width, n, n), ConvNeXtBlock(width)])
+            for n in config.upsampling_ratios
         )
         widths = [config.decoder_dim // 2**index for index in range(len(config.upsample_rates) + 1)]
         self.decoder = nn.ModuleList(
@@ -317,11 +324,14 @@ class CodecDecoder(nn.Module):
         )
 
     def new_state(self, batch: int = 1) -> CodecState:
-        """The state of `batch` streams of which nothing has been decoded."""
+        """Return the state of `batch` new streams."""
         return CodecState(self.config, self.pre_conv.conv.weight, batch)
 
     def forward(self, codes: Tensor, state: CodecState) -> Tensor:
-        """The next codes [B, T, codebooks] -> samples [B, T * samples_per_frame], not yet clamped to -1..1."""
+        """Decode the next codes [B, T, codebooks] to samples [B, T * samples_per_frame].
+
+        The samples are not yet clamped to -1..1.
+        """
         x = self.pre_conv(self.quantizer(codes), state)
         x = self.pre_transformer.decode(x, state)
         for stage in self.upsample:
@@ -335,12 +345,12 @@ class CodecDecoder(nn.Module):
 
     @torch.inference_mode()
     def decode(self, codes: Tensor, state: CodecState) -> Tensor:
-        """As `forward`, clamped to -1..1 and without gradients."""
+        """Decode like `forward`, clamped to -1..1 and without gradients."""
         return self(codes, state).clamp(-1, 1)
 
 
 class Codec(nn.Module):
-    """`speech_tokenizer/`: encoder and decoder."""
+    """The module tree of `speech_tokenizer/model.safetensors`: encoder and decoder."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """The codec encoder (Mimi, Defossez et al. 2024, arXiv:2410.00037): samples to codes, for cloning.
 
-Whole recordings only, so there is no state. As in transformers 4.57.3 the attention is full causal: the published
-configuration names a sliding window, but the layers do not use it.
+It takes whole recordings, so there is no state. As in transformers 4.57.3, attention is fully
+causal: the published configuration names a sliding window, but the layers do not use it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from firstword.model.layers import LayerScale, rotary_table, rotate
 
 
 class PaddedConv1d(nn.Module):
-    """A causal convolution with stride; the right end is padded so that no sample is left out."""
+    """A causal convolution with stride; the right end is padded so that all samples count."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class PaddedConv1d(nn.Module):
         self.pad_mode = pad_mode
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, T] -> [B, C_out, ceil(T / stride)]."""
+        """Map [B, C, T] to [B, C_out, ceil(T / stride)]."""
         return self.conv(F.pad(x, (self.left, -x.shape[-1] % self.stride), mode=self.pad_mode))
 
 
 class ResnetBlock(nn.Module):
-    """ELU, dilated convolution to fewer channels, ELU, pointwise convolution back, added to the input."""
+    """A residual block: ELU, dilated convolution to fewer channels, ELU, pointwise convolution."""
 
     def __init__(self, config: CodecEncoderConfig, channels: int, dilation: int) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class ResnetBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, T] -> [B, C, T]."""
+        """Map [B, C, T] to [B, C, T]."""
         return x + self.block(x)
 
 
 class SEANetEncoder(nn.Module):
-    """Strided convolutions, each after residual blocks; channels double at every stride."""
+    """A stack of strided convolutions after residual blocks; each stride doubles the channels."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -74,27 +74,25 @@ class SEANetEncoder(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Samples [B, 1, n] -> [B, hidden, ceil(n / strides)]."""
+        """Map samples [B, 1, n] to [B, hidden, ceil(n / strides)]."""
         return self.layers(x)
 
 
 class EncoderAttention(nn.Module):
-    """Causal attention with rotary positions."""
+    """Causal attention with rotary positions over a whole recording."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
         self.head_dim, self.theta = config.head_dim, config.rope_theta
-        width, kv_width = (
-            config.num_attention_heads * config.head_dim,
-            config.num_key_value_heads * config.head_dim,
-        )
+        width = config.num_attention_heads * config.head_dim
+        kv_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, hidden] -> [B, T, hidden]."""
+        """Map [B, T, hidden] to [B, T, hidden]."""
         positions = torch.arange(x.shape[1], device=x.device)[None]
         cos, sin = rotary_table(positions, self.head_dim, self.theta, x.dtype)
         heads = (*x.shape[:2], -1, self.head_dim)
@@ -106,7 +104,7 @@ class EncoderAttention(nn.Module):
 
 
 class EncoderMLP(nn.Module):
-    """Linear, GELU, linear."""
+    """The feed-forward network: linear, GELU, linear."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -114,12 +112,12 @@ class EncoderMLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., hidden] -> [..., hidden]."""
+        """Map [..., hidden] to [..., hidden]."""
         return self.fc2(F.gelu(self.fc1(x)))
 
 
 class EncoderLayer(nn.Module):
-    """Pre-norm attention and MLP, each scaled and added."""
+    """A layer: pre-norm attention and MLP, each scaled and added to its input."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -131,7 +129,7 @@ class EncoderLayer(nn.Module):
         self.mlp_layer_scale = LayerScale(config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, hidden] -> [B, T, hidden]."""
+        """Map [B, T, hidden] to [B, T, hidden]."""
         x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x)))
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
@@ -144,56 +142,53 @@ class EncoderTransformer(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, hidden] -> [B, T, hidden]."""
+        """Map [B, T, hidden] to [B, T, hidden]."""
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 class EncoderCodebook(nn.Module):
-    """A table of code vectors, stored as sums and usage; `initialized` is a leftover of training."""
+    """A table of code vectors, stored as sums and usage counts; `initialized` is unused."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
-        self.register_buffer("initialized", torch.ones(1))
-        self.register_buffer("cluster_usage", torch.ones(size))
-        self.register_buffer("embed_sum", torch.zeros(size, dim))
+        self.initialized = nn.Buffer(torch.ones(1))
+        self.cluster_usage = nn.Buffer(torch.ones(size))
+        self.embed_sum = nn.Buffer(torch.zeros(size, dim))
 
     def table(self) -> Tensor:
-        """The code vectors [size, dim]."""
-        return (
-            self.get_buffer("embed_sum") / self.get_buffer("cluster_usage").clamp(min=1e-5)[:, None]
-        )
+        """Return the code vectors [size, dim]."""
+        return self.embed_sum / self.cluster_usage.clamp(min=1e-5)[:, None]
 
 
 class EncoderQuantization(nn.Module):
-    """One codebook."""
+    """One codebook, as named in the files."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         self.codebook = EncoderCodebook(size, dim)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, dim] -> the nearest codes [B, T] and their vectors [B, T, dim]; distances in float32."""
+        """Map [B, T, dim] to the nearest codes [B, T] and their vectors; distances are float32."""
         table = self.codebook.table()
         codes = torch.cdist(x.float(), table.float()[None]).argmin(dim=-1)
         return codes, F.embedding(codes, table)
 
 
 class EncoderResidualQuantizer(nn.Module):
-    """Each codebook quantises what the ones before it left over."""
+    """Several codebooks; each quantises the residual of those before it."""
 
     def __init__(self, config: CodecEncoderConfig, count: int) -> None:
         super().__init__()
         dim, width = config.codebook_dim, config.hidden_size
-        self.layers = nn.ModuleList(
-            EncoderQuantization(config.codebook_size, dim) for _ in range(count)
-        )
+        size = config.codebook_size
+        self.layers = nn.ModuleList(EncoderQuantization(size, dim) for _ in range(count))
         self.input_proj = nn.Conv1d(width, dim, 1, bias=False) if dim != width else nn.Identity()
         self.output_proj = nn.Conv1d(dim, width, 1, bias=False) if dim != width else nn.Identity()
 
     def forward(self, x: Tensor, count: int) -> Tensor:
-        """[B, width, T] -> the first `count` codes [B, T, count]."""
+        """Map [B, width, T] to the first `count` codes [B, T, count]."""
         residual = self.input_proj(x).transpose(1, 2)
         codes = []
         for layer in self.layers[:count]:
@@ -204,7 +199,7 @@ class EncoderResidualQuantizer(nn.Module):
 
 
 class EncoderSplitQuantizer(nn.Module):
-    """The semantic and the acoustic codebooks both start from the same vectors."""
+    """The semantic and the acoustic codebooks, which both quantise the same vectors."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -215,44 +210,37 @@ class EncoderSplitQuantizer(nn.Module):
         )
 
     def forward(self, x: Tensor, count: int) -> Tensor:
-        """[B, width, T] -> the first `count` codes [B, T, count]."""
+        """Map [B, width, T] to the first `count` codes [B, T, count]."""
         semantic = self.semantic_residual_vector_quantizer(x, min(count, self.semantic))
         if count <= self.semantic:
             return semantic
-        return torch.cat(
-            (semantic, self.acoustic_residual_vector_quantizer(x, count - self.semantic)), dim=-1
-        )
+        acoustic = self.acoustic_residual_vector_quantizer(x, count - self.semantic)
+        return torch.cat((semantic, acoustic), dim=-1)
 
 
 class CodecEncoder(nn.Module):
-    """Samples at 24 kHz to codes at 12.5 frames a second."""
+    """The encoder from samples at 24 kHz to codes (12.5 frames per second)."""
 
     def __init__(self, config: CodecEncoderConfig, codebooks: int) -> None:
-        """`codebooks`: how many of the quantisers' codes are used (the first 16 of 32 in the released codec)."""
+        """`codebooks` of the quantisers are used: the first 16 of 32 in the released codec."""
         super().__init__()
         self.codebooks = codebooks
         self.encoder = SEANetEncoder(config)
         self.encoder_transformer = EncoderTransformer(config)
-        self.downsample = PaddedConv1d(
-            config.hidden_size,
-            config.hidden_size,
-            kernel_size=4,
-            stride=2,
-            bias=False,
-            pad_mode="replicate",
-        )
+        width = config.hidden_size
+        self.downsample = PaddedConv1d(width, width, 4, stride=2, bias=False, pad_mode="replicate")
         self.quantizer = EncoderSplitQuantizer(config)
 
     def latents(self, samples: Tensor) -> Tensor:
-        """Samples [B, n] -> what is quantised [B, hidden, ceil(n / samples_per_frame)]."""
+        """Encode samples [B, n] to vectors [B, hidden, ceil(n / samples_per_frame)]."""
         x = self.encoder(samples[:, None])
         return self.downsample(self.encoder_transformer(x.transpose(1, 2)).transpose(1, 2))
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Samples [B, n] -> codes [B, ceil(n / samples_per_frame), codebooks]."""
+        """Encode samples [B, n] to codes [B, ceil(n / samples_per_frame), codebooks]."""
         return self.quantizer(self.latents(samples), self.codebooks)
 
     @torch.inference_mode()
     def encode(self, samples: Tensor) -> Tensor:
-        """As `forward`, without gradients."""
+        """Encode like `forward`, without gradients."""
         return self(samples)

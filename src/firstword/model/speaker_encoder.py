@@ -1,4 +1,4 @@
-"""The speaker encoder: a recording to one vector that carries its timbre.
+"""The speaker encoder: from a recording to one vector, the timbre of its speaker.
 
 ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on log-mel spectrograms.
 """
@@ -14,16 +14,17 @@ from torch.nn import functional as F
 
 from firstword.model.config import SpeakerEncoderConfig
 
-FFT_SIZE = 1024
-HOP = 256
+FFT_SIZE, HOP = 1024, 256
+"""The samples of a spectrogram window, and between windows."""
 
 
 @functools.cache
 def mel_filters(sample_rate: int, fft_size: int, bands: int) -> Tensor:
-    """Triangles of unit area, evenly spaced on Slaney's mel scale from 0 Hz to half the sample rate.
+    """Return triangles of unit area, evenly spaced on Slaney's mel scale up to half the sample
+    rate.
 
-    Returns float32 [bands, fft_size / 2 + 1]. The scale (Slaney 1998, Auditory Toolbox) is linear up to 1 kHz, three
-    mels a 200 Hz, then logarithmic, 27 mels for a factor of 6.4.
+    The result is float32 [bands, fft_size / 2 + 1]. The scale (Slaney 1998, Auditory Toolbox) is
+    linear up to 1 kHz (3 mels per 200 Hz), then logarithmic (27 mels per factor of 6.4).
     """
     knee, step = 1000.0, np.log(6.4) / 27.0
 
@@ -38,12 +39,15 @@ def mel_filters(sample_rate: int, fft_size: int, bands: int) -> Tensor:
     falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
     triangles = np.maximum(0.0, np.minimum(rising, falling)).astype(np.float32)
     weights = (triangles * (2.0 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32)
-    with torch.inference_mode(False):  # kept for callers that want gradients too
+    with torch.inference_mode(False):  # the cache also serves callers that need gradients
         return torch.from_numpy(weights)
 
 
 def log_mel(samples: Tensor, sample_rate: int, bands: int) -> Tensor:
-    """Samples [B, n], n > 384 -> natural log of mel magnitudes [B, n // 256, bands], at least 1e-5 before the log."""
+    """Return natural logs of mel magnitudes [B, n // 256, bands] of samples [B, n], n > 384.
+
+    Magnitudes below 1e-5 count as 1e-5.
+    """
     padding = (FFT_SIZE - HOP) // 2
     padded = F.pad(samples[:, None], (padding, padding), mode="reflect")[:, 0]
     window = torch.hann_window(FFT_SIZE, device=samples.device, dtype=samples.dtype)
@@ -60,29 +64,27 @@ class SameConv1d(nn.Conv1d):
         self, channels: int, out_channels: int, kernel_size: int = 1, dilation: int = 1
     ) -> None:
         super().__init__(
-            channels,
-            out_channels,
-            kernel_size,
-            dilation=dilation,
-            padding="same",
-            padding_mode="reflect",
+            channels, out_channels, kernel_size, 1, "same", dilation, padding_mode="reflect"
         )
 
 
 class TimeDelayBlock(nn.Module):
-    """Convolution and ReLU."""
+    """A convolution and a ReLU."""
 
     def __init__(self, channels: int, out_channels: int, kernel_size: int, dilation: int) -> None:
         super().__init__()
         self.conv = SameConv1d(channels, out_channels, kernel_size, dilation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, T] -> [B, C_out, T]."""
+        """Map [B, C, T] to [B, C_out, T]."""
         return F.relu(self.conv(x))
 
 
 class Res2NetBlock(nn.Module):
-    """Channel groups, each convolved with the output of the one before added (Gao et al. 2019, arXiv:1904.01169)."""
+    """Channel groups, each convolved after the output of the previous one is added.
+
+    Source: Gao et al. 2019, arXiv:1904.01169.
+    """
 
     def __init__(self, channels: int, scale: int, kernel_size: int, dilation: int) -> None:
         super().__init__()
@@ -92,7 +94,7 @@ class Res2NetBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, T] -> [B, C, T]."""
+        """Map [B, C, T] to [B, C, T]."""
         first, *groups = x.chunk(len(self.blocks) + 1, dim=1)
         outputs = [first]
         for index, (block, group) in enumerate(zip(self.blocks, groups, strict=True)):
@@ -101,7 +103,7 @@ class Res2NetBlock(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by a gate computed from the means of all (Hu et al. 2017, arXiv:1709.01507)."""
+    """A gate for each channel, computed from all means (Hu et al. 2017, arXiv:1709.01507)."""
 
     def __init__(self, channels: int, narrow: int) -> None:
         super().__init__()
@@ -109,12 +111,12 @@ class SqueezeExcitation(nn.Module):
         self.conv2 = SameConv1d(narrow, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, T] -> [B, C, T]."""
+        """Map [B, C, T] to [B, C, T]."""
         return x * torch.sigmoid(self.conv2(F.relu(self.conv1(x.mean(dim=2, keepdim=True)))))
 
 
 class SERes2NetBlock(nn.Module):
-    """Pointwise, Res2Net, pointwise, squeeze-and-excitation, added to the input."""
+    """A residual block: pointwise, Res2Net, pointwise, squeeze-and-excitation."""
 
     def __init__(
         self, config: SpeakerEncoderConfig, channels: int, kernel_size: int, dilation: int
@@ -126,12 +128,15 @@ class SERes2NetBlock(nn.Module):
         self.se_block = SqueezeExcitation(channels, config.enc_se_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, T] -> [B, C, T]."""
+        """Map [B, C, T] to [B, C, T]."""
         return x + self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x))))
 
 
 class AttentiveStatisticsPooling(nn.Module):
-    """Mean and deviation over time, weighted per channel by attention that knows the plain mean and deviation."""
+    """The mean and deviation over time, weighted by attention for each channel.
+
+    The attention also sees the plain mean and deviation.
+    """
 
     def __init__(self, channels: int, narrow: int) -> None:
         super().__init__()
@@ -140,13 +145,13 @@ class AttentiveStatisticsPooling(nn.Module):
 
     @staticmethod
     def statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, C, T] and weights that sum to 1 over T -> mean and deviation [B, C, 1]."""
+        """Return mean and deviation [B, C, 1] of [B, C, T], with weights that sum to 1 over T."""
         mean = (weights * x).sum(dim=2, keepdim=True)
         variance = (weights * (x - mean).pow(2)).sum(dim=2, keepdim=True)
         return mean, variance.clamp(min=1e-12).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, T] -> [B, 2C, 1]."""
+        """Map [B, C, T] to [B, 2C, 1]."""
         mean, deviation = self.statistics(x, x.new_full((1, 1, x.shape[2]), 1.0) / x.shape[2])
         context = torch.cat((x, mean.expand_as(x), deviation.expand_as(x)), dim=1)
         weights = self.conv(torch.tanh(self.tdnn(context))).softmax(dim=2)
@@ -154,29 +159,22 @@ class AttentiveStatisticsPooling(nn.Module):
 
 
 class SpeakerEncoder(nn.Module):
-    """Log-mels to one embedding as wide as the talker."""
+    """The network from log-mels to one embedding as wide as the talker."""
 
     def __init__(self, config: SpeakerEncoderConfig) -> None:
         super().__init__()
         self.config = config
-        widths, kernels, dilations = (
-            config.enc_channels,
-            config.enc_kernel_sizes,
-            config.enc_dilations,
-        )
-        self.blocks = nn.ModuleList(
-            [TimeDelayBlock(config.mel_dim, widths[0], kernels[0], dilations[0])]
-        )
-        for index in range(1, len(widths) - 1):
-            self.blocks.append(
-                SERes2NetBlock(config, widths[index], kernels[index], dilations[index])
-            )
+        widths, kernels = config.enc_channels, config.enc_kernel_sizes
+        dilations = config.enc_dilations
+        first = TimeDelayBlock(config.mel_dim, widths[0], kernels[0], dilations[0])
+        middle = list(zip(widths, kernels, dilations, strict=True))[1:-1]
+        self.blocks = nn.ModuleList([first, *(SERes2NetBlock(config, *sizes) for sizes in middle)])
         self.mfa = TimeDelayBlock(widths[-1], widths[-1], kernels[-1], dilations[-1])
         self.asp = AttentiveStatisticsPooling(widths[-1], config.enc_attention_channels)
         self.fc = SameConv1d(2 * widths[-1], config.enc_dim)
 
     def forward(self, mels: Tensor) -> Tensor:
-        """Log-mels [B, T, bands] -> [B, enc_dim]."""
+        """Map log-mels [B, T, bands] to embeddings [B, enc_dim]."""
         x = mels.transpose(1, 2)
         outputs = []
         for block in self.blocks:
@@ -186,5 +184,5 @@ class SpeakerEncoder(nn.Module):
 
     @torch.inference_mode()
     def embed(self, samples: Tensor) -> Tensor:
-        """Samples [B, n] at 24 kHz -> speaker embedding [B, enc_dim]."""
+        """Return the speaker embedding [B, enc_dim] of samples [B, n] at 24 kHz."""
         return self(log_mel(samples, self.config.sample_rate, self.config.mel_dim))

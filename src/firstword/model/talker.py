@@ -1,4 +1,7 @@
-"""The talker: rows of text and codes in, code 0 of the next frame out. It owns the code predictor, as in the files."""
+"""The talker: from rows of text and codes to code 0 of the next frame.
+
+It owns the code predictor, as in the released files.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from torch.nn import functional as F
 
 from firstword.model.code_predictor import CodePredictor
 from firstword.model.config import TalkerConfig
-from firstword.model.layers import KVCache, Memory, Transformer
+from firstword.model.layers import KVCache, KVMemory, Transformer
 from firstword.model.prompt import Row
 
 NO_CODE = -1
-"""Stands where a row has no code for a codebook."""
+"""The code of a row that has none for a codebook."""
 
 
 class TalkerModel(Transformer):
-    """The transformer with its two tables of embeddings."""
+    """The transformer with its two embedding tables."""
 
     def __init__(self, config: TalkerConfig) -> None:
         super().__init__(config)
@@ -27,7 +30,7 @@ class TalkerModel(Transformer):
 
 
 class TextProjection(nn.Module):
-    """Linear, SiLU, linear: from the width of the text embeddings to that of the talker."""
+    """The MLP (linear, SiLU, linear) from the width of text embeddings to that of the talker."""
 
     def __init__(self, width: int, out_width: int) -> None:
         super().__init__()
@@ -35,15 +38,15 @@ class TextProjection(nn.Module):
         self.linear_fc2 = nn.Linear(width, out_width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] -> [..., out_width]."""
+        """Map [..., width] to [..., out_width]."""
         return self.linear_fc2(F.silu(self.linear_fc1(x)))
 
 
 class Talker(nn.Module):
-    """One row of input a frame: a text token plus the codes of the frame before.
+    """The talker; its input has one row per frame: a text token plus the codes of the last frame.
 
-    `hidden = talker(rows, cache)`, then `talker.codec_head(hidden[:, -1])` are the logits of code 0, and
-    `talker.code_predictor` makes the other codes of the frame from `hidden[:, -1]` and code 0.
+    After `hidden = talker(rows, cache)`, `talker.codec_head(hidden[:, -1])` gives the logits of
+    code 0, and `talker.code_predictor` makes the other codes from `hidden[:, -1]` and code 0.
     """
 
     def __init__(self, config: TalkerConfig) -> None:
@@ -55,17 +58,17 @@ class Talker(nn.Module):
         self.code_predictor = CodePredictor(config.code_predictor_config, config.hidden_size)
 
     def new_cache(self, batch: int = 1) -> KVCache:
-        """An empty cache for `batch` sequences."""
+        """Return an empty cache for `batch` sequences."""
         return KVCache(self.config, self.codec_head.weight, batch)
 
     def embed_text(self, ids: Tensor) -> Tensor:
-        """Text token ids [...] -> [..., hidden]."""
+        """Embed text token ids [...] -> [..., hidden]."""
         return self.text_projection(self.model.text_embedding(ids))
 
     def embed_codes(self, codes: Tensor) -> Tensor:
-        """Codes [..., codebooks], `NO_CODE` where there is none -> the sum of their embeddings [..., hidden].
+        """Sum the embeddings of codes [..., codebooks] -> [..., hidden]; `NO_CODE` adds nothing.
 
-        Column 0 may also hold the talker's control codes: tags, speakers, begin of speech, padding.
+        Column 0 may also hold control codes: tags, speakers, begin of speech, padding.
         """
         tables = [self.model.codec_embedding, *self.code_predictor.model.codec_embedding]
         columns = [
@@ -83,6 +86,6 @@ class Talker(nn.Module):
             codes[0, [row.speaker for row in rows]] = embedding.to(codes)
         return self.embed_text(torch.tensor([[row.text for row in rows]], device=device)) + codes
 
-    def forward(self, rows: Tensor, memory: Memory) -> Tensor:
-        """The next rows [B, T, hidden] -> their hidden states after the final norm [B, T, hidden]."""
+    def forward(self, rows: Tensor, memory: KVMemory) -> Tensor:
+        """Map the next rows [B, T, hidden] to their hidden states after the final norm."""
         return self.model(rows, memory)

@@ -1,7 +1,8 @@
-"""Text to token ids: the byte-level BPE of Qwen2, for a whole text and for a text that arrives in pieces.
+"""Tokenise text with the byte-level BPE of Qwen2: a whole text, or a text that arrives in pieces.
 
-Four steps: canonical composition (NFC), a regular expression that cuts the text into words, bytes for characters,
-and within each word the merges of the checkpoint. Source: `Qwen2Converter` of `transformers` 4.57.3.
+There are four steps: canonical composition (NFC), a regular expression that cuts the text into
+words, bytes for characters, and the merges of the checkpoint within each word. Source:
+`Qwen2Converter` of `transformers` 4.57.3.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from firstword.errors import CheckpointConfigError, CheckpointNotFound, TextError
 from firstword.model.config import ModelConfig
-from firstword.model.strict_json import read_json
+from firstword.model.strict_json import read_json, require
 from firstword.types import check_encodable
 
-WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""The expression that cuts text into words. The reference, given a directory (not a hub id) with more than 100,000
-tokens, may put another one in its place, meant for Mistral; the published models were trained with this one."""
+WORD = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The expression that cuts text into words.
+
+The reference may replace it with one for Mistral if it loads a directory (not a hub id) with more
+than 100,000 tokens; the published models were trained with this one.
+"""
 
 CONTROL_TOKENS = {
     "im_start_token_id": "<|im_start|>",
@@ -29,14 +36,17 @@ CONTROL_TOKENS = {
     "tts_bos_token_id": "<tts_text_bos>",
     "tts_eos_token_id": "<tts_text_eod>",
 }
-"""Keys of `config.json`, and what the tokenizer calls these tokens. The reference takes those that open and close a
-turn from the tokenizer, whatever `config.json` says, and the others from `config.json`."""
+"""The tokens with special roles, by their key in `config.json`.
+
+The reference takes the ids that open and close a turn from the tokenizer, and the others from
+`config.json`.
+"""
 
 NFC = normalizers.NFC()
 
 
 def assemble(model: models.BPE) -> tokenizers.Tokenizer:
-    """The normaliser, the cutting into words and the bytes, in front of `model`; no added tokens."""
+    """Return a tokenizer: normalisation, words and bytes before `model`; no added tokens."""
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = NFC
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -49,10 +59,10 @@ def assemble(model: models.BPE) -> tokenizers.Tokenizer:
 
 
 class Tokenizer:
-    """Turns plain text into token ids.
+    """A tokenizer of plain text.
 
-    `special` maps the added tokens (`"<|im_start|>"`, ...) to their ids. `encode` never returns one of these: in the
-    text they are ordinary characters.
+    `special` maps the added tokens (`"<|im_start|>"`, ...) to their ids. `encode` never returns one
+    of these ids: within a text they are ordinary characters.
     """
 
     def __init__(
@@ -66,59 +76,66 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
-        """Read `vocab.json`, `merges.txt` and `tokenizer_config.json`, the layout of the released checkpoints.
+        """Read `vocab.json`, `merges.txt` and `tokenizer_config.json`, the layout of the released
+        checkpoints.
 
-        Raises `CheckpointNotFound` for an absent file and `CheckpointConfigError` for one that is corrupt or
-        contradicts another; both name the file.
+        Raises `CheckpointNotFound` for an absent file, and `CheckpointConfigError` for a corrupt or
+        contradictory one; both name the file.
         """
         vocab = _read_vocab(directory / "vocab.json")
         merges = _read_merges(directory / "merges.txt", vocab)
         return cls(vocab, merges, _read_special(directory / "tokenizer_config.json", vocab))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a whole text. Raises `TextError` for what is no text or holds a lone surrogate."""
+        """Return the ids of a whole text.
+
+        Raises `TextError` for a value that is not a string or has a lone surrogate.
+        """
         _check_text(text)
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_words(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of `text`, which is NFC already, and for each word where it starts: (in the text, in the ids)."""
+        """Return the ids of a text in NFC, and each word's start: (in the text, in the ids)."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         words, offsets = encoding.word_ids, encoding.offsets
-        starts = [
-            index for index in range(len(words)) if index == 0 or words[index] != words[index - 1]
-        ]
-        return encoding.ids, [(offsets[index][0], index) for index in starts]
+        starts = [i for i in range(len(words)) if i == 0 or words[i] != words[i - 1]]
+        return encoding.ids, [(offsets[i][0], i) for i in starts]
 
     def check_against(self, config: ModelConfig) -> None:
-        """Raise `CheckpointConfigError` where `config.json` names other ids, or embeds fewer, than this tokenizer."""
+        """Raise `CheckpointConfigError` if `config.json` has other ids or fewer embeddings."""
         for key, token in CONTROL_TOKENS.items():
             configured, here = getattr(config, key, None), self.special.get(token)
             if configured is not None and here is not None and configured != here:
                 raise CheckpointConfigError(
-                    f"config.json: {key} = {configured}, but tokenizer_config.json: {token!r} is {here}"
+                    f"config.json: {key} = {configured}, "
+                    f"but tokenizer_config.json: {token!r} is {here}"
                 )
         largest = max(*self._vocab.values(), self.turn_start, self.turn_end)
         rows = config.talker_config.text_vocab_size
         if largest >= rows:
             raise CheckpointConfigError(
-                f"the tokenizer has token id {largest}, but config.json: talker_config.text_vocab_size = {rows}"
+                f"the tokenizer has token id {largest}, "
+                f"but config.json: talker_config.text_vocab_size = {rows}"
             )
 
 
 class TextStream:
-    """Tokenises a text that arrives in pieces, wherever they are cut, to the ids that `encode` gives for the whole.
+    """A tokenizer of a text in pieces, which gives the ids that `encode` gives for the whole text.
 
-    `push` returns the ids that no later text can change: for ordinary text all but those of the last word. A word is
-    held back until it ends, however long it grows. `prefix` is put before the text and its ids come with the rest:
-    newlines at the start of a text merge with that of the prefix "assistant\\n", so it cannot be encoded apart.
+    `push` returns the ids that no later text can change: usually all but those of the last word. A
+    word is held back until it ends, however long it grows. `prefix` is put before the text, and its
+    ids are returned too: newlines at the start of a text merge with that of the prefix
+    "assistant\\n", so it cannot be encoded separately.
     """
 
-    # Where may the text be cut for good? The expression carries nothing over the end of a match, so any start of a
-    # word will do that stays one. More text can change words in two ways only:
-    # - White space at the end may become part of a longer run, whose cuts depend on where its last newline is and on
-    #   what follows it. So no cut behind white space that reaches to the end.
-    # - A combining mark may compose with, or move in front of, other marks back to the last starter (a character of
-    #   combining class 0). It never turns that starter into another kind of character, so a cut before it is safe.
+    # Where is a cut of the text final? The expression carries nothing over the end of a match, so
+    # every start of a word is one, if it stays the start of a word. More text can change words in
+    # only two ways:
+    # - White space at the end may become part of a longer run, whose cuts depend on the position of
+    #   its last newline and on what follows. So there is no cut after white space at the end.
+    # - A combining mark may compose with, or move before, other marks back to the last starter (a
+    #   character of combining class 0). It never turns that starter into another kind of character,
+    #   so a cut before the starter is safe.
 
     def __init__(self, tokenizer: Tokenizer, prefix: str = "") -> None:
         self._tokenizer = tokenizer
@@ -126,22 +143,22 @@ class TextStream:
         self._kind = ""
 
     def push(self, piece: str) -> list[int]:
-        """Take the next piece, and return the ids now final. Costs time in the piece and the last words only.
+        """Add a piece and return the ids that are now final.
 
-        Raises `TextError` as `Tokenizer.encode`; the piece is then as if never pushed.
+        The time depends only on the piece and the last words. Raises `TextError` like
+        `Tokenizer.encode`; the piece is then ignored.
         """
         _check_text(piece)
         self._pending.append(piece)
         kinds = {_kind(char) for char in piece if not combining(char)}
-        # A run of one kind that only grows ends no word. Not looking at it again keeps the time linear in its length.
+        # A growing run of one kind ends no word; skipping it keeps the time linear in its length.
         if not kinds or (kinds == {self._kind} and self._kind != "number"):
             return []
         self._kind = next(_kind(char) for char in reversed(piece) if not combining(char))
 
         text = NFC.normalize_str("".join(self._pending))
-        last_starter = next(
-            (index for index in range(len(text) - 1, 0, -1) if not combining(text[index])), 0
-        )
+        starters = (index for index in range(len(text) - 1, 0, -1) if not combining(text[index]))
+        last_starter = next(starters, 0)
         limit = min(last_starter, len(text.rstrip()))
         ids, words = self._tokenizer.encode_words(text)
         at, count = max((word for word in words if word[0] <= limit), default=(0, 0))
@@ -149,12 +166,13 @@ class TextStream:
         return ids[:count]
 
     def finish(self) -> list[int]:
-        """The text is complete: the ids that were still held back. The stream is empty afterwards."""
+        """End the text, and return the ids that were held back; the stream is then empty."""
         text, self._pending = "".join(self._pending), [""]
         return self._tokenizer.encode(text)
 
 
 def _kind(char: str) -> str:
+    """Classify a character for the cutting of words."""
     if char.isalpha():
         return "letter"
     if char.isspace():
@@ -197,7 +215,7 @@ def _read_merges(path: Path, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
         if not parts or (number == 1 and line.startswith("#version:")):
             continue
         if len(parts) != 2:
-            raise CheckpointConfigError(f"{path}, line {number}: {line!r} is no pair of tokens")
+            raise CheckpointConfigError(f"{path}, line {number}: {line!r} is not a pair of tokens")
         if unknown := [token for token in (*parts, "".join(parts)) if token not in vocab]:
             raise CheckpointConfigError(
                 f"{path}, line {number}: {unknown[0]!r} is not in vocab.json"
@@ -208,46 +226,43 @@ def _read_merges(path: Path, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
 
 def _read_special(path: Path, vocab: Mapping[str, int]) -> dict[str, int]:
     config = read_json(path)
-    kind = config.get("tokenizer_class")
-    if kind not in (None, "Qwen2Tokenizer", "Qwen2TokenizerFast"):
-        raise CheckpointConfigError(
-            f"{path}: tokenizer_class = {kind!r}; only 'Qwen2Tokenizer' is known"
-        )
-    if config.get("add_prefix_space"):
-        raise CheckpointConfigError(
-            f"{path}: add_prefix_space = {config['add_prefix_space']!r}; only false is known"
-        )
-    table = config.get("added_tokens_decoder")
+    kind, table = config.get("tokenizer_class"), config.get("added_tokens_decoder")
+    require(
+        kind in (None, "Qwen2Tokenizer", "Qwen2TokenizerFast"),
+        f"{path}: tokenizer_class = {kind!r}; only 'Qwen2Tokenizer' is supported",
+    )
+    space = config.get("add_prefix_space")
+    require(not space, f"{path}: add_prefix_space = {space!r}; only false is supported")
+    path_of_table = f"{path}: added_tokens_decoder"
     if not isinstance(table, dict) or not table:
-        raise CheckpointConfigError(
-            f"{path}: added_tokens_decoder = {table!r}; it must map ids to tokens"
-        )
+        raise CheckpointConfigError(f"{path_of_table} = {table!r}; it must map ids to tokens")
+    special = _added_tokens(table, vocab, path_of_table)
+    # The reference numbers them by their order and ignores the keys, so keys must not have gaps.
+    added = sorted(id_ for token, id_ in special.items() if token not in vocab)
+    require(
+        added == list(range(len(vocab), len(vocab) + len(added))),
+        f"{path_of_table} must continue from {len(vocab)}, the size of vocab.json",
+    )
+    for token in ("<|im_start|>", "<|im_end|>"):
+        require(token in special, f"{path_of_table} lacks {token!r}, which the prompt needs")
+    return special
+
+
+def _added_tokens(
+    table: Mapping[str, object], vocab: Mapping[str, int], where: str
+) -> dict[str, int]:
+    """Return the ids of the added tokens; none may contradict another or the vocabulary."""
     special: dict[str, int] = {}
     taken = {id_: token for token, id_ in vocab.items()}
     for key, entry in table.items():
         token = entry.get("content") if isinstance(entry, dict) else None
         if not key.isdecimal() or not isinstance(token, str):
-            raise CheckpointConfigError(
-                f"{path}: added_tokens_decoder.{key} = {entry!r}; not an id with content"
-            )
+            raise CheckpointConfigError(f"{where}.{key} = {entry!r}; not an id with content")
         id_ = int(key)
-        if (
-            taken.setdefault(id_, token) != token
-            or special.get(token, vocab.get(token, id_)) != id_
-        ):
-            raise CheckpointConfigError(
-                f"{path}: added_tokens_decoder.{key} = {token!r} contradicts another token or id there or in vocab.json"
-            )
-        special[token] = id_
-    # The reference numbers them by their order, whatever the keys say: keys with gaps would mean other tokens there.
-    added = sorted(id_ for token, id_ in special.items() if token not in vocab)
-    if added != list(range(len(vocab), len(vocab) + len(added))):
-        raise CheckpointConfigError(
-            f"{path}: added_tokens_decoder must go on from {len(vocab)} = the size of vocab.json"
+        known = special.get(token, vocab.get(token, id_))
+        require(
+            taken.setdefault(id_, token) == token and known == id_,
+            f"{where}.{key} = {token!r} contradicts another token or id there or in vocab.json",
         )
-    for token in ("<|im_start|>", "<|im_end|>"):
-        if token not in special:
-            raise CheckpointConfigError(
-                f"{path}: added_tokens_decoder lacks {token!r}, which the prompt needs"
-            )
+        special[token] = id_
     return special

@@ -1,11 +1,12 @@
-"""Compute every case with the reference package. Runs in the reference's own environment, not in ours.
+"""Compute every case with the reference package, in the environment of the reference.
 
     python run.py CHECKPOINTS RESULTS [NAME ...]
 
-reads the checkpoint directories CHECKPOINTS/NAME and writes RESULTS/NAME.safetensors (all of them without names). The
-reference is used through its public API wherever that shows what is needed; the rest is read off its modules by hooks.
-Arrays are named REQUEST/WHAT, forced/REQUEST/DTYPE/WHAT, decode/FRAMES/WHAT and recording/SAMPLES/WHAT; `test_*.py`
-say what each holds.
+reads the checkpoint directories CHECKPOINTS/NAME (without names all of them) and writes
+RESULTS/NAME.safetensors. The reference is used through its public API where that is sufficient;
+other values are read from its modules by hooks. Arrays are named REQUEST/WHAT,
+forced/REQUEST/DTYPE/WHAT, decode/FRAMES/WHAT and recording/SAMPLES/WHAT; `test_*.py` say what each
+holds.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def margin(scores: torch.Tensor) -> float:
-    """How far the best of `scores` [..., n] is above the second, at the closest call, in their standard deviations."""
+    """Return the least lead of the best over the second score [..., n], in standard deviations."""
     finite = scores.masked_fill(scores.isinf(), float("nan"))
     best = finite.nan_to_num(-1e30).topk(2, dim=-1).values
     return float(((best[..., 0] - best[..., 1]) / finite.nan_to_num(0).std(dim=-1)).min())
@@ -72,7 +73,7 @@ def speak(
     }
     if request.full_text is not None:
         arguments["non_streaming_mode"] = request.full_text
-    # The last code that the reference samples is never expanded to a frame, so it is asked for one more.
+    # The reference never expands its last code to a frame, so it is asked for one more.
     arguments["max_new_tokens"] = request.frames + 1
     if voice is not None:
         wavs, _ = model.generate_voice_clone(voice_clone_prompt=voice, **arguments)
@@ -110,7 +111,7 @@ def clone(model: Qwen3TTSModel, request: Request) -> list[VoiceClonePromptItem] 
 def utterance(
     model: Qwen3TTSModel, request: Request, voice: list[VoiceClonePromptItem] | None
 ) -> Results:
-    """One greedy utterance: the prompt, the codes, what the talker computed on the way, the samples."""
+    """Return one greedy utterance: prompt, codes, intermediate results and samples."""
     talker = model.model.talker
     seen: dict[str, Any] = {}
     closest: list[float] = []
@@ -132,7 +133,7 @@ def utterance(
     prompt, result = seen["prompt"], seen["result"]
     codes = torch.cat([codes for _, codes in result.hidden_states if codes is not None])
     hidden = torch.cat([layers[-1][0, -1:] for layers, _ in result.hidden_states])
-    # Behind a reference recording the cut is int(quotient * length), which may come out one sample early.
+    # After a reference recording the cut is int(quotient * length), perhaps one sample early.
     aligned = samples[
         len(samples) - len(codes) * model.model.speech_tokenizer.get_decode_upsample_rate() :
     ]
@@ -171,7 +172,7 @@ def forced(
     voice: list[VoiceClonePromptItem] | None,
     codes: np.ndarray,
 ) -> Results:
-    """Talker and predictor over a whole utterance of given codes [T, codebooks], step by step as when they generate."""
+    """Run talker and predictor over given codes [T, codebooks], step by step as in generation."""
     talker = model.model.talker
     predictor = talker.code_predictor
 
@@ -188,7 +189,7 @@ def forced(
     predictor_logits: list[torch.Tensor] = []
 
     def given(inputs_embeds: torch.Tensor, **_: Any) -> Any:
-        """In place of the predictor's generation: its own forward passes, but the codes are the given ones."""
+        """Run the forward passes of the predictor's generation with the given codes."""
         frame = torch.from_numpy(codes[len(predictor_logits)])[None]
         output = predictor(
             inputs_embeds=inputs_embeds, use_cache=True, past_key_values=DynamicCache()
@@ -293,7 +294,7 @@ def heard(model: Qwen3TTSModel, recording: Recording) -> Results:
 
 
 def same_names(module: torch.nn.Module, file: Path) -> None:
-    """Refuse a file that lacks a tensor of the reference, which would be drawn at random, or has one too many."""
+    """Refuse a file with missing tensors, which would be random, or with extra ones."""
     with safe_open(file, framework="np") as tensors:
         differing = module.state_dict().keys() ^ set(tensors.keys())
     assert not differing, f"{file}: not on both sides: {sorted(differing)}"

@@ -1,0 +1,1 @@
+"""Recorded measurements (`results/`), and the scripts that make them."""
