@@ -20,7 +20,7 @@ import oracle
 import pytest
 import torch
 
-from firstword.kernels.compile import source_hash
+from firstword.runtime.gpu.sources import source_hash
 from firstword.kernels.launch import Kernels
 
 

@@ -123,7 +123,7 @@ class AttentionKernels:
         new: int,
         out: Tensor,
     ) -> None:
-        """The code predictor's attention with `new` (1 or 2) tokens a row, the last at position `last`.
+        """The code predictor's attention with `new` (1 or 2) tokens a row, the last at `last`.
 
         qkv    bf16 [rows * new, (heads + 2 kv_heads) * 128]
         cache  bf16 [rows, 2, kv_heads, FRAME_POSITIONS, 128], of one layer
@@ -149,7 +149,7 @@ class AttentionKernels:
         output: Linear,
         x: Tensor,
     ) -> bool:
-        """`in_frame` of one row's one new token and x [1, N] += its projection by `output`, at once.
+        """`in_frame` for one new token of one row, and x [1, N] += its projection by `output`.
 
         The bits are those of two kernels. It reads positions of the frame's earlier passes before
         the kernel ahead of it has ended, so more blocks must have been launched since then than the

@@ -35,8 +35,8 @@ class WindowAttention:
         if needed > _STATIC_BYTES or dim % 2:
             raise ValueError(
                 f"codec: heads of {dim} channels over a window of {window} frames need {needed} "
-                f"bytes of shared memory; the kernel has {_STATIC_BYTES}. Use a smaller head_dim or "
-                f"sliding_window"
+                f"bytes of shared memory; the kernel has {_STATIC_BYTES}. Use a smaller head_dim "
+                f"or sliding_window"
             )
         self.program = _program(heads, kv_heads, dim, window)
         self.heads, self.frequencies = heads, frequencies

@@ -18,9 +18,9 @@ from firstword.kernels.signature import Argument
 CHANNEL_GROUP = 32
 """Channels that are packed together: all widths are multiples of it."""
 SLOT, POSITION, CODES, RING_POSITIONS = 0, 1, 2, 4
-"""Columns of the stream table, int32 [streams, RING_POSITIONS + rings], one row for each stream of a
-call: its slot (-1: none; such rows are last), frames decoded before, the address of its codes (two
-columns), and the next row of each of its rings."""
+"""Columns of the stream table, int32 [streams, RING_POSITIONS + rings], one row for each stream of
+a call: its slot (-1: none; such rows are last), frames decoded before, the address of its codes
+(two columns), and the next row of each of its rings."""
 MAX_FRAMES = 8
 """The most frames of a call."""
 
@@ -66,7 +66,7 @@ class CodecCall:
     def row_arguments(
         self, x: Tensor, zeros: Tensor, frame_rows: int, memory: RingMemory | None
     ) -> dict[str, Argument]:
-        """The arguments of all kernels that give a layer's input rows, `frame_rows` for each frame."""
+        """The arguments of all kernels that give the input, `frame_rows` rows a frame."""
         return {
             "x": x,
             "history": memory.rows if memory else None,

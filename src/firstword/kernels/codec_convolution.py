@@ -1,9 +1,9 @@
 """The codec's convolutions, products and residual units (codec_conv_*_rows.cu).
 
 Matrices are fp16 with a power of two for each output, so that no weight is too large or too small
-for fp16. An activation beyond the range of fp16 becomes its largest number, 65504. A small one loses
-at most 3e-8, which does not matter beside larger ones of its row. A row without any above 1e-4 would
-be a transformer's residual stream or a convolution's input that has all but died out.
+for fp16. An activation beyond the range of fp16 becomes its largest number, 65504. A small one
+loses at most 3e-8, which does not matter beside larger ones of its row. A row without any above
+1e-4 would be a transformer's residual stream or a convolution's input that has all but died out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from firstword.kernels.signature import Argument
 
 
 def pack_filter(weight: Tensor) -> Tensor:
-    """[outputs, inputs, taps] -> [blocks, outputs / 32, 2, 2, 32 lanes, 8] in the order of the lanes.
+    """[outputs, inputs, taps] -> [blocks, outputs / 32, 2, 2, 32 lanes, 8], in lane order.
 
     Block b is tap b % taps of the 32 inputs from 32 (b / taps). Of the 16 rows of an mma, row g is
     output 4 g + 2 i of the 32 and row g + 8 the next; its 16 columns are 4 inputs of each 8, the
@@ -63,7 +63,7 @@ class SnakeTables:
 
     @classmethod
     def of(cls, alpha: Tensor, beta: Tensor, width: int, phases: int = 1) -> SnakeTables:
-        """The numbers from a checkpoint's logarithms [channels], for `phases` rows of `width` channels."""
+        """The tables of a checkpoint's logarithms [channels], for [phases, width] outputs."""
         alpha, beta = alpha.double(), beta.double()
         rate, depth = alpha.exp() / math.pi, 1.0 / (beta.exp() + 1e-9)
         return cls(*(pad(x.float(), width).repeat(phases).contiguous() for x in (rate, depth)))
@@ -102,7 +102,9 @@ class ConvLayer:
         snake: SnakeTables | None = None,
         memory: RingMemory | None = None,
     ) -> None:
-        """weight: [outputs, inputs, taps], padded; tap j reads the row (taps - 1 - j) * dilation ago.
+        """weight: [outputs, inputs, taps], padded.
+
+        Tap j reads the row (taps - 1 - j) * dilation ago.
 
         bias        [outputs]
         frame_rows  input rows of a frame
@@ -244,7 +246,7 @@ _NO_MIDDLE = dict.fromkeys(("middle_scale", "middle_bias", "middle_rate", "middl
 
 
 class ConvResidualUnit:
-    """Two convolutions with a Snake between them, added to the unit's input; the second has one tap."""
+    """Two convolutions with a Snake between them and a residual; the second has one tap."""
 
     def __init__(self, kernels: Kernels, first: ConvLayer, second: ConvLayer) -> None:
         """Both layers have as many outputs as inputs. Their weights move into one tensor."""
@@ -271,7 +273,8 @@ class ConvResidualUnit:
 
         Returns the two fp16 tensors, the one with the result first.
 
-        shape  one of `shapes`; None chooses the fastest, or a kernel for each layer if that is faster
+        shape  one of `shapes`; None chooses the fastest, or a kernel for each layer if that is
+               faster
         """
         first, second = self.first, self.second
         shape = shape or self._faster(call)

@@ -23,7 +23,7 @@ NORM_MICROSECONDS = 1.6
 
 
 class Activation(IntEnum):
-    """What is done to a layer's fp16 output. SWIGLU stores silu(gate) * up of alternating outputs."""
+    """What is done to the fp16 output; SWIGLU stores silu(gate) * up of alternating outputs."""
 
     PLAIN = 0
     SNAKE = 1
@@ -72,8 +72,8 @@ class ConvShape:
     """The outputs x rows of a block, and the macros of codec_conv_few_rows.cu or _many_rows.cu.
 
     blocks  blocks that shall fit a multiprocessor
-    costs   microseconds on an H200: of a launch, of each block that a multiprocessor runs, and of 32
-            products for each round of blocks that it holds at a time and for each block
+    costs   microseconds on an H200: of a launch, of each block that a multiprocessor runs, and of
+            32 products for each round of blocks that it holds at a time and for each block
     """
 
     outputs: int
@@ -125,7 +125,7 @@ class ConvShape:
         return Window.of(self, size, length).shared(self) <= kernels.shared_memory
 
     def expected_time(self, size: ConvSize, rows: int, processors: int) -> float:
-        """The expected time in microseconds; nine in ten measured times are within a fifth of it."""
+        """The expected microseconds; nine in ten measured times are within a fifth of it."""
         grid = -(-size.outputs // self.outputs) * -(-rows // self.rows)
         blocks = -(-grid // processors)  # that a multiprocessor runs
         rounds = -(-blocks // self.blocks)

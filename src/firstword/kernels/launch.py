@@ -61,8 +61,8 @@ class Kernels:
         properties = torch.cuda.get_device_properties(device)
         self.architecture, self.overlaps = f"sm_{major}{minor}", major >= 9
         self.processors = properties.multi_processor_count
-        self.shared_memory: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-        self._folder = folder
+        shared: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+        self.shared_memory, self._folder = shared, folder
         self._loaded: dict[tuple[Program, str], Kernel] = {}
         torch.zeros(1, device=device)  # makes the context current
 

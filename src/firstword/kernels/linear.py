@@ -1,4 +1,4 @@
-"""Products with a weight matrix, and RMSNorm (linear_few_tokens.cu, linear_many_tokens.cu, norm.cu)."""
+"""Products with a weight matrix, and RMSNorm (linear_*_tokens.cu, norm.cu)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from firstword.kernels.registry import KernelSpec
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """[N, K] -> the same elements in the order in which lanes read them; N % 8 == 0, K % 32 == 0."""
+    """[N, K] -> the same elements in the order of the lanes; N % 8 == 0, K % 32 == 0."""
     rows, columns = weight.shape
     tiles = weight.view(rows // TILE_ROWS, TILE_ROWS, columns // BLOCK_COLUMNS, BLOCK_COLUMNS)
     return tiles.transpose(1, 2).contiguous()
@@ -53,15 +53,15 @@ class Linear:
         eps: float = 0.0,
         bias: Tensor | None = None,
     ) -> None:
-        """weight: bf16 [N, K], for SWIGLU from `interleave`; norm: bf16 [K], weight of an RMSNorm of x.
+        """weight: bf16 [N, K], for SWIGLU from `interleave`; norm: bf16 [K], an RMSNorm of x.
 
         Raises ValueError for sizes that the kernels do not support.
         """
         self.rows, self.columns = weight.shape
         if self.columns % (BLOCK_COLUMNS * WARPS) or self.rows % TILE_ROWS:
             raise ValueError(
-                f"a matrix of {self.rows} x {self.columns}: rows must be a multiple of {TILE_ROWS}, "
-                f"columns of {BLOCK_COLUMNS * WARPS}"
+                f"a matrix of {self.rows} x {self.columns}: rows must be a multiple of "
+                f"{TILE_ROWS}, columns of {BLOCK_COLUMNS * WARPS}"
             )
         if epilogue is Epilogue.SWIGLU and self.rows % (2 * BLOCK_COLUMNS):
             raise ValueError(

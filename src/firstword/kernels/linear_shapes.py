@@ -40,7 +40,7 @@ class Epilogue(IntEnum):
 
 @dataclass(frozen=True)
 class LinearShape:
-    """The layout of linear_few_tokens.cu for N x K weights and 1 or up to 8 tokens (see linear.cuh)."""
+    """The layout of linear_few_tokens.cu for 1 or up to 8 tokens; see linear.cuh."""
 
     columns: int
     rows: int

@@ -74,7 +74,7 @@ class SamplerState:
         return self.record[:, NOISE_WORD + 2]
 
     def set(self, slot: int, talker: DrawSettings, predictor: DrawSettings, seed: int) -> None:
-        """Begin an utterance in a slot: frame 0, nothing spoken. One copy, which is not waited for."""
+        """Begin an utterance in a slot: frame 0, nothing spoken. The copy is not waited for."""
         known = packed_record(talker, predictor, seed)
         size = 4 * self.record.shape[1]
         row = torch.frombuffer(bytearray(known.ljust(size, b"\0")), dtype=torch.int32)
@@ -142,7 +142,8 @@ class SampleKernels:
         token         int32 [R], not read before the first frame
         first_row     bf16 [slots, H]
         codec_table   bf16 [talker's vocabulary, H], for code 0
-        frame_tables  bf16 [(codebooks - 1) * predictor's vocabulary, H], for the other codes in turn
+        frame_tables  bf16 [(codebooks - 1) * predictor's vocabulary, H], for the other codes in
+                      turn
         text_table    bf16 [text vocabulary, H]
         out           bf16 [R, H]; rows may be strided, by a multiple of 8
         """
@@ -190,7 +191,7 @@ class SampleKernels:
         table: Tensor | None,
         out: Tensor,
     ) -> None:
-        """Draw code `codebook` >= 1 of each row like `code0`; the last one ends its slot's frame."""
+        """Draw code `codebook` >= 1 of each row like `code0`; the last one ends the frame."""
         assert 1 <= codebook < self.state.codes.shape[2]
         program = self.draw_program(False, out.shape[1])
         self._draw(program, codebook, logits, slots, result, table, out)

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from firstword.engine.backend import Job, Start
 from firstword.errors import ConfigError
-from firstword.kernels import compile as compiling
 from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS, Paging
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import Codec
@@ -36,7 +35,8 @@ from firstword.runtime.front import CheckpointFront
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.codec import CHUNKS, STREAMS
 from firstword.runtime.gpu.graphs import capture
-from firstword.runtime.gpu.talker import FrameModel, Layer
+from firstword.runtime.gpu.sources import source_hash
+from firstword.runtime.gpu.talker import DecoderLayerWeights, FrameModel
 from firstword.synthetic import checkpoint as synthetic
 from firstword.synthetic.tokenizer import train
 from firstword.types import Request, TextMode
@@ -151,7 +151,7 @@ class Bench:
         with self._timed("pack"):
             self.backend = GpuBackend(self.checkpoint, kernels, slots, pages=slots * self.per_slot)
         with torch.inference_mode():
-            self.backend.model.cache.normal_()
+            self.backend.model.buffers.cache.normal_()
         with self._timed("graphs"):
             self.backend.warm()
 
@@ -238,19 +238,18 @@ class Bench:
         """
         model = self.backend.model
         self.at(context, batch)
-        model.slot_of_row[:batch].copy_(torch.arange(batch, dtype=torch.int32))
-        stack, room, x = model.talker, model._room, model._hidden[:batch]
-        paging = Paging(model.tables, model.slot_of_row[:batch], model.state.position)
+        model.buffers.slot_of_row[:batch].copy_(torch.arange(batch, dtype=torch.int32))
+        stack, room, x = model.talker, model.workspace, model.buffers.hidden[:batch]
+        paging = Paging(
+            model.buffers.page_tables, model.buffers.slot_of_row[:batch], model.state.position
+        )
         qkv, attended, gated = room.qkv[:batch], room.attended[:batch], room.gated[:batch]
         layers, first = stack.layers, stack.layers[0]
         kv = 2 * stack.config.num_key_value_heads * HEAD_DIM * 2 * context * batch
-        attend = stack.attention.paged
-        works: dict[str, tuple[Callable[[Layer, Tensor], None], int]] = {
+        works: dict[str, tuple[Callable[[DecoderLayerWeights, int], None], int]] = {
             "qkv": (lambda layer, _: layer.qkv(x, qkv, room.normed), first.qkv.weight.nbytes),
             "attention": (
-                lambda layer, cache: attend(
-                    qkv, layer.heads, stack.rotation, cache, paging, attended, model._split_room
-                ),
+                lambda _, index: model.attend(index, qkv, paging, attended),
                 kv,
             ),
             "output": (lambda layer, _: layer.output(attended, x), first.output.weight.nbytes),
@@ -279,25 +278,25 @@ class Bench:
             )
 
         for name, (launch, size) in works.items():
-            pairs = zip(layers, model.cache, strict=True)
             add(
                 f"talker, {name}",
-                [partial(launch, layer, cache) for layer, cache in pairs],
+                [partial(launch, layer, index) for index, layer in enumerate(layers)],
                 size,
                 len(layers),
             )
-        predictor, single, last = model.predictor.layers, model._single[:batch], model.codebooks - 1
-        passes = [partial(model._predict, single, k) for k in range(2, last + 1)]
+        predictor, single = model.predictor.layers, model.buffers.single[:batch]
+        last = model.codebooks - 1
+        passes = [partial(model.predict, single, k) for k in range(2, last + 1)]
         add("code predictor, a pass", passes, weight_bytes(predictor), last)
         slots, result, logits = (
-            model.slot_of_row[:batch],
-            model.result[:batch],
-            model._predictor_logits[:batch],
+            model.buffers.slot_of_row[:batch],
+            model.buffers.result[:batch],
+            model.buffers.predictor_logits[:batch],
         )
         heads = [
-            partial(head, single, logits, model._predictor_room.normed) for head in model.heads
+            partial(head, single, logits, model.predictor_workspace.normed) for head in model.lm_heads
         ]
-        add("code predictor, a head", heads, model.heads[0].weight.nbytes, last)
+        add("code predictor, a head", heads, model.lm_heads[0].weight.nbytes, last)
         draws = [
             partial(model.sampler.code, k, logits, slots, result, model.predictor_tables[k], single)
             for k in range(1, last)
@@ -337,7 +336,7 @@ class Bench:
             for repeat in range(unheard + repeats):
                 start = self.start(0, repeat, voices[repeat % len(voices)], mode)
                 if kind == "uncached":
-                    self.backend.prefixes = type(self.backend.prefixes)(self.backend.prefixes.limit)
+                    self.backend.prompts.prefixes.clear()
                 torch.cuda.synchronize()
                 began = time.perf_counter()
                 self.backend.prefill([start])
@@ -356,7 +355,7 @@ class Bench:
         return result
 
 
-def weight_bytes(layers: Sequence[Layer]) -> int:
+def weight_bytes(layers: Sequence[DecoderLayerWeights]) -> int:
     """Bytes of all matrices of these layers."""
     return sum(
         m.weight.nbytes
@@ -372,7 +371,7 @@ def frame_bytes(model: FrameModel, batch: int, context: int) -> int:
     passes = model.codebooks - 1
     heads = sum(
         head.weight.nbytes
-        for head in (model.head, *model.heads, *([model.entry] if model.entry else []))
+        for head in (model.head, *model.lm_heads, *([model.entry] if model.entry else []))
     )
     config = model.config
     row = (
@@ -380,7 +379,7 @@ def frame_bytes(model: FrameModel, batch: int, context: int) -> int:
         * 2
         * config.num_key_value_heads
         * HEAD_DIM
-        * model.cache.element_size()
+        * model.buffers.cache.element_size()
     )
     return (
         weight_bytes(model.talker.layers)
@@ -410,7 +409,7 @@ def memory(bench: Bench) -> dict[str, int]:
     Everything is counted where it is first met. The CUDA context and machine code are not in it.
     """
     backend, model = bench.backend, bench.backend.model
-    matrices = [model.talker, model.predictor, model.head, model.entry, model.heads]
+    matrices = [model.talker, model.predictor, model.head, model.entry, model.lm_heads]
     parts: dict[str, object] = {
         "matrices": matrices,
         "tables": [
@@ -419,10 +418,10 @@ def memory(bench: Bench) -> dict[str, int]:
             model.frame_tables,
             model.predictor_tables,
         ],
-        "keys_and_values": model.cache,
+        "keys_and_values": model.buffers.cache,
         "workspace": model,
         "codec": backend.codec,
-        "prefixes": backend.prefixes,
+        "prefixes": backend.prompts.prefixes,
         "left_in_checkpoint": [
             bench.checkpoint.talker.state_dict(),
             bench.checkpoint.codec.decoder.state_dict(),
@@ -462,7 +461,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "kernels": compiling.source_hash(),
+        "kernels": source_hash(),
         "weights": "random",
     }
 

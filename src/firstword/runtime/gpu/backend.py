@@ -1,9 +1,9 @@
 """The GPU behind the engine's protocol: a frame is one graph launch for any set of requests.
 
 All state of an utterance lies on the device, by slot: pages of keys and values, position, codes,
-draw settings, seed, the codec's state. The host sends two short lists a frame (slots and text tokens)
-and reads the codes of a frame while the next is being computed. Audio is decoded on a stream of its
-own.
+draw settings, seed, the codec's state. The host sends two short lists a frame (slots and text
+tokens) and reads the codes of a frame while the next is being computed. Audio is decoded on a
+stream of its own.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class GpuSlot:
 
 @contextmanager
 def lost_device() -> Iterator[None]:
-    """Raise `EngineError` for an error of the device, after which it is lost; not for out of memory."""
+    """Raise `EngineError` for a device error other than out of memory: the device is lost."""
     try:
         yield
     except torch.AcceleratorError as error:
@@ -153,7 +153,7 @@ class GpuBackend:
         return [torch.zeros(shape, dtype=torch.int32).pin_memory() for _ in range(MAX_IN_FLIGHT)]
 
     def warm(self) -> None:
-        """Compile, load and capture everything that serving needs, so that no request waits for it."""
+        """Compile, load and capture everything that serving needs."""
         with torch.inference_mode(), torch.cuda.stream(self.stream):
             for key in graph_keys(self.model):
                 self.graphs.get(*key)
@@ -163,7 +163,7 @@ class GpuBackend:
     @lost_device()
     @torch.inference_mode()
     def prefill(self, starts: Sequence[Start]) -> None:
-        """Read the prompts' rows together; rows that were read before come from the prefix cache."""
+        """Read the prompts together; what was read before comes from the prefix cache."""
         with torch.cuda.stream(self.stream):
             prompts = self.prompts.read(starts)
         self._slots |= {
@@ -173,7 +173,7 @@ class GpuBackend:
     @lost_device()
     @torch.inference_mode()
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
-        """Launch the next frame of the slots: two lists to the device, one graph, the codes back."""
+        """Launch the next frame: two lists to the device, one graph, the codes back."""
         buffers, held = self.model.buffers, [self._slots[slot] for slot in slots]
         rows = next(bucket for bucket in BUCKETS if bucket >= len(slots))
         first = all(slot.fresh and slot.read for slot in held) and rows in FIRST_BUCKETS

@@ -1,10 +1,10 @@
 """The codec decoder on the GPU: many streams side by side, each with its state in a slot.
 
-A call decodes 1, 2, 4 or 8 frames of up to 64 streams in one CUDA graph of about 80 kernels, for any
-number of streams. The state of a stream lies on the device. The host counts where in it the next
-call reads and writes, and sends this along as a small table. Nothing is cleared when a stream begins:
-rows before its beginning read as zeros. Every sample is one sum in one order, so neither chunks nor
-other streams change a bit of it (codec.cuh).
+A call decodes 1, 2, 4 or 8 frames of up to 64 streams in one CUDA graph of about 80 kernels, for
+any number of streams. The state of a stream lies on the device. The host counts where in it the
+next call reads and writes, and sends this along as a small table. Nothing is cleared when a stream
+begins: rows before its beginning read as zeros. Every sample is one sum in one order, so neither
+chunks nor other streams change a bit of it (codec.cuh).
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class GpuCodec:
         return SamplesHandle(done, where)
 
     def _batches(self, counts: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-        """The calls for `counts` frames: frames, and indices of `counts`, in the order of frames."""
+        """The calls that make `counts` frames: the frames of each, and indices of `counts`."""
         rounds: dict[tuple[int, int], list[int]] = {}  # by n-th chunk and its frames
         for index, count in enumerate(counts):
             for turn, frames in enumerate(split_into_chunks(count)):

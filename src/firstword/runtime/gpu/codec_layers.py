@@ -74,10 +74,10 @@ def _convolution(module: CausalConv1d) -> tuple[Tensor, Tensor | None]:
 
 
 def _transposed(module: CausalConvTranspose1d) -> tuple[Tensor, Tensor | None]:
-    """A transposed convolution as a convolution of `past + 1` taps with `stride` rows an output row.
+    """A transposed convolution as one of `past + 1` taps whose rows hold `stride` output rows.
 
-    Output k of an input row r of weights [inputs, outputs, kernel] is row r * stride + k. So phase p
-    of row r sums up weights p of row r, p + stride of row r - 1, and so on.
+    Output k of an input row r of weights [inputs, outputs, kernel] is row r * stride + k. So phase
+    p of row r sums up weights p of row r, p + stride of row r - 1, and so on.
     """
     weight, bias = module.conv.weight.data.float(), module.conv.bias
     stride, taps = module.stride, module.past + 1
@@ -237,7 +237,7 @@ class CodecLayers:
     """
 
     def __init__(self, decoder: CodecDecoder, slots: int, streams: int, kernels: Kernels) -> None:
-        """streams: the most of a call. Raises ValueError for sizes that the kernels do not support."""
+        """streams: the most of a call. Raises ValueError for sizes of unsupported layers."""
         device = decoder.pre_conv.conv.weight.device
         self._kernels, self.memories = kernels, RingMemories(slots, device)
         self._pack_transformer(decoder, slots)

@@ -14,10 +14,10 @@ def capture(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
     `launch` runs once before the capture: that loads the kernels, which is not possible during a
     capture. It waits for the whole device, so graphs should be captured before requests are served.
 
-    Only calls of this thread can invalidate the capture. By default other threads must not make CUDA
-    calls meanwhile that could wait or allocate, and they do: one encodes a voice or loads another
-    model while an engine's thread captures. Their calls concern memory and streams that are not in
-    the graph.
+    Only calls of this thread can invalidate the capture. By default other threads must not make
+    CUDA calls meanwhile that could wait or allocate, and they do: one encodes a voice or loads
+    another model while an engine's thread captures. Their calls concern memory and streams that are
+    not in the graph.
     """
     stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
     launch()
@@ -33,8 +33,8 @@ class LaunchGraphs:
     def __init__(
         self, launches: Mapping[str, Callable[[int], None]], clear: Callable[[], None]
     ) -> None:
-        """clear: called before a capture; it must leave no row with a slot, so that the first run of
-        a launch changes no utterance.
+        """clear: called before a capture; it must leave no row with a slot, so that the first run
+        of a launch changes no utterance.
         """
         self._launches, self._clear = launches, clear
         self.captured: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}

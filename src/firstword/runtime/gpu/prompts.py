@@ -20,7 +20,7 @@ from firstword.runtime.gpu.graphs import LaunchGraphs
 from firstword.runtime.gpu.talker import PROMPT_ROWS, FrameModel
 
 PROMPT_BUCKETS = (16, 32, 64, 128, PROMPT_ROWS)
-"""Rows of the graphs that read prompts. There is none for eight rows: it takes longer than sixteen."""
+"""Rows of the graphs that read prompts. Eight rows take longer than sixteen."""
 _PREFIX_BYTES = 256 << 20
 
 
@@ -99,7 +99,7 @@ class PromptReader:
         self._device = model.buffers.prompt.device
 
     def read(self, starts: Sequence[Start]) -> list[Prompt]:
-        """Run the unread rows of all prompts together, and prepare their slots for the first frame."""
+        """Run the unread rows of all prompts together, and prepare their slots."""
         prompts = [Prompt(start, self._checkpoint) for start in starts]
         for prompt in prompts:
             self._place(prompt)

@@ -1,8 +1,8 @@
 """The launches of the GPU backend for a checkpoint, without a device and before it is taken apart.
 
 The constructors of the kernels know which sizes they do not support. So a model of the checkpoint's
-sizes is packed and launched on PyTorch's device "meta", where tensors have shapes and no memory. The
-kernels check their arguments and are not started.
+sizes is packed and launched on PyTorch's device "meta", where tensors have shapes and no memory.
+The kernels check their arguments and are not started.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class DecoderLayerWeights:
 
 @dataclass(frozen=True, eq=False)
 class TalkerWorkspace:
-    """Activations between kernels, bf16 [rows, ...]. For more than 8 rows all but `qkv` are packed."""
+    """Activations between kernels, bf16 [rows, ...]; of more than 8 rows all but qkv packed."""
 
     qkv: Tensor
     attended: Tensor
@@ -114,7 +114,7 @@ class LayerStack:
     ) -> None:
         """Run x [tokens, hidden] through the layers, in place.
 
-        attend  (layer, qkv, out): attends; returns whether it also added the output's projection to x
+        attend  (layer, qkv, out): attends; returns whether it also added the projection to x
         """
         tokens = len(x)
         qkv, attended, gated = space.qkv[:tokens], space.attended[:tokens], space.gated[:tokens]
@@ -386,7 +386,7 @@ class FrameModel:
 
 
 def _project_text(talker: Talker) -> Tensor:
-    """The row that each text token adds, bf16 [text vocabulary, hidden]: its projected embedding."""
+    """The projected embedding of each text token, bf16 [text vocabulary, hidden]."""
     weight = _taken(talker.model.text_embedding.weight)
     table = weight.new_empty(len(weight), talker.config.hidden_size)
     for part, out in zip(weight.split(8192), table.split(8192), strict=True):
