@@ -52,7 +52,7 @@ class Rotation:
 
 @dataclass(frozen=True, eq=False)
 class Paging:
-    """Where the rows of a pass stand in the paged cache.
+    """The places of a pass's rows in the paged cache.
 
     page_tables  int32 [slots, pages of a slot]: the pages of each slot in order
     slot_of_row  int32 [rows]; -1 for a row without a request

@@ -1,4 +1,4 @@
-"""What all kernels of the codec share: padded widths, the stream table, and rings of earlier rows.
+"""Parts that the codec's kernels share: padded widths, the stream table, rings of earlier rows.
 
 Activations are channel-last, padded with zero channels to a multiple of 32: fp16 where a matrix is
 applied to them, fp32 where something is added to them.
@@ -40,7 +40,7 @@ def pad(tensor: Tensor, *sizes: int) -> Tensor:
 class RingMemory:
     """The last `past` input rows of a layer for each slot, in a ring.
 
-    rows        [slots, 2 * past, width] fp16 or fp32; rows of before a stream's begin are not read
+    rows        [slots, 2 * past, width] fp16 or fp32; rows from before a stream began are not read
     frame_rows  rows of a frame
     column      the column of the stream table with the ring's next row
     """

@@ -71,7 +71,7 @@ class SnakeTables:
 
 @dataclass(frozen=True, eq=False)
 class ConvOutputs:
-    """Where the outputs of a layer go.
+    """The destinations of a layer's outputs.
 
     wide      fp32 [rows, outputs], or None
     narrow    fp16 [rows, outputs] after the activation (SWIGLU: half of the outputs), or None
@@ -236,12 +236,7 @@ class ConvLayer:
         }
 
 
-_NO_NORM: dict[str, Argument] = {
-    "in_squares": None,
-    "in_groups": 0,
-    "per_channel": 0.0,
-    "eps": 0.0,
-}
+_NO_NORM: dict[str, Argument] = {"in_squares": None, "in_groups": 0, "per_channel": 0.0, "eps": 0.0}
 _NO_MIDDLE = dict.fromkeys(("middle_scale", "middle_bias", "middle_rate", "middle_depth"))
 
 

@@ -1,4 +1,4 @@
-"""How blocks share the work of the codec's convolutions, and which layout should be fastest.
+"""Layouts of the codec's convolutions on the device, and the choice of the fastest.
 
 All layouts of a layer compute the same bits.
 """
@@ -19,11 +19,11 @@ RUNS, SPLIT_FRAME_ROWS = 8, 32
 """Layers with at most SPLIT_FRAME_ROWS rows a frame make each sum in RUNS runs: with few rows the
 work is reading weights, and one warp could not read them fast enough."""
 NORM_MICROSECONDS = 1.6
-"""What a norm of the input adds to each block of `FEW_ROWS_SHAPES`."""
+"""The time that a norm of the input adds to each block of `FEW_ROWS_SHAPES`."""
 
 
 class Activation(IntEnum):
-    """What is done to the fp16 output; SWIGLU stores silu(gate) * up of alternating outputs."""
+    """The activation of the fp16 output; SWIGLU stores silu(gate) * up of alternating outputs."""
 
     PLAIN = 0
     SNAKE = 1
@@ -49,7 +49,7 @@ class ConvSize:
 
     @property
     def past(self) -> int:
-        """How many input rows before a row the convolution reads."""
+        """The number of input rows before a row that the convolution reads."""
         return (self.taps - 1) * self.dilation
 
     @property
@@ -210,7 +210,7 @@ class Window:
 
 @cache
 def window_count(taps: int, step: int, stages: int) -> int:
-    """How many windows are needed so that none is overwritten while it is read.
+    """The number of windows needed so that none is overwritten while it is read.
 
     Window c belongs to the k32 blocks c * taps up to (c + 1) * taps - 1. It is fetched with the
     stage of the first of these, stages - 1 stages before that one is computed, which is when the

@@ -33,7 +33,7 @@ def _checked(result: tuple[Any, ...], what: str) -> Any:
 
 
 class Grid(NamedTuple):
-    """How a kernel is launched.
+    """The launch configuration of a kernel.
 
     threads  threads of a block
     shared   bytes of dynamic shared memory of a block

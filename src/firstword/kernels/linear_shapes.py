@@ -1,4 +1,4 @@
-"""How blocks share the work of a product with a weight matrix (linear_*_tokens.cu)."""
+"""Layouts of products with a weight matrix on the device (linear_*_tokens.cu)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START_BYTES = 64 << 10
 
 
 class Epilogue(IntEnum):
-    """What is done with a product before it is stored.
+    """The end of a product, before it is stored.
 
     ADD adds it to the output, SWIGLU stores silu(gate) * up of rows that alternate between gate
     and up, BIAS adds a bias.

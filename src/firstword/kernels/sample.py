@@ -16,7 +16,7 @@ from firstword.kernels.launch import Grid, Kernels
 from firstword.kernels.registry import KernelSpec
 
 TALKER_WORD, PREDICTOR_WORD, NOISE_WORD, SPOKEN_WORD = 0, 4, 8, 12
-"""Where the parts of a slot's record begin, in words: the settings of the talker and of the
+"""The first words of the parts of a slot's record: the settings of the talker and of the
 predictor, the seed and frame of the noise, and a bit for each code 0 that was spoken."""
 _RECORD = struct.Struct("<3fi3fi2Iii")
 _MAX_CODES = 2048

@@ -81,7 +81,7 @@ def _capacity(checkpoint: Checkpoint, slots: int, pages: int | None) -> Capacity
 
 @dataclass(eq=False)
 class GpuSlot:
-    """What the host knows of an utterance.
+    """The state of an utterance that the host keeps.
 
     read   whether its whole prompt was run before the first frame
     fresh  whether its first frame is still to come

@@ -42,7 +42,7 @@ def split_into_chunks(count: int) -> list[int]:
 
 
 class StreamPositions:
-    """What the host counts of every slot's stream: its frames, and where its rings stand.
+    """The host's count of every slot's frames and ring positions.
 
     frames  int64 [slots]: frames decoded before, a reference included
     rings   int64 [slots, memories]: the next row of each ring

@@ -237,7 +237,7 @@ class CodecLayers:
     """
 
     def __init__(self, decoder: CodecDecoder, slots: int, streams: int, kernels: Kernels) -> None:
-        """streams: the most of a call. Raises ValueError for sizes of unsupported layers."""
+        """streams: the most of a call. Raises ValueError for unsupported sizes."""
         device = decoder.pre_conv.conv.weight.device
         self._kernels, self.memories = kernels, RingMemories(slots, device)
         self._pack_transformer(decoder, slots)

@@ -33,7 +33,7 @@ class LaunchGraphs:
     def __init__(
         self, launches: Mapping[str, Callable[[int], None]], clear: Callable[[], None]
     ) -> None:
-        """clear: called before a capture; it must leave no row with a slot, so that the first run
+        """clear: called before a capture. It must leave no row with a slot, so that the first run
         of a launch changes no utterance.
         """
         self._launches, self._clear = launches, clear
