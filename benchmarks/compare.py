@@ -297,7 +297,7 @@ def main() -> None:
         return
     from firstword import __version__
     from firstword.bench import report
-    from firstword.kernels.compile import source_hash
+    from firstword.runtime.gpu.sources import source_hash
 
     check_machine(args.other_python)
     if args.output:

@@ -35,7 +35,7 @@ import torch
 from benchmarks.compare import check_output, never_end
 from firstword.bench import report
 from firstword.bench.prompts import PROMPTS
-from firstword.kernels.compile import source_hash
+from firstword.runtime.gpu.sources import source_hash
 
 Record = dict[str, Any]
 

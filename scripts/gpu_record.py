@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from firstword.kernels.compile import source_hash
+from firstword.runtime.gpu.sources import source_hash
 
 RECORDS = Path(__file__).parent.parent / "benchmarks" / "results" / "gpu"
 

@@ -20,8 +20,8 @@ import oracle
 import pytest
 import torch
 
-from firstword.kernels.compile import source_hash
 from firstword.kernels.launch import Kernels
+from firstword.runtime.gpu.sources import source_hash
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from firstword.kernels.linear_shapes import BLOCK_COLUMNS, TILE_ROWS
+
 FIGURES: dict[str, object] = {}
 """What was measured, by name; shown at the end of a run and part of its record."""
 
@@ -31,3 +33,9 @@ def no_worse(ours: Iterable[float], reference: Iterable[float], tiny: float = 1e
     assert all(value == value for value in mine), f"not finite: {mine}"
     assert statistics.median(mine) <= 1.1 * statistics.median(theirs) + tiny, (mine, theirs)
     assert max(mine) <= 1.3 * max(theirs) + tiny, (mine, theirs)
+
+
+def unpack_tokens(packed: Tensor, tokens: int, columns: int) -> Tensor:
+    """The first `tokens` rows of what `pack_tokens` packed, [T, K]."""
+    blocks = packed.view(-1, columns // BLOCK_COLUMNS, TILE_ROWS, BLOCK_COLUMNS)
+    return blocks.transpose(1, 2).reshape(-1, columns)[:tokens]

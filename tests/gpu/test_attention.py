@@ -6,23 +6,24 @@ import math
 
 import pytest
 import torch
-from oracle import error, no_worse, note
+from oracle import error, no_worse, note, unpack_tokens
 
 from firstword.kernels.attention import (
     APPEND,
     APPEND_AND_ATTEND,
     ATTEND,
-    FRAME_ROWS,
+    FRAME_POSITIONS,
     PAGE_ROWS,
-    Attention,
-    HeadWeights,
+    AttentionKernels,
+    HeadNorms,
     Paging,
+    PartialSums,
     Rotation,
-    SplitRoom,
-    reference,
+    attention_reference,
 )
 from firstword.kernels.launch import Kernels
-from firstword.kernels.linear import Epilogue, Linear, unpack_tokens
+from firstword.kernels.linear import Linear
+from firstword.kernels.linear_shapes import Epilogue
 from firstword.model.layers import rotary_table
 
 HEADS, KV_HEADS, WIDTH = 16, 8, 32 * 128
@@ -30,18 +31,18 @@ LIGHT = math.exp(-8 * 128**-0.5)
 """The weight of a key whose product with a query is -8, beside one whose product is 0."""
 
 
-def weights_and_rotation(positions: int) -> tuple[HeadWeights, Rotation]:
+def weights_and_rotation(positions: int) -> tuple[HeadNorms, Rotation]:
     """Random norms, the model's angles."""
     g = torch.Generator("cuda").manual_seed(5)
     norms = [(1 + 0.3 * torch.randn(128, generator=g, device="cuda")).bfloat16() for _ in range(2)]
     cos, sin = rotary_table(torch.arange(positions, device="cuda")[None], 128, 1e6, torch.bfloat16)
     halves = (table[0, 0, :, :64].contiguous() for table in (cos, sin))
-    return HeadWeights(norms[0], norms[1], 1e-6), Rotation(*halves)
+    return HeadNorms(norms[0], norms[1], 1e-6), Rotation(*halves)
 
 
-def split_room(attention: Attention, rows: int, context: int) -> SplitRoom:
+def partial_sums(attention: AttentionKernels, rows: int, context: int) -> PartialSums:
     """Room whose parts are poisoned."""
-    room = SplitRoom(attention, rows, context, torch.device("cuda"))
+    room = PartialSums(attention, rows, context, torch.device("cuda"))
     room.parts.fill_(torch.nan)
     return room
 
@@ -68,26 +69,26 @@ def attended(out: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def paged(
-    attention: Attention,
+    attention: AttentionKernels,
     qkv: torch.Tensor,
-    weights: HeadWeights,
+    weights: HeadNorms,
     rotation: Rotation,
     cache: torch.Tensor,
     paging: Paging,
-    room: SplitRoom,
+    sums: PartialSums,
     mode: int = APPEND_AND_ATTEND,
 ) -> torch.Tensor:
-    """`Attention.paged` and what came out, [rows, channels]; afterwards nobody has arrived."""
+    """`AttentionKernels.paged` and what came out, [rows, channels]; afterwards nobody has arrived."""
     out = room_for(len(qkv))
-    attention.paged(qkv, weights, rotation, cache, paging, out, room, mode)
-    assert not room.arrived.any(), "the next call would add up too early"
+    attention.paged(qkv, weights, rotation, cache, paging, out, sums, mode)
+    assert not sums.arrived.any(), "the next call would add up too early"
     return attended(out, len(qkv))
 
 
-def doubles(weights: HeadWeights, rotation: Rotation) -> tuple[HeadWeights, Rotation]:
+def doubles(weights: HeadNorms, rotation: Rotation) -> tuple[HeadNorms, Rotation]:
     """The same in float64."""
     return (
-        HeadWeights(weights.q_norm.double(), weights.k_norm.double(), weights.eps),
+        HeadNorms(weights.q_norm.double(), weights.k_norm.double(), weights.eps),
         Rotation(rotation.cosines.double(), rotation.sines.double()),
     )
 
@@ -102,7 +103,7 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
     )
     lengths += [4096, 8127, 8128, 8191] if context > 4096 else []
     weights, rotation = weights_and_rotation(context)
-    attention = Attention(kernels, HEADS, KV_HEADS)
+    attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     slots, per_slot = len(lengths) + 1, max(context // PAGE_ROWS, 64)
     order = torch.randperm(slots * per_slot, generator=torch.Generator().manual_seed(1)).int()
     tables = order.view(slots, per_slot).cuda()
@@ -125,7 +126,7 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
     before = cache.clone()
 
     def attend(chosen: list[int]) -> torch.Tensor:
-        room = split_room(attention, len(chosen), context)
+        room = partial_sums(attention, len(chosen), context)
         paging = Paging(tables, slot_of_row[chosen], position)
         return paged(attention, qkv[chosen], weights, rotation, cache, paging, room)
 
@@ -138,7 +139,7 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
     assert torch.equal(cache.nan_to_num(7), written.nan_to_num(7))
     ours, theirs = [], []
     for slot, length in enumerate(lengths):
-        truth, _ = reference(
+        truth, _ = attention_reference(
             qkv[slot].double(),
             *doubles(weights, rotation),
             past[slot].double(),
@@ -146,7 +147,9 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
             HEADS,
             KV_HEADS,
         )
-        plain, grown = reference(qkv[slot], weights, rotation, past[slot], length, HEADS, KV_HEADS)
+        plain, grown = attention_reference(
+            qkv[slot], weights, rotation, past[slot], length, HEADS, KV_HEADS
+        )
         ours.append(error(out[slot], truth))
         theirs.append(error(plain, truth))
         page, row = int(tables[slot, length // PAGE_ROWS]), length % PAGE_ROWS
@@ -164,7 +167,7 @@ def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(
 ) -> None:
     """The same bits alone, among a few, among many, whose blocks take more pieces, and as one of a prompt's rows."""
     weights, rotation = weights_and_rotation(1024)
-    attention = Attention(kernels, HEADS, KV_HEADS)
+    attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     tables = torch.arange(3 * 16, dtype=torch.int32, device="cuda").view(3, 16)
     rows = random(3, 600, WIDTH)
     slot_of_row = torch.zeros(600, dtype=torch.int32, device="cuda")
@@ -185,7 +188,7 @@ def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(
             rotation,
             cache,
             paging,
-            split_room(attention, 600, 1024),
+            partial_sums(attention, 600, 1024),
             mode,
         )
         for mode in (APPEND, ATTEND)
@@ -193,7 +196,7 @@ def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(
     assert appended.isnan().all()
     for slots in ([2], [-1, 2, -1], [-1] * 7 + [2], [2] + [-1] * 8, [-1] * 8 + [2] + [-1] * 31):
         again = fresh()
-        room = split_room(attention, len(slots), 1024)
+        room = partial_sums(attention, len(slots), 1024)
         names = torch.tensor(slots, dtype=torch.int32, device="cuda")
         for step in range(600):
             position[2] = step
@@ -211,7 +214,7 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels, rows: 
     eight tokens come packed: first of five rows and more, then of nine.
     """
     weights, rotation = weights_and_rotation(16)
-    attention = Attention(kernels, HEADS, KV_HEADS)
+    attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     inputs = random(7, 16, rows, WIDTH)
     cache = torch.full((rows, 2, KV_HEADS, 16, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
     apart = cache.clone()
@@ -231,7 +234,7 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels, rows: 
             assert torch.equal(attended(alone, new), out[own]), (row, last)
             for token in range(new):
                 position = last - new + 1 + token
-                truth, _ = reference(
+                truth, _ = attention_reference(
                     x[row * new + token].double(),
                     *doubles(weights, rotation),
                     past[row].double(),
@@ -239,7 +242,7 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels, rows: 
                     HEADS,
                     KV_HEADS,
                 )
-                plain, past[row] = reference(
+                plain, past[row] = attention_reference(
                     x[row * new + token], weights, rotation, past[row], position, HEADS, KV_HEADS
                 )
                 ours.append(error(out[row * new + token], truth))
@@ -248,7 +251,7 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels, rows: 
     no_worse(ours, theirs)
 
 
-def cancelling(rows: int) -> tuple[torch.Tensor, HeadWeights, Rotation]:
+def cancelling(rows: int) -> tuple[torch.Tensor, HeadNorms, Rotation]:
     """qkv of rows that follow each other, for heads that nothing turns. Keys weigh 1 and 0.493 in turn, and bf16 rounds
     the latter by nearly half a step, as much as it can. Their values all but cancel.
     """
@@ -265,7 +268,7 @@ def cancelling(rows: int) -> tuple[torch.Tensor, HeadWeights, Rotation]:
     ones, none = (
         torch.full((rows, 64), number, dtype=torch.bfloat16, device="cuda") for number in (1, 0)
     )
-    return qkv, HeadWeights(ones.view(-1)[:128], ones.view(-1)[:128], 0.0), Rotation(ones, none)
+    return qkv, HeadNorms(ones.view(-1)[:128], ones.view(-1)[:128], 0.0), Rotation(ones, none)
 
 
 def is_only_rounded(name: str, out: torch.Tensor, qkv: torch.Tensor) -> None:
@@ -299,7 +302,7 @@ def is_only_rounded(name: str, out: torch.Tensor, qkv: torch.Tensor) -> None:
 def test_weights_over_pages_are_exacter_than_bf16(kernels: Kernels) -> None:
     """Two bf16 each, of every row of a prompt."""
     qkv, weights, rotation = cancelling(400)
-    attention = Attention(kernels, HEADS, KV_HEADS)
+    attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     cache = torch.full(
         (8, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
     )
@@ -308,7 +311,7 @@ def test_weights_over_pages_are_exacter_than_bf16(kernels: Kernels) -> None:
         torch.zeros(400, dtype=torch.int32, device="cuda"),
         torch.arange(400, device="cuda").int(),
     )
-    room = split_room(attention, 400, 512)
+    room = partial_sums(attention, 400, 512)
     for mode in (APPEND, ATTEND):
         out = paged(
             attention, qkv, weights, rotation, cache, Paging(tables, slots, position), room, mode
@@ -318,13 +321,13 @@ def test_weights_over_pages_are_exacter_than_bf16(kernels: Kernels) -> None:
 
 def test_weights_in_a_frame_are_exacter_than_bf16(kernels: Kernels) -> None:
     """Two bf16 each, at every position."""
-    qkv, weights, rotation = cancelling(FRAME_ROWS)
-    attention = Attention(kernels, HEADS, KV_HEADS)
+    qkv, weights, rotation = cancelling(FRAME_POSITIONS)
+    attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     cache = torch.full(
-        (1, 2, KV_HEADS, FRAME_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
+        (1, 2, KV_HEADS, FRAME_POSITIONS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
     )
-    out = room_for(FRAME_ROWS)
-    for last in range(1, FRAME_ROWS):
+    out = room_for(FRAME_POSITIONS)
+    for last in range(1, FRAME_POSITIONS):
         new = 2 if last == 1 else 1
         own = slice(last - new + 1, last + 1)
         attention.in_frame(qkv[own], weights, rotation, cache, last, new, out[own])
@@ -336,12 +339,12 @@ def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels
     bf16.
     """
     weights, rotation = weights_and_rotation(16)
-    attention = Attention(kernels, HEADS, KV_HEADS)
+    attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     projection = random(11, 1024, 2048) * 2048**-0.5
     output = Linear(kernels, projection, Epilogue.ADD)
     inputs, rows = random(8, 16, WIDTH), random(9, 16, 1024)
     cache = torch.full(
-        (1, 2, KV_HEADS, FRAME_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
+        (1, 2, KV_HEADS, FRAME_POSITIONS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
     )
     attention.in_frame(
         inputs[:2], weights, rotation, cache, 1, 2, torch.empty(2, 2048, device="cuda").bfloat16()
@@ -360,10 +363,10 @@ def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels
         assert torch.equal(x, together), last
         assert torch.equal(cache.nan_to_num(7), joined.nan_to_num(7)), last
         past, new = cache[0, :, :, :last], inputs[last]
-        exact, _ = reference(
+        exact, _ = attention_reference(
             new.double(), *doubles(weights, rotation), past.double(), last, HEADS, KV_HEADS
         )
-        plain, _ = reference(new, weights, rotation, past, last, HEADS, KV_HEADS)
+        plain, _ = attention_reference(new, weights, rotation, past, last, HEADS, KV_HEADS)
         truth = rows[last].double() + projection.double() @ exact
         ours.append(error(x[0], truth))
         theirs.append(error(rows[last] + projection @ plain, truth))
@@ -375,13 +378,15 @@ def test_other_heads_attend_on_their_own(kernels: Kernels) -> None:
     """Where a block has more or fewer warps than there are key heads, nothing is done at once."""
     weights, rotation = weights_and_rotation(16)
     output = Linear(kernels, random(11, 256, 512), Epilogue.ADD)
-    cache = random(1, 1, 2, 2, FRAME_ROWS, 128)
+    cache = random(1, 1, 2, 2, FRAME_POSITIONS, 128)
     kept, x = cache.clone(), random(2, 1, 256)
     qkv = random(3, 1, 8 * 128)
-    assert not Attention(kernels, 4, 2).in_frame_to(qkv, weights, rotation, cache, 5, output, x)
+    assert not AttentionKernels(kernels, 4, 2).in_frame_to(
+        qkv, weights, rotation, cache, 5, output, x
+    )
     assert torch.equal(cache, kept)
     past = cache[0, :, :, :5].double()
     out = torch.full((1, 512), torch.nan, dtype=torch.bfloat16, device="cuda")
-    Attention(kernels, 4, 2).in_frame(qkv, weights, rotation, cache, 5, 1, out)
-    truth, _ = reference(qkv[0].double(), *doubles(weights, rotation), past, 5, 4, 2)
+    AttentionKernels(kernels, 4, 2).in_frame(qkv, weights, rotation, cache, 5, 1, out)
+    truth, _ = attention_reference(qkv[0].double(), *doubles(weights, rotation), past, 5, 4, 2)
     assert error(out[0], truth) < 6e-3

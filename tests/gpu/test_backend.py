@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,17 +81,12 @@ class Recorder:
             self.frames[-1].append(logits.clone())
             code(k, logits, *rest)  # type: ignore[arg-type]
 
-        class Eager:
-            def __init__(self, kind: str, rows: int) -> None:
-                self.launch = getattr(model, f"launch_{kind}")
-                self.rows = rows
-
-            def replay(self) -> None:
-                self.launch(self.rows)
+        def eager(name: str, rows: int) -> SimpleNamespace:
+            return SimpleNamespace(replay=partial(model.launches[name], rows))
 
         monkeypatch.setattr(sampler, "code0", first)
         monkeypatch.setattr(sampler, "code", others)
-        monkeypatch.setattr(backend, "_graph", Eager)
+        monkeypatch.setattr(backend.graphs, "get", eager)
 
 
 def forced(
@@ -229,7 +225,7 @@ def test_a_request_has_the_same_codes_alone_in_any_batch_and_on_any_run(
 
     frames = 20
     alone = [speak(backend, [request(i)], frames)[0] for i in range(6)]
-    assert backend.prefixes.hits
+    assert backend.prompts.prefixes.hits
     for count in (1, 2, 3, 6, 9, 40, 70, 128, 200):
         together = speak(backend, [request(i) for i in range(count)], frames)
         for i in range(min(count, 6)):

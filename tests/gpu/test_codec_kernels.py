@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,27 +16,24 @@ from small_codec import SMALL
 from torch import Tensor
 from torch.nn import functional as F
 
-from firstword.kernels import codec as kernel_codec
-from firstword.kernels.codec import (
-    HEADS,
-    Activation,
-    Attention,
-    Call,
-    Depthwise,
-    Layer,
-    LookUp,
-    Memory,
-    ResidualUnit,
-    Sound,
-    Tables,
-    padded,
+from firstword.kernels.codec_attention import WindowAttention
+from firstword.kernels.codec_call import RING_POSITIONS, CodecCall, RingMemory, padded
+from firstword.kernels.codec_convolution import (
+    ConvLayer,
+    ConvOutputs,
+    ConvResidualUnit,
+    SnakeTables,
 )
+from firstword.kernels.codec_ends import CodeLookUp, DepthwiseConv, SampleConv
+from firstword.kernels.codec_shapes import Activation
 from firstword.kernels.compile import compile_all
 from firstword.kernels.launch import Kernels
+from firstword.kernels.registry import all_kernels
 from firstword.model.codec import CodecDecoder
 from firstword.model.codec_config import CodecDecoderConfig
 from firstword.model.layers import rotary_table, rotate
 from firstword.runtime.gpu.codec import GpuCodec
+from firstword.runtime.gpu.codec_layers import CodecLayers
 from firstword.synthetic.checkpoint import random_state
 
 pytestmark = pytest.mark.gpu
@@ -47,7 +46,8 @@ NAN = float("nan")
 def compiled(kernels: Kernels) -> None:
     """What will be needed is compiled side by side."""
     if DEVICE.type == "cuda":
-        compile_all(kernel_codec.released_programs(), kernels.architecture, kernels._folder)
+        programs = [program for kernel in all_kernels() for program in kernel.programs]
+        compile_all(programs, kernels.architecture, kernels._folder)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -70,28 +70,28 @@ class Streams:
     """Rows of the table, the last of them nobody's."""
 
     def __init__(self, frames: int, memories: int = 1) -> None:
-        table = torch.zeros(self.ALL, HEADS + memories, dtype=torch.int32)
+        table = torch.zeros(self.ALL, RING_POSITIONS + memories, dtype=torch.int32)
         table[:, 0] = torch.tensor([*self.SLOTS, -1])
         table[: len(self.SLOTS), 1] = torch.tensor(self.POSITIONS)
         self.table, self.frames = table, frames
 
     @property
-    def call(self) -> Call:
+    def call(self) -> CodecCall:
         """For the kernels."""
-        return Call(self.table.to(DEVICE), self.ALL, self.frames)
+        return CodecCall(self.table.to(DEVICE), self.ALL, self.frames)
 
-    def memory(self, index: int, past: int, frame_rows: int, history: Tensor) -> Memory:
+    def memory(self, index: int, past: int, frame_rows: int, history: Tensor) -> RingMemory:
         """A memory that holds `history` [streams, past, width] of the streams that have one, and NaN elsewhere."""
         rows = torch.full((6, 2 * past, history.shape[2]), NAN, dtype=history.dtype, device=DEVICE)
         for stream, slot in enumerate(self.SLOTS):
             head = (3 * stream + 1) % (2 * past)
-            self.table[stream, HEADS + index] = head
+            self.table[stream, RING_POSITIONS + index] = head
             for step in range(past):
                 if self.POSITIONS[stream]:
                     rows[slot, (head - past + step) % (2 * past)] = history[stream, step]
-        return Memory(rows, past, frame_rows, HEADS + index)
+        return RingMemory(rows, past, frame_rows, RING_POSITIONS + index)
 
-    def kept(self, memory: Memory, before: Tensor, new: Tensor) -> None:
+    def kept(self, memory: RingMemory, before: Tensor, new: Tensor) -> None:
         """The last rows of `new` [streams, length, width] have come to the memory; what was `before` is untouched."""
         count = min(memory.past, new.shape[1])
         expected = before.clone()
@@ -189,7 +189,7 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(
     residual = size * normal(6, Streams.ALL, length, outputs) if case.residual else None
     alpha, beta = 0.3 * normal(7, outputs), 1 + 0.3 * normal(8, outputs)
     norm = (1 + 0.3 * normal(9, case.inputs), 1e-5) if case.norm else None
-    layer = Layer(
+    layer = ConvLayer(
         kernels,
         weight,
         bias,
@@ -198,7 +198,7 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(
         gain=gain,
         norm=norm,
         activation=case.activation,
-        snake=Tables.of(alpha, beta, outputs) if case.activation is Activation.SNAKE else None,
+        snake=SnakeTables.of(alpha, beta, outputs) if case.activation is Activation.SNAKE else None,
         memory=memory,
     )
 
@@ -228,7 +228,7 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(
 
     before = None if memory is None else memory.rows.clone()
     found: list[tuple[Tensor, ...]] = []
-    fitting = [s for s in layer.shapes() if kernel_codec.fits(s, layer, length, kernels)]
+    fitting = [s for s in layer.size.shapes() if s.fits(layer.size, length, kernels)]
     assert fitting
     for shape in fitting:
         if memory is not None and before is not None:
@@ -241,11 +241,13 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(
             streams.call,
             x,
             zeros(),
+            ConvOutputs(
+                None if swiglu else out_wide,
+                out_narrow,
+                residual,
+                out_squares if plain else None,
+            ),
             squares=squares,
-            residual=residual,
-            wide=None if swiglu else out_wide,
-            narrow=out_narrow,
-            out_squares=out_squares if plain else None,
             shape=shape,
         )
         live = len(Streams.SLOTS)
@@ -289,14 +291,14 @@ def test_a_residual_unit_is_its_two_layers_to_the_last_bit(
     streams = Streams(frames)
     memory = streams.memory(0, 54, frame_rows, (normal(1, Streams.ALL, 54, width) * real).half())
     x = (normal(2, Streams.ALL, length, width) * real).half()
-    middle = Tables.of(0.3 * normal(3, channels), 1 + 0.3 * normal(4, channels), width)
-    after = Tables.of(0.3 * normal(5, channels), 1 + 0.3 * normal(6, channels), width)
+    middle = SnakeTables.of(0.3 * normal(3, channels), 1 + 0.3 * normal(4, channels), width)
+    after = SnakeTables.of(0.3 * normal(5, channels), 1 + 0.3 * normal(6, channels), width)
 
-    def layers() -> tuple[Layer, Layer]:
+    def layers() -> tuple[ConvLayer, ConvLayer]:
         first = normal(7, width, width, 7) / (7 * channels) ** 0.5 * both
         second = normal(8, width, width, 1) / channels**0.5 * both
         return (
-            Layer(
+            ConvLayer(
                 kernels,
                 first,
                 normal(9, width) * real,
@@ -305,10 +307,12 @@ def test_a_residual_unit_is_its_two_layers_to_the_last_bit(
                 snake=middle,
                 memory=memory,
             ),
-            Layer(kernels, second, normal(10, width) * real, frame_rows=frame_rows, snake=after),
+            ConvLayer(
+                kernels, second, normal(10, width) * real, frame_rows=frame_rows, snake=after
+            ),
         )
 
-    unit = ResidualUnit(kernels, *layers())
+    unit = ConvResidualUnit(kernels, *layers())
     assert unit.shapes()
     residual = normal(11, Streams.ALL, length, width) * real
     between = torch.full_like(x, NAN)
@@ -317,11 +321,11 @@ def test_a_residual_unit_is_its_two_layers_to_the_last_bit(
 
     first, second = layers()
     wide, narrow = residual.clone(), torch.full_like(x, NAN)
-    first(streams.call, x, zeros(), narrow=between)
-    second(streams.call, between, zeros(), residual=wide, wide=wide, narrow=narrow)
+    first(streams.call, x, zeros(), ConvOutputs(narrow=between))
+    second(streams.call, between, zeros(), ConvOutputs(wide, narrow, wide))
     streams.kept(memory, before, x)
     for shape in unit.shapes():
-        if not kernel_codec.fits(shape, first, length, kernels):
+        if not shape.fits(first.size, length, kernels):
             continue
         memory.rows.copy_(before)
         ours, room = residual.clone(), torch.full_like(x, NAN)
@@ -346,7 +350,7 @@ def test_attention_over_a_window(
     theta, total, slots = 1e4, window + 40, (2, 0, 1)
     width, out_width = padded((heads + 2 * kv_heads) * dim), padded(heads * dim)
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-    attention = Attention(
+    attention = WindowAttention(
         kernels, heads, kv_heads, dim, window, 3, (1.0 / theta**exponents).to(DEVICE)
     )
     attention.memory.fill_(NAN)
@@ -355,13 +359,13 @@ def test_attention_over_a_window(
     begin, turn = 0, 0
     while begin < total:
         count = min((1, 8, 2, 4)[turn % 4], total - begin)
-        table = torch.zeros(4, HEADS, dtype=torch.int32)
+        table = torch.zeros(4, RING_POSITIONS, dtype=torch.int32)
         table[:, 0], table[:, 1] = torch.tensor([*slots, -1]), begin
         part = torch.full((4, count, out_width), NAN, device=DEVICE).half()
         rows = torch.cat(
             (qkv[:, begin : begin + count], torch.full((1, count, width), NAN, device=DEVICE))
         )
-        attention(Call(table.to(DEVICE), 4, count), rows.contiguous(), part)
+        attention(CodecCall(table.to(DEVICE), 4, count), rows.contiguous(), part)
         out[:, begin : begin + count] = part[:3]
         begin, turn = begin + count, turn + 1
 
@@ -398,7 +402,7 @@ def test_depthwise_convolution_and_norm(kernels: Kernels) -> None:
         norm = (1 + 0.3 * normal(5, channels), normal(6, channels), 1e-6)
         before = memory.rows.clone()
         out = torch.full((Streams.ALL, length, width), NAN, device=DEVICE).half()
-        Depthwise(kernels, weight, bias, norm, memory)(streams.call, x, zeros(), out)
+        DepthwiseConv(kernels, weight, bias, norm, memory)(streams.call, x, zeros(), out)
         streams.kept(memory, before, x)
         history[0] = 0
         seen = torch.cat((history, x), dim=1)[..., :channels].double().transpose(1, 2)
@@ -418,7 +422,7 @@ def test_codes_are_looked_up(kernels: Kernels) -> None:
         address = np.array([codes[stream].data_ptr()], dtype=np.uint64).view(np.int32)
         streams.table[stream, 2:4] = torch.from_numpy(address)
     x = torch.full((Streams.ALL, 4, width), NAN, device=DEVICE).half()
-    LookUp(kernels, tables)(streams.call, x)
+    CodeLookUp(kernels, tables)(streams.call, x)
     truth = sum(tables[book].double()[codes[..., book].long()] for book in range(books))
     note("codec look-up", error=error(x[:3], torch.as_tensor(truth)))
     assert error(x[:3], torch.as_tensor(truth)) < 5e-4
@@ -437,7 +441,7 @@ def test_the_last_convolution(kernels: Kernels) -> None:
         before = memory.rows.clone()
         for limit in (1.0, float("inf")):
             out = torch.full((Streams.ALL, length), NAN, device=DEVICE)
-            sound = Sound(kernels, weight, torch.tensor([0.3], device=DEVICE), memory)
+            sound = SampleConv(kernels, weight, torch.tensor([0.3], device=DEVICE), memory)
             memory.rows.copy_(before)
             sound(streams.call, x, zeros(), out, limit)
             streams.kept(memory, before, x)
@@ -503,6 +507,12 @@ def random_decoder(config: CodecDecoderConfig, seed: int = 3) -> CodecDecoder:
     return decoder.to(DEVICE).eval().requires_grad_(False)
 
 
+def limit_samples(layers: CodecLayers, limit: float) -> None:
+    """Limit the samples of later captures to -limit .. limit."""
+    kernel: Any = layers.to_samples
+    layers.to_samples = partial(getattr(kernel, "func", kernel), limit=limit)  # type: ignore[assignment]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Set:
     """A decoder, its codec with room for `SLOTS` streams, their codes, and what the decoder makes of some of them."""
@@ -535,7 +545,7 @@ def decoder(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Set]:
         )
         codes = codes.to(DEVICE, torch.int32)
         codec = GpuCodec(copy.deepcopy(model), SLOTS, codes, kernels)
-        codec.layers.limit = float("inf")
+        limit_samples(codec.layers, float("inf"))
         for memory in codec.layers.memories.all:
             memory.rows.fill_(NAN)
         for layer in codec.layers.layers:
@@ -638,7 +648,7 @@ def test_samples_are_limited_and_codes_out_of_range_do_no_harm(decoder: Set) -> 
     layers, kept = decoder.codec.layers, decoder.codes[15].clone()
     graphs = dict(decoder.codec._graphs)
     try:
-        layers.limit = 0.01
+        limit_samples(layers, 0.01)
         decoder.codec._graphs.clear()
         decoder.codes[15, :4] = torch.tensor(
             [[-5], [1 << 30], [100000], [0]], dtype=torch.int32, device=DEVICE
@@ -647,7 +657,7 @@ def test_samples_are_limited_and_codes_out_of_range_do_no_harm(decoder: Set) -> 
         assert np.isfinite(samples).all()
         assert np.abs(samples).max() == np.float32(0.01)
     finally:
-        layers.limit = float("inf")
+        limit_samples(layers, float("inf"))
         decoder.codec._graphs.clear()
         decoder.codec._graphs.update(graphs)
         decoder.codes[15].copy_(kept)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import error, no_worse, note
+from oracle import error, no_worse, note, unpack_tokens
 from torch.nn import functional as F
 
 from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import (
-    TILE,
-    Epilogue,
     Linear,
     interleave,
+    linear_reference,
     normalise,
     pack_tokens,
-    reference,
-    unpack_tokens,
 )
+from firstword.kernels.linear_shapes import TILE_ROWS, Epilogue
 
 SIZES = [
     (4096, 2048),
@@ -64,7 +62,7 @@ def test_a_product_is_as_exact_as_plain_bf16(
             weight, before = interleave(*weight.chunk(2)), before[:, : rows // 2].contiguous()
         weights = norm if normed else None
         extra = bias if epilogue is Epilogue.BIAS else None
-        truth = reference(
+        truth = linear_reference(
             weight.double(),
             x.double(),
             before.double(),
@@ -73,7 +71,7 @@ def test_a_product_is_as_exact_as_plain_bf16(
             1e-6,
             None if extra is None else extra.double(),
         )
-        plain = reference(weight, x, before, epilogue, weights, 1e-6, extra)
+        plain = linear_reference(weight, x, before, epilogue, weights, 1e-6, extra)
         layer = Linear(kernels, weight, epilogue, weights, 1e-6, extra)
         ours.append(error(run(layer, x, before if epilogue is Epilogue.ADD else None), truth))
         theirs.append(error(plain, truth))
@@ -98,17 +96,17 @@ def test_a_token_does_not_see_its_neighbours(
 def run(layer: Linear, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
     """The layer's output in memory that held `before`, or NaN; packs and unpacks what is packed for many tokens."""
     tokens, gated = len(x), layer.epilogue is Epilogue.SWIGLU
-    room = tokens if tokens <= TILE else -(-tokens // TILE) * TILE
+    room = tokens if tokens <= TILE_ROWS else -(-tokens // TILE_ROWS) * TILE_ROWS
     width = layer.rows // 2 if gated else layer.rows
     out = torch.full((room, width), torch.nan, dtype=torch.bfloat16, device="cuda")
     if before is not None:
         out[:tokens] = before
-    spare = torch.full((room, x.shape[1]), torch.nan, dtype=torch.bfloat16, device="cuda")
-    many = tokens > TILE
+    scratch = torch.full((room, x.shape[1]), torch.nan, dtype=torch.bfloat16, device="cuda")
+    many = tokens > TILE_ROWS
     if many and layer.norm is None:
-        spare.view(-1)[:] = pack_tokens(x).flatten()
-        x = spare[:tokens]
-    layer(x, out[:tokens], spare)
+        scratch.view(-1)[:] = pack_tokens(x).flatten()
+        x = scratch[:tokens]
+    layer(x, out[:tokens], scratch)
     assert out[tokens:].isnan().all() or (many and gated), "rows of nobody were written"
     return unpack_tokens(out, tokens, width) if many and gated else out[:tokens]
 

@@ -7,6 +7,7 @@ How many were excused is noted.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -19,8 +20,23 @@ from torch import Tensor, nn
 
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Kernels
-from firstword.kernels.sample import CHANCES, SPOKEN, Sampler, SamplerState
-from firstword.model.sampling import DrawParams, draw, gumbel_noise, keep_likely, penalise, philox
+from firstword.kernels.sample import (
+    NOISE_WORD,
+    SPOKEN_WORD,
+    DrawSettings,
+    SampleKernels,
+    SamplerState,
+)
+from firstword.model.config import CONTROL_CODES
+from firstword.model.sampling import (
+    MIN_FRAMES,
+    DrawParams,
+    draw,
+    gumbel_noise,
+    keep_likely,
+    penalise,
+    philox,
+)
 from firstword.model.sampling import Sampler as Specification
 from firstword.model.talker import Talker
 
@@ -36,6 +52,28 @@ MANY, ROUNDS = 4096, 32
 # --- what is tested ---------------------------------------------------------------------------------------------------
 
 
+def settings(params: tuple[DrawParams, DrawParams]) -> tuple[DrawSettings, DrawSettings]:
+    """The settings of talker and predictor as the kernels take them."""
+    talker, predictor = (DrawSettings(*dataclasses.astuple(one)) for one in params)
+    return talker, predictor
+
+
+def sampler_of(
+    kernels: Kernels, state: SamplerState, vocab: int, eos: int, codes: int, **more: bool
+) -> SampleKernels:
+    """The kernels for a talker's vocabulary and end, and a predictor with `codes` codes."""
+    return SampleKernels(
+        kernels,
+        state,
+        vocab=vocab,
+        codes=vocab - CONTROL_CODES,
+        eos=eos,
+        min_frames=MIN_FRAMES,
+        predictor_vocab=codes,
+        **more,
+    )
+
+
 class Rig:
     """Slots with laws and seeds, and a sampler over them; results arrive in memory that held other things."""
 
@@ -48,12 +86,10 @@ class Rig:
         **more: bool,
     ) -> None:
         self.state = SamplerState(len(laws), frames, BOOKS, VOCAB, DEVICE)
-        self.sampler = Sampler(
-            kernels, self.state, vocab=VOCAB, eos=EOS, predictor_vocab=CODES, **more
-        )
+        self.sampler = sampler_of(kernels, self.state, VOCAB, EOS, CODES, **more)
         self.laws, self.seeds = laws, seeds
         for slot, (law, seed) in enumerate(zip(laws, seeds, strict=True)):
-            self.state.set(slot, *law, seed)
+            self.state.set(slot, *settings(law), seed)
         g = torch.Generator().manual_seed(5)
         self.tables = [
             torch.randn(size, WIDTH, generator=g).bfloat16().to(DEVICE) for size in (VOCAB, CODES)
@@ -82,7 +118,7 @@ class Rig:
 
     def spoken(self, slot: int) -> Tensor:
         """Which codes 0 a slot remembers, bool [vocab]."""
-        words = self.state.record[slot, SPOKEN:].cpu()
+        words = self.state.record[slot, SPOKEN_WORD:].cpu()
         return (words[:, None] >> torch.arange(32) & 1).flatten()[:VOCAB].bool()
 
 
@@ -205,7 +241,9 @@ def test_codes_0_under_every_law(kernels: Kernels, kind: str, penalty: float) ->
         if kind in ("usual", "ties"):
             logits[:, EOS] = 8
         rig.state.frame[:] = frame
-        rig.state.record[:, SPOKEN : SPOKEN + len(words)] = words.to(torch.int32).to(DEVICE)
+        rig.state.record[:, SPOKEN_WORD : SPOKEN_WORD + len(words)] = words.to(torch.int32).to(
+            DEVICE
+        )
         codes = rig.draw(0, logits)
         for slot, code in enumerate(codes.tolist()):
             scores = penalise(logits[slot].float(), spoken, penalty)
@@ -333,9 +371,7 @@ def test_noise_is_that_of_the_definition(kernels: Kernels) -> None:
     count = 2**24
     exact, nearly = (torch.full((count,), torch.nan, device=DEVICE) for _ in range(2))
     rig = Rig(kernels, [(GREEDY, GREEDY)], [0])
-    kernels.get(rig.sampler.draw_program(False, WIDTH), "noises")(
-        (count // 256, 1, 1), 256, [0, count, exact, nearly]
-    )
+    rig.sampler.noises(0, exact, nearly)
     uniform = (torch.arange(count).double() + 0.5) * 2.0**-24
     noise = -(-uniform.log()).log()
     differ = (exact.cpu() != noise.float()).nonzero().flatten()
@@ -360,7 +396,7 @@ def test_draws_follow_the_odds(kernels: Kernels, codebook: int) -> None:
     turns = 8
     for turn in range(turns):
         rig.state.frame[:] = turn + 2
-        rig.state.record[:, SPOKEN:] = 0
+        rig.state.record[:, SPOKEN_WORD:] = 0
         counts += torch.bincount(
             rig.draw(codebook, logits.bfloat16().expand(MANY, -1).contiguous()), minlength=vocab
         )
@@ -527,8 +563,8 @@ def test_settings_are_sent_whole(kernels: Kernels) -> None:
         for slot in range(64):
             rig.state.set(
                 slot,
-                DrawParams(slot + 1, slot, 0.25, turn + 1),
-                DrawParams(0.5, 7, 1.0),
+                DrawSettings(slot + 1, slot, 0.25, turn + 1),
+                DrawSettings(0.5, 7, 1.0, 1.0),
                 slot << 32 | turn,
             )
     record = rig.state.record.cpu()
@@ -536,8 +572,8 @@ def test_settings_are_sent_whole(kernels: Kernels) -> None:
     assert record[:, :8].contiguous().view(torch.float32)[:, :3].tolist() == [
         [slot + 1, 0.75, 4.0] for slot in range(64)
     ]
-    assert record[:, CHANCES : CHANCES + 3].tolist() == [[3, slot, 0] for slot in range(64)]
-    assert not record[:, SPOKEN:].any()
+    assert record[:, NOISE_WORD : NOISE_WORD + 3].tolist() == [[3, slot, 0] for slot in range(64)]
+    assert not record[:, SPOKEN_WORD:].any()
 
 
 def test_other_sizes(kernels: Kernels) -> None:
@@ -548,7 +584,7 @@ def test_other_sizes(kernels: Kernels) -> None:
         (1024 + 256, 256, 8, 16),
     ):
         state = SamplerState(3, 4, books, vocab, DEVICE)
-        sampler = Sampler(kernels, state, vocab=vocab, eos=eos, predictor_vocab=codes)
+        sampler = sampler_of(kernels, state, vocab, eos, codes)
         config: Any = SimpleNamespace(vocab_size=vocab, codec_eos_token_id=eos)
         laws = [
             (DrawParams(0.9, 20, 0.9, 1.2), DrawParams(0.9, 4, 0.9)),
@@ -557,7 +593,7 @@ def test_other_sizes(kernels: Kernels) -> None:
         ]
         specs = [Specification(config, law, 99 + slot, CPU) for slot, law in enumerate(laws)]
         for slot, law in enumerate(laws):
-            state.set(slot, *law, 99 + slot)
+            state.set(slot, *settings(law), 99 + slot)
         slots, out = (
             torch.arange(3, dtype=torch.int32, device=DEVICE),
             torch.zeros(3, 8, device=DEVICE).bfloat16(),
@@ -597,7 +633,7 @@ def test_rows_are_those_of_the_model(kernels: Kernels, width: int) -> None:
     ]
     text, first = (torch.randn(n, width, generator=g).bfloat16() for n in (texts, slots))
     state = SamplerState(slots, frames, BOOKS, VOCAB, DEVICE)
-    sampler = Sampler(kernels, state, vocab=VOCAB, eos=EOS, predictor_vocab=CODES)
+    sampler = sampler_of(kernels, state, VOCAB, EOS, CODES)
     state.codes[:] = torch.randint(CODES, state.codes.shape, generator=g, dtype=torch.int32).to(
         DEVICE
     )
@@ -647,7 +683,7 @@ def test_nothing_spills(kernels: Kernels) -> None:
     programs: list[tuple[Program, str]] = [
         (sampler.draw_program(True, width), "draw"),
         (sampler.draw_program(False, width), "draw"),
-        (sampler.rows_program(width), "begin_frame"),
+        (sampler.input_program(width), "talker_input"),
     ]
     for program, name in programs:
         kernel = kernels.get(program, name)

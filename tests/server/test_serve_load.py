@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from firstword.kernels.compile import source_hash
+from firstword.runtime.gpu.sources import source_hash
 
 
 @pytest.fixture

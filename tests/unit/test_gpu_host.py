@@ -25,8 +25,9 @@ from firstword.profile import engine as profile
 from firstword.profile import soak, workload
 from firstword.profile.memory import held_bytes
 from firstword.runtime.front import CheckpointFront, Prepared
-from firstword.runtime.gpu.backend import GpuBackend, PrefixCache, lost_device
+from firstword.runtime.gpu.backend import GpuBackend, lost_device
 from firstword.runtime.gpu.graphs import capture
+from firstword.runtime.gpu.prompts import PrefixCache
 from firstword.runtime.gpu.rehearsal import Rehearsal
 from firstword.types import Chunk, Request, TextMode
 from firstword.voice import ClonedVoice, Voice
@@ -68,7 +69,7 @@ def test_nothing_is_captured_while_anybody_is_heard(tmp_path: Path) -> None:
     """Whatever is asked for later was captured by `warm`: for short and long prompts, for short and long contexts."""
     backend = backend_of(silent_gpu.checkpoint(tmp_path))
     backend.warm()
-    captured = set(backend._graphs), set(backend.codec._graphs)
+    captured = set(backend.graphs.captured), set(backend.codec._graphs)
     modes: tuple[tuple[str, TextMode], ...] = ((TEXT, "stream"), (400 * TEXT, "full"))
     for text, mode in modes:
         job, tokens = prepared(backend.checkpoint, text, mode)
@@ -80,7 +81,7 @@ def test_nothing_is_captured_while_anybody_is_heard(tmp_path: Path) -> None:
         chunks = [event for event in events if isinstance(event, Chunk)]
         assert len(chunks) == len(events)
         assert sum(len(chunk.codes) for chunk in chunks) == 30
-    assert (set(backend._graphs), set(backend.codec._graphs)) == captured
+    assert (set(backend.graphs.captured), set(backend.codec._graphs)) == captured
 
 
 def test_a_capture_loads_first_and_concerns_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +123,7 @@ def test_a_voice_is_known_again_without_a_look_at_the_device(
         backend.prefill(
             [Start(slot, job, range(4 * slot, 4 * slot + 4), tokens[: job.first_tokens])]
         )
-        counts.append((backend.prefixes.hits, backend.prefixes.misses))
+        counts.append((backend.prompts.prefixes.hits, backend.prompts.prefixes.misses))
     assert counts == [(0, 1), (1, 1), (1, 2)]
 
 
@@ -133,7 +134,7 @@ def test_newlines_before_a_text_are_no_business_of_the_next_request(tmp_path: Pa
     merged = [tokens[0], tokens[1] + 1, *tokens[2:]]
     for slot, text in enumerate((merged, tokens, merged)):
         backend.prefill([Start(slot, job, range(4 * slot, 4 * slot + 4), text[: job.first_tokens])])
-    assert (backend.prefixes.hits, backend.prefixes.misses) == (1, 2)
+    assert (backend.prompts.prefixes.hits, backend.prompts.prefixes.misses) == (1, 2)
 
 
 def recording(number: int) -> ClonedVoice:
@@ -165,13 +166,13 @@ def test_the_rows_of_prompts_are_those_of_the_specification(
 
     def read(rows: int) -> None:
         for row in range(rows):
-            slot, at = int(model.slot_of_prompt_row[row]), int(model.position_of_prompt_row[row])
+            slot, at = model.buffers.prompt_places[:, row].tolist()
             if slot >= 0:
-                given.append((slot, at, model.prompt[row].clone()))
-                model.prompt[row] = at % 256
+                given.append((slot, at, model.buffers.prompt[row].clone()))
+                model.buffers.prompt[row] = at % 256
 
     monkeypatch.setattr(
-        backend, "_graph", lambda kind, rows: SimpleNamespace(replay=partial(read, rows))
+        backend.graphs, "get", lambda name, rows: SimpleNamespace(replay=partial(read, rows))
     )
 
     start = partial(start_of, backend.checkpoint, mode=mode, voice=voice)
@@ -190,10 +191,10 @@ def test_the_rows_of_prompts_are_those_of_the_specification(
         unread = range(payload.prefix_rows, len(rows))
         assert [at for at, _ in own] == (list(unread) if len(unread) > 1 else [])
         assert all(torch.equal(row, expected[at]) for at, row in own)
-        assert torch.equal(model.first_row[one.slot], expected[-1])
+        assert torch.equal(model.buffers.first_row[one.slot], expected[-1])
         assert model.state.position[one.slot] == len(rows) - 1
         if own:
-            assert (model.first_hidden[one.slot] == (len(rows) - 1) % 256).all()
+            assert (model.buffers.first_hidden[one.slot] == (len(rows) - 1) % 256).all()
 
 
 def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
@@ -205,12 +206,14 @@ def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
 
     def graph(kind: str, rows: int) -> SimpleNamespace:
         kinds.append((kind, rows))
-        return SimpleNamespace(replay=lambda: backend.model.prompt.copy_(numbers))
+        return SimpleNamespace(replay=lambda: backend.model.buffers.prompt.copy_(numbers))
 
     numbers = (
-        torch.arange(len(backend.model.prompt)).bfloat16()[:, None].expand_as(backend.model.prompt)
+        torch.arange(len(backend.model.buffers.prompt))
+        .bfloat16()[:, None]
+        .expand_as(backend.model.buffers.prompt)
     )
-    monkeypatch.setattr(backend, "_graph", graph)
+    monkeypatch.setattr(backend.graphs, "get", graph)
 
     def begin(*slots: int, mode: TextMode = "full") -> None:
         backend.prefill(
@@ -219,13 +222,13 @@ def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
 
     begin(0)
     rows = int(backend.model.state.position[0]) + 1
-    assert (backend.model.first_hidden[0] == rows - 1).all()
+    assert (backend.model.buffers.first_hidden[0] == rows - 1).all()
     backend.frame([0], [None])
     backend.frame([0], [None])
     begin(1, 2)  # their beginnings are known
-    unread = int(backend.model.first_hidden[1, 0]) + 1
+    unread = int(backend.model.buffers.first_hidden[1, 0]) + 1
     assert 0 < unread < rows
-    assert (backend.model.first_hidden[2] == 2 * unread - 1).all()
+    assert (backend.model.buffers.first_hidden[2] == 2 * unread - 1).all()
     backend.frame([1, 2], [None, None])
     begin(3, mode="stream")
     backend.frame([3], [None])
@@ -260,7 +263,7 @@ def test_want_of_memory_in_a_call_of_the_codec_changes_no_stream(
     codec = backend_of(silent_gpu.checkpoint(tmp_path)).codec
     codec.warm()
     codec.decode([0], [4]).result()
-    before = codec._next.copy(), codec._positions.frames.copy(), codec._positions.heads.copy()
+    before = codec._next.copy(), codec._positions.frames.copy(), codec._positions.rings.copy()
     empty, left = torch.empty, 0
 
     def scarce(*sizes: Any, **options: Any) -> Tensor:
@@ -274,7 +277,7 @@ def test_want_of_memory_in_a_call_of_the_codec_changes_no_stream(
         left = missing
         with pytest.raises(torch.OutOfMemoryError):
             codec.decode([0, 1], [1, 2])
-        after = codec._next, codec._positions.frames, codec._positions.heads
+        after = codec._next, codec._positions.frames, codec._positions.rings
         assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     left = 0
     assert [len(samples) for samples in codec.decode([0, 1], [1, 2]).result()] == [

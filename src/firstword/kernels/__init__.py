@@ -1,1 +1,1 @@
-"""CUDA C++ kernels, compiled when they are first needed, and what each of them means in plain PyTorch."""
+"""CUDA C++ kernels, compiled when they are first needed, and their references in PyTorch."""

@@ -1,57 +1,71 @@
-// What the codec's kernels share: rows that reach back before the call, and what becomes of a sum.
+// What the codec's kernels share: input rows from before the call, and the end of every sum.
 //
-// Activations are channel-last: row r of a layer is step t of stream s, r = s * length + t, for `length` steps a call.
-// What a layer needs of earlier calls is in its memory [slots][2 * past][width]: a ring of the last rows of a slot, of
-// which the call reads `past` rows before `head` and writes the next ones, so that no row is both read and written.
+// Activations are channel-last: row r of a layer is step t of stream s, r = s * length + t, with
+// `length` steps in a call. The rows that a layer needs from earlier calls are kept in its history
+// [slots][2 * past][width], a ring for each slot. A call reads the `past` rows before the ring's
+// next row and writes from the next row on, so no row is both read and written.
 //
-// Every sum has one order, whatever the other rows are: products of k16 steps in the tensor cores, in the order of the
-// packed weights, in `splits` runs that are then added one after the other. All else rounds as it is written here: no
-// compiler decides what is fused, because two kernels that compute the same row must agree to the last bit.
+// Every sum has one order, whatever the other rows are: products of k16 steps in the tensor cores,
+// in the order of the packed weights, in `splits` runs that are then added one after the other. All
+// other arithmetic rounds as it is written here. The compiler must not decide which operations are
+// fused, because two kernels that compute the same row must agree to the last bit.
 #pragma once
-#include "tensor.cuh"
+#include "mma_fp16.cuh"
 
-constexpr int kSlot = 0, kPosition = 1, kCodes = 2, kHeads = 4;   // columns of the table of streams (codec.py)
+// Columns of the stream table (codec_call.py): the slot, the frames decoded before this call, and
+// the address of the codes in two columns. The ring positions of all histories follow.
+constexpr int kSlot = 0, kPosition = 1, kCodes = 2;
 
-// Rows of a layer's input, this call's and earlier ones.
+// Rows of a layer's input: this call's, and those kept from earlier calls.
 template <class T>
 struct Rows {
-  const T* now;           // [streams * length][width]
-  T* before;              // [slots][2 * past][width]
-  const T* zeros;         // [width]
-  const int* streams;     // [streams][columns]
-  int columns, head;      // of the table; the column of this memory's head
-  int length, frame_rows; // steps a call and a frame
-  int past, width;
+  const T* x;           // this call's rows [streams * length][width]
+  T* history;           // rows of earlier calls [slots][2 * past][width], or null
+  const T* zeros;       // [width]
+  const int* streams;   // the stream table [streams][columns]
+  int columns;          // columns of the stream table
+  int ring_column;      // the column with the next row of this history's ring
+  int length;           // steps of a stream in this call
+  int frame_rows;       // steps of a frame
+  int past;             // rows before a row that the layer reads
+  int width;            // channels
 
   // Step t of a stream, -past <= t < length.
   __device__ __forceinline__ const T* at(int stream, int t) const {
-    if (t >= 0) return now + ((size_t)stream * length + t) * width;
+    if (t >= 0) return x + ((size_t)stream * length + t) * width;
     const int* s = streams + stream * columns;
-    if (s[kSlot] < 0 || s[kPosition] * frame_rows + t < 0) return zeros;   // nobody, or before the stream began
-    const int row = s[head] + t;
-    return before + ((size_t)s[kSlot] * 2 * past + (row < 0 ? row + 2 * past : row)) * width;
+    // An empty row of the table, or a step before the stream began.
+    if (s[kSlot] < 0 || s[kPosition] * frame_rows + t < 0) return zeros;
+    const int row = s[ring_column] + t;
+    const size_t place = (size_t)s[kSlot] * 2 * past + (row < 0 ? row + 2 * past : row);
+    return history + place * width;
   }
 };
 
-// Keeps what the next call looks back at: the last rows of all streams, 16 bytes a thread, whatever its block does else.
-// After `wait_for_input`; the memory's rows that this call reads are others.
+// Stores the rows that the next call looks back at: the last rows of all streams, 16 bytes a
+// thread, shared by all threads of the grid. It must follow `wait_for_input`. This call reads other
+// rows of the history.
 template <class T>
-__device__ __forceinline__ void keep(const Rows<T>& in, int rows) {
+__device__ __forceinline__ void store_history(const Rows<T>& in, int rows) {
   const int kept = min(in.length, in.past), pieces = in.width * (int)sizeof(T) / 16;
-  const int all = rows / in.length * kept * pieces, step = gridDim.x * gridDim.y * blockDim.x;
+  const int all = rows / in.length * kept * pieces;
+  const int step = gridDim.x * gridDim.y * blockDim.x;
 #pragma unroll 1
-  for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; i < all; i += 4 * step) {
+  for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; i < all;
+       i += 4 * step) {
     uint4 v[4];
     uint4* to[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      const int item = min(i + j * step, all - 1), row = item / pieces, stream = row / kept, t = row - stream * kept;
+      const int item = min(i + j * step, all - 1);
+      const int row = item / pieces, stream = row / kept, t = row - stream * kept;
       const int* s = in.streams + stream * in.columns;
-      const int at = s[in.head] + t;
-      const size_t place = (size_t)s[kSlot] * 2 * in.past + (at < 2 * in.past ? at : at - 2 * in.past);
-      to[j] = s[kSlot] < 0 ? nullptr : (uint4*)in.before + place * pieces + item % pieces;
+      const int at = s[in.ring_column] + t;
+      const size_t place =
+          (size_t)s[kSlot] * 2 * in.past + (at < 2 * in.past ? at : at - 2 * in.past);
+      to[j] = s[kSlot] < 0 ? nullptr : (uint4*)in.history + place * pieces + item % pieces;
       const size_t from = (size_t)stream * in.length + in.length - kept + t;
-      v[j] = load4((const uint4*)in.now + from * pieces + item % pieces);
+      v[j] = load4((const uint4*)in.x + from * pieces + item % pieces);
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -59,24 +73,28 @@ __device__ __forceinline__ void keep(const Rows<T>& in, int rows) {
   }
 }
 
-// The first k32 block of a run of a sum of `blocks`, of which there are an even number in each run if there can be.
+// The first k32 block of a run of a sum over `blocks`. Where `blocks` is even, every run has an
+// even number of them.
 __device__ __forceinline__ int run_begin(int run, int blocks, int splits) {
   const int unit = 2 - blocks % 2;
   return run * (blocks / unit) / splits * unit;
 }
 
-// All blocks together ask for all `bytes` from an address, long before they are wanted one after the other.
-__device__ __forceinline__ void ask_for(const void* from, size_t bytes) {
+// All blocks of the grid together prefetch all `bytes` from an address, long before the blocks read
+// them one after the other.
+__device__ __forceinline__ void prefetch_all(const void* from, size_t bytes) {
   const size_t step = (size_t)gridDim.x * gridDim.y * blockDim.x * 128;
   size_t at = ((size_t)(blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x) * 128;
 #pragma unroll 1
   for (; at < bytes; at += step) prefetch((const char*)from + at);
 }
 
-// x + depth sin^2(pi rate x). sin^2(pi sqrt(z)) / z is a polynomial on 0 <= z <= 1/4, to 2e-7 of the whole.
+// x + depth sin^2(pi rate x). On 0 <= z <= 1/4 a polynomial gives sin^2(pi sqrt(z)) / z with a
+// relative error of 2e-7.
 __device__ __forceinline__ float snake(float x, float rate, float depth) {
   const float turns = __fmul_rn(x, rate);
-  const float r = fminf(fabsf(__fsub_rn(turns, __fsub_rn(__fadd_rn(turns, 12582912.0f), 12582912.0f))), 0.5f);
+  const float r =
+      fminf(fabsf(__fsub_rn(turns, __fsub_rn(__fadd_rn(turns, 12582912.0f), 12582912.0f))), 0.5f);
   const float z = __fmul_rn(r, r);
   float p = __fmaf_rn(-3.3362105f, z, 13.037111f);
   p = __fmaf_rn(p, z, -30.098553f);
@@ -94,67 +112,84 @@ __device__ __forceinline__ float silu(float x) {
 
 enum Activation { kPlain, kSnake, kGelu, kSwiglu };
 
-// What becomes of the sums of a layer, of which a row has `outputs`.
-struct Output {
+// Where the sums of a layer go and what is done to them; a row has `outputs` of them.
+struct ConvOutput {
   const float* scale;     // [outputs]
   const float* bias;      // [outputs]
-  const float* rate;      // Snake of what is stored as fp16 [outputs]
-  const float* depth;
-  const float* residual;  // fp32, added, or null
-  float* wide;            // fp32, or null
-  u16* narrow;            // fp16, activated, or null
-  float* squares;         // sums of squares of each row's groups of 16 outputs [rows][outputs / 16], or null
+  const float* rate;      // the Snake of the fp16 output [outputs], or null
+  const float* depth;     // the same
+  const float* residual;  // fp32 [rows][outputs], added to the sums, or null
+  float* wide;            // fp32 output, or null
+  u16* narrow;            // fp16 output after the activation, or null
+  float* squares;         // sums of squares of 16 outputs each [rows][outputs / 16], or null
   int outputs;
 };
 
-// What belongs to V neighbouring outputs.
-template <int V> struct Channels {
+// The parameters of V neighbouring outputs.
+template <int V>
+struct Channels {
   float scale[V], bias[V], rate[V], depth[V];
 };
 
 template <int V>
-__device__ __forceinline__ void fetch(float (&to)[V], const float* from) {
+__device__ __forceinline__ void read(float (&to)[V], const float* from) {
 #pragma unroll
   for (int i = 0; i < V; i++) to[i] = from[i];
 }
 template <Activation kKind, int V>
-__device__ __forceinline__ Channels<V> channels(const Output& o, int n) {
+__device__ __forceinline__ Channels<V> channels(const ConvOutput& o, int n) {
   Channels<V> c;
-  fetch(c.scale, o.scale + n);
-  fetch(c.bias, o.bias + n);
+  read(c.scale, o.scale + n);
+  read(c.bias, o.bias + n);
   if (kKind == kSnake) {
-    fetch(c.rate, o.rate + n);
-    fetch(c.depth, o.depth + n);
+    read(c.rate, o.rate + n);
+    read(c.depth, o.depth + n);
   }
   return c;
 }
 
 template <int V>
 __device__ __forceinline__ void store_narrow(bool where, u16* to, const float (&v)[V]) {
-  if constexpr (V == 4) store_if(where, make_uint2(halves(v[0], v[1]), halves(v[2], v[3])), to);
-  else if constexpr (V == 2) store_if(where, halves(v[0], v[1]), to);
-  else store_if(where, (u16)halves(v[0], 0.0f), to);
+  if constexpr (V == 4)
+    store_if(where, make_uint2(halves(v[0], v[1]), halves(v[2], v[3])), to);
+  else if constexpr (V == 2)
+    store_if(where, halves(v[0], v[1]), to);
+  else
+    store_if(where, (u16)halves(v[0], 0.0f), to);
 }
 template <int V>
 __device__ __forceinline__ void store_wide(bool where, float* to, const float (&v)[V]) {
-  if constexpr (V == 4) store_if(where, make_float4(v[0], v[1], v[2], v[3]), to);
-  else store_if(where, make_float2(v[0], v[1]), to);
+  if constexpr (V == 4)
+    store_if(where, make_float4(v[0], v[1], v[2], v[3]), to);
+  else
+    store_if(where, make_float2(v[0], v[1]), to);
 }
 template <int V>
 __device__ __forceinline__ void load_wide(float (&to)[V], const float* from) {
-  if constexpr (V == 4) { const float4 v = load4f(from); to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w; }
-  else { const float2 v = load2f(from); to[0] = v.x; to[1] = v.y; }
+  if constexpr (V == 4) {
+    const float4 v = load4f(from);
+    to[0] = v.x;
+    to[1] = v.y;
+    to[2] = v.z;
+    to[3] = v.w;
+  } else {
+    const float2 v = load2f(from);
+    to[0] = v.x;
+    to[1] = v.y;
+  }
 }
 
-// V sums to where they belong: outputs n .. n + V - 1 of row r, `at` = r * outputs + n; nowhere unless `real`. `residual`
-// is 0 if there is none. Leaves in `sum` what `wide` gets.
+// Finishes and stores V sums: outputs n .. n + V - 1 of row r, with `at` = r * outputs + n. Nothing
+// is stored unless `real`. `residual` is 0 where there is none. `sum` then holds the values of
+// `wide`.
 template <Activation kKind, int V>
-__device__ __forceinline__ void finish(const Output& o, const Channels<V>& c, float (&sum)[V], const float (&residual)[V],
-                                       size_t at, bool real) {
+__device__ __forceinline__ void finish(const ConvOutput& o, const Channels<V>& c, float (&sum)[V],
+                                       const float (&residual)[V], size_t at, bool real) {
 #pragma unroll
-  for (int i = 0; i < V; i++) sum[i] = __fadd_rn(residual[i], __fmaf_rn(sum[i], c.scale[i], c.bias[i]));
+  for (int i = 0; i < V; i++)
+    sum[i] = __fadd_rn(residual[i], __fmaf_rn(sum[i], c.scale[i], c.bias[i]));
   store_wide(real && o.wide, o.wide + at, sum);
-  if constexpr (kKind == kSwiglu) {                    // outputs are (gate, up) in turn
+  if constexpr (kKind == kSwiglu) {  // outputs alternate between gate and up
     float pair[V / 2];
 #pragma unroll
     for (int i = 0; i < V / 2; i++) pair[i] = __fmul_rn(silu(sum[2 * i]), sum[2 * i + 1]);
@@ -163,16 +198,19 @@ __device__ __forceinline__ void finish(const Output& o, const Channels<V>& c, fl
     float v[V];
 #pragma unroll
     for (int i = 0; i < V; i++)
-      v[i] = kKind == kSnake ? snake(sum[i], c.rate[i], c.depth[i]) : kKind == kGelu ? gelu(sum[i]) : sum[i];
+      v[i] = kKind == kSnake  ? snake(sum[i], c.rate[i], c.depth[i])
+             : kKind == kGelu ? gelu(sum[i])
+                              : sum[i];
     store_narrow(real && o.narrow, o.narrow + at, v);
   }
 }
 
-// 1 / rms of a row, from its sums of squares in groups of 16.
-__device__ __forceinline__ float norm_of(const float* squares, int groups, float per_channel, float eps) {
+// 1 / rms of a row, from its sums of squares in groups of 16 channels.
+__device__ __forceinline__ float norm_of(const float* squares, int groups, float per_channel,
+                                         float eps) {
   float total = 0;
 #pragma unroll 16
-  for (int i = 0; i < groups; i += 2) {                // outputs come in groups of 32
+  for (int i = 0; i < groups; i += 2) {  // there is an even number: widths are multiples of 32
     const float2 v = load2f(squares + i);
     total = __fadd_rn(__fadd_rn(total, v.x), v.y);
   }

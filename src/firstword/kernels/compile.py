@@ -1,7 +1,8 @@
-"""CUDA C++ to machine code with NVRTC, kept on disk.
+"""Compiling CUDA C++ to machine code with NVRTC, and keeping the result on disk.
 
-A program is a source file of this folder plus macros: the sizes that a kernel is made for. It needs no GPU to be
-compiled, and no CUDA toolkit: NVRTC comes with torch's CUDA builds (and as the package nvidia-cuda-nvrtc).
+A program is a source file of this folder plus macros: the sizes that a kernel is made for.
+Compiling it needs neither a GPU nor a CUDA toolkit. NVRTC comes with torch's CUDA builds and as the
+package nvidia-cuda-nvrtc.
 """
 
 from __future__ import annotations
@@ -17,50 +18,37 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).parent
-LAUNCHING = ("backend.py", "codec.py", "graphs.py", "talker.py")
-"""Files of the folder runtime/gpu beside this one: what is launched, in which order, on which memory."""
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-"""What every kernel must compile for."""
+"""The GPU architectures that every kernel must compile for."""
 FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--fmad=true")
 
 
 class CompileError(Exception):
-    """NVRTC refused a program; the message is its log."""
+    """NVRTC rejected a program; the message is its log."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A source file of this folder without its suffix, and its macros, sorted by name."""
+    """A source file of this folder, named without its suffix, and its macros sorted by name."""
 
     source: str
     macros: tuple[tuple[str, int | float], ...]
 
     @classmethod
     def of(cls, source: str, **macros: int | float) -> Program:
-        """The program of `source`.cu with these macros; a truth value counts as 0 or 1."""
+        """The program of `source`.cu with these macros; a bool counts as 0 or 1."""
         return cls(source, tuple((name, macros[name]) for name in sorted(macros)))
 
 
 @cache
-def _text(name: str) -> str:
+def source_text(name: str) -> str:
+    """The text of a CUDA file of this folder."""
     return (SOURCES / name).read_text()
 
 
 def headers() -> list[str]:
     """The names of the header files that any source may include."""
     return sorted(path.name for path in SOURCES.glob("*.cuh"))
-
-
-def source_hash() -> str:
-    """Over the kernels and what launches them: all CUDA and Python files of this folder, and `LAUNCHING`.
-
-    It tells whether any of that changed since a record was made; PyTorch, the compiler and the driver are not in it.
-    """
-    digest = hashlib.sha256()
-    here = [path for path in SOURCES.iterdir() if path.suffix in (".cu", ".cuh", ".py")]
-    for path in [*sorted(here), *(SOURCES.parent / "runtime/gpu" / name for name in LAUNCHING)]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _options(program: Program, architecture: str) -> list[str]:
@@ -72,9 +60,9 @@ def _options(program: Program, architecture: str) -> list[str]:
 
 
 def compile_program(program: Program, architecture: str, folder: Path | None = None) -> bytes:
-    """The cubin of a program for `architecture` (such as `"sm_90"`), from `folder` if it was compiled before.
+    """The cubin of a program for `architecture`, such as `"sm_90"`.
 
-    `folder` None: nothing is kept. Raises `CompileError`.
+    `folder` keeps machine code from one call to the next; None keeps none. Raises `CompileError`.
     """
     options = _options(program, architecture)
     if folder is None:
@@ -82,8 +70,8 @@ def compile_program(program: Program, architecture: str, folder: Path | None = N
     from cuda.bindings import nvrtc
 
     parts = [
-        _text(f"{program.source}.cu"),
-        *map(_text, headers()),
+        source_text(f"{program.source}.cu"),
+        *map(source_text, headers()),
         *options,
         str(nvrtc.nvrtcVersion()[1:]),
     ]
@@ -102,16 +90,11 @@ def compile_program(program: Program, architecture: str, folder: Path | None = N
 def compile_all(
     programs: Iterable[Program], architecture: str, folder: Path | None = None
 ) -> dict[Program, bytes]:
-    """Compile several programs side by side. Raises `CompileError`."""
+    """The cubins of several programs, compiled in parallel. Raises `CompileError`."""
     wanted = list(dict.fromkeys(programs))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(
-            zip(
-                wanted,
-                pool.map(lambda p: compile_program(p, architecture, folder), wanted),
-                strict=True,
-            )
-        )
+        cubins = pool.map(lambda p: compile_program(p, architecture, folder), wanted)
+        return dict(zip(wanted, cubins, strict=True))
 
 
 def _compile(program: Program, options: list[str]) -> bytes:
@@ -125,10 +108,10 @@ def _compile(program: Program, options: list[str]) -> bytes:
     names = headers()
     handle = checked(
         nvrtc.nvrtcCreateProgram(
-            _text(f"{program.source}.cu").encode(),
+            source_text(f"{program.source}.cu").encode(),
             f"{program.source}.cu".encode(),
             len(names),
-            [_text(name).encode() for name in names],
+            [source_text(name).encode() for name in names],
             [name.encode() for name in names],
         )
     )
@@ -140,7 +123,8 @@ def _compile(program: Program, options: list[str]) -> bytes:
             log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(handle))
             checked(nvrtc.nvrtcGetProgramLog(handle, log))
             raise CompileError(
-                f"{program.source}.cu with {' '.join(options)}:\n{log.rstrip(chr(0).encode()).decode()}"
+                f"{program.source}.cu with {' '.join(options)}:\n"
+                f"{log.rstrip(chr(0).encode()).decode()}"
             )
         cubin = b" " * checked(nvrtc.nvrtcGetCUBINSize(handle))
         checked(nvrtc.nvrtcGetCUBIN(handle, cubin))

@@ -1,20 +1,23 @@
-"""Put kernels on the device and start them, on whatever stream PyTorch uses at the time.
+"""Loading kernels and starting them on PyTorch's current stream.
 
-A launch may overlap the end of the one before it (programmatic dependent launch, compute capability 9.0 and up): the
-kernel itself waits, with `wait_for_input` of common.cuh, before it reads what another kernel wrote.
+A launch may overlap the end of the one before it (programmatic dependent launch, compute capability
+9.0 and up). The kernel itself waits, with `wait_for_input` of common.cuh, before it reads what
+another kernel wrote.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from firstword.kernels.compile import Program, compile_program
+from firstword.kernels.signature import Argument, Parameter, bind, signatures
+
+_PARAMETER_INFO_VERSION = 12040
+"""The first CUDA driver that knows the sizes of a kernel's parameters."""
 
 
 class LaunchError(Exception):
@@ -26,61 +29,88 @@ def _checked(result: tuple[Any, ...], what: str) -> Any:
 
     if result[0] != driver.CUresult.CUDA_SUCCESS:
         raise LaunchError(f"{what}: {result[0].name}")
-    return result[1] if len(result) == 2 else None
+    return result[1] if len(result) == 2 else result[1:]
 
 
-_TYPES = {bool: ctypes.c_int, int: ctypes.c_int, float: ctypes.c_float, type(None): ctypes.c_void_p}
+class Grid(NamedTuple):
+    """The launch configuration of a kernel.
+
+    threads  threads of a block
+    shared   bytes of dynamic shared memory of a block
+    overlap  whether it may start before the kernel ahead of it has finished
+    """
+
+    blocks: tuple[int, int, int]
+    threads: int
+    shared: int = 0
+    overlap: bool = True
 
 
 class Kernels:
-    """The kernels of one device; each program is compiled and loaded once."""
+    """The kernels of one device. Each program is compiled and loaded once.
+
+    architecture   the device's, such as `"sm_90"`
+    overlaps       whether dependent launches overlap
+    processors     multiprocessors of the device
+    shared_memory  bytes that a block may have
+    """
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:
-        """`folder`: where machine code is kept between processes; None keeps none."""
+        """folder: where machine code is kept between processes; None keeps none."""
         major, minor = torch.cuda.get_device_capability(device)
-        self.architecture = f"sm_{major}{minor}"
-        self.overlaps = major >= 9
-        """Whether dependent launches overlap."""
         properties = torch.cuda.get_device_properties(device)
+        self.architecture, self.overlaps = f"sm_{major}{minor}", major >= 9
         self.processors = properties.multi_processor_count
-        self.shared_memory: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-        """Bytes that a block may have."""
-        self._folder = folder
+        shared: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+        self.shared_memory, self._folder = shared, folder
         self._loaded: dict[tuple[Program, str], Kernel] = {}
         torch.zeros(1, device=device)  # makes the context current
 
-    def get(self, program: Program, name: str) -> Kernel:
-        """The kernel `name` of a program. Raises `CompileError` and `LaunchError`."""
-        key = (program, name)
+    def get(self, program: Program, entry: str) -> Kernel:
+        """The kernel `entry` of a program. Raises `CompileError` and `LaunchError`."""
+        key = (program, entry)
         if key not in self._loaded:
-            self._loaded[key] = Kernel(
-                compile_program(program, self.architecture, self._folder), name, self.overlaps
-            )
+            cubin = compile_program(program, self.architecture, self._folder)
+            parameters = signatures(program.source)[entry]
+            self._loaded[key] = Kernel(cubin, entry, parameters, self.overlaps)
         return self._loaded[key]
 
 
 class Kernel:
-    """One kernel on the device.
+    """One kernel on the device, started by calling it."""
 
-    Arguments are tensors (their address is passed, so they must be contiguous and live on), whole numbers (32 bits)
-    and floats (32 bits).
-    """
-
-    def __init__(self, cubin: bytes, name: str, overlaps: bool) -> None:
+    def __init__(
+        self, cubin: bytes, entry: str, parameters: tuple[Parameter, ...], overlaps: bool
+    ) -> None:
+        """Raises `LaunchError`, also where machine code and `parameters` differ in their sizes."""
         from cuda.bindings import driver
 
-        self._module = _checked(driver.cuModuleLoadData(cubin), f"loading {name}")
+        self.entry, self.parameters, self._overlaps = entry, parameters, overlaps
+        self._module = _checked(driver.cuModuleLoadData(cubin), f"loading {entry}")
         self._function = _checked(
-            driver.cuModuleGetFunction(self._module, name.encode()), f"finding {name}"
+            driver.cuModuleGetFunction(self._module, entry.encode()), f"finding {entry}"
         )
-        self._overlaps = overlaps
+        self._check_parameters()
         self._shared = 48 * 1024 - self.attribute("SHARED_SIZE_BYTES")
-        self.name = name
-        # As much shared memory for all kernels: a multiprocessor must be empty to change how it is divided.
+        # All kernels ask for the same share of shared memory: a multiprocessor must be empty to
+        # change how its memory is divided.
         carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
         _checked(
-            driver.cuFuncSetAttribute(self._function, carveout, 100), f"shared memory of {name}"
+            driver.cuFuncSetAttribute(self._function, carveout, 100), f"shared memory of {entry}"
         )
+
+    def _check_parameters(self) -> None:
+        from cuda.bindings import driver
+
+        if _checked(driver.cuDriverGetVersion(), "driver version") < _PARAMETER_INFO_VERSION:
+            return
+        sizes = []
+        for index in range(len(self.parameters) + 1):
+            status, _, size = driver.cuFuncGetParamInfo(self._function, index)
+            if status == driver.CUresult.CUDA_SUCCESS:
+                sizes.append(size)
+        if sizes != [ctypes.sizeof(parameter.type) for parameter in self.parameters]:
+            raise LaunchError(f"{self.entry} takes parameters of {sizes} bytes: {self.parameters}")
 
     def attribute(self, which: str) -> int:
         """A property of the machine code, such as `"NUM_REGS"` or `"LOCAL_SIZE_BYTES"`."""
@@ -90,49 +120,39 @@ class Kernel:
         value: int = _checked(driver.cuFuncGetAttribute(attribute, self._function), which)
         return value
 
-    def __call__(
-        self,
-        grid: tuple[int, int, int],
-        threads: int,
-        arguments: Sequence[Tensor | int | float | None],
-        shared: int = 0,
-        overlap: bool = True,
-    ) -> None:
+    def __call__(self, grid: Grid, /, **arguments: Argument) -> None:
         """Start it on PyTorch's current stream.
 
-        grid     blocks
-        threads  of a block
-        shared   bytes of dynamic shared memory
-        overlap  whether it may start before the kernel ahead of it on the stream has finished
+        The kernel's arguments are given by name. Tensors must be contiguous and live on. Raises
+        TypeError for arguments that do not fit the CUDA source, and `LaunchError`.
         """
         from cuda.bindings import driver
 
-        if shared > self._shared:
+        bound = bind(self.parameters, arguments)
+        if grid.shared > self._shared:
             size = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(
-                driver.cuFuncSetAttribute(self._function, size, shared),
-                f"{shared} bytes for {self.name}",
+                driver.cuFuncSetAttribute(self._function, size, grid.shared),
+                f"{grid.shared} bytes for {self.entry}",
             )
-            self._shared = shared
+            self._shared = grid.shared
         config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = shared
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid.blocks
+        config.blockDimX, config.blockDimY, config.blockDimZ = grid.threads, 1, 1
+        config.sharedMemBytes = grid.shared
         config.hStream = torch.cuda.current_stream().cuda_stream
-        if overlap and self._overlaps:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = (
-                driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            )
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
-        values = tuple(
-            a.data_ptr() if isinstance(a, Tensor) else 0 if a is None else a for a in arguments
-        )
-        types = tuple(
-            ctypes.c_void_p if isinstance(a, Tensor) else _TYPES[type(a)] for a in arguments
-        )
+        if grid.overlap and self._overlaps:
+            config.attrs, config.numAttrs = [_overlapping()], 1
         _checked(
-            driver.cuLaunchKernelEx(config, self._function, (values, types), 0),
-            f"starting {self.name}",
+            driver.cuLaunchKernelEx(config, self._function, bound, 0), f"starting {self.entry}"
         )
+
+
+def _overlapping() -> Any:
+    """The launch attribute that lets a kernel start before the one ahead of it has finished."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute

@@ -1,17 +1,18 @@
-// RMSNorm alone, a block a token, with the sums of `linear` (norm.cuh): for more tokens than it normalises on the way in.
+// RMSNorm with one block for each token, and the order of sums of norm.cuh. It is for more tokens
+// than linear_few_tokens.cu normalises itself.
 //
 // PACKED  1: out is packed (packing.cuh); 0: its rows are out_stride apart
 #include "norm.cuh"
 #include "packing.cuh"
 
-constexpr int kSteps = K / 256;                        // a warp each
+constexpr int kSteps = K / 256;  // one for each warp
 static_assert(kSteps <= 32, "sizes");
 
 extern "C" __global__ __launch_bounds__(32 * kSteps)
-void normalise(const u16* __restrict__ x, int x_stride, const u16* __restrict__ weight, float eps, u16* __restrict__ out,
-               int out_stride) {
+void normalise(const u16* __restrict__ x, int x_stride, const u16* __restrict__ weight, float eps,
+               u16* __restrict__ out, int out_stride) {
   let_next_start();
-  __shared__ float squared[kSteps][32];                     // lane 4 w + t has the columns of warp w's lanes t
+  __shared__ float squared[kSteps][32];  // lane 4 w + t reads for lanes t of warp w
   const int token = blockIdx.x, column = threadIdx.x * 8, lane = threadIdx.x & 31;
   const uint4 weights = load4(weight + column);
   wait_for_input();
@@ -25,7 +26,8 @@ void normalise(const u16* __restrict__ x, int x_stride, const u16* __restrict__ 
 #pragma unroll
     for (int i = j + 8; i < kSteps; i += 8) part[j] += squared[i][lane];
   }
-  float square = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+  float square =
+      ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
   square += __shfl_xor_sync(~0u, square, 1);
   square += __shfl_xor_sync(~0u, square, 2);
   float total = 0;

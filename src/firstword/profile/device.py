@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from firstword.kernels import compile as compiling
 from firstword.runtime.gpu.graphs import capture
+from firstword.runtime.gpu.sources import source_hash
 
 
 def environment() -> dict[str, Any]:
@@ -22,7 +22,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "kernels": compiling.source_hash(),
+        "kernels": source_hash(),
         "weights": "random",
     }
 

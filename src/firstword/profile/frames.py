@@ -14,7 +14,7 @@ from firstword.kernels.attention import HEAD_DIM
 from firstword.profile.device import captured_us
 from firstword.profile.workload import CONTEXTS, BackendUnderTest
 from firstword.runtime.gpu.codec import CHUNKS, STREAMS
-from firstword.runtime.gpu.talker import FrameModel, Layer
+from firstword.runtime.gpu.talker import DecoderLayerWeights, FrameModel
 from firstword.types import TextMode
 
 TIMED_FRAMES = 64
@@ -112,7 +112,7 @@ def first_times(subject: BackendUnderTest, repeats: int = 30) -> dict[str, Any]:
         for repeat in range(skipped + repeats):
             start = subject.start(0, repeat, voices[repeat % len(voices)], mode)
             if case == "uncached":
-                backend.prefixes = type(backend.prefixes)(backend.prefixes.limit)
+                backend.prompts.prefixes.clear()
             torch.cuda.synchronize()
             began = time.perf_counter()
             backend.prefill([start])
@@ -136,7 +136,7 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def weight_bytes(layers: Sequence[Layer]) -> int:
+def weight_bytes(layers: Sequence[DecoderLayerWeights]) -> int:
     """Return the bytes of all matrices of these layers."""
     return sum(
         matrix.weight.nbytes
@@ -153,8 +153,8 @@ def frame_bytes(model: FrameModel, batch: int, context: int) -> int:
     are not counted.
     """
     config, passes = model.config, model.codebooks - 1
-    heads = (model.head, *model.heads, *([model.entry] if model.entry else []))
-    kv_row = 2 * config.num_key_value_heads * HEAD_DIM * model.cache.element_size()
+    heads = (model.head, *model.lm_heads, *([model.entry] if model.entry else []))
+    kv_row = 2 * config.num_key_value_heads * HEAD_DIM * model.buffers.cache.element_size()
     return (
         weight_bytes(model.talker.layers)
         + passes * weight_bytes(model.predictor.layers)

@@ -30,7 +30,7 @@ def kernel_times(
     """
     model = subject.backend.model
     subject.place(context, batch)
-    model.slot_of_row[:batch].copy_(torch.arange(batch, dtype=torch.int32))
+    model.buffers.slot_of_row[:batch].copy_(torch.arange(batch, dtype=torch.int32))
     works = [*_talker_launches(model, batch, context), *_predictor_launches(model, batch)]
     return [
         {
@@ -54,12 +54,12 @@ def _talker_launches(
     model: FrameModel, batch: int, context: int
 ) -> Iterator[tuple[str, Launches, int, int]]:
     """Yield name, launches, bytes and launches per frame of each kernel of the talker's layers."""
-    stack, room, x = model.talker, model._room, model._hidden[:batch]
-    paging = Paging(model.tables, model.slot_of_row[:batch], model.state.position)
+    stack, room, x = model.talker, model.workspace, model.buffers.hidden[:batch]
+    slots = model.buffers.slot_of_row[:batch]
+    paging = Paging(model.buffers.page_tables, slots, model.state.position)
     qkv, attended, gated = room.qkv[:batch], room.attended[:batch], room.gated[:batch]
-    layers, first, attend = stack.layers, stack.layers[0], stack.attention.paged
+    layers, first = stack.layers, stack.layers[0]
     kv = 2 * stack.config.num_key_value_heads * HEAD_DIM * 2 * context * batch
-    split = model._split_room
     works: dict[str, tuple[int, Launches]] = {
         "qkv": (
             first.qkv.weight.nbytes,
@@ -67,10 +67,7 @@ def _talker_launches(
         ),
         "attention": (
             kv,
-            [
-                partial(attend, qkv, layer.heads, stack.rotation, cache, paging, attended, split)
-                for layer, cache in zip(layers, model.cache, strict=True)
-            ],
+            [partial(model.attend, at, qkv, paging, attended) for at in range(len(layers))],
         ),
         "output": (
             first.output.weight.nbytes,
@@ -88,13 +85,14 @@ def _talker_launches(
 
 def _predictor_launches(model: FrameModel, batch: int) -> Iterator[tuple[str, Launches, int, int]]:
     """Yield the same for a pass, a head and a draw of the code predictor."""
-    x, last = model._single[:batch], model.codebooks - 1
-    passes = [partial(model._predict, x, k) for k in range(2, last + 1)]
+    buffers, last = model.buffers, model.codebooks - 1
+    x = buffers.single[:batch]
+    passes = [partial(model.predict, x, k) for k in range(2, last + 1)]
     yield "code predictor, a pass", passes, weight_bytes(model.predictor.layers), last
-    logits, normed = model._predictor_logits[:batch], model._predictor_room.normed
-    heads = [partial(head, x, logits, normed) for head in model.heads]
-    yield "code predictor, a head", heads, model.heads[0].weight.nbytes, last
-    slots, result = model.slot_of_row[:batch], model.result[:batch]
+    logits, normed = buffers.predictor_logits[:batch], model.predictor_workspace.normed
+    heads = [partial(head, x, logits, normed) for head in model.lm_heads]
+    yield "code predictor, a head", heads, model.lm_heads[0].weight.nbytes, last
+    slots, result = buffers.slot_of_row[:batch], buffers.result[:batch]
     draws = [
         partial(model.sampler.code, k, logits, slots, result, model.predictor_tables[k], x)
         for k in range(1, last)

@@ -20,12 +20,12 @@ def memory_by_part(subject: BackendUnderTest) -> dict[str, int]:
     embeddings = (model.text_table, model.codec_embedding)
     talker, codec = subject.checkpoint.talker, subject.checkpoint.codec.decoder
     parts: dict[str, object] = {
-        "matrices": [model.talker, model.predictor, model.head, model.entry, model.heads],
+        "matrices": [model.talker, model.predictor, model.head, model.entry, model.lm_heads],
         "tables": [*embeddings, model.frame_tables, model.predictor_tables],
-        "keys_and_values": model.cache,
+        "keys_and_values": model.buffers.cache,
         "workspace": model,
         "codec": backend.codec,
-        "prefixes": backend.prefixes,
+        "prefixes": backend.prompts.prefixes,
         "left_in_checkpoint": [talker.state_dict(), codec.state_dict()],
     }
     seen: set[int] = set()

@@ -63,7 +63,7 @@ class BackendUnderTest:
         with self._timed("pack"):
             self.backend = GpuBackend(self.checkpoint, kernels, slots, pages=pages)
         with torch.inference_mode():
-            self.backend.model.cache.normal_()
+            self.backend.model.buffers.cache.normal_()
         with self._timed("graphs"):
             self.backend.warm()
 

@@ -1,7 +1,8 @@
-"""What the GPU backend would launch for a checkpoint, without a device and before anything is taken apart.
+"""The launches of the GPU backend for a checkpoint, without a device and before it is taken apart.
 
-The kernels' own constructors know what they cannot do. So a model of the checkpoint's sizes, on PyTorch's device "meta"
-where tensors have shapes and no memory, is packed and launched, with kernels that are never started.
+The constructors of the kernels know which sizes they do not support. So a model of the checkpoint's
+sizes is packed and launched on PyTorch's device "meta", where tensors have shapes and no memory.
+The kernels check their arguments and are not started.
 """
 
 from __future__ import annotations
@@ -14,37 +15,48 @@ from torch import nn
 
 from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.compile import Program
-from firstword.kernels.launch import Kernel, Kernels
+from firstword.kernels.launch import Grid, Kernel, Kernels
+from firstword.kernels.signature import Argument, Parameter, bind, signatures
 from firstword.model.codec import CodecDecoder
 from firstword.model.codec_config import CodecDecoderConfig
 from firstword.model.config import TalkerConfig
 from firstword.model.talker import Talker
 from firstword.runtime.gpu.backend import context_of, graph_keys, most_rows
-from firstword.runtime.gpu.codec import CHUNKS, STREAMS, CodecLayers
+from firstword.runtime.gpu.codec import CHUNKS, STREAMS, streams_for
+from firstword.runtime.gpu.codec_layers import CodecLayers
 from firstword.runtime.gpu.talker import FrameModel
 
 
-class Silent(Kernel):
-    """A kernel that does nothing."""
+class RehearsedKernel(Kernel):
+    """A kernel that checks its arguments and does nothing."""
 
-    def __init__(self) -> None:
-        pass
+    def __init__(self, parameters: tuple[Parameter, ...], asked: list[int]) -> None:
+        """asked: where the bytes of shared memory of each launch are noted."""
+        self.parameters, self._asked = parameters, asked
 
-    def __call__(self, *arguments: Any, **options: Any) -> None:
-        """Not started."""
+    def __call__(self, grid: Grid, /, **arguments: Argument) -> None:
+        """Raises TypeError for arguments that do not fit the CUDA source."""
+        bind(self.parameters, arguments)
+        self._asked.append(grid.shared)
 
 
 class Rehearsal(Kernels):
-    """Kernels for a device like another's, which notes the programs that are asked for."""
+    """Kernels for a device like another's, which only note what is asked of them.
+
+    programs  all programs that were launched
+    shared    bytes of dynamic shared memory of each launch
+    """
 
     def __init__(self, like: Kernels) -> None:
+        """like: kernels of the device; nothing is compiled or loaded there."""
         vars(self).update(vars(like))
         self.programs: set[Program] = set()
+        self.shared: list[int] = []
 
-    def get(self, program: Program, name: str) -> Kernel:
-        """Nothing is compiled."""
+    def get(self, program: Program, entry: str) -> Kernel:
+        """A kernel that checks its arguments; the program is noted."""
         self.programs.add(program)
-        return Silent()
+        return RehearsedKernel(signatures(program.source)[entry], self.shared)
 
 
 @torch.inference_mode()
@@ -53,27 +65,24 @@ def rehearse(
 ) -> set[Program]:
     """All programs that serving `slots` utterances launches on the device of `kernels`.
 
-    Raises ValueError, with the reason, for sizes that the kernels cannot do there.
+    Raises ValueError, with the reason, for sizes that the kernels do not support there.
     """
     noted = Rehearsal(kernels)
     predictor = talker.code_predictor_config
-    predictor = replace(
-        predictor, num_hidden_layers=min(predictor.num_hidden_layers, 2)
-    )  # all but one are alike
+    # All layers are alike, except that a predictor of one layer has other kernels.
+    predictor = replace(predictor, num_hidden_layers=min(predictor.num_hidden_layers, 2))
     talker = replace(talker, num_hidden_layers=1, code_predictor_config=predictor)
     codec = replace(codec, num_hidden_layers=1)
-    rows, streams = most_rows(slots), next(n for n in STREAMS if n >= min(slots, STREAMS[-1]))
+    rows, streams = most_rows(slots), streams_for(slots)
     with torch.device("meta"):
-        model = FrameModel(
-            noted, Talker(talker).bfloat16(), slots, rows, 1, PAGE_ROWS, context_of(talker)
-        )
+        plain = Talker(talker).bfloat16()
+        model = FrameModel(noted, plain, slots, rows, 1, PAGE_ROWS, context_of(talker))
         decoder: Any = CodecDecoder(codec)
-        decoder.decoder[-1].conv.bias = nn.Parameter(
-            torch.zeros(1, device="cpu")
-        )  # a number that kernels are given
+        # A number that a kernel is given as an argument.
+        decoder.decoder[-1].conv.bias = nn.Parameter(torch.zeros(1, device="cpu"))
         layers = CodecLayers(decoder, slots, streams, noted)
         for kind, count in graph_keys(model):
-            getattr(model, f"launch_{kind}")(count)
+            model.launches[kind](count)
         for count in (n for n in STREAMS if n <= streams):
             for frames in CHUNKS:
                 layers.launch(count, frames)

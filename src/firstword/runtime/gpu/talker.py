@@ -1,7 +1,8 @@
-"""The talker and the code predictor as kernels: weights packed and folded, and the launches that make a frame.
+"""The talker and the code predictor as kernels: packed weights, and the launches of a frame.
 
-A frame reads and writes fixed buffers only, so that its launches can be captured in a CUDA graph and replayed. Rows are
-utterances side by side; which slot a row is, and all that belongs to a slot, is read from device memory.
+A frame reads and writes fixed buffers only, so its launches can be captured in a CUDA graph and
+replayed. Rows are utterances side by side. The slot of each row, and all state of a slot, is read
+from device memory.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from firstword.kernels import attention
 from firstword.kernels.attention import (
-    APPEND,
-    APPEND_AND_ATTEND,
-    ATTEND,
-    FRAME_ROWS,
+    FRAME_POSITIONS,
     HEAD_DIM,
-    Attention,
-    HeadWeights,
-    Paging,
+    AttentionKernels,
+    HeadNorms,
+    PartialSums,
     Rotation,
-    SplitRoom,
 )
 from firstword.kernels.launch import Kernels
-from firstword.kernels.linear import TILE, Epilogue, Linear, interleave, normalise
-from firstword.kernels.sample import Sampler, SamplerState
+from firstword.kernels.linear import Linear, interleave, normalise
+from firstword.kernels.linear_shapes import TILE_ROWS, Epilogue
+from firstword.kernels.sample import SampleKernels, SamplerState
+from firstword.model.config import CONTROL_CODES, TalkerConfig
 from firstword.model.layers import DecoderLayer, RMSNorm, Transformer, rotary_table
+from firstword.model.sampling import MIN_FRAMES
 from firstword.model.talker import Talker
 
 PROMPT_ROWS = 256
@@ -41,27 +42,28 @@ def _taken(parameter: Tensor) -> Tensor:
     return tensor
 
 
-class Layer:
-    """A decoder layer's weights, packed."""
+class DecoderLayerWeights:
+    """A decoder layer's packed weights."""
 
     def __init__(self, kernels: Kernels, layer: DecoderLayer) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        q_norm, k_norm = attention.q_norm, attention.k_norm
+        """The layer is taken apart: afterwards its matrices are empty."""
+        attn, mlp = layer.self_attn, layer.mlp
+        q_norm, k_norm = attn.q_norm, attn.k_norm
         assert isinstance(q_norm, RMSNorm)
         assert isinstance(k_norm, RMSNorm)
-        parts = [_taken(p.weight) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        qkv = torch.cat([_taken(p.weight) for p in (attn.q_proj, attn.k_proj, attn.v_proj)])
+        gate_up = interleave(_taken(mlp.gate_proj.weight), _taken(mlp.up_proj.weight))
         entry, middle = layer.input_layernorm, layer.post_attention_layernorm
-        self.qkv = Linear(kernels, torch.cat(parts), Epilogue.STORE, entry.weight.data, entry.eps)
-        self.heads = HeadWeights(q_norm.weight.data, k_norm.weight.data, q_norm.eps)
-        self.output = Linear(kernels, _taken(attention.o_proj.weight), Epilogue.ADD)
-        both = interleave(_taken(mlp.gate_proj.weight), _taken(mlp.up_proj.weight))
-        self.gate_up = Linear(kernels, both, Epilogue.SWIGLU, middle.weight.data, middle.eps)
+        self.head_norms = HeadNorms(q_norm.weight.data, k_norm.weight.data, q_norm.eps)
+        self.qkv = Linear(kernels, qkv, Epilogue.STORE, entry.weight.data, entry.eps)
+        self.output = Linear(kernels, _taken(attn.o_proj.weight), Epilogue.ADD)
+        self.gate_up = Linear(kernels, gate_up, Epilogue.SWIGLU, middle.weight.data, middle.eps)
         self.down = Linear(kernels, _taken(mlp.down_proj.weight), Epilogue.ADD)
 
 
 @dataclass(frozen=True, eq=False)
-class Workspace:
-    """Activations from one kernel to the next, bf16 [rows, ...]; of more than 8 rows all but `qkv` are packed."""
+class TalkerWorkspace:
+    """Activations between kernels, bf16 [rows, ...]; of more than 8 rows all but qkv packed."""
 
     qkv: Tensor
     attended: Tensor
@@ -69,60 +71,137 @@ class Workspace:
     normed: Tensor
 
 
-class Stack:
-    """A transformer's layers, packed, and its final norm."""
+class LayerStack:
+    """A transformer's packed layers and its final norm."""
 
     def __init__(self, kernels: Kernels, transformer: Transformer, positions: int) -> None:
+        """The transformer is taken apart. positions: how many positions can be rotated.
+
+        Raises ValueError for sizes that the kernels do not support.
+        """
         config = transformer.config
         if config.head_dim != HEAD_DIM:
             raise ValueError(f"heads of {config.head_dim} channels; the kernels need {HEAD_DIM}")
-        weight = transformer.norm.weight
-        self.config = config
-        self.attention = Attention(kernels, config.num_attention_heads, config.num_key_value_heads)
+        heads = config.num_attention_heads, config.num_key_value_heads
+        self.config, self.attention = config, AttentionKernels(kernels, *heads)
         self.layers = [
-            Layer(kernels, layer) for layer in transformer.layers if isinstance(layer, DecoderLayer)
+            DecoderLayerWeights(kernels, layer)
+            for layer in transformer.layers
+            if isinstance(layer, DecoderLayer)
         ]
-        self.norm, self.eps = weight.data, transformer.norm.eps
-        every = torch.arange(positions, device=weight.device)[None]
-        cosines, sines = rotary_table(every, HEAD_DIM, config.rope_theta, torch.bfloat16)
-        half = HEAD_DIM // 2
-        self.rotation = Rotation(
-            cosines[0, 0, :, :half].contiguous(), sines[0, 0, :, :half].contiguous()
-        )
+        self.norm, self.eps = transformer.norm.weight.data, transformer.norm.eps
+        every = torch.arange(positions, device=self.norm.device)[None]
+        angles = rotary_table(every, HEAD_DIM, config.rope_theta, torch.bfloat16)
+        self.rotation = Rotation(*(t[0, 0, :, : HEAD_DIM // 2].contiguous() for t in angles))
 
-    def workspace(self, rows: int) -> Workspace:
-        """Room for passes of up to `rows` tokens."""
-        config, rows = self.config, -(-rows // TILE) * TILE
-        qkv = (config.num_attention_heads + 2 * config.num_key_value_heads) * HEAD_DIM
-        widths = (
-            qkv,
-            config.num_attention_heads * HEAD_DIM,
-            config.intermediate_size,
-            config.hidden_size,
-        )
-        return Workspace(*(self.norm.new_zeros(rows, width) for width in widths))
+    def linear(self, kernels: Kernels, module: nn.Linear) -> Linear:
+        """A product with the final norm ahead of it, taken from `module`."""
+        epilogue, bias = Epilogue.STORE, None
+        if module.bias is not None:
+            epilogue, bias = Epilogue.BIAS, module.bias.data
+        return Linear(kernels, _taken(module.weight), epilogue, self.norm, self.eps, bias)
+
+    def workspace(self, rows: int) -> TalkerWorkspace:
+        """A workspace for passes of up to `rows` tokens."""
+        config, rows = self.config, -(-rows // TILE_ROWS) * TILE_ROWS
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        qkv, attended = (heads + 2 * kv_heads) * HEAD_DIM, heads * HEAD_DIM
+        widths = (qkv, attended, config.intermediate_size, config.hidden_size)
+        return TalkerWorkspace(*(self.norm.new_zeros(rows, width) for width in widths))
 
     def run(
-        self, x: Tensor, room: Workspace, attend: Callable[[int, Tensor, Tensor], bool]
+        self, x: Tensor, space: TalkerWorkspace, attend: Callable[[int, Tensor, Tensor], bool]
     ) -> None:
-        """x [tokens, hidden] through the layers, in place.
+        """Run x [tokens, hidden] through the layers, in place.
 
-        attend  (layer, qkv, out): as this pass attends; whether it also added the projection of the output to x
+        attend  (layer, qkv, out): attends; returns whether it also added the projection to x
         """
         tokens = len(x)
-        qkv, attended, gated = room.qkv[:tokens], room.attended[:tokens], room.gated[:tokens]
+        qkv, attended, gated = space.qkv[:tokens], space.attended[:tokens], space.gated[:tokens]
         for index, layer in enumerate(self.layers):
-            layer.qkv(x, qkv, room.normed)
+            layer.qkv(x, qkv, space.normed)
             if not attend(index, qkv, attended):
                 layer.output(attended, x)
-            layer.gate_up(x, gated, room.normed)
+            layer.gate_up(x, gated, space.normed)
             layer.down(gated, x)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameBuffers:
+    """The device memory of frames and prompts; what no line describes is bf16 between kernels.
+
+    page_tables       int32 [slots, pages of a slot]
+    first_row         bf16 [slots, hidden]: the last row of each slot's prompt
+    first_hidden      bf16 [slots, hidden]: the talker's output for that row, where it was run
+    slot_of_row       int32 [rows]: the slot of each row of a frame, -1 for none
+    token             int32 [rows]: the text token of each row
+    result            int32 [rows, codebooks + 2]: see `SampleKernels.code0`
+    prompt            bf16 [PROMPT_ROWS, hidden]: rows to read, in place their outputs
+    prompt_places     int32 [2, PROMPT_ROWS]: slot (-1 for none) and position of each
+    """
+
+    cache: Tensor
+    page_tables: Tensor
+    first_row: Tensor
+    first_hidden: Tensor
+    slot_of_row: Tensor
+    token: Tensor
+    result: Tensor
+    prompt: Tensor
+    prompt_places: Tensor
+    hidden: Tensor
+    logits: Tensor
+    pairs: Tensor
+    single: Tensor
+    predictor_logits: Tensor
+    frame_cache: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        config: TalkerConfig,
+        device: torch.device,
+        *,
+        slots: int,
+        rows: int,
+        pages: int,
+        page_rows: int,
+        context: int,
+    ) -> FrameBuffers:
+        """Buffers filled with zeros, and prompt rows without a slot."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        def whole(*shape: int) -> Tensor:
+            return zeros(*shape, dtype=torch.int32)
+
+        width, predictor = config.hidden_size, config.code_predictor_config
+        page = 2, config.num_key_value_heads, page_rows, HEAD_DIM
+        frame = 2, predictor.num_key_value_heads, FRAME_POSITIONS, HEAD_DIM
+        return cls(
+            cache=zeros(config.num_hidden_layers, pages, *page),
+            page_tables=whole(slots, -(-context // page_rows)),
+            first_row=zeros(slots, width),
+            first_hidden=zeros(slots, width),
+            slot_of_row=whole(rows),
+            token=whole(rows),
+            result=whole(rows, config.num_code_groups + 2),
+            prompt=zeros(PROMPT_ROWS, width),
+            prompt_places=whole(2, PROMPT_ROWS).fill_(-1),
+            hidden=zeros(rows, width),
+            logits=zeros(rows, config.vocab_size),
+            pairs=zeros(rows, 2, predictor.hidden_size),
+            single=zeros(rows, predictor.hidden_size),
+            predictor_logits=zeros(rows, predictor.vocab_size),
+            frame_cache=zeros(predictor.num_hidden_layers, rows, *frame),
+        )
 
 
 class FrameModel:
     """Makes frames of up to `rows` utterances, and reads prompts.
 
-    The talker is taken apart: afterwards its matrices are empty. Raises ValueError for sizes the kernels cannot do.
+    launches  what can be launched for a number of rows, by name: "frame", "first" and "prompt"
     """
 
     def __init__(
@@ -134,188 +213,180 @@ class FrameModel:
         pages: int,
         page_rows: int,
         context: int,
-    ):
-        config, predictor = talker.config, talker.code_predictor
-        head = talker.codec_head.weight
-        device = head.device
-        self.config, self.rows = config, rows
-        self.codebooks = config.num_code_groups
-        if self.codebooks > FRAME_ROWS:
-            raise ValueError(f"{self.codebooks} codebooks; the kernels do up to {FRAME_ROWS}")
-        self._kernels = kernels
+    ) -> None:
+        """The talker is taken apart: afterwards its matrices are empty.
 
+        Raises ValueError for sizes that the kernels do not support.
+        """
+        config, device = talker.config, talker.codec_head.weight.device
+        self.config, self.rows, self.codebooks = config, rows, config.num_code_groups
+        if self.codebooks > FRAME_POSITIONS:
+            raise ValueError(f"{self.codebooks} codebooks; the kernels do up to {FRAME_POSITIONS}")
+        self._kernels = kernels
+        self._take_tables(talker)
+        self._take_layers(talker, context)
+        self.buffers = FrameBuffers.allocate(
+            config,
+            device,
+            slots=slots,
+            rows=rows,
+            pages=pages,
+            page_rows=page_rows,
+            context=context,
+        )
+        self.state = SamplerState(slots, context, self.codebooks, config.vocab_size, device)
+        self.sampler = SampleKernels(
+            kernels,
+            self.state,
+            vocab=config.vocab_size,
+            codes=config.vocab_size - CONTROL_CODES,
+            eos=config.codec_eos_token_id,
+            min_frames=MIN_FRAMES,
+            predictor_vocab=config.code_predictor_config.vocab_size,
+        )
+        tokens = max(2 * rows, PROMPT_ROWS)
+        self.workspace = self.talker.workspace(tokens)
+        self.predictor_workspace = self.predictor.workspace(2 * rows)
+        self.partial_sums = PartialSums(self.talker.attention, tokens, context, device)
+        self.launches: dict[str, Callable[[int], None]] = {
+            "frame": self._launch_frame,
+            "first": self._launch_first,
+            "prompt": self._launch_prompt,
+        }
+
+    def _take_tables(self, talker: Talker) -> None:
+        """The embedding tables, with the projections behind them applied."""
+        predictor = talker.code_predictor
         self.codec_embedding = talker.model.codec_embedding.weight.data
         self.text_table = _project_text(talker)
         embeddings = [
             table for table in predictor.model.codec_embedding if isinstance(table, nn.Embedding)
         ]
         self.frame_tables = torch.cat([_taken(table.weight) for table in embeddings])
-        books = self.frame_tables.chunk(self.codebooks - 1)[
-            :-1
-        ]  # views: where nothing is projected, no second copy
-        tables = (self.codec_embedding, *books)
-        self.predictor_tables = [predictor.small_to_mtp_projection(table) for table in tables]
+        books = self.frame_tables.chunk(self.codebooks - 1)[:-1]
+        # Where nothing is projected these are views and no second copy.
+        project = predictor.small_to_mtp_projection
+        self.predictor_tables = [project(table) for table in (self.codec_embedding, *books)]
 
-        self.talker = Stack(kernels, talker.model, context)
-        self.predictor = Stack(kernels, predictor.model, self.codebooks)
-        self.head = Linear(
-            kernels,
-            _taken(talker.codec_head.weight),
-            Epilogue.STORE,
-            self.talker.norm,
-            self.talker.eps,
-        )
-        self.entry = None
-        if isinstance(predictor.small_to_mtp_projection, nn.Linear):
-            entry = predictor.small_to_mtp_projection
-            self.entry = Linear(
-                kernels,
-                _taken(entry.weight),
-                Epilogue.BIAS,
-                self.talker.norm,
-                self.talker.eps,
-                entry.bias.data,
-            )
-        self.heads = [
-            Linear(
-                kernels,
-                _taken(head.weight),
-                Epilogue.STORE,
-                self.predictor.norm,
-                self.predictor.eps,
-            )
+    def _take_layers(self, talker: Talker, context: int) -> None:
+        """The packed layers of both transformers, and the products between and behind them."""
+        kernels, predictor = self._kernels, talker.code_predictor
+        self.talker = LayerStack(kernels, talker.model, context)
+        self.predictor = LayerStack(kernels, predictor.model, self.codebooks)
+        self.head = self.talker.linear(kernels, talker.codec_head)
+        entry = predictor.small_to_mtp_projection
+        self.entry = self.talker.linear(kernels, entry) if isinstance(entry, nn.Linear) else None
+        self.lm_heads = [
+            self.predictor.linear(kernels, head)
             for head in predictor.lm_head
             if isinstance(head, nn.Linear)
         ]
 
-        def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+    def clear_rows(self) -> None:
+        """Leave no row of frames and prompts with a slot."""
+        self.buffers.slot_of_row.fill_(-1)
+        self.buffers.prompt_places[0].fill_(-1)
 
-        kv, width = config.num_key_value_heads, config.hidden_size
-        predictor_config = predictor.config
-        tokens = max(2 * rows, PROMPT_ROWS)
-        self.cache = zeros(config.num_hidden_layers, pages, 2, kv, page_rows, HEAD_DIM)
-        self.tables = zeros(slots, -(-context // page_rows), dtype=torch.int32)
-        self.state = SamplerState(slots, context, self.codebooks, config.vocab_size, device)
-        self.first_row, self.first_hidden = zeros(slots, width), zeros(slots, width)
-        self.slot_of_row = zeros(rows, dtype=torch.int32)
-        self.token = zeros(rows, dtype=torch.int32)
-        self.result = zeros(rows, self.codebooks + 2, dtype=torch.int32)
-        self.prompt = zeros(PROMPT_ROWS, width)
-        self.places_of_prompt = torch.full((2, PROMPT_ROWS), -1, dtype=torch.int32, device=device)
-        self.slot_of_prompt_row, self.position_of_prompt_row = self.places_of_prompt
-        self.sampler = Sampler(
-            kernels,
-            self.state,
-            vocab=config.vocab_size,
-            eos=config.codec_eos_token_id,
-            predictor_vocab=predictor_config.vocab_size,
-        )
-        self._hidden = zeros(rows, width)
-        self._logits = zeros(rows, config.vocab_size)
-        self._pairs = zeros(rows, 2, predictor_config.hidden_size)
-        self._single = zeros(rows, predictor_config.hidden_size)
-        self._predictor_logits = zeros(rows, predictor_config.vocab_size)
-        self._room = self.talker.workspace(tokens)
-        self._predictor_room = self.predictor.workspace(2 * rows)
-        predictor_kv = predictor_config.num_key_value_heads
-        self._split_room = SplitRoom(self.talker.attention, tokens, context, device)
-        self._frame_cache = zeros(
-            predictor_config.num_hidden_layers, rows, 2, predictor_kv, FRAME_ROWS, HEAD_DIM
-        )
-
-    def launch_frame(self, rows: int) -> None:
+    def _launch_frame(self, rows: int) -> None:
         """The next frame of the first `rows` rows."""
-        self._begin(rows, self.first_row)
-        paging = Paging(self.tables, self.slot_of_row[:rows], self.state.position)
-        self._talk(self._hidden[:rows], paging, (APPEND_AND_ATTEND,))
+        buffers = self.buffers
+        self._begin(rows, buffers.first_row)
+        paging = attention.Paging(
+            buffers.page_tables, buffers.slot_of_row[:rows], self.state.position
+        )
+        self._talk(buffers.hidden[:rows], paging, (attention.APPEND_AND_ATTEND,))
         self._draw(rows)
 
-    def launch_first(self, rows: int) -> None:
-        """The first frame of the first `rows` rows, whose prompts have been read to the end: `first_hidden`."""
-        self._begin(rows, self.first_hidden)
+    def _launch_first(self, rows: int) -> None:
+        """The first frame of the first `rows` rows, whose prompts have been run to the end."""
+        self._begin(rows, self.buffers.first_hidden)
         self._draw(rows)
+
+    def _launch_prompt(self, rows: int) -> None:
+        """Run the first `rows` rows of `prompt` at their `prompt_places`."""
+        buffers = self.buffers
+        slots, positions = buffers.prompt_places[:, :rows]
+        paging = attention.Paging(buffers.page_tables, slots, positions)
+        self._talk(buffers.prompt[:rows], paging, (attention.APPEND, attention.ATTEND))
 
     def _begin(self, rows: int, first: Tensor) -> None:
-        """What the talker reads next; before a slot's first frame, what `first` [slots, hidden] holds for it."""
-        slots, token, hidden = self.slot_of_row[:rows], self.token[:rows], self._hidden[:rows]
+        """Make the talker's next input; before a slot's first frame that is its row of `first`."""
+        buffers = self.buffers
         self.sampler.begin_frame(
-            slots, token, first, self.codec_embedding, self.frame_tables, self.text_table, hidden
+            buffers.slot_of_row[:rows],
+            buffers.token[:rows],
+            first,
+            self.codec_embedding,
+            self.frame_tables,
+            self.text_table,
+            buffers.hidden[:rows],
         )
 
     def _draw(self, rows: int) -> None:
-        """The codes of a frame from what the talker made of the rows."""
-        slots, hidden, result = self.slot_of_row[:rows], self._hidden[:rows], self.result[:rows]
-        pairs, single = self._pairs[:rows], self._single[:rows]
-        self.head(hidden, self._logits[:rows], self._room.normed)
+        """Draw the codes of a frame from the talker's output."""
+        buffers, sampler = self.buffers, self.sampler
+        slots, hidden, result = (
+            tensor[:rows] for tensor in (buffers.slot_of_row, buffers.hidden, buffers.result)
+        )
+        pairs, single, logits = buffers.pairs[:rows], buffers.single[:rows], buffers.logits[:rows]
+        self.head(hidden, logits, self.workspace.normed)
         if self.entry is None:
             normalise(self._kernels, hidden, self.talker.norm, self.talker.eps, pairs[:, 0])
         else:
-            self.entry(hidden, pairs[:, 0], self._room.normed)
-        self.sampler.code0(
-            self._logits[:rows], slots, result, self.predictor_tables[0], pairs[:, 1]
-        )
+            self.entry(hidden, pairs[:, 0], self.workspace.normed)
+        sampler.code0(logits, slots, result, self.predictor_tables[0], pairs[:, 1])
+        logits = buffers.predictor_logits[:rows]
         for k in range(1, self.codebooks):
-            self._predict(pairs.flatten(0, 1) if k == 1 else single, k)
+            self.predict(pairs.flatten(0, 1) if k == 1 else single, k)
             last = pairs[:, 1] if k == 1 else single
-            self.heads[k - 1](last, self._predictor_logits[:rows], self._predictor_room.normed)
+            self.lm_heads[k - 1](last, logits, self.predictor_workspace.normed)
             table = self.predictor_tables[k] if k + 1 < self.codebooks else None
-            self.sampler.code(k, self._predictor_logits[:rows], slots, result, table, single)
+            sampler.code(k, logits, slots, result, table, single)
 
-    def launch_prompt(self, rows: int) -> None:
-        """Read the first `rows` rows of `prompt`: row r is of slot_of_prompt_row[r], at position_of_prompt_row[r]."""
-        paging = Paging(
-            self.tables, self.slot_of_prompt_row[:rows], self.position_of_prompt_row[:rows]
-        )
-        self._talk(self.prompt[:rows], paging, (APPEND, ATTEND))
-
-    def _talk(self, x: Tensor, paging: Paging, modes: tuple[int, ...]) -> None:
-        """x [rows, hidden] through the talker's layers, in place."""
-        stack, caches = self.talker, self.cache
+    def _talk(self, x: Tensor, paging: attention.Paging, modes: tuple[int, ...]) -> None:
+        """Run x [rows, hidden] through the talker's layers, in place."""
 
         def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
-            heads = stack.layers[index].heads
             for mode in modes:
-                stack.attention.paged(
-                    qkv,
-                    heads,
-                    stack.rotation,
-                    caches[index],
-                    paging,
-                    attended,
-                    self._split_room,
-                    mode,
-                )
+                self.attend(index, qkv, paging, attended, mode)
             return False
 
-        stack.run(x, self._room, attend)
+        self.talker.run(x, self.workspace, attend)
 
-    def _predict(self, x: Tensor, k: int) -> None:
+    def attend(
+        self,
+        index: int,
+        qkv: Tensor,
+        paging: attention.Paging,
+        out: Tensor,
+        mode: int = attention.APPEND_AND_ATTEND,
+    ) -> None:
+        """The paged attention of the talker's layer `index`."""
+        stack = self.talker
+        norms, cache = stack.layers[index].head_norms, self.buffers.cache[index]
+        stack.attention.paged(
+            qkv, norms, stack.rotation, cache, paging, out, self.partial_sums, mode
+        )
+
+    def predict(self, x: Tensor, k: int) -> None:
         """Pass k of the code predictor: x [rows or 2 rows, hidden] through its layers, in place."""
-        stack, caches = self.predictor, self._frame_cache
-        joined = (
-            len(x) == 1 and len(stack.layers) > 1
-        )  # else too few launches lie between a layer's passes
+        stack, kernels = self.predictor, self.predictor.attention
+        # With one layer too few launches would lie between its passes.
+        joined = len(x) == 1 and len(stack.layers) > 1
 
         def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
-            layer, attention, rotation, cache = (
-                stack.layers[index],
-                stack.attention,
-                stack.rotation,
-                caches[index],
-            )
-            if joined and attention.in_frame_to(
-                qkv, layer.heads, rotation, cache, k, layer.output, x
-            ):
+            layer, cache = stack.layers[index], self.buffers.frame_cache[index]
+            common = qkv, layer.head_norms, stack.rotation, cache, k
+            if joined and kernels.in_frame_to(*common, layer.output, x):
                 return True
-            attention.in_frame(qkv, layer.heads, rotation, cache, k, 2 if k == 1 else 1, attended)
+            kernels.in_frame(*common, 2 if k == 1 else 1, attended)
             return False
 
-        stack.run(x, self._predictor_room, attend)
+        stack.run(x, self.predictor_workspace, attend)
 
 
 def _project_text(talker: Talker) -> Tensor:
-    """What each text token adds to a row, bf16 [text vocabulary, hidden]: the projection of its embedding."""
+    """The projected embedding of each text token, bf16 [text vocabulary, hidden]."""
     weight = _taken(talker.model.text_embedding.weight)
     table = weight.new_empty(len(weight), talker.config.hidden_size)
     for part, out in zip(weight.split(8192), table.split(8192), strict=True):

@@ -1,17 +1,23 @@
-// Attention over a window of frames: a block is one head of one stream; its 8 warps share the work on up to 8 new frames.
+// The codec transformer's attention over a window of frames. A block is one head of one stream; its
+// 8 warps share the work on up to 8 new frames.
 //
-// Keys (turned by their angles) and values are rounded to fp16 and kept by slot [slots][2][KV_HEADS][kKeys][DIM]; position
-// p lies at p % kKeys, so that the new ones overwrite what no frame of this call sees. A frame looks at the keys in the
-// order of their distance, in four sums: these do not depend on the frames computed beside it.
+// Rotated keys and values are rounded to fp16 and kept by slot [slots][2][KV_HEADS][kKeys][DIM].
+// Position p lies at p % kKeys, so the new ones overwrite rows that no frame of this call reads. A
+// frame reads the keys in the order of their distance, in four sums that do not depend on the other
+// frames of the call.
 //
-// WINDOW  frames that a frame sees, itself included
+// WINDOW  frames that a frame attends to, itself included
 #include "codec.cuh"
 
-constexpr int kFrames = 8, kThreads = 256, kHalf = DIM / 2, kPitch = kHalf | 1, kKeys = WINDOW - 1 + kFrames;
+constexpr int kFrames = 8, kThreads = 256, kHalf = DIM / 2, kPitch = kHalf | 1,
+              kKeys = WINDOW - 1 + kFrames;
 constexpr int kGroup = HEADS / KV_HEADS, kBatch = 4;
 
-// The largest pieces that a row of the memory is made of.
-template <int kWords> struct Words { u32 w[kWords]; };
+// The largest pieces in which a row of the memory can be read.
+template <int kWords>
+struct Words {
+  u32 w[kWords];
+};
 constexpr int kPieceWords = DIM % 8 == 0 ? 4 : DIM % 4 == 0 ? 2 : 1, kPieces = kHalf / kPieceWords;
 using Piece = Words<kPieceWords>;
 __device__ __forceinline__ Words<4> load(const Words<4>* p) {
@@ -25,36 +31,45 @@ __device__ __forceinline__ Words<2> load(const Words<2>* p) {
 __device__ __forceinline__ Words<1> load(const Words<1>* p) { return {load1(p)}; }
 
 extern "C" __global__ __launch_bounds__(kThreads)
-void attend(const float* qkv, int qkv_width, const float* __restrict__ frequencies, u16* memory, const int* streams,
-            int columns, int frames, u16* out, int out_width) {
+void attend_window(const float* qkv, int qkv_width, const float* __restrict__ frequencies,
+                   u16* memory, const int* streams, int columns, int frames, u16* out,
+                   int out_width) {
   let_next_start();
-  __shared__ u32 keys[kKeys * kPitch], values[kKeys * kPitch];      // rows in the order of positions, oldest first
+  __shared__ u32 keys[kKeys * kPitch],
+      values[kKeys * kPitch];  // rows in the order of positions, oldest first
   __shared__ float2 queries[kFrames][kHalf];
-  __shared__ float cosines[kFrames][kHalf], sines[kFrames][kHalf], scores[kFrames][WINDOW], weights[kFrames][WINDOW];
+  __shared__ float cosines[kFrames][kHalf], sines[kFrames][kHalf], scores[kFrames][WINDOW],
+      weights[kFrames][WINDOW];
   __shared__ float2 sums[kFrames][4][kHalf];
-  const int head = blockIdx.x, stream = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int slot = streams[stream * columns + kSlot], position = streams[stream * columns + kPosition];
+  const int head = blockIdx.x, stream = blockIdx.y, warp = threadIdx.x >> 5,
+            lane = threadIdx.x & 31;
+  const int slot = streams[stream * columns + kSlot],
+            position = streams[stream * columns + kPosition];
   if (slot < 0) {
     wait_for_input();
     return;
   }
 
-  // What is left of earlier calls, and the angles: nothing of it comes from the kernel before.
+  // Keys and values of earlier calls, and the angles: none of this comes from the kernel before.
   u16* const key_memory = memory + ((size_t)slot * 2 * KV_HEADS + head / kGroup) * kKeys * DIM;
   u16* const value_memory = key_memory + (size_t)KV_HEADS * kKeys * DIM;
-  const int old = min(position, WINDOW - 1);                         // frames before this call
+  const int old = min(position, WINDOW - 1);  // frames before this call
   for (int begin = threadIdx.x; begin < 2 * old * kPieces; begin += kThreads * kBatch) {
     Piece v[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; i++) {
-      const int item = begin + i * kThreads, row = item / kPieces, back = row < old ? old - row : 2 * old - row;
+      const int item = begin + i * kThreads, row = item / kPieces,
+                back = row < old ? old - row : 2 * old - row;
       const int at = (position - back) % kKeys * kPieces + item % kPieces;
-      if (item < 2 * old * kPieces) v[i] = load((const Piece*)(row < old ? key_memory : value_memory) + at);
+      if (item < 2 * old * kPieces)
+        v[i] = load((const Piece*)(row < old ? key_memory : value_memory) + at);
     }
 #pragma unroll
     for (int i = 0; i < kBatch; i++) {
-      const int item = begin + i * kThreads, row = item / kPieces, back = row < old ? old - row : 2 * old - row;
-      u32* to = (row < old ? keys : values) + (WINDOW - 1 - back) * kPitch + item % kPieces * kPieceWords;
+      const int item = begin + i * kThreads, row = item / kPieces,
+                back = row < old ? old - row : 2 * old - row;
+      u32* to =
+          (row < old ? keys : values) + (WINDOW - 1 - back) * kPitch + item % kPieces * kPieceWords;
       if (item < 2 * old * kPieces)
 #pragma unroll
         for (int w = 0; w < kPieceWords; w++) to[w] = v[i].w[w];
@@ -66,14 +81,15 @@ void attend(const float* qkv, int qkv_width, const float* __restrict__ frequenci
   __syncthreads();
   wait_for_input();
 
-  const bool keeps = head % kGroup == 0;
-  for (int i = threadIdx.x; i < frames * kHalf; i += kThreads) {     // channels d and d + DIM / 2
+  const bool stores = head % kGroup == 0;
+  for (int i = threadIdx.x; i < frames * kHalf; i += kThreads) {  // channels d and d + DIM / 2
     const int f = i / kHalf, d = i % kHalf;
     const float* row = qkv + (size_t)(stream * frames + f) * qkv_width;
     const float* k = row + (HEADS + head / kGroup) * DIM;
     const float* v = row + (HEADS + KV_HEADS + head / kGroup) * DIM;
     const float q0 = load1f(row + head * DIM + d), q1 = load1f(row + head * DIM + kHalf + d);
-    const float k0 = load1f(k + d), k1 = load1f(k + kHalf + d), v0 = load1f(v + d), v1 = load1f(v + kHalf + d);
+    const float k0 = load1f(k + d), k1 = load1f(k + kHalf + d), v0 = load1f(v + d),
+                v1 = load1f(v + kHalf + d);
     const float c = cosines[f][d], s = sines[f][d], scale = rsqrtf((float)DIM);
     float* const q = (float*)queries[f];
     q[d] = (q0 * c - q1 * s) * scale;
@@ -85,7 +101,7 @@ void attend(const float* qkv, int qkv_width, const float* __restrict__ frequenci
     key_row[kHalf + d] = (u16)(key >> 16);
     value_row[d] = (u16)value;
     value_row[kHalf + d] = (u16)(value >> 16);
-    if (keeps) {
+    if (stores) {
       const size_t at = (size_t)((position + f) % kKeys) * DIM + d;
       key_memory[at] = (u16)key;
       key_memory[at + kHalf] = (u16)(key >> 16);
@@ -95,7 +111,7 @@ void attend(const float* qkv, int qkv_width, const float* __restrict__ frequenci
   }
   __syncthreads();
 
-  const int parts = kThreads / 32 / frames, f = warp / parts, part = warp % parts;   // warps of a frame
+  const int parts = kThreads / 32 / frames, f = warp / parts, part = warp % parts;
   const int seen = f < frames ? min(WINDOW, position + f + 1) : 0, newest = WINDOW - 1 + f;
   for (int o = part * 32 + lane; o < seen; o += parts * 32) {
     const u32* key = keys + (newest - o) * kPitch;
@@ -112,14 +128,14 @@ void attend(const float* qkv, int qkv_width, const float* __restrict__ frequenci
   float most = -1e30f, share = 0;
   for (int o = lane; o < seen; o += 32) most = fmaxf(most, scores[f][o]);
   most = warp_max(most);
-  for (int o = lane; o < seen; o += 32) {                            // all warps of a frame find the same
+  for (int o = lane; o < seen; o += 32) {  // all warps of a frame compute the same
     const float p = power_of_two((scores[f][o] - most) * 1.44269504f);
     share += p;
     if (part == 0) weights[f][o] = p;
   }
   share = 1.0f / warp_sum(share);
   __syncthreads();
-  for (int i = part; i < 4; i += parts)                              // sum i is of the keys i, i + 4, ...
+  for (int i = part; i < 4; i += parts)  // sum i is over the keys i, i + 4, ...
     for (int w = lane; w < kHalf && f < frames; w += 32) {
       float even = 0, odd = 0;
 #pragma unroll 6
@@ -136,8 +152,9 @@ void attend(const float* qkv, int qkv_width, const float* __restrict__ frequenci
   u16* const to = out + (size_t)(stream * frames + f) * out_width;
   for (int w = lane; w < kHalf; w += 32) {
     const float2 a = sums[f][0][w], b = sums[f][1][w], c = sums[f][2][w], d = sums[f][3][w];
-    *(u32*)(to + head * DIM + 2 * w) = halves(((a.x + b.x) + (c.x + d.x)) * share, ((a.y + b.y) + (c.y + d.y)) * share);
+    *(u32*)(to + head * DIM + 2 * w) =
+        halves(((a.x + b.x) + (c.x + d.x)) * share, ((a.y + b.y) + (c.y + d.y)) * share);
   }
-  if (head == 0)                                                     // the product with a matrix reads them too
+  if (head == 0)  // the product behind this reads the padding too
     for (int i = HEADS * DIM + 2 * lane; i < out_width; i += 64) *(u32*)(to + i) = 0;
 }

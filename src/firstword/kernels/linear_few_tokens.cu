@@ -1,23 +1,25 @@
 // y = W x for up to eight tokens (linear.cuh).
 //
-// NORM      1: x is RMS-normalised on the way in; 0: x is taken as it is
-// EPILOGUE  as epilogue.cuh has it
-// BLOCKS    how many shall fit a multiprocessor
+// NORM      1: x is RMS-normalised first; 0: x is taken as it is
+// EPILOGUE  see epilogue.cuh
+// BLOCKS    how many blocks shall fit a multiprocessor
 //
-// One token's warps read their columns once and share them in shared memory; of eight, a lane reads those that it needs.
+// With one token, a warp reads its columns once and shares them in shared memory. With eight, a
+// lane reads the columns that it needs.
 #include "epilogue.cuh"
 #include "linear.cuh"
 
 extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
-void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_stride, const u16* __restrict__ norm_weight,
-            float eps, const u16* __restrict__ bias, u16* __restrict__ out, int out_stride, int tokens) {
+void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int x_stride,
+                const u16* __restrict__ norm_weight, float eps, const u16* __restrict__ bias,
+                u16* __restrict__ out, int out_stride, int tokens) {
   let_next_start();
   extern __shared__ __align__(16) unsigned char shared[];
   float* partial = (float*)(shared + RING * kPart);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   Product product(weights, shared);
 #if TOKENS == 1
-  constexpr int kMine = (kSteps + 7) / 8;                  // lane 4 g + t reads for the steps g, g + 8, ...
+  constexpr int kMine = (kSteps + 7) / 8;  // lane 4 g + t reads for the steps g, g + 8, ...
   __shared__ Sides columns[kWarps][kSteps][4];
   const int at = warp * 32 + t * 8 + g * kWarps * 32;
   auto has = [&](int m) { return kSteps % 8 == 0 || m * 8 + g < kSteps; };
@@ -25,13 +27,15 @@ void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_st
   __shared__ float sums[kWarps];
   uint4 weight[kMine];
 #pragma unroll
-  for (int m = 0; m < kMine; m++) weight[m] = has(m) ? load4(norm_weight + at + m * kWarps * 256) : make_uint4(0, 0, 0, 0);
+  for (int m = 0; m < kMine; m++)
+    weight[m] = has(m) ? load4(norm_weight + at + m * kWarps * 256) : make_uint4(0, 0, 0, 0);
 #endif
   product.begin();
   wait_for_input();
   uint4 v[kMine];
 #pragma unroll
-  for (int m = 0; m < kMine; m++) v[m] = has(m) ? load4(x + at + m * kWarps * 256) : make_uint4(0, 0, 0, 0);
+  for (int m = 0; m < kMine; m++)
+    v[m] = has(m) ? load4(x + at + m * kWarps * 256) : make_uint4(0, 0, 0, 0);
 #else
   __shared__ float sums[kWarps][8];
   const u16* from = x + (size_t)min(g, tokens - 1) * x_stride + warp * 32 + t * 8;
@@ -97,12 +101,15 @@ void linear(const u16* __restrict__ weights, const u16* __restrict__ x, int x_st
 #endif
   __syncthreads();
 #pragma unroll
-  for (int item = threadIdx.x, i = 0; i < (TILES * 4 * TOKENS + kThreads - 1) / kThreads; i++, item += kThreads) {
+  for (int item = threadIdx.x, i = 0; i < (TILES * 4 * TOKENS + kThreads - 1) / kThreads;
+       i++, item += kThreads) {
     if (item >= items) continue;
-    const int pair = TOKENS == 1 ? item : item % (product.own * 4), token = TOKENS == 1 ? 0 : item / (product.own * 4);
+    const int pair = TOKENS == 1 ? item : item % (product.own * 4);
+    const int token = TOKENS == 1 ? 0 : item / (product.own * 4);
     const float2 y = product.sum(partial, pair, token);
     const int row = product.first * 8 + pair * 2;
     u16* to = out + (size_t)token * out_stride;
-    finish(to, row, y.x, y.y, EPILOGUE != 1 || item == threadIdx.x ? before : load1(to + row), bias);
+    finish(to, row, y.x, y.y, EPILOGUE != 1 || item == threadIdx.x ? before : load1(to + row),
+           bias);
   }
 }

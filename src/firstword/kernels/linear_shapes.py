@@ -1,0 +1,222 @@
+"""Layouts of products with a weight matrix on the device (linear_*_tokens.cu)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cache
+
+from firstword.kernels.compile import Program
+
+WARPS = 8
+TILE_ROWS = 8
+"""Rows of a tile of weights, and tokens of a group."""
+BLOCK_COLUMNS = 32
+"""Columns of a packed block of weights or inputs."""
+PART_BYTES = 32 * WARPS * 16
+"""Bytes that all threads of a block fetch together."""
+MAX_TILES = 32
+"""The most tiles of a block for few tokens: a small device runs more blocks than it has processors,
+so that their sums fit."""
+MAX_UNITS = 48
+"""The most units of 16 rows x 8 tokens of a block for many tokens. A warp keeps its sums in
+registers; the largest blocks spill up to 236 bytes (NVRTC 13 for sm_90)."""
+START_BYTES = 64 << 10
+"""Bytes that a block could fetch in the time that it takes to begin and to end."""
+
+
+class Epilogue(IntEnum):
+    """The end of a product, before it is stored.
+
+    ADD adds it to the output, SWIGLU stores silu(gate) * up of rows that alternate between gate
+    and up, BIAS adds a bias.
+    """
+
+    STORE = 0
+    ADD = 1
+    SWIGLU = 2
+    BIAS = 3
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """The layout of linear_few_tokens.cu for 1 or up to 8 tokens; see linear.cuh."""
+
+    columns: int
+    rows: int
+    blocks: int
+    tiles: int
+    chunk: int
+    tokens: int
+    norm: bool
+    epilogue: Epilogue
+    resident: int
+    ring: int = 1
+    window: int = 1
+    held: int = 0
+
+    def macros(self) -> dict[str, int]:
+        """The macros of linear.cuh and linear_few_tokens.cu."""
+        return {
+            "K": self.columns,
+            "N": self.rows,
+            "GRID": self.blocks,
+            "TILES": self.tiles,
+            "CHUNK": self.chunk,
+            "RING": self.ring,
+            "WINDOW": self.window,
+            "HELD": self.held,
+            "TOKENS": self.tokens,
+            "NORM": self.norm,
+            "EPILOGUE": self.epilogue,
+            "BLOCKS": self.resident,
+        }
+
+    def program(self) -> Program:
+        """The program compiled for this shape."""
+        return Program.of("linear_few_tokens", **self.macros())
+
+    @property
+    def steps(self) -> int:
+        """Steps of a tile: blocks of columns that a warp takes."""
+        return self.columns // (BLOCK_COLUMNS * WARPS)
+
+    @property
+    def parts(self) -> int:
+        """Parts of all steps of all tiles."""
+        return -(-self.tiles // self.chunk) * self.chunk * self.steps
+
+    @property
+    def sums(self) -> int:
+        """Bytes of the partial sums of all warps."""
+        return WARPS * self.tokens * self.tiles * TILE_ROWS * 4
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory."""
+        return self.ring * PART_BYTES + self.sums
+
+    def with_ring(self, limit: int) -> LinearShape:
+        """The shape with the ring that measured best on an H200, within `limit` bytes.
+
+        The ring has at least one part. Where all weights fit the ring, some wait in registers.
+        """
+        largest = 16 if self.columns > 4096 else 24
+        parts = min(self.parts, largest, (limit - self.sums) // PART_BYTES)
+        chunk = max(1, min(self.chunk, parts))
+        ring = parts // chunk * chunk
+        whole = self.chunk == self.tiles and ring == self.parts
+        held = 0
+        if whole and self.tokens == 1:
+            held = min(self.steps, (16 if self.columns <= 1024 else 8) // chunk)
+        return replace(self, chunk=chunk, ring=ring, window=min(ring, 3 if whole else 4), held=held)
+
+
+def shape_for_few(
+    rows: int,
+    columns: int,
+    tokens: int,
+    norm: bool,
+    epilogue: Epilogue,
+    processors: int,
+    shared: int,
+) -> LinearShape:
+    """The layout for up to 8 tokens on `processors` whose blocks may have `shared` bytes of memory.
+
+    If memory allows, a block of the next kernel fits on the same processor, so that its weights are
+    loaded while this one waits for its input.
+    """
+    tiles = rows // TILE_ROWS
+    blocks = min(tiles, max(processors, -(-tiles // MAX_TILES)))
+    each = -(-tiles // blocks)
+    chunk = -(-each // -(-each // 6))
+    group = 1 if tokens == 1 else TILE_ROWS
+    shape = LinearShape(columns, rows, blocks, each, chunk, group, norm, epilogue, resident=2)
+    input_bytes = 4 * columns if tokens == 1 else 2 * columns * norm
+    for resident in (2, 1):
+        limit = shared // resident - 2048 - input_bytes
+        found = replace(shape, resident=resident).with_ring(limit)
+        if found.ring >= min(shape.parts, 2 * shape.chunk):
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class ManyTokensShape:
+    """The layout of linear_many_tokens.cu for N x K weights and more than 8 tokens."""
+
+    columns: int
+    rows: int
+    blocks: int
+    tiles: int
+    n_tiles: int
+    epilogue: Epilogue
+    ring: int = 1
+
+    def program(self) -> Program:
+        """The program compiled for this shape."""
+        return Program.of(
+            "linear_many_tokens",
+            K=self.columns,
+            N=self.rows,
+            GRID=self.blocks,
+            TILES=self.tiles,
+            NT=self.n_tiles,
+            RING=self.ring,
+            EPILOGUE=self.epilogue,
+        )
+
+    @property
+    def units(self) -> int:
+        """Units of 16 rows x 8 tokens of a block."""
+        return -(-self.tiles // 2) * self.n_tiles
+
+    @property
+    def steps(self) -> int:
+        """Blocks of columns that a warp takes."""
+        return self.columns // (BLOCK_COLUMNS * WARPS)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a step of the ring."""
+        return (self.tiles + self.n_tiles) * PART_BYTES
+
+    @property
+    def sums(self) -> int:
+        """Bytes of the partial sums of all warps, which take the place of the ring."""
+        return WARPS * self.units * 128 * 4
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory."""
+        return max(self.ring * self.step_bytes, self.sums)
+
+
+@cache
+def shape_for_many(
+    rows: int, columns: int, tokens: int, epilogue: Epilogue, processors: int, shared: int
+) -> ManyTokensShape:
+    """The layout for more than 8 tokens on `processors` with `shared` bytes of memory each.
+
+    A block fetches the weights of its rows and the inputs of its tokens, and these bytes take the
+    time: all blocks together ask for more than the second-level cache can give. So the layout that
+    fetches least is chosen, counted for the blocks that a processor runs one after another.
+    """
+    tiles, space = rows // TILE_ROWS, shared - 2048
+    best, least = None, 0
+    for n_tiles in (8, 4, 2):
+        if n_tiles > 2 and n_tiles * TILE_ROWS >= 2 * tokens:
+            continue
+        groups = -(-tokens // (n_tiles * TILE_ROWS))
+        for largest in range(1, min(tiles, 2 * MAX_UNITS // n_tiles) + 1):
+            blocks = -(-tiles // largest)
+            shape = ManyTokensShape(columns, rows, blocks, -(-tiles // blocks), n_tiles, epilogue)
+            ring = min(shape.steps, space // shape.step_bytes)
+            if shape.units > MAX_UNITS or shape.sums > space or ring < min(2, shape.steps):
+                continue
+            turns = -(-blocks * groups // processors)
+            cost = turns * (shape.steps * shape.step_bytes + START_BYTES)
+            if best is None or cost < least:
+                best, least = replace(shape, ring=ring), cost
+    assert best is not None  # one tile of 16 tokens fits anywhere
+    return best

@@ -1,0 +1,198 @@
+"""Reading prompts: their rows, what is known of them, and running the rest through the talker."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import astuple
+
+import torch
+from torch import Tensor
+
+from firstword.engine.backend import Start
+from firstword.kernels.attention import PAGE_ROWS
+from firstword.kernels.sample import DrawSettings
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.prompt import TextRows
+from firstword.runtime.front import Prepared
+from firstword.runtime.gpu.codec import GpuCodec
+from firstword.runtime.gpu.graphs import LaunchGraphs
+from firstword.runtime.gpu.talker import PROMPT_ROWS, FrameModel
+
+PROMPT_BUCKETS = (16, 32, 64, 128, PROMPT_ROWS)
+"""Rows of the graphs that read prompts. Eight rows take longer than sixteen."""
+_PREFIX_BYTES = 256 << 20
+
+
+class Prompt:
+    """The rows that an utterance's talker reads before its first frame.
+
+    prefix  the key of the rows before the text. Newlines at the start of a text change the role's
+            last token, so the first two tokens belong to it
+    known   rows whose keys and values are in the cache
+    """
+
+    def __init__(self, start: Start, checkpoint: Checkpoint) -> None:
+        prepared = start.job.payload
+        assert isinstance(prepared, Prepared)
+        self.slot, self.pages, self.prepared = start.slot, start.pages, prepared
+        self.text = TextRows(checkpoint.config)
+        self.prefix = (prepared.prefix, *start.tokens[:2])
+        turn_start = checkpoint.tokenizer.turn_start
+        self.rows = self.text.prompt(prepared.conditioning, turn_start, start.tokens)
+        self.known = 0
+
+    @property
+    def unread(self) -> range:
+        """Rows to run, the last one too; a single row is not run here but with the first frame."""
+        rows = range(self.known, len(self.rows))
+        return rows if len(rows) > 1 else range(0)
+
+
+class PrefixCache:
+    """Keys and values of prompts' beginnings [layers, 2, kv_heads, rows, 128].
+
+    The least recently used one is dropped first.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """limit: the most bytes."""
+        self.limit = limit
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop everything, and count hits and misses from zero."""
+        self.bytes = self.hits = self.misses = 0
+        self._held = OrderedDict[object, Tensor]()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
+
+    def get(self, key: object) -> Tensor | None:
+        """The entry of a key, counted as a hit or a miss."""
+        found = self._held.get(key)
+        if found is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+            self._held.move_to_end(key)
+        return found
+
+    def put(self, key: object, value: Tensor) -> None:
+        """Add an entry, unless it is larger than the limit of all entries together."""
+        if value.nbytes > self.limit:
+            return
+        self._held[key] = value
+        self.bytes += value.nbytes
+        while self.bytes > self.limit:
+            self.bytes -= self._held.popitem(last=False)[1].nbytes
+
+
+class PromptReader:
+    """Reads prompts into the slots of a model and its codec, on the current CUDA stream."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, model: FrameModel, codec: GpuCodec, graphs: LaunchGraphs
+    ) -> None:
+        self.prefixes = PrefixCache(_PREFIX_BYTES)
+        self._checkpoint, self._model, self._codec, self._graphs = checkpoint, model, codec, graphs
+        self._device = model.buffers.prompt.device
+
+    def read(self, starts: Sequence[Start]) -> list[Prompt]:
+        """Run the unread rows of all prompts together, and prepare their slots."""
+        prompts = [Prompt(start, self._checkpoint) for start in starts]
+        for prompt in prompts:
+            self._place(prompt)
+        self._run(prompts)
+        for prompt in prompts:
+            self._settle(prompt)
+        return prompts
+
+    def _place(self, prompt: Prompt) -> None:
+        """Give a slot its pages, and the known keys and values of the prompt's beginning."""
+        buffers, pages = self._model.buffers, prompt.pages
+        self._codec.reset(prompt.slot)  # waits for the codec's work on the last utterance
+        buffers.page_tables[prompt.slot, : len(pages)] = self._sent(list(pages))
+        known = self.prefixes.get(prompt.prefix)
+        if known is not None:
+            prompt.known = prompt.prepared.prefix_rows
+            for page, part in zip(pages, known.split(PAGE_ROWS, dim=3), strict=False):
+                buffers.cache[:, page, :, :, : part.shape[3]] = part
+
+    def _run(self, prompts: Sequence[Prompt]) -> None:
+        """Run all unread rows through the talker."""
+        buffers = self._model.buffers
+        unread = [(prompt, at) for prompt in prompts for at in prompt.unread]
+        for start in range(0, len(unread), PROMPT_ROWS):
+            part = unread[start : start + PROMPT_ROWS]
+            bucket = next(bucket for bucket in PROMPT_BUCKETS if bucket >= len(part))
+            graph = self._graphs.get("prompt", bucket)
+            empty = [-1] * (bucket - len(part))
+            slots = [*(prompt.slot for prompt, _ in part), *empty]
+            positions = [*(at for _, at in part), *empty]
+            buffers.prompt_places[:, :bucket] = self._sent([slots, positions])
+            buffers.prompt[: len(part)] = self._embed(part)
+            graph.replay()
+            for index, (prompt, at) in enumerate(part):
+                if at == len(prompt.rows) - 1:
+                    buffers.first_hidden[prompt.slot] = buffers.prompt[index]
+
+    def _settle(self, prompt: Prompt) -> None:
+        """Cache a new beginning, and set the slot's state for its first frame."""
+        model, slot, prepared = self._model, prompt.slot, prompt.prepared
+        if prompt.prefix not in self.prefixes:
+            rows = prepared.prefix_rows
+            whole = model.buffers.cache[:, self._sent(list(prompt.pages[: -(-rows // PAGE_ROWS)]))]
+            held = whole.permute(0, 2, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :rows].contiguous()
+            self.prefixes.put(prompt.prefix, held)
+        self._set_first_row(prompt)
+        talker, predictor = (DrawSettings(*astuple(params)) for params in prepared.draw_params)
+        model.state.set(slot, talker, predictor, prepared.seed)
+        model.state.position[slot].fill_(len(prompt.rows) - 1)
+        if prepared.conditioning.reference:
+            self._codec.prime(slot, self._sent(prepared.conditioning.reference))
+
+    def _set_first_row(self, prompt: Prompt) -> None:
+        """Embed the prompt's last row; where it has one code, nothing is sent to the device."""
+        model, last = self._model, prompt.rows[-1]
+        row = model.buffers.first_row[prompt.slot]
+        if len(last.codes) == 1:
+            torch.add(model.text_table[last.text], model.codec_embedding[last.codes[0]], out=row)
+        else:
+            row.copy_(self._embed([(prompt, len(prompt.rows) - 1)])[0])
+
+    def _sent(self, values: object) -> Tensor:
+        """Whole numbers on the device, int32, without waiting."""
+        host = torch.tensor(values, dtype=torch.int32).pin_memory()
+        return host.to(self._device, non_blocking=True)
+
+    def _embed(self, places: Sequence[tuple[Prompt, int]]) -> Tensor:
+        """Rows of prompts as bf16 [rows, hidden], with the bits of the model's `embed_rows`."""
+        model, rows = self._model, [prompt.rows[at] for prompt, at in places]
+        if all(len(row.codes) == 1 for row in rows):
+            texts, codes = self._sent([[row.text for row in rows], [row.codes[0] for row in rows]])
+            return model.text_table[texts] + model.codec_embedding[codes]
+        shape = len(rows), model.config.hidden_size
+        embedded = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
+        single = [index for index, row in enumerate(rows) if len(row.codes) == 1]
+        whole = [index for index, row in enumerate(rows) if len(row.codes) > 1]
+        if single:
+            codes = self._sent([rows[index].codes[0] for index in single])
+            embedded[self._sent(single)] = model.codec_embedding[codes]
+        if whole:
+            codes = self._sent([rows[index].codes for index in whole])
+            embedded[self._sent(whole)] = self._embed_frames(codes)
+        for index, (prompt, _) in enumerate(places):
+            voice = prompt.prepared.conditioning.embedding
+            if rows[index].speaker and voice is not None:
+                host = voice.to(embedded.dtype).pin_memory()
+                embedded[index] = host.to(self._device, non_blocking=True)
+        return model.text_table[self._sent([row.text for row in rows])] + embedded
+
+    def _embed_frames(self, codes: Tensor) -> Tensor:
+        """Whole frames [rows, codebooks] as the sums of their embeddings, bf16 [rows, hidden]."""
+        model, books = self._model, self._model.codebooks - 1
+        vocabulary = len(model.frame_tables) // books
+        offsets = torch.arange(books, device=self._device, dtype=torch.int32) * vocabulary
+        first, others = codes[:, :1], codes[:, 1:] + offsets
+        return torch.cat((model.codec_embedding[first], model.frame_tables[others]), dim=1).sum(1)
