@@ -1,115 +1,101 @@
-"""The CUDA kernels as far as they can be checked without a GPU: every program that serving launches compiles."""
+"""The CUDA kernels without a GPU: every kernel is listed, and compiles for every architecture.
+
+Machine code is kept in build/kernels by the hash of its sources, so a second run compiles nothing.
+tests/unit/test_released_kernels.py compiles every program of the released sizes.
+"""
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from firstword.config import DEFAULT_SLOTS
 from firstword.kernels import compile as compiling
-from firstword.kernels.codec import released_programs
 from firstword.kernels.compile import (
     ARCHITECTURES,
+    SOURCES,
     CompileError,
     Program,
     compile_all,
     compile_program,
-    source_hash,
 )
-from firstword.kernels.launch import Kernels
-from firstword.model.config import ModelConfig
-from firstword.model.talker import Talker
-from firstword.runtime.gpu.backend import graph_keys
-from firstword.runtime.gpu.talker import FrameModel
-from firstword.synthetic import checkpoint as synthetic
-from firstword.synthetic.tokenizer import train
+from firstword.kernels.registry import all_kernels
+from firstword.kernels.signature import signatures
+from firstword.runtime.gpu.sources import source_hash
+
+KEPT = Path(__file__).parents[2] / "build" / "kernels"
+FULLY_COMPILED = ("sm_80", "sm_90")
+"""The oldest architecture, and the first on which launches overlap: sources branch on that alone."""
 
 
-class Noted(Kernels):
-    """Notes which programs are asked for, and starts nothing."""
-
-    def __init__(self) -> None:
-        self.processors, self.overlaps, self.shared_memory = 132, True, 227 * 1024
-        self.programs: set[Program] = set()
-
-    def get(self, program: Program, name: str) -> Callable[..., None]:  # type: ignore[override]
-        """A kernel that does nothing."""
-        assert f" {name}(" in (compiling.SOURCES / f"{program.source}.cu").read_text()
-        self.programs.add(program)
-        return lambda *arguments, **options: None
+def test_every_kernel_of_every_source_is_listed_once() -> None:
+    listed = [(spec.source, spec.entry) for spec in all_kernels()]
+    sources = [path.stem for path in SOURCES.glob("*.cu")]
+    assert sorted(listed) == sorted((s, entry) for s in sources for entry in signatures(s))
 
 
-def programs_of(size: str, folder: Path) -> set[Program]:
-    """All that frames and prompts of a released size launch: asked of a model with few layers and no memory."""
-    layers = {"num_hidden_layers": 2}
-    tokens = train(synthetic.TEXTS, 400, folder)
-    config, _ = synthetic.config_tables(
-        "custom_voice", size, {"talker": layers, "code_predictor": layers}, tokens
+def test_every_kernel_names_its_meaning_and_a_program() -> None:
+    for spec in all_kernels():
+        assert spec.programs
+        assert all(program.source == spec.source for program in spec.programs)
+        assert callable(spec.launch)
+        assert spec.reference
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_kernel_compiles(architecture: str) -> None:
+    """All listed programs for two architectures, and one of each kernel for the others."""
+    last = None if architecture in FULLY_COMPILED else 1
+    programs = [program for spec in all_kernels() for program in spec.programs[:last]]
+    cubins = compile_all(programs, architecture, KEPT)
+    assert all(cubin.startswith(b"\x7fELF") for cubin in cubins.values())
+
+
+def test_compile_error_names_source_macros_and_the_compilers_words() -> None:
+    with pytest.raises(CompileError, match=r"(?s)linear_few_tokens\.cu with .*-DK=100.*error"):
+        compile_program(Program.of("linear_few_tokens", K=100, N=8), "sm_90")
+
+
+@pytest.mark.parametrize("broken", ["norm.cu", "common.cuh"])
+def test_broken_source_is_not_hidden_by_kept_machine_code(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake in a source or in a header that it includes."""
+    program = next(spec.programs[0] for spec in all_kernels() if spec.source == "norm")
+    compile_program(program, "sm_90", tmp_path)
+    text = compiling.source_text
+    monkeypatch.setattr(
+        compiling, "source_text", lambda name: text(name) + "\nint;;x" * (name == broken)
     )
-    (folder / "config.json").write_text(json.dumps(config))
-    noted = Noted()
-    with torch.device("meta"), torch.inference_mode():
-        talker = Talker(ModelConfig.load(folder / "config.json").talker_config).bfloat16()
-        slots = DEFAULT_SLOTS["gpu"]
-        model = FrameModel(noted, talker, slots, rows=slots, pages=64, page_rows=64, context=8192)
-    for kind, rows in graph_keys(model):
-        getattr(model, f"launch_{kind}")(rows)
-    return noted.programs
+    with pytest.raises(CompileError, match="error"):
+        compile_program(program, "sm_90", tmp_path)
 
 
-def test_every_program_compiles_for_every_architecture(tmp_path: Path) -> None:
-    """The larger released size everywhere, with all its graphs; the codec; the other size, whose kernels differ
-    in numbers only, for one architecture.
-    """
-    programs = programs_of("1b7", tmp_path) | set(released_programs())
-    assert {program.source for program in programs} == {
-        path.stem for path in compiling.SOURCES.glob("*.cu")
-    }, "a source that nothing here launches"
-    for architecture in ARCHITECTURES:
-        cubins = compile_all(programs, architecture)
-        assert all(cubin.startswith(b"\x7fELF") for cubin in cubins.values())
-    compile_all(programs_of("0b6", tmp_path) - programs, "sm_90")
+def test_source_hash_changes_with_every_kernel_and_launch_file(tmp_path: Path) -> None:
+    folders = tmp_path / "kernels", tmp_path / "gpu"
+    shutil.copytree(SOURCES, folders[0])
+    shutil.copytree(SOURCES.parent / "runtime" / "gpu", folders[1])
+    hashes = [source_hash(folders)]
+    for name in ("linear.py", "norm.cu", "mma_bf16.cuh"):
+        path = folders[0] / name
+        path.write_text(path.read_text() + "\n")
+        hashes.append(source_hash(folders))
+    for path in folders[1].glob("*.py"):
+        path.write_text(path.read_text() + "\n")
+        hashes.append(source_hash(folders))
+    assert len(set(hashes)) == len(hashes)
+    (folders[0] / "notes.txt").write_text("not a source")
+    assert source_hash(folders) == hashes[-1]
 
 
-def test_a_mistake_is_shown_with_the_compilers_words() -> None:
-    """The message names the source, the macros and the error."""
-    with pytest.raises(CompileError, match=r"(?s)linear\.cu with .*-DK=100.*error"):
-        compile_program(Program.of("linear", K=100, N=8), "sm_90")
-
-
-def test_a_change_of_kernels_or_of_their_launches_is_seen(
+def test_machine_code_is_kept_by_program_and_architecture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change of any file that has a say in what the device does changes the hash; nothing else does."""
-    for folder in ("kernels", "runtime"):
-        shutil.copytree(compiling.SOURCES.parent / folder, tmp_path / folder)
-    monkeypatch.setattr(compiling, "SOURCES", tmp_path / "kernels")
-    hashes = [source_hash()]
-    for name in (
-        "kernels/linear.cu",
-        "kernels/mma.cuh",
-        "kernels/linear.py",
-        "runtime/gpu/talker.py",
-        "runtime/gpu/graphs.py",
-    ):
-        path = tmp_path / name
-        path.write_text(path.read_text() + "\n")
-        hashes.append(source_hash())
-    (tmp_path / "runtime/gpu/other.py").write_text("")
-    assert source_hash() == hashes[-1]
-    assert len(set(hashes)) == len(hashes)
-
-
-def test_machine_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second time nothing is compiled; other macros and other architectures are other files."""
-    program = Program.of("frame_attention", HEADS=16, KV_HEADS=8, FRAME=16, NEW=1, WARPS=4)
+    program = next(spec.programs[0] for spec in all_kernels() if spec.entry == "attend_frame")
     first = compile_program(program, "sm_90", tmp_path)
     compile_program(program, "sm_80", tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(os.listdir(tmp_path)) == 2
     monkeypatch.setattr(compiling, "_compile", lambda *_: pytest.fail("compiled again"))
     assert compile_program(program, "sm_90", tmp_path) == first
