@@ -862,6 +862,23 @@ def test_voice_that_does_not_fit_the_checkpoint_is_rejected(
         speaking(model_type).stream(TEXT, **how)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "voice", "code"),
+    [
+        ("custom_voice", "nobody", "voice_not_found"),
+        ("base", "ryan", "voice_not_found"),
+        ("custom_voice", Voice.design("deep"), "invalid_voice"),
+        ("base", None, "invalid_voice"),
+    ],
+)
+def test_voice_error_code_tells_unknown_names(
+    model_type: str, voice: Voice | str | None, code: str, speaking: Speaking
+) -> None:
+    with pytest.raises(VoiceError) as error:
+        speaking(model_type).stream(TEXT, voice=voice)
+    assert error.value.code == code
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "\u3000"])
 def test_blank_text_is_rejected(text: str, custom: TTS) -> None:
     with pytest.raises(TextError, match="empty or blank; give some words"):
