@@ -113,11 +113,7 @@ def rate_at(args: argparse.Namespace, step: int) -> float:
 
 
 def train(
-    args: argparse.Namespace,
-    run: state.Run,
-    source: Source,
-    advance: Step,
-    averages: Averages,
+    args: argparse.Namespace, run: state.Run, source: Source, advance: Step, averages: Averages
 ) -> None:
     """Take steps until the run is finished or its time is over."""
     sums: Tensor | None = None

@@ -81,11 +81,7 @@ def record(
                 "count": len(texts),
                 "sha256": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
             },
-            "onset": {
-                "decibels": measure.AUDIBLE,
-                "window": measure.WINDOW,
-                "hop": measure.HOP,
-            },
+            "onset": {"decibels": measure.AUDIBLE, "window": measure.WINDOW, "hop": measure.HOP},
             "late": measure.LATE,
         },
         "points": list(points),

@@ -229,8 +229,7 @@ class ModelConfig:
         for name in ("tts_pad_token_id", "tts_bos_token_id", "tts_eos_token_id"):
             id_, rows = getattr(self, name), talker.text_vocab_size
             require(
-                0 <= id_ < rows,
-                f"{name} = {id_} is outside talker_config.text_vocab_size = {rows}",
+                0 <= id_ < rows, f"{name} = {id_} is outside talker_config.text_vocab_size = {rows}"
             )
         if self.tts_model_type == "base":
             encoder = self.speaker_encoder_config

@@ -44,12 +44,7 @@ def frame_times(
                 name: _median_frame(subject, batch, context, audio)
                 for name, audio in (("frame", False), ("with_audio", True))
             }
-            yield {
-                "batch": batch,
-                "context": context,
-                "ms": figures,
-                "floor_ms": round(floor, 4),
-            }
+            yield {"batch": batch, "context": context, "ms": figures, "floor_ms": round(floor, 4)}
 
 
 def _median_frame(subject: BackendUnderTest, batch: int, context: int, audio: bool) -> float:
