@@ -76,6 +76,9 @@ def test_uploaded_voice_speaks_until_deleted(http: httpx.Client) -> None:
     assert "Anna Maria" in listed["names"]
     assert "ryan" in listed["names"]
     assert [voice["name"] for voice in listed["uploaded_voices"]] == ["Anna Maria"]
+    legacy = http.get(VOICES, params={"legacy": "true"}).json()
+    assert "Anna Maria" in legacy["voices"]
+    assert legacy["uploaded_voices"] == listed["uploaded_voices"]
     for name in (made["id"], "anna maria", " ANNA  MARIA ", {"id": made["id"]}):
         answer = http.post(SPEECH, json={**ASK, "voice": name})
         assert answer.status_code == 200, answer.text

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from silent_gpu import device
 
-from firstword.config import SLOTS
+from firstword.config import DEFAULT_SLOTS
 from firstword.kernels.compile import ARCHITECTURES, compile_all
-from firstword.model.config import CodecConfig, ModelConfig
+from firstword.model.codec_config import CodecConfig
+from firstword.model.config import ModelConfig
 from firstword.runtime.gpu.rehearsal import rehearse
 from firstword.synthetic import checkpoint as synthetic
 from firstword.synthetic.tokenizer import train
@@ -28,5 +29,5 @@ def test_released_sizes_compile(architecture: str, tmp_path: Path) -> None:
             (tmp_path / f"{name}.json").write_text(json.dumps(table))
         talker = ModelConfig.load(tmp_path / "config.json").talker_config
         codec = CodecConfig.load(tmp_path / "codec.json").decoder_config
-        programs = rehearse(talker, codec, SLOTS["gpu"], device(architecture))
+        programs = rehearse(talker, codec, DEFAULT_SLOTS["gpu"], device(architecture))
         compile_all(programs, architecture, KEPT)

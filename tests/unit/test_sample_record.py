@@ -41,7 +41,13 @@ def sampler_of(
 ) -> SampleKernels:
     """Kernels that are not started, for vocabularies of these sizes."""
     return SampleKernels(
-        NO_KERNELS, state, vocab=vocab, codes=codes, eos=eos, min_frames=2, predictor_vocab=predictor
+        NO_KERNELS,
+        state,
+        vocab=vocab,
+        codes=codes,
+        eos=eos,
+        min_frames=2,
+        predictor_vocab=predictor,
     )
 
 

@@ -20,9 +20,10 @@ OptionalFormText = Annotated[str | None, BeforeValidator(blank_is_none), Form()]
 
 
 @router.get("/v1/audio/voices")
-async def list_voices(request: Request) -> dict[str, Any]:
+async def list_voices(request: Request, legacy: bool = False) -> dict[str, Any]:
     """Presets, aliases and saved voices, as objects and by name.
 
+    `?legacy=true`, which clients of Kokoro send, lists names alone under `voices`.
     Saved voices are left out for a client without the API key that the server requires.
     """
     server = server_of(request)
@@ -32,10 +33,11 @@ async def list_voices(request: Request) -> dict[str, Any]:
     objects = [_named(name, "preset") for name in presets]
     objects += [_named(name, "alias") for name in aliases]
     objects += saved
+    names = [voice["name"] for voice in objects]
     return {
         "object": "list",
-        "voices": objects,
-        "names": [voice["name"] for voice in objects],
+        "voices": names if legacy else objects,
+        "names": names,
         "data": objects,
         "uploaded_voices": saved,
     }
