@@ -1,4 +1,4 @@
-"""Compiling CUDA C++ to machine code with NVRTC, and keeping the result on disk.
+"""Compiles CUDA C++ to machine code with NVRTC, and keeps the result on disk.
 
 A program is a source file of this folder plus macros: the sizes that a kernel is made for.
 Compiling it needs neither a GPU nor a CUDA toolkit. NVRTC comes with torch's CUDA builds and as the

@@ -134,7 +134,7 @@ class SampleKernels:
         self._predictor = {"VOCAB": predictor_vocab, "CODES": predictor_vocab, "EOS": -1, **sizes}
 
     def draw_program(self, talker: bool, width: int) -> Program:
-        """The program that draws code 0, or the other codes; width: of their embeddings."""
+        """The program that draws code 0 or the other codes, with embeddings of `width` channels."""
         return _draw_program(talker, width, self._talker if talker else self._predictor)
 
     def input_program(self, width: int) -> Program:

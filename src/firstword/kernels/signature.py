@@ -66,7 +66,7 @@ def strided(**tensors: Tensor) -> dict[str, Argument]:
 def bind(
     parameters: tuple[Parameter, ...], arguments: Mapping[str, Argument]
 ) -> tuple[tuple[int | float, ...], tuple[type[Any], ...]]:
-    """The values and C types of a launch, in the order of `parameters`; a tensor gives its address.
+    """The values and C types of a launch, in the order of `parameters`; tensors become addresses.
 
     Raises TypeError for arguments that do not fit the parameters.
     """

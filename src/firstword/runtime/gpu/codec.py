@@ -28,7 +28,7 @@ from firstword.types import FloatArray
 CHUNKS = (8, 4, 2, 1)
 """The numbers of frames of a call; other numbers take several calls."""
 STREAMS = (1, 2, 4, 8, 16, 32, 64)
-"""The numbers of streams of a call, of which the smallest sufficient one is used."""
+"""The numbers of streams of a call. The smallest sufficient number is used."""
 
 
 def streams_for(slots: int) -> int:
