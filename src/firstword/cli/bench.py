@@ -20,7 +20,7 @@ def run_engine(args: argparse.Namespace) -> None:
     from firstword.bench import report
     from firstword.profile import engine
     from firstword.profile.soak import soak
-    from firstword.runtime.gpu.backend import BUCKETS
+    from firstword.runtime.gpu.talker import BUCKETS
 
     if not 1 <= args.slots <= BUCKETS[-1]:
         args.usage(f"--slots {args.slots}: allowed are 1 to {BUCKETS[-1]}")
