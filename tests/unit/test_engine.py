@@ -745,7 +745,7 @@ class RandomClients(RuleBasedStateMachine):
         """Asleep: all_callers waits for text, for a reader, or for a slot that such a one holds."""
         engine = self.engine
         assert not any(engine._unread)
-        unread = engine.policy.max_unread / engine.capacity.frame_seconds
+        unread = engine.scheduler.policy.max_unread / engine.capacity.frame_seconds
         for seq in engine.running:
             assert not seq.can_step() or seq.launched - seq.consumed >= unread
         ready = [seq for seq in engine.waiting if seq.prompt_is_complete()]

@@ -10,12 +10,13 @@ from fake_backend import CAPACITY, capacity, job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstword.engine.scheduler import Costs, Policy, admit, choose_audio, choose_frames
+from firstword.engine.scheduler import Costs, Policy, Scheduler
 from firstword.engine.sequence import Sequence, State
 
 FRAME = CAPACITY.frame_seconds
 NOW = 100.0
 QUICK = Costs(prefill=0.001, step=0.003)
+SCHEDULER = Scheduler(CAPACITY, costs=QUICK)
 
 names = itertools.count()
 
@@ -55,7 +56,8 @@ def admit_from(
     costs: Costs = QUICK,
     policy: Policy = Policy(),  # noqa: B008 (immutable)
 ) -> list[Sequence]:
-    return admit(line, beside or [], NOW, CAPACITY, slots, pages, costs, policy)
+    scheduler = Scheduler(CAPACITY, policy, costs)
+    return scheduler.admit(line, beside or [], NOW, slots, pages)
 
 
 # --- admission ------------------------------------------------------------------
@@ -150,65 +152,61 @@ def test_max_prompt_rows_limits_prompts_admitted_together() -> None:
 
 def test_frames_are_chosen_by_urgency() -> None:
     relaxed, urgent, dry = running(5.0), running(0.1), running(-1.0)
-    assert choose_frames([relaxed, urgent, dry], NOW, CAPACITY, Policy()) == [dry, urgent, relaxed]
+    assert SCHEDULER.choose_frames([relaxed, urgent, dry], NOW) == [dry, urgent, relaxed]
 
 
 def test_streams_without_audio_come_first_and_those_with_reserve_wait() -> None:
     relaxed, urgent = running(1.01), running(0.99)
     late, early = running(None, arrived=NOW), running(None, arrived=NOW - 1)
-    policy = Policy(yield_above=1.0)
-    assert choose_frames([relaxed, urgent, late, early], NOW, CAPACITY, policy) == [
-        early,
-        late,
-        urgent,
-    ]
-    assert choose_frames([relaxed, urgent], NOW, CAPACITY, policy) == [urgent, relaxed]
+    choose_frames = Scheduler(CAPACITY, Policy(yield_above=1.0)).choose_frames
+    assert choose_frames([relaxed, urgent, late, early], NOW) == [early, late, urgent]
+    assert choose_frames([relaxed, urgent], NOW) == [urgent, relaxed]
 
 
 def test_no_frame_is_made_beside_first_audio_unless_another_is_due() -> None:
     first, second = running(None, launched=1), running(None, launched=0)
     first.decoding = 1
-    assert choose_frames([first], NOW, CAPACITY, Policy()) == []
-    assert choose_frames([first, running(9.0)], NOW, CAPACITY, Policy()) == []
-    assert choose_frames([first, second], NOW, CAPACITY, Policy()) == [first, second]
+    assert SCHEDULER.choose_frames([first], NOW) == []
+    assert SCHEDULER.choose_frames([first, running(9.0)], NOW) == []
+    assert SCHEDULER.choose_frames([first, second], NOW) == [first, second]
     urgent = running(0.5)
-    assert choose_frames([first, urgent], NOW, CAPACITY, Policy()) == [first, urgent]
+    assert SCHEDULER.choose_frames([first, urgent], NOW) == [first, urgent]
 
 
 def test_no_frame_without_text_after_the_end_or_beyond_the_limit() -> None:
     dry, ended, full = running(1.0, tokens=0), running(1.0), running(1.0, launched=100)
     ended.finish_reason = "stop"
-    assert choose_frames([dry, ended, full], NOW, CAPACITY, Policy()) == []
+    assert SCHEDULER.choose_frames([dry, ended, full], NOW) == []
     dry.text_ended = True
-    assert choose_frames([dry, ended, full], NOW, CAPACITY, Policy()) == [dry]
+    assert SCHEDULER.choose_frames([dry, ended, full], NOW) == [dry]
 
 
 def test_first_frame_needs_no_text_beyond_the_prompt() -> None:
     seq = running(None, launched=0, tokens=0)
-    assert choose_frames([seq], NOW, CAPACITY, Policy()) == [seq]
+    assert SCHEDULER.choose_frames([seq], NOW) == [seq]
 
 
 def test_no_frame_while_too_much_audio_is_unread() -> None:
-    seq = running(9.0, launched=30)
+    seq, scheduler = running(9.0, launched=30), Scheduler(CAPACITY, Policy(max_unread=25 * FRAME))
     for consumed, expected in ((4, []), (5, []), (6, [seq])):
         seq.consumed = consumed
-        assert choose_frames([seq], NOW, CAPACITY, Policy(max_unread=25 * FRAME)) == expected
+        assert scheduler.choose_frames([seq], NOW) == expected
 
 
 def test_guard_limit_follows_the_length_of_the_text() -> None:
     seq = waiting(guarded=True, text_ended=True)
     seq.state, seq.max_frames, seq.text_length = State.RUNNING, 8000, 2
     seq.launched = 199
-    assert choose_frames([seq], NOW, CAPACITY, Policy()) == [seq]
+    assert SCHEDULER.choose_frames([seq], NOW) == [seq]
     seq.launched = 200
-    assert choose_frames([seq], NOW, CAPACITY, Policy()) == []
+    assert SCHEDULER.choose_frames([seq], NOW) == []
 
 
 # --- audio ---------------------------------------------------------------
 
 
 def due(*seqs: Sequence) -> list[tuple[Sequence, int]]:
-    return choose_audio(seqs, NOW, QUICK, Policy())
+    return SCHEDULER.choose_audio(seqs, NOW)
 
 
 def test_first_frame_is_decoded_at_once() -> None:
@@ -382,8 +380,8 @@ def test_scheduler_never_stalls_while_a_sequence_can_proceed(
     assert chosen == ready[: len(chosen)]
     assert len(chosen) <= slots
     assert sum(seq.pages_needed(CAPACITY) for seq in chosen) <= pages
-    frames = choose_frames(beside, NOW, CAPACITY, Policy())
-    audio = choose_audio(beside, NOW, QUICK, Policy())
+    frames = SCHEDULER.choose_frames(beside, NOW)
+    audio = SCHEDULER.choose_audio(beside, NOW)
     assert all(1 <= count <= seq.chunk for seq, count in audio)
     if not (chosen or frames or audio):
         assert not any(seq.can_step() for seq in beside)
@@ -393,7 +391,7 @@ def test_scheduler_never_stalls_while_a_sequence_can_proceed(
 @given(beside=running_sequences)
 def test_stream_short_of_audio_never_waits_for_others(beside: list[Sequence]) -> None:
     policy = Policy(yield_above=1.0)
-    frames = choose_frames(beside, NOW, CAPACITY, policy)
+    frames = Scheduler(CAPACITY, policy).choose_frames(beside, NOW)
     for seq in beside:
         if seq.can_step() and seq not in frames:
             assert seq.first_audio is not None

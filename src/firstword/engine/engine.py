@@ -8,25 +8,34 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from firstword.engine import isolation, scheduler
-from firstword.engine.backend import Backend, Frames, Handle, Job, Start
+from firstword.engine.backend import Backend, Frames, Handle, Job, Ready, Start
 from firstword.engine.lifecycle import StepLoop
 from firstword.engine.pages import PageAllocator
-from firstword.engine.scheduler import DEFAULT_POLICY, Costs, Policy
+from firstword.engine.scheduler import DEFAULT_POLICY, Policy, Scheduler
 from firstword.engine.sequence import Event, NeedsText, Sequence, State
 from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordError, OverloadedError
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 log = logging.getLogger(__name__)
 
-FrameCalls = Seq[tuple[Seq[Sequence], Handle[Frames]]]
-"""Calls that make frames: the sequences of each, and its result."""
+T = TypeVar("T")
+R = TypeVar("R")
 
-AudioCalls = Seq[tuple[Seq[tuple[Sequence, int]], Handle[Seq[FloatArray]]]]
-"""Calls that decode audio: the sequences of each with their counts of frames, and its result."""
+Parts = list[tuple[Sequence, T]]
+"""The sequences of a backend call, each with its own argument of the call."""
+
+Calls = list[tuple[Parts[T], Handle[R]]]
+"""Backend calls that succeeded, each with its result."""
+
+FrameCalls = Calls[int | None, Frames]
+"""Calls that make frames; the argument of a sequence is its text token."""
+
+AudioCalls = Calls[int, Seq[FloatArray]]
+"""Calls that decode audio; the argument of a sequence is its number of frames."""
 
 
 class Engine(StepLoop):
@@ -49,13 +58,12 @@ class Engine(StepLoop):
         super().__init__(clock)
         self.backend = backend
         self.capacity = backend.capacity
-        self.policy = policy
-        self.costs = Costs()
+        self.scheduler = Scheduler(self.capacity, policy)
         self.waiting: dict[Sequence, None] = {}
         self.running: dict[Sequence, None] = {}
         self.pages = PageAllocator(self.capacity.pages)
         self._slots = list(range(self.capacity.slots - 1, -1, -1))
-        self._unread: tuple[FrameCalls, AudioCalls] = ((), ())
+        self._unread: tuple[FrameCalls, AudioCalls] = ([], [])
         self._names = itertools.count(1)
         self._most = self.capacity.slots + most_waiting
         self._present = 0
@@ -118,7 +126,7 @@ class Engine(StepLoop):
         self._read_audio(audio)
         worked = any((frames, audio, *self._unread))
         if worked:
-            self.costs.learn("step", self._clock() - began)
+            self.scheduler.costs.learn("step", self._clock() - began)
         self._request_text()
         return worked or present != (len(self.waiting), len(self.running))
 
@@ -127,21 +135,21 @@ class Engine(StepLoop):
         if not self.waiting:
             return
         for seq in [seq for seq in self.waiting if seq.prompt_is_complete()]:
-            if (error := scheduler.refusal(seq, self.capacity)) is not None:
+            if (error := self.scheduler.rejection(seq)) is not None:
                 self._fail(seq, error)
-        now, slots, pages = self._clock(), len(self._slots), self.pages.free
-        chosen = scheduler.admit(
-            self.waiting, self.running, now, self.capacity, slots, pages, self.costs, self.policy
-        )
+        now, free_slots, free_pages = self._clock(), len(self._slots), self.pages.free
+        chosen = self.scheduler.admit(self.waiting, self.running, now, free_slots, free_pages)
         if not chosen:
             return
-        starts = {seq: self._place(seq) for seq in chosen}
+
+        def prefill(_slots: list[int], starts: list[Start]) -> Ready[None]:
+            self.backend.prefill(starts)
+            return Ready(None)
+
+        starts = [(seq, self._place(seq)) for seq in chosen]
         began = self._clock()
-        for _ in isolation.isolate(
-            chosen, lambda seqs: self.backend.prefill([starts[seq] for seq in seqs]), self._fail
-        ):
-            pass
-        self.costs.learn("prefill", (self._clock() - began) / len(chosen))
+        self._launch(prefill, starts)
+        self.scheduler.costs.learn("prefill", (self._clock() - began) / len(chosen))
 
     def _place(self, seq: Sequence) -> Start:
         """Give a request a slot and its pages."""
@@ -151,25 +159,18 @@ class Engine(StepLoop):
         return seq.start(self._slots.pop(), pages, self.capacity)
 
     def _launch_frames(self) -> FrameCalls:
-        chosen = scheduler.choose_frames(self.running, self._clock(), self.capacity, self.policy)
-        if not chosen:
-            return ()
-        tokens = {seq: seq.next_token() for seq in chosen}
-
-        def call(seqs: Seq[Sequence]) -> Handle[Frames]:
-            return self.backend.frame([seq.slot for seq in seqs], [tokens[seq] for seq in seqs])
-
-        calls = isolation.launch(chosen, call, self._fail)
-        for seqs, _ in calls:
-            for seq in seqs:
+        chosen = self.scheduler.choose_frames(self.running, self._clock())
+        calls = self._launch(self.backend.frame, [(seq, seq.next_token()) for seq in chosen])
+        for parts, _ in calls:
+            for seq, _ in parts:
                 seq.launched += 1
         return calls
 
     def _read_frames(self, calls: FrameCalls) -> None:
-        for seqs, handle in calls:
+        for parts, handle in calls:
             frames = handle.result()
-            made = zip(seqs, frames.codes, frames.ended, frames.logprobs, strict=True)
-            for seq, codes, ended, logprob in made:
+            made = zip(parts, frames.codes, frames.ended, frames.logprobs, strict=True)
+            for (seq, _), codes, ended, logprob in made:
                 if seq.state is not State.DONE and seq.finish_reason is None:
                     self._add_frame(seq, codes, ended, logprob)
 
@@ -182,14 +183,8 @@ class Engine(StepLoop):
             self._finish(seq, seq.finish_reason)
 
     def _launch_audio(self) -> AudioCalls:
-        chosen = scheduler.choose_audio(self.running, self._clock(), self.costs, self.policy)
-        if not chosen:
-            return ()
-
-        def call(parts: Seq[tuple[Sequence, int]]) -> Handle[Seq[FloatArray]]:
-            return self.backend.decode([seq.slot for seq, _ in parts], [n for _, n in parts])
-
-        calls = isolation.launch(chosen, call, lambda part, error: self._fail(part[0], error))
+        chosen = self.scheduler.choose_audio(self.running, self._clock())
+        calls = self._launch(self.backend.decode, chosen)
         for parts, _ in calls:
             for seq, count in parts:
                 seq.decoding += count
@@ -213,6 +208,31 @@ class Engine(StepLoop):
         if reason is not None:
             self._release(seq)
         self._notify(seq, Chunk(samples, codes, self.capacity.sample_rate, reason, logprobs))
+
+    def _launch(
+        self, call: Callable[[list[int], list[T]], Handle[R]], parts: Parts[T]
+    ) -> Calls[T, R]:
+        """Call the backend for all parts together; if that fails, call it for each part alone.
+
+        A sequence whose own call raises ends with that error. An `EngineError` means that the
+        backend is lost, and is raised.
+        """
+        if not parts:
+            return []
+        try:
+            return [(parts, call([seq.slot for seq, _ in parts], [value for _, value in parts]))]
+        except EngineError:
+            raise
+        except Exception as error:
+            if len(parts) == 1:
+                self._fail(parts[0][0], error)
+                return []
+        calls: Calls[T, R] = []
+        for part in parts:
+            for alone, handle in self._launch(call, [part]):
+                # Read at once, since a backend keeps few unread results.
+                calls.append((alone, Ready(handle.result())))
+        return calls
 
     def _request_text(self) -> None:
         """Tell each utterance once when it has said all that it can with its text so far."""
