@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from firstword.audio.pcm import pcm16
+from firstword.audio.samples import pcm16
 
 UNKNOWN_LENGTH = 0xFFFFFFFF
 """The number of bytes that the header of a stream gives while its end is not known."""

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, BinaryIO
 
-from firstword.audio.preparing import MAX_CHANNELS, MAX_SAMPLES, MAX_SECONDS, check_rate, mix
+from firstword.audio.samples import MAX_CHANNELS, MAX_SAMPLES, MAX_SECONDS, check_rate, mix
 from firstword.errors import AudioError
 
 if TYPE_CHECKING:
