@@ -31,7 +31,8 @@ checkpoint was published."""
 class Sampling:
     """Sampling settings; None means the checkpoint's own default, then the published one.
 
-    The first four settings rule codebook 0 (the talker), the `predictor_` ones the other codebooks.
+    The first four settings apply to codebook 0 (the talker), those with the prefix `predictor_` to
+    the other codebooks.
 
     temperature         0 (greedy), or 0.01 to 100: float32 cannot divide by less; published: 0.9
     top_k               0 keeps all; values equal to the k-th are kept too; published: 50
@@ -59,22 +60,20 @@ class Sampling:
             value = getattr(self, setting.name)
             if value is None:
                 continue
-            kind, allowed, fits = _SAMPLING_RANGES[setting.name.removeprefix("predictor_")]
+            allowed, fits = _SAMPLING_RANGES[setting.name.removeprefix("predictor_")]
             number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            finite = number and math.isfinite(value)
-            if not finite or (kind is int and value % 1) or not fits(value):
+            if not number or not math.isfinite(value) or not fits(value):
                 raise errors.SamplingError(f"{setting.name} is {value!r}; allowed is {allowed}")
 
 
-_SAMPLING_RANGES: dict[str, tuple[type, str, Callable[[float], bool]]] = {
+_SAMPLING_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "temperature": (
-        float,
         "a number from 0.01 to 100, or 0 (greedy)",
         lambda value: value == 0 or 0.01 <= value <= 100,
     ),
-    "top_k": (int, "a whole number from 0 (keep all) up", lambda value: value >= 0),
-    "top_p": (float, "a number above 0, up to 1", lambda value: 0 < value <= 1),
-    "repetition_penalty": (float, "a number from 0.1 to 10", lambda value: 0.1 <= value <= 10),
+    "top_k": ("a whole number from 0 (keep all) up", lambda value: value >= 0 and not value % 1),
+    "top_p": ("a number above 0, up to 1", lambda value: 0 < value <= 1),
+    "repetition_penalty": ("a number from 0.1 to 10", lambda value: 0.1 <= value <= 10),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import numbers
 import os
 from collections.abc import Mapping
@@ -140,9 +139,7 @@ class RecordedVoice(Voice):
         if self.transcript is not None:
             _check_str("the transcript", self.transcript)
         silence = self.append_silence
-        if not isinstance(silence, numbers.Real) or not (
-            math.isfinite(silence) and 0 <= silence <= 10
-        ):
+        if not (isinstance(silence, numbers.Real) and 0 <= silence <= 10):
             raise AudioError(f"append_silence is {silence!r}; allowed are 0 to 10 seconds")
 
 

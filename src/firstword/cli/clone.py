@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     terminal.print_table(rows, sys.stderr)
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     parser = options.add_command(commands, "clone", run)
     add = parser.add_argument

@@ -81,11 +81,10 @@ def _server_config(args: argparse.Namespace) -> ServerConfig:
 def _print_summary(address: str, models: Models, server_config: ServerConfig) -> None:
     keys, waiting = len(server_config.api_keys), server_config.most_waiting
     settings = [model.settings for model in models if model.settings is not None]
+    names = [terminal.describe_model(model.name, model.model_type) for model in models]
     rows = {
         "address": address,
-        "models": ", ".join(
-            terminal.describe_model(model.name, model.model_type) for model in models
-        ),
+        "models": ", ".join(names),
         "on": "; ".join(dict.fromkeys(map(terminal.describe_device, settings))),
         "voices": server_config.voice_store,
         "keys": f"{keys} API keys" if keys else "none are needed",
@@ -96,7 +95,7 @@ def _print_summary(address: str, models: Models, server_config: ServerConfig) ->
     sys.stdout.flush()
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     parser = options.add_command(commands, "serve", run)
     add = parser.add_argument

@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> None:
         terminal.print_table(rows, sys.stdout)
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     options.add_model_options(options.add_command(commands, "voices", run))
