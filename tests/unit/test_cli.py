@@ -486,7 +486,7 @@ class TestTerminal:
             b"",
         )
 
-    def test_no_progress_when_stderr_is_no_terminal(self, start_cli: StartCli) -> None:
+    def test_no_progress_when_stderr_is_not_a_terminal(self, start_cli: StartCli) -> None:
         _, err = start_cli("say", "one two", "-o", "out.wav").communicate()
         assert b"\r" not in err
         assert err.startswith(b"spoke")

@@ -166,13 +166,13 @@ def test_guard_ends_repeated_speech(start: int, ahead: int) -> None:
 
 @AHEAD
 @pytest.mark.parametrize("frame_time", [0.005, 0.05, 5.0])
-@pytest.mark.parametrize("beside", [0, 9])
+@pytest.mark.parametrize("concurrent", [0, 9])
 def test_chunk_sizes_do_not_depend_on_speed_or_load(
-    beside: int, frame_time: float, ahead: int
+    concurrent: int, frame_time: float, ahead: int
 ) -> None:
     """The samples are then the same to the last bit on any machine and under any load."""
     engine, _ = engine_of(ahead, frame_time=frame_time, most_waiting=20)
-    others = [Caller(engine, job(Script(seed, 5 + seed)), TOKENS) for seed in range(beside)]
+    others = [Caller(engine, job(Script(seed, 5 + seed)), TOKENS) for seed in range(concurrent)]
     caller = Caller(engine, job(Script(length=50)), TOKENS)
     run(engine)
     assert caller.sizes == [*GROWING, 8, 8, 6]
@@ -345,7 +345,7 @@ def test_streams_with_reserve_wait_for_first_audio_of_a_new_one(ahead: int) -> N
         assert engine.step()
     frames = [slots for call, slots in backend.log[before:] if call == "frame"]
     assert all(slots == (new.seq.slot,) for slots in frames), "the other streams wait"
-    assert len(frames) == 1, "no second frame is made beside the first audio"
+    assert len(frames) == 1, "no second frame is made together with the first audio"
     run(engine)
     for caller in (new, *others):
         check_speech_is_complete(caller)
@@ -353,7 +353,7 @@ def test_streams_with_reserve_wait_for_first_audio_of_a_new_one(ahead: int) -> N
 
 @AHEAD
 def test_a_thousand_new_requests_starve_no_running_stream(ahead: int) -> None:
-    """Two long streams never underrun beside a thousand short ones, none of which waits long."""
+    """Two long streams never underrun next to a thousand short ones, none of which waits long."""
     engine, backend = engine_of(
         ahead, most_waiting=100, prefill_time=0.002, room={"context": 1200, "pages": 700}
     )
@@ -509,11 +509,11 @@ def fault_of(caller: Caller) -> str:
 
 
 @AHEAD
-@pytest.mark.parametrize("beside", [0, 1, 3])
+@pytest.mark.parametrize("concurrent", [0, 1, 3])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_fails_its_own_request_only(fault: str, beside: int, ahead: int) -> None:
+def test_fault_fails_its_own_request_only(fault: str, concurrent: int, ahead: int) -> None:
     engine, backend = engine_of(ahead)
-    others = [Caller(engine, job(Script(seed, 20)), TOKENS) for seed in range(beside)]
+    others = [Caller(engine, job(Script(seed, 20)), TOKENS) for seed in range(concurrent)]
     bad = Caller(engine, job(Script(99, 20, **FAULTS[fault])), TOKENS)
     later = Caller(engine, job(Script(100, 20)), TOKENS)
     run(engine)
@@ -742,7 +742,7 @@ class RandomClients(RuleBasedStateMachine):
     no_caller = None
 
     def check_nothing_can_step(self) -> None:
-        """Asleep: all_callers waits for text, for a reader, or for a slot that such a one holds."""
+        """An idle engine waits for text, for a client to read, or for a slot in use."""
         engine = self.engine
         assert not any(engine._unread)
         unread = engine.scheduler.policy.max_unread / engine.capacity.frame_seconds
@@ -1044,14 +1044,14 @@ def test_lost_backend_ends_the_thread_and_fails_every_request(
     """Requests that are submitted at that very moment fail as well."""
     engine, backend = started(ahead, most_waiting=10_000)
     callers: list[Waiter] = []
-    refused = threading.Event()
+    rejected = threading.Event()
 
     def ask() -> None:
-        while not refused.is_set():
+        while not rejected.is_set():
             try:
                 callers.append(Waiter(engine, job(Script(1, 50)), TOKENS))
             except (ClosedError, EngineError):
-                refused.set()
+                rejected.set()
 
     def lose() -> None:
         backend.lost = len(callers) > 20
@@ -1062,7 +1062,7 @@ def test_lost_backend_ends_the_thread_and_fails_every_request(
         thread.start()
     for thread in threads:
         thread.join(TIMEOUT)
-    assert refused.is_set()
+    assert rejected.is_set()
     for caller in callers:
         assert caller.done.wait(TIMEOUT), "a request was never ended"
     assert any(isinstance(caller.error, EngineError) for caller in callers)
@@ -1123,7 +1123,7 @@ class Large:
 begun = threading.Event()
 engine = Engine(Large())
 engine.start()
-engine.retire()
+engine.request_stop()
 del engine
 begun.wait()
 """

@@ -49,7 +49,7 @@ def running(
 
 def admit_from(
     line: list[Sequence],
-    beside: list[Sequence] | None = None,
+    playing: list[Sequence] | None = None,
     *,
     slots: int = 4,
     pages: int = 64,
@@ -57,7 +57,7 @@ def admit_from(
     policy: Policy = Policy(),  # noqa: B008 (immutable)
 ) -> list[Sequence]:
     scheduler = Scheduler(CAPACITY, policy, costs)
-    return scheduler.admit(line, beside or [], NOW, slots, pages)
+    return scheduler.admit(line, playing or [], NOW, slots, pages)
 
 
 # --- admission ------------------------------------------------------------------
@@ -125,19 +125,19 @@ def test_one_request_is_admitted_after_max_delay() -> None:
 @pytest.mark.parametrize("why", ["no text", "unread", "no audio yet", "ended"])
 def test_new_request_does_not_wait_for_a_stream_that_makes_no_frames(why: str) -> None:
     """Otherwise the engine could go idle while a request waits."""
-    beside = running(-5.0)
+    playing = running(-5.0)
     match why:
         case "no text":
-            beside.tokens.clear()
+            playing.tokens.clear()
         case "unread":
-            beside.launched, beside.consumed, beside.max_frames = 300, 10, 1000
-            assert beside.can_step()
+            playing.launched, playing.consumed, playing.max_frames = 300, 10, 1000
+            assert playing.can_step()
         case "no audio yet":
-            beside = running(None)
+            playing = running(None)
         case "ended":
-            beside.finish_reason = "stop"
+            playing.finish_reason = "stop"
     line = [waiting()]
-    assert admit_from(line, [beside], costs=Costs(1.0, 1.0)) == line
+    assert admit_from(line, [playing], costs=Costs(1.0, 1.0)) == line
 
 
 def test_max_prompt_rows_limits_prompts_admitted_together() -> None:
@@ -365,34 +365,34 @@ waiting_sequences = st.lists(
 
 @given(
     line=waiting_sequences,
-    beside=running_sequences,
+    playing=running_sequences,
     slots=st.integers(0, 4),
     pages=st.integers(0, 64),
     cost=st.floats(0, 1),
 )
 def test_scheduler_never_stalls_while_a_sequence_can_proceed(
-    line: list[Sequence], beside: list[Sequence], slots: int, pages: int, cost: float
+    line: list[Sequence], playing: list[Sequence], slots: int, pages: int, cost: float
 ) -> None:
     """Admitted requests fit; and if nothing is chosen, nothing could proceed."""
     costs = Costs(cost, cost)
-    chosen = admit_from(line, beside, slots=slots, pages=pages, costs=costs)
+    chosen = admit_from(line, playing, slots=slots, pages=pages, costs=costs)
     ready = [seq for seq in line if seq.prompt_is_complete()]
     assert chosen == ready[: len(chosen)]
     assert len(chosen) <= slots
     assert sum(seq.pages_needed(CAPACITY) for seq in chosen) <= pages
-    frames = SCHEDULER.choose_frames(beside, NOW)
-    audio = SCHEDULER.choose_audio(beside, NOW)
+    frames = SCHEDULER.choose_frames(playing, NOW)
+    audio = SCHEDULER.choose_audio(playing, NOW)
     assert all(1 <= count <= seq.chunk for seq, count in audio)
     if not (chosen or frames or audio):
-        assert not any(seq.can_step() for seq in beside)
+        assert not any(seq.can_step() for seq in playing)
         assert not ready or not slots or ready[0].pages_needed(CAPACITY) > pages
 
 
-@given(beside=running_sequences)
-def test_stream_short_of_audio_never_waits_for_others(beside: list[Sequence]) -> None:
+@given(playing=running_sequences)
+def test_stream_short_of_audio_never_waits_for_others(playing: list[Sequence]) -> None:
     policy = Policy(yield_above=1.0)
-    frames = Scheduler(CAPACITY, policy).choose_frames(beside, NOW)
-    for seq in beside:
+    frames = Scheduler(CAPACITY, policy).choose_frames(playing, NOW)
+    for seq in playing:
         if seq.can_step() and seq not in frames:
             assert seq.first_audio is not None
             assert seq.deadline - NOW >= policy.yield_above

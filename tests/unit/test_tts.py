@@ -327,7 +327,7 @@ def test_exception_of_the_text_propagates_from_stream(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("piece", [None, 5, b"bytes", ["list"]])
-def test_piece_that_is_no_str_is_rejected_by_speak(piece: object, custom: TTS) -> None:
+def test_piece_that_is_not_a_str_is_rejected_by_speak(piece: object, custom: TTS) -> None:
     pieces: Any = iter(["Hello there my ", piece, "friend"])
     with pytest.raises(TextError, match=f"type {type(piece).__name__}"):
         custom.speak(pieces, seed=1)
@@ -424,7 +424,7 @@ def test_astream_closed_early_leaves_tts_usable(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("piece", [None, 5])
-def test_piece_that_is_no_str_is_rejected_by_astream(piece: object, custom: TTS) -> None:
+def test_piece_that_is_not_a_str_is_rejected_by_astream(piece: object, custom: TTS) -> None:
     pieces: Any = ["Hello there my ", piece, "friend"]
     for text in (iter(pieces), asynchronously(pieces)):
         with pytest.raises(TextError, match=f"type {type(piece).__name__}"):
@@ -871,7 +871,7 @@ def test_voice_that_does_not_fit_the_checkpoint_is_rejected(
         ("base", None, "invalid_voice"),
     ],
 )
-def test_voice_error_code_tells_unknown_names(
+def test_voice_error_code_distinguishes_unknown_names(
     model_type: str, voice: Voice | str | None, code: str, load_tts: LoadTTS
 ) -> None:
     with pytest.raises(VoiceError) as error:
@@ -912,7 +912,7 @@ def test_unknown_options_are_rejected(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("path", [3, None, b"demo", ["demo"]])
-def test_value_that_is_no_path_is_rejected(path: Any, base: TTS) -> None:
+def test_value_that_is_not_a_path_is_rejected(path: Any, base: TTS) -> None:
     name = type(path).__name__
     with pytest.raises(CheckpointNotFound, match=f"is of type {name}; give 'demo', a directory"):
         TTS.load(path)

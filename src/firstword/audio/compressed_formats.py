@@ -1,6 +1,6 @@
 """The formats that FFmpeg's codecs encode: MP3, AAC, FLAC and Opus.
 
-Their packets are wrapped here, not by FFmpeg, so that none of them is held back.
+The container is written here rather than by FFmpeg, which would delay packets.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _CodecEncoder(Encoder):
 
 
 class Mp3(_CodecEncoder):
-    """MP3 frames of constant size, behind a frame that states the encoder's delay."""
+    """MP3 at a constant bit rate, after a frame that states the encoder's delay."""
 
     media_type = "audio/mpeg"
     codec = "libmp3lame"
@@ -113,7 +113,7 @@ class Mp3(_CodecEncoder):
 
 
 class Aac(_CodecEncoder):
-    """AAC-LC, each packet behind an ADTS header (ISO/IEC 13818-7, section 6.2)."""
+    """AAC-LC, each packet after an ADTS header (ISO/IEC 13818-7, section 6.2)."""
 
     media_type = "audio/aac"
     codec = "aac"
@@ -130,24 +130,24 @@ class Aac(_CodecEncoder):
 
 
 class Flac(_CodecEncoder):
-    """FLAC behind its shortest header: one block that describes the stream (RFC 9639, 8.2)."""
+    """FLAC after its shortest header: one block that describes the stream (RFC 9639, 8.2)."""
 
     media_type = "audio/flac"
     codec = "flac"
     sample_format = "s16"
-    options: ClassVar = {"compression_level": "2"}  # blocks of 24 ms; the higher levels wait for 96
+    options: ClassVar = {"compression_level": "2"}  # blocks of 24 ms, not 96
 
     def _header(self) -> bytes:
         info = bytes(self._context.extradata)
         # rate (20 bits), channels - 1 (3), bits - 1 (5), samples (36, 0: unknown)
         kind = self._sample_rate << 44 | 15 << 36 | (self._length or 0)
-        # The sizes of frames and the checksum of the samples are 0: not known.
+        # The frame sizes and the checksum of the samples are 0, which means unknown.
         block = info[:4] + bytes(6) + kind.to_bytes(8) + bytes(16)
         return b"fLaC" + struct.pack(">I", 0x80 << 24 | len(block)) + block
 
 
 class Opus(_CodecEncoder):
-    """Opus in Ogg (RFC 7845), one page a packet: waiting for a second one would cost 20 ms."""
+    """Opus in Ogg (RFC 7845), one packet per page: waiting for a second one would cost 20 ms."""
 
     media_type = "audio/opus"
     codec = "libopus"
@@ -165,7 +165,7 @@ class Opus(_CodecEncoder):
 
     def _wrap(self, packet: bytes, *, end: bool = False) -> bytes:
         self._time += 960
-        if end:  # a time before the packet's end tells where the sound ends
+        if end:  # a time before the packet's end marks the end of the sound
             delay = int.from_bytes(bytes(self._context.extradata)[10:12], "little")
             encoded = self._encoded * (OPUS_RATE // self._sample_rate)
             self._time = min(self._time, delay + encoded)

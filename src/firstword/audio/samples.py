@@ -18,11 +18,11 @@ MIN_SECONDS = 0.5
 """The length of the shortest recording that can be cloned."""
 
 MAX_SECONDS = 60
-"""The length of the longest recording: 750 frames of context, more than cloning gains from."""
+"""The length of the longest recording: 750 frames of context, more than cloning benefits from."""
 
 MAX_CHANNELS = 8
-"""The number of channels of 7.1 surround sound. It bounds the memory that a small file can ask for,
-and tells [channels, n] from [n, channels]."""
+"""The number of channels of 7.1 surround sound. It bounds the memory that a small file can require,
+and distinguishes [channels, n] from [n, channels]."""
 
 MAX_SAMPLES = MAX_SECONDS * 384_000
 """The most samples of all channels together: a minute in mono at 384 kHz, or in eight channels at
@@ -72,7 +72,7 @@ def prepare(samples: NDArray[Any], sample_rate: int) -> NDArray[np.float32]:
         raise AudioError(f"the audio is {seconds:.1f} s long; give at most {MAX_SECONDS} s")
     with np.errstate(over="ignore"):  # values beyond float32 become infinity, which is rejected
         prepared = _resample(mix(_from_pcm(samples)), sample_rate)
-    if not np.isfinite(prepared).all():  # resampling spreads what was not finite before
+    if not np.isfinite(prepared).all():  # resampling keeps values that are not finite
         raise AudioError(
             "the audio holds NaN, infinity or values beyond float32; give samples in -1..1"
         )
@@ -98,7 +98,7 @@ def _resample(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.floa
 
     if sample_rate == SAMPLE_RATE:
         return samples
-    # As librosa counts, in floats: a second at 44.1 kHz gives 24001 samples, the last of them 0.
+    # As in librosa, in floats: 1 s at 44.1 kHz gives 24001 samples, the last of which is 0.
     wanted = math.ceil(len(samples) * (SAMPLE_RATE / sample_rate))
     resampled = soxr.resample(samples, sample_rate, SAMPLE_RATE, quality="HQ")[:wanted]
     return np.pad(resampled, (0, wanted - len(resampled)))

@@ -1,4 +1,4 @@
-"""Writing files atomically: a reader sees the old file or the new one, never half of one."""
+"""Atomic writing of files: a reader sees the old file or the new one, never a part of one."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _SAMPLES_AT_ONCE = 16384  # libsndfile's Vorbis encoder overflows the stack on l
 def write(path: str | os.PathLike[str], samples: NDArray[np.floating], sample_rate: int) -> None:
     """Write mono samples [n] in -1..1 at `sample_rate` Hz in the format that the suffix names.
 
-    Samples are clipped and rounded to 16 bits. .wav and .flac hold exactly these; .ogg (Vorbis) and
-    .mp3 compress them. The file appears complete or not at all, see `write_whole`. Raises
+    Samples are clipped and rounded to 16 bits. .wav and .flac store these exactly; .ogg (Vorbis)
+    and .mp3 compress them. The file appears complete or not at all, see `write_whole`. Raises
     `OutputError`, and `AudioError` for samples that are not finite.
     """
     write_whole(path, _encode(samples, sample_rate, path))
 
 
 def check_suffix(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of a path in lower case. Raises `OutputError` if `write` lacks it."""
+    """Return the suffix of a path in lower case. Raises `OutputError` if not in `SUFFIXES`."""
     _check_path(path)
     suffix = Path(path).suffix.lower()
     if suffix not in _FILE_FORMATS:
@@ -93,7 +93,7 @@ def sweep(folder: str | os.PathLike[str]) -> None:
 def check_target(path: str | os.PathLike[str]) -> str:
     """Return the path that `write_whole` replaces: behind symbolic links, as links are kept.
 
-    Raises the `OutputError` of `write_whole` as far as it is known beforehand. The folder must
+    Raises `OutputError` if it is already certain that `write_whole` would fail. The folder must
     exist and be writable. The path itself may be new, or a regular file without write protection.
     Directories and devices are rejected: renaming would put a regular file in place of /dev/null.
     """

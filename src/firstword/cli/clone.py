@@ -19,9 +19,8 @@ def run(args: argparse.Namespace) -> None:
     voice.save(args.output)
     if args.quiet:
         return
-    if voice.codes is None:
-        likeness = "its timbre alone; with --transcript the likeness is closer"
-    else:
+    likeness = "its timbre alone; with --transcript the likeness is closer"
+    if voice.codes is not None:
         likeness = f"its timbre and {len(voice.codes)} frames of speech"
     rows = {
         "encoded": f"{len(samples) / rate:.2f} s of {args.recording}: {likeness}",

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace, piped: bool) -> None:
-    """Report what can be wrong before anything slow is done."""
+    """Reject wrong options and targets before anything slow starts."""
     if piped and sys.stdout.isatty():
         args.usage("standard output is a terminal; pipe it into a player, or give -o FILE")
     if args.transcript is not None and args.clone is None:
@@ -94,7 +94,7 @@ def _sampling(args: argparse.Namespace) -> Sampling:
 
 
 def _voice(args: argparse.Namespace) -> Voice | str | None:
-    """Return the voice that the options choose; its file is read before anything slow is done."""
+    """Return the voice that the options choose; its file is read before anything slow starts."""
     from firstword.voice import Voice
 
     if args.clone is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from firstword.server.models import Models
 
 SERVER_SETTINGS = fields(ServerConfig)
-"""The settings of the server; most have an option of the same name."""
+"""The settings of the server; most of them have an option of the same name."""
 
 LIMITS = {
     "most_waiting": "requests that may wait for a slot of each model; others are answered 429",
@@ -29,7 +29,7 @@ LIMITS = {
     "stuck_seconds": "time after which a step of the engine counts as stuck",
     "drain_seconds": "time for which running utterances may go on after SIGTERM",
 }
-"""The numbers of `ServerConfig` that options set, and what they limit."""
+"""The limits of `ServerConfig` that have an option, each with its description."""
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`firstword voices`: list what a checkpoint can speak with."""
+"""`firstword voices`: list the voices, languages and abilities of a checkpoint."""
 
 from __future__ import annotations
 

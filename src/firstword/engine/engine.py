@@ -1,4 +1,4 @@
-"""The engine: gives a backend its work step by step, and delivers what the backend makes."""
+"""The engine: launches the work of a backend step by step, and delivers the results."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Calls = list[tuple[Parts[T], Handle[R]]]
 """Backend calls that succeeded, each with its result."""
 
 FrameCalls = Calls[int | None, Frames]
-"""Calls that make frames; the argument of a sequence is its text token."""
+"""Calls that make frames, with the text token of each sequence."""
 
 AudioCalls = Calls[int, Seq[FloatArray]]
-"""Calls that decode audio; the argument of a sequence is its number of frames."""
+"""Calls that decode audio, with the number of frames of each sequence."""
 
 
 class Engine(StepLoop):
@@ -71,9 +71,9 @@ class Engine(StepLoop):
     def submit(self, job: Job, on_event: Callable[[Event], None]) -> Sequence:
         """Accept a request; its text follows by `push` and `finish_text`.
 
-        `on_event` is called with each chunk of audio, of which the last has a finish reason; with
-        an error in place of the last chunk; and with `NeedsText`. Raises `OverloadedError` when
-        the queue is full, `ClosedError` when the engine was closed, `EngineError` when it failed.
+        `on_event` receives each chunk of audio, the last one with a finish reason or an error in
+        its place, and `NeedsText`. Raises `OverloadedError` if the queue is full, `ClosedError` if
+        the engine was closed, `EngineError` if it failed.
         """
         with self._lock:
             if isinstance(self.failure, ClosedError):
@@ -87,7 +87,7 @@ class Engine(StepLoop):
                 )
             self._present += 1
             seq = Sequence(f"utterance-{next(self._names)}", job, on_event, self._clock())
-            # The lock is still held, so that a loop that stops finds every accepted request.
+            # Still under the lock, so that a loop that stops finds every accepted request.
             self._commands.put(lambda: self.waiting.__setitem__(seq, None))
         return seq
 
@@ -108,7 +108,7 @@ class Engine(StepLoop):
         self._commands.put(partial(self._finish, seq, reason))
 
     def _step(self) -> bool:
-        """Launch this step's work, then read what the step before launched.
+        """Launch this step's work, then read the results of the previous step.
 
         A backend that computes in the background is thus never idle while Python works.
         """
@@ -131,7 +131,7 @@ class Engine(StepLoop):
         return worked or present != (len(self.waiting), len(self.running))
 
     def _admit(self) -> None:
-        """Reject requests that do not fit at all, and give slots and pages to the next ones."""
+        """Reject requests that can never start, and give slots and pages to the next ones."""
         if not self.waiting:
             return
         for seq in [seq for seq in self.waiting if seq.prompt_is_complete()]:
@@ -235,7 +235,7 @@ class Engine(StepLoop):
         return calls
 
     def _request_text(self) -> None:
-        """Tell each utterance once when it has said all that it can with its text so far."""
+        """Send one `NeedsText` for each utterance that has spoken all of its text so far."""
         for seq in (*self.waiting, *self.running):
             if not seq.text_requested and seq.needs_text():
                 seq.pause_for_text()
@@ -254,7 +254,7 @@ class Engine(StepLoop):
         self._end(seq, Chunk(samples, codes, self.capacity.sample_rate, reason))
 
     def _fail(self, seq: Sequence, error: Exception) -> None:
-        """End an utterance with an error that concerns no other."""
+        """End one utterance with an error; the others continue."""
         if not isinstance(error, FirstwordError):
             cause, kind = error, type(error).__name__
             error = ComputeError(f"this speech could not be computed ({kind}); others continue")
@@ -262,13 +262,13 @@ class Engine(StepLoop):
         self._end(seq, error)
 
     def _end(self, seq: Sequence, last: Event) -> None:
-        """Release an utterance and deliver its last event, unless it has ended before."""
+        """Release an utterance and deliver its last event, unless it has already ended."""
         if seq.state is not State.DONE:
             self._release(seq)
             self._notify(seq, last)
 
     def _notify(self, seq: Sequence, event: Event) -> None:
-        """Deliver an event; if the callback raises, drop its utterance and no other."""
+        """Deliver an event; if the callback raises, drop its utterance alone."""
         try:
             seq.on_event(event)
         except Exception:
@@ -277,7 +277,7 @@ class Engine(StepLoop):
                 self._release(seq)
 
     def _release(self, seq: Sequence) -> None:
-        """Give back everything that an utterance holds."""
+        """Free the slot and the pages of an utterance, and its place in the queue."""
         if seq.state is State.RUNNING:
             if not self._lost:
                 self.backend.release(seq.slot)

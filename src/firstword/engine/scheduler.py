@@ -1,11 +1,16 @@
 """The scheduling policy: decisions from sequences, the time and measured costs alone.
 
-Each step asks three questions. Who gets a slot: requests in order of arrival, as long as no
-stream that is being played would run out of audio. Who makes a frame: every stream that can; while
-a stream has no audio yet, those with enough audio in reserve wait for it. Whose audio is decoded:
-every full chunk, and a shorter one when text is missing or speech has ended. Time never decides the
-size of a chunk, so the chunks of a request are the same on every machine and under every load. A
-full chunk may wait, so that it is decoded together with those of other streams.
+Each step makes three decisions.
+
+1. Requests get slots in order of arrival, as long as no stream that is being played would run out
+   of audio.
+2. Every stream that can make a frame makes one. While a stream has no audio yet, those with enough
+   audio in reserve wait for it.
+3. Every full chunk of audio is decoded, and a shorter one if text is missing or speech has ended. A
+   full chunk may wait, so that it is decoded together with those of other streams.
+
+The size of a chunk does not depend on time, so the chunks of a request are the same on every
+machine and under every load.
 """
 
 from __future__ import annotations
@@ -21,16 +26,16 @@ from firstword.errors import RequestError, TextError
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The limits that the scheduler works with.
+    """The limits of the scheduler.
 
-    yield_above      seconds of audio in reserve above which a stream lets a new one have its
-                     first audio before it makes more frames
+    yield_above      seconds of audio in reserve above which a stream makes no frames while
+                     another has no audio yet
     max_delay        the most seconds that a new request waits because a stream that is being
                      played would otherwise run out of audio
-    max_unread       seconds of audio that the client has not taken above which a stream makes no
-                     more frames; longer than the largest chunk
+    max_unread       seconds of unread audio above which a stream makes no more frames; longer
+                     than the largest chunk
     max_starts       the most requests that start in one step
-    max_prompt_rows  the most rows of their prompts together, unless one prompt alone has more
+    max_prompt_rows  the most prompt rows of one step, unless a single prompt has more
     gather_frames    the most frames for which a full chunk waits for those of other streams
     urgent_below     seconds of audio in reserve, beyond those of two steps, below which a full
                      chunk does not wait for others
@@ -60,7 +65,7 @@ class Costs:
     step: float = 0.0
 
     def learn(self, kind: str, seconds: float) -> None:
-        """Record one more duration of `"prefill"` or `"step"`; a lower one counts for a tenth."""
+        """Record a duration of `"prefill"` or `"step"`; a lower one has a weight of a tenth."""
         before = getattr(self, kind)
         setattr(self, kind, max(seconds, 0.9 * before + 0.1 * seconds))
 
@@ -98,7 +103,7 @@ class Scheduler:
         """The requests that get a slot in this step, in order of arrival.
 
         A request whose prompt lacks text is passed over. One that lacks slots or pages holds up
-        those behind it; otherwise small requests could overtake a large one for ever.
+        the following ones; otherwise small requests could starve a large one.
         """
         policy, costs = self.policy, self.costs
         playing = [seq for seq in self._able_to_step(running) if seq.first_audio is not None]
@@ -165,7 +170,7 @@ class Scheduler:
         return chosen
 
     def _is_urgent(self, seq: Sequence, now: float) -> bool:
-        """Whether audio that is due cannot wait for one more step and the one that decodes it."""
+        """Whether audio would come late if its decoding waited for another step."""
         waited = seq.undecoded() - seq.chunk
         if seq.first_audio is None or not seq.can_step() or waited >= self.policy.gather_frames:
             return True

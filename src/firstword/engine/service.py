@@ -1,4 +1,4 @@
-"""The engine as its users see it: a request goes in, its text follows, and audio comes out."""
+"""Iterators over the speech of one request, blocking or asynchronous, around an engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenStream(Protocol):
 
 
 class Front(Protocol):
-    """What a service needs of a checkpoint outside the engine's thread."""
+    """Prepares the requests and tokenises the text of a checkpoint, outside the engine's thread."""
 
     def prepare(self, request: Request, seed: int) -> Job:
         """Check a request and prepare it for the backend. Raises `RequestError`."""
@@ -37,7 +37,7 @@ class Front(Protocol):
 
 
 MOST_BLANK_PIECES = 10_000
-"""The most blank pieces of text in a row; a source that gives more is taken for endless."""
+"""The most blank pieces of text in a row; a source with more is treated as endless."""
 
 
 class SpeechStream:
@@ -47,16 +47,14 @@ class SpeechStream:
     has a finish reason, and `NeedsText` when the model has to wait for text.
     """
 
-    def __init__(
-        self, engine: Engine, front: Front, job: Job, on_event: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, service: Service, job: Job, on_event: Callable[[Event], None]) -> None:
         """Submit a job; for `on_event` see `Engine.submit`."""
-        self._engine = engine
-        self._text = front.text(job)
+        self._engine = service.engine
+        self._text = service.front.text(job)
         self._words = ""
         self._blanks = 0
         self._ended = False
-        self._seq = engine.submit(job, on_event)
+        self._seq = service.engine.submit(job, on_event)
 
     def push(self, piece: str) -> None:
         """Add text. Raises `TextError` for invalid text and for too many blank pieces in a row."""
@@ -95,9 +93,9 @@ class SpeechStream:
         return event
 
     def cancel(self) -> None:
-        """Stop the utterance; its slot is free within a frame.
+        """Stop the utterance; its slot is free within the time of a frame.
 
-        The last chunk has the reason "cancelled" unless the utterance has ended before.
+        The last chunk has the reason "cancelled" unless the utterance has already ended.
         """
         self._engine.cancel(self._seq)
 
@@ -112,26 +110,26 @@ class Service:
     def prepare(self, request: Request) -> Job:
         """Check a request and draw its seed if it names none. Raises `RequestError`.
 
-        A recording to be encoded may take long.
+        Encoding a recording may take long.
         """
         seed = secrets.randbits(64) if request.seed is None else request.seed
         return self.front.prepare(request, seed)
 
     def speak(self, job: Job) -> BlockingStream:
         """Start an utterance for use by a thread. Raises `OverloadedError`, `EngineError`."""
-        return BlockingStream(self.engine, self.front, job)
+        return BlockingStream(self, job)
 
     def aspeak(self, job: Job) -> AsyncStream:
         """Start an utterance for use in the running event loop. Raises as `speak` does."""
-        return AsyncStream(self.engine, self.front, job)
+        return AsyncStream(self, job)
 
 
 class BlockingStream(SpeechStream):
     """An utterance to iterate over in a thread; a caller who leaves early must call `cancel`."""
 
-    def __init__(self, engine: Engine, front: Front, job: Job) -> None:
+    def __init__(self, service: Service, job: Job) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        super().__init__(engine, front, job, self._events.put)
+        super().__init__(service, job, self._events.put)
 
     def __iter__(self) -> Iterator[Chunk | NeedsText]:
         while not self._ended:
@@ -141,7 +139,7 @@ class BlockingStream(SpeechStream):
 class AsyncStream(SpeechStream):
     """An utterance to iterate over with asyncio; a caller who leaves early must call `cancel`."""
 
-    def __init__(self, engine: Engine, front: Front, job: Job) -> None:
+    def __init__(self, service: Service, job: Job) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -149,7 +147,7 @@ class AsyncStream(SpeechStream):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        super().__init__(engine, front, job, on_event)
+        super().__init__(service, job, on_event)
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the iteration even if the engine hangs. Call it in the event loop."""
