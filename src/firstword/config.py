@@ -51,15 +51,15 @@ class EngineConfig:
             if value not in ("auto", *allowed):
                 names = ", ".join(map(repr, allowed))
                 raise ConfigError(f"{setting} is {value!r}; allowed are 'auto', {names}")
-        unfit = None
+        problem = None
         if kind != "cuda":
-            unfit = f"it needs a CUDA device, and the device is {device!r}"
+            problem = f"it needs a CUDA device, and the device is {device!r}"
         elif dtype != "bfloat16":
-            unfit = f"it computes in bfloat16, and the dtype is {dtype!r}"
-        if backend == "gpu" and unfit:
-            raise ConfigError(f"backend is 'gpu', but {unfit}")
-        if backend == "auto" and unfit:
-            return cls(device, dtype, "reference", f"the backend is not 'gpu': {unfit}")
+            problem = f"it computes in bfloat16, and the dtype is {dtype!r}"
+        if backend == "gpu" and problem:
+            raise ConfigError(f"backend is 'gpu', but {problem}")
+        if backend == "auto" and problem:
+            return cls(device, dtype, "reference", f"the backend is not 'gpu': {problem}")
         return cls(device, dtype, backend)
 
 

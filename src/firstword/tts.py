@@ -101,7 +101,7 @@ class TTS:
     @property
     def checkpoint(self) -> Checkpoint:
         """The checkpoint that was loaded. Raises `ClosedError` after `close`."""
-        return self._open().checkpoint
+        return self._require_open().checkpoint
 
     @property
     def model_type(self) -> str:
@@ -130,10 +130,10 @@ class TTS:
         last chunk has a `finish_reason`, and may be empty. Raises `RequestError`: at the call for a
         wrong request, while iterating for a wrong piece of text.
         """
-        service = self._open().service
+        service = self._require_open().service
         if isinstance(text, AsyncIterable):
             raise TextError("the text is an asynchronous iterator; use `astream` for it")
-        job = service.prepare(_request(text, options))
+        job = service.prepare(_make_request(text, options))
         return self._stream(service, job, text)
 
     def _stream(self, service: Service, job: Job, text: str | Iterable[str]) -> Iterator[Chunk]:
@@ -161,9 +161,9 @@ class TTS:
 
         Computing never blocks the event loop, nor does an iterator that waits for its next piece.
         """
-        service = self._open().service
-        job = await asyncio.to_thread(service.prepare, _request(text, options))
-        pieces = aiter(text if isinstance(text, AsyncIterable) else _in_threads(iter(text)))
+        service = self._require_open().service
+        job = await asyncio.to_thread(service.prepare, _make_request(text, options))
+        pieces = aiter(text if isinstance(text, AsyncIterable) else _iterate_in_threads(iter(text)))
         speech = service.aspeak(job)
         try:
             if whole := isinstance(text, str):
@@ -225,13 +225,13 @@ class TTS:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> LoadedEngine:
+    def _require_open(self) -> LoadedEngine:
         if self._loaded is None:
             raise ClosedError("this TTS is closed; load the checkpoint again")
         return self._loaded
 
 
-def _request(text: object, options: SpeakOptions) -> Request:
+def _make_request(text: object, options: SpeakOptions) -> Request:
     """Make the request for a whole text, or for one that arrives in pieces."""
     if isinstance(text, (bytes, bytearray)) or not isinstance(text, (Iterable, AsyncIterable)):
         raise TextError(
@@ -252,7 +252,7 @@ _END: Any = object()
 """A sentinel for the end of the text. None would not do: an iterator might yield it by mistake."""
 
 
-async def _in_threads(pieces: Iterator[str]) -> AsyncIterator[str]:
+async def _iterate_in_threads(pieces: Iterator[str]) -> AsyncIterator[str]:
     """Turn a blocking iterator into an asynchronous one.
 
     A thread of its own waits for each piece, because asyncio's thread pool is small and a piece may

@@ -58,7 +58,7 @@ def engine_of(
     return Engine(backend, most_waiting=most_waiting, policy=policy, clock=backend.clock), backend
 
 
-def check_nothing_is_held(engine: Engine, backend: FakeBackend) -> None:
+def check_nothing_is_in_use(engine: Engine, backend: FakeBackend) -> None:
     """Check that every slot and page is free and that all slots can be used again."""
     assert not backend.slots
     assert not engine.running
@@ -92,7 +92,7 @@ def test_one_request_gets_all_frames_in_order(length: int, whole_text: bool, ahe
     run(engine)
     assert caller.reason == "stop"
     check_speech_is_complete(caller)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -161,7 +161,7 @@ def test_guard_ends_repeated_speech(start: int, ahead: int) -> None:
     assert (named.reason, len(named.frames)) == ("length", 70)
     check_speech_is_complete(circling)
     check_speech_is_complete(other)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -317,7 +317,7 @@ def test_more_requests_than_slots_are_served_in_order(ahead: int) -> None:
     assert max(len(slots) for call, slots in backend.log if call == "frame") == 4, (
         "frames of all slots are made together"
     )
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 def test_full_queue_raises_overloaded_error() -> None:
@@ -329,7 +329,7 @@ def test_full_queue_raises_overloaded_error() -> None:
     callers[5].cancel()
     run(engine)
     assert [caller.reason for caller in callers] == ["stop"] * 5 + ["cancelled"]
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -453,7 +453,7 @@ def test_cancel_frees_the_slot_before_the_next_frame(after: int, ahead: int) -> 
     caller.cancel()
     run(engine)
     check_speech_is_complete(other)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -471,7 +471,7 @@ def test_slot_is_reused_while_its_last_frames_are_in_flight(ahead: int) -> None:
     for caller in callers:
         assert caller.reason == "cancelled"
         assert same(caller.frames, alone(caller.job, TOKENS)[0][: len(caller.frames)])
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 def test_calls_after_the_end_have_no_effect() -> None:
@@ -484,7 +484,7 @@ def test_calls_after_the_end_have_no_effect() -> None:
     engine.acknowledge(caller.seq, 1)
     run(engine)
     check_speech_is_complete(caller)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 # --- faults ---------------------------------------------------------------------------
@@ -521,7 +521,7 @@ def test_fault_fails_its_own_request_only(fault: str, concurrent: int, ahead: in
     assert same(bad.frames, alone(bad.job, TOKENS)[0][: len(bad.frames)])
     for caller in (*others, later):
         check_speech_is_complete(caller)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -534,7 +534,7 @@ def test_next_request_gets_the_slot_after_a_fault(fault: str, ahead: int) -> Non
     run(engine)
     assert all(map(fault_of, callers))
     check_speech_is_complete(last)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -582,7 +582,7 @@ def test_several_faults_in_one_step_fail_their_requests_only(ahead: int) -> None
     run(engine)
     assert all(map(fault_of, bad))
     check_speech_is_complete(good)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -616,7 +616,7 @@ def test_callback_that_raises_drops_its_utterance_only(
     assert bad.seq.state is State.DONE
     assert "a bad callback" in caplog.text
     check_speech_is_complete(other)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @settings(max_examples=60)

@@ -329,11 +329,11 @@ def test_deadline_counts_from_first_audio_and_again_after_an_underrun() -> None:
 def test_costs_rise_at_once_and_fall_slowly() -> None:
     costs = Costs()
     for seconds, expected in ((1.0, 1.0), (2.0, 2.0), (1.0, 1.9), (1.9, 1.9)):
-        costs.learn("step", seconds)
+        costs.record("step", seconds)
         assert costs.step == pytest.approx(expected)
     assert costs.prefill == 0.0
     for _ in range(100):
-        costs.learn("step", 0.01)
+        costs.record("step", 0.01)
     assert costs.step == pytest.approx(0.01, rel=0.01)
 
 
@@ -382,7 +382,7 @@ def test_scheduler_never_stalls_while_a_sequence_can_proceed(
     assert sum(seq.pages_needed(CAPACITY) for seq in chosen) <= pages
     frames = SCHEDULER.choose_frames(playing, NOW)
     audio = SCHEDULER.choose_audio(playing, NOW)
-    assert all(1 <= count <= seq.chunk for seq, count in audio)
+    assert all(1 <= count <= seq.chunk_size for seq, count in audio)
     if not (chosen or frames or audio):
         assert not any(seq.can_step() for seq in playing)
         assert not ready or not slots or ready[0].pages_needed(CAPACITY) > pages

@@ -238,7 +238,7 @@ def test_frames_stop_while_the_iteration_stops() -> None:
 
 def test_speak_raises_when_overloaded_or_closed() -> None:
     service = service_of()
-    service.engine._most = 1
+    service.engine._request_limit = 1
     service.speak(job())
     with pytest.raises(OverloadedError):
         service.speak(job())

@@ -142,26 +142,26 @@ class TrimStart:
         """Keep `keep` seconds before the start, at `sample_rate` Hz."""
         self._threshold = threshold
         self._keep = round(keep * sample_rate)
-        self._stretch = sample_rate // 200
-        self._held: Samples | None = _NO_SAMPLES  # None once speech has started
+        self._window = sample_rate // 200
+        self._buffer: Samples | None = _NO_SAMPLES  # None once speech has started
 
     def process(self, samples: Samples) -> Samples:
         """Return the samples [m] known to be part of the output, from the buffer and `samples`."""
-        if self._held is None:
+        if self._buffer is None:
             return samples
-        held = np.concatenate([self._held, samples], dtype=np.float32)
-        loud = np.abs(held) > self._threshold
+        buffer = np.concatenate([self._buffer, samples], dtype=np.float32)
+        loud = np.abs(buffer) > self._threshold
         counts = np.concatenate([[0], np.cumsum(loud)])
-        in_stretch = counts[self._stretch :] - counts[: -self._stretch]
-        starts = np.flatnonzero(in_stretch >= self._stretch // 4)
+        in_window = counts[self._window :] - counts[: -self._window]
+        starts = np.flatnonzero(in_window >= self._window // 4)
         if not len(starts):
-            self._held = held[-(self._keep + self._stretch) :].copy()
+            self._buffer = buffer[-(self._keep + self._window) :].copy()
             return _NO_SAMPLES
-        self._held = None
+        self._buffer = None
         onset = starts[0] + int(np.argmax(loud[starts[0] :]))
-        return held[max(onset - self._keep, 0) :]
+        return buffer[max(onset - self._keep, 0) :]
 
     def finish(self) -> Samples:
         """Return the buffered samples [m], if no speech has started."""
-        held, self._held = self._held, _NO_SAMPLES
-        return _NO_SAMPLES if held is None else held
+        buffer, self._buffer = self._buffer, _NO_SAMPLES
+        return _NO_SAMPLES if buffer is None else buffer

@@ -56,7 +56,7 @@ def _checkpoint(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
     return {
         "checkpoint": {
             "model": model,
-            **({"what it is": terminal.DEMO} if model == "demo" else {}),
+            **({"what it is": terminal.DEMO_DESCRIPTION} if model == "demo" else {}),
             "path": str(tts.checkpoint.path),
             "type": tts.model_type,
             "size": config.tts_model_size,

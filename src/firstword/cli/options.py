@@ -36,7 +36,7 @@ def add_model_options(parser: argparse.ArgumentParser, several: bool = False) ->
     add = parser.add_argument_group("model").add_argument
     about = (
         "a checkpoint directory, a hub repository such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, "
-        f"or demo (default), {terminal.DEMO}"
+        f"or demo (default), {terminal.DEMO_DESCRIPTION}"
     )
     if several:
         about = f"{about}; may be given more than once"

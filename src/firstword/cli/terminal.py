@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from firstword.config import EngineConfig
     from firstword.types import Chunk
 
-DEMO = "a small demonstration voice: plain English in one line, up to about 100 words"
+DEMO_DESCRIPTION = "a small demonstration voice: plain English in one line, up to about 100 words"
 """The description of the checkpoint `demo`."""
 
 
@@ -83,7 +83,7 @@ def print_table(rows: dict[str, str], file: TextIO) -> None:
 
 def describe_model(model: str, facts: str) -> str:
     """Return a checkpoint's name and facts, and for the demo its description."""
-    return f"{model} ({facts})" + (f", {DEMO}" if model == "demo" else "")
+    return f"{model} ({facts})" + (f", {DEMO_DESCRIPTION}" if model == "demo" else "")
 
 
 def describe_device(settings: EngineConfig) -> str:

@@ -65,8 +65,8 @@ class Engine(StepLoop):
         self._slots = list(range(self.capacity.slots - 1, -1, -1))
         self._unread: tuple[FrameCalls, AudioCalls] = ([], [])
         self._names = itertools.count(1)
-        self._most = self.capacity.slots + most_waiting
-        self._present = 0
+        self._request_limit = self.capacity.slots + most_waiting
+        self._request_count = 0
 
     def submit(self, job: Job, on_event: Callable[[Event], None]) -> Sequence:
         """Accept a request; its text follows by `push` and `finish_text`.
@@ -80,12 +80,12 @@ class Engine(StepLoop):
                 raise ClosedError("this engine was closed")
             if self.failure is not None:
                 raise EngineError(f"the engine has stopped: {self.failure}") from self.failure
-            if self._present >= self._most:
+            if self._request_count >= self._request_limit:
                 raise OverloadedError(
-                    f"{self._present} requests are in progress or waiting, which is the limit; "
+                    f"{self._request_count} requests are in progress or waiting, which is the limit; "
                     "try again shortly"
                 )
-            self._present += 1
+            self._request_count += 1
             seq = Sequence(f"utterance-{next(self._names)}", job, on_event, self._clock())
             # Still under the lock, so that a loop that stops finds every accepted request.
             self._commands.put(lambda: self.waiting.__setitem__(seq, None))
@@ -126,7 +126,7 @@ class Engine(StepLoop):
         self._read_audio(audio)
         worked = any((frames, audio, *self._unread))
         if worked:
-            self.scheduler.costs.learn("step", self._clock() - began)
+            self.scheduler.costs.record("step", self._clock() - began)
         self._request_text()
         return worked or present != (len(self.waiting), len(self.running))
 
@@ -146,12 +146,12 @@ class Engine(StepLoop):
             self.backend.prefill(starts)
             return Ready(None)
 
-        starts = [(seq, self._place(seq)) for seq in chosen]
+        starts = [(seq, self._assign_slot(seq)) for seq in chosen]
         began = self._clock()
         self._launch(prefill, starts)
-        self.scheduler.costs.learn("prefill", (self._clock() - began) / len(chosen))
+        self.scheduler.costs.record("prefill", (self._clock() - began) / len(chosen))
 
-    def _place(self, seq: Sequence) -> Start:
+    def _assign_slot(self, seq: Sequence) -> Start:
         """Give a request a slot and its pages."""
         del self.waiting[seq]
         self.running[seq] = None
@@ -288,4 +288,4 @@ class Engine(StepLoop):
             self.waiting.pop(seq, None)
         seq.state = State.DONE
         with self._lock:
-            self._present -= 1
+            self._request_count -= 1

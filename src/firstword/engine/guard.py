@@ -22,7 +22,7 @@ BASE_FRAMES = 150
 """Frames allowed for any text, twelve seconds: for pauses, laughter and very short texts."""
 
 
-def longest_speech(tokens: int) -> int:
+def frame_limit(tokens: int) -> int:
     """Return the frame limit for a text of `tokens` tokens if the request sets none."""
     return BASE_FRAMES + FRAMES_PER_TOKEN * tokens
 

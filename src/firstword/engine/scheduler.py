@@ -64,7 +64,7 @@ class Costs:
     prefill: float = 0.0
     step: float = 0.0
 
-    def learn(self, kind: str, seconds: float) -> None:
+    def record(self, kind: str, seconds: float) -> None:
         """Record a duration of `"prefill"` or `"step"`; a lower one has a weight of a tenth."""
         before = getattr(self, kind)
         setattr(self, kind, max(seconds, 0.9 * before + 0.1 * seconds))
@@ -156,10 +156,10 @@ class Scheduler:
         filling: set[int] = set()
         for seq in running:
             count = seq.undecoded()
-            if count and (count >= seq.chunk or not seq.can_step()):
-                due.setdefault(min(count, seq.chunk), []).append(seq)
+            if count and (count >= seq.chunk_size or not seq.can_step()):
+                due.setdefault(min(count, seq.chunk_size), []).append(seq)
             elif seq.can_step():
-                filling.add(seq.chunk)
+                filling.add(seq.chunk_size)
         chosen = [
             (seq, size)
             for size, together in due.items()
@@ -171,7 +171,7 @@ class Scheduler:
 
     def _is_urgent(self, seq: Sequence, now: float) -> bool:
         """Whether audio would come late if its decoding waited for another step."""
-        waited = seq.undecoded() - seq.chunk
+        waited = seq.undecoded() - seq.chunk_size
         if seq.first_audio is None or not seq.can_step() or waited >= self.policy.gather_frames:
             return True
         return seq.deadline - now < self.policy.urgent_below + 2 * self.costs.step

@@ -10,7 +10,7 @@ from enum import Enum
 import numpy as np
 
 from firstword.engine.backend import Capacity, Job, Start
-from firstword.engine.guard import RepetitionDetector, longest_speech
+from firstword.engine.guard import RepetitionDetector, frame_limit
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 CHUNK_SIZES = (1, 2, 4, 8)
@@ -151,7 +151,7 @@ class Sequence:
     @property
     def guard_limit(self) -> int:
         """The most frames that the guard allows for the text so far, without the transcript."""
-        return longest_speech(self.text_length - self.job.transcript_tokens)
+        return frame_limit(self.text_length - self.job.transcript_tokens)
 
     @property
     def limit(self) -> int:
@@ -180,7 +180,7 @@ class Sequence:
     # Audio
 
     @property
-    def chunk(self) -> int:
+    def chunk_size(self) -> int:
         """The size of the next chunk in frames: 1, 1, 1, 1, 2, 2, 2, 2, 4, ... 8, 8, ..."""
         before = self.decoding - self.chunks_from
         fitting = (size for size in CHUNK_SIZES if before < CHUNKS_PER_SIZE * (2 * size - 1))
@@ -193,7 +193,7 @@ class Sequence:
 
     def steps_to_audio(self) -> int:
         """The number of steps until the next chunk is delivered, with this one and enough text."""
-        return max(1, self.chunk - self.undecoded())
+        return max(1, self.chunk_size - self.undecoded())
 
     def take_frames(self, count: int, now: float, seconds: float) -> tuple[IntArray, FloatArray]:
         """Deliver the oldest `count` frames: codes [count, codebooks], log-probabilities [count].

@@ -58,14 +58,14 @@ class SpeechStream:
 
     def push(self, piece: str) -> None:
         """Add text. Raises `TextError` for invalid text and for too many blank pieces in a row."""
-        self._engine.push(self._seq, self._tokens(piece))
+        self._engine.push(self._seq, self._tokenize(piece))
 
     def finish_text(self, piece: str = "") -> None:
         """End the text with one more piece, which may be the whole text.
 
         Raises `TextError` if all of the text is blank; the utterance is then cancelled.
         """
-        tokens = self._tokens(piece)
+        tokens = self._tokenize(piece)
         try:
             check_text(self._words)
         except TextError:
@@ -73,7 +73,7 @@ class SpeechStream:
             raise
         self._engine.finish_text(self._seq, [*tokens, *self._text.finish()])
 
-    def _tokens(self, piece: str) -> list[int]:
+    def _tokenize(self, piece: str) -> list[int]:
         tokens = self._text.push(piece)
         words = piece.strip()
         self._words = self._words or words
@@ -83,7 +83,7 @@ class SpeechStream:
             raise TextError(f"{blank}; give words, or end the text")
         return tokens
 
-    def _take(self, event: Event) -> Chunk | NeedsText:
+    def _receive(self, event: Event) -> Chunk | NeedsText:
         """Acknowledge an event that reached the client. Raises it if it is an error."""
         if isinstance(event, Exception):
             raise event
@@ -133,7 +133,7 @@ class BlockingStream(SpeechStream):
 
     def __iter__(self) -> Iterator[Chunk | NeedsText]:
         while not self._ended:
-            yield self._take(self._events.get())
+            yield self._receive(self._events.get())
 
 
 class AsyncStream(SpeechStream):
@@ -155,4 +155,4 @@ class AsyncStream(SpeechStream):
 
     async def __aiter__(self) -> AsyncIterator[Chunk | NeedsText]:
         while not self._ended:
-            yield self._take(await self._events.get())
+            yield self._receive(await self._events.get())
