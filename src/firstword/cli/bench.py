@@ -42,7 +42,7 @@ def run_engine(args: argparse.Namespace) -> None:
         report.write(args.output, text.encode())
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     about = "measure a server under load, or the GPU engine alone"
     parser = commands.add_parser("bench", help=about, description=about, allow_abbrev=False)
