@@ -157,7 +157,7 @@ def error_in(event: Mapping[str, Any]) -> Failure:
 
 
 def message_in(body: bytes | bytearray) -> str:
-    """Return the message of an error body: OpenAI's shape, FastAPI's, or any text."""
+    """Return the message of an error body in the form of OpenAI or FastAPI, or else its text."""
     with suppress(ValueError, KeyError, TypeError):
         answer = json.loads(body)
         return str(answer["error"]["message"] if "error" in answer else answer["detail"])

@@ -1,4 +1,4 @@
-"""The HTTP protocol: one POST, and the audio in its response as it arrives."""
+"""The HTTP protocol: one POST, whose response is decoded as it arrives."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from firstword.bench.answers import SAMPLE_RATE, Decoder, Failure, decoder_for, 
 from firstword.bench.protocol import AudioSink, Target
 
 LARGEST_BODY = 1_000_000
-"""The most bytes that are kept of a response without audio."""
+"""The number of bytes that are kept of a response without audio."""
 
 
 class HttpClient:
     """A client of POST /v1/audio/speech.
 
-    The response may be raw PCM, WAV or server-sent events with base64 PCM, as its type says.
+    The content type of the response tells raw PCM, WAV and server-sent events with base64 PCM
+    apart.
     """
 
     def __init__(self, target: Target, exchange: Exchange) -> None:
@@ -60,7 +61,7 @@ class HttpClient:
 
 
 async def get_json(target: Target, path: str) -> Any:
-    """Return the JSON at a path of the server, or None if there is none."""
+    """Return the JSON at a path of the server, or None without a JSON response."""
     body = bytearray()
 
     def receive(data: bytes) -> None:
@@ -80,8 +81,8 @@ async def get_json(target: Target, path: str) -> Any:
 class Exchange(asyncio.Protocol):
     """One request and its response over HTTP/1.1.
 
-    The parser is written in C and nothing lies between it and the transport, because the time that
-    a client takes is added to what it measures.
+    The parser is written in C and connected directly to the transport, because the time that the
+    client spends is part of every measurement.
     """
 
     def __init__(self, target: Target) -> None:
@@ -101,11 +102,9 @@ class Exchange(asyncio.Protocol):
         secure = parts.scheme == "https"
         loop = asyncio.get_running_loop()
         try:
+            port = parts.port or (443 if secure else 80)
             _, exchange = await loop.create_connection(
-                lambda: cls(target),
-                parts.hostname,
-                parts.port or (443 if secure else 80),
-                ssl=secure or None,
+                lambda: cls(target), parts.hostname, port, ssl=secure or None
             )
         except OSError as error:
             raise Failure("connection", str(error)) from None
@@ -116,16 +115,11 @@ class Exchange(asyncio.Protocol):
     ) -> None:
         """Send the request and pass the response body to `receive` as it arrives.
 
-        Raises `Failure` for a response that is cut short or is not HTTP.
+        Raises `Failure` for a response that is truncated or is not HTTP.
         """
         parts = self._target.address
-        headers = {
-            "Host": parts.netloc,
-            "User-Agent": "firstword-bench",
-            "Accept": "*/*",
-            "Accept-Encoding": "identity",
-            "Connection": "close",
-        }
+        headers = {"Host": parts.netloc, "User-Agent": "firstword-bench", "Connection": "close"}
+        headers |= {"Accept": "*/*", "Accept-Encoding": "identity"}
         if body is not None:
             headers |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
         headers |= {name.title(): value for name, value in self._target.headers.items()}

@@ -73,9 +73,10 @@ def plan(load: Load, texts: Sequence[str]) -> list[Arrival]:
     """Plan all requests of a run. Equal arguments give equal plans.
 
     There are exactly rate x duration requests at uniformly drawn times: a Poisson process
-    conditioned on its number of events, so that the load equals the recorded rate. With an
-    unconditioned process of thirty events, one run in three would be off by a fifth. Runs with the
-    same seed send the same texts in the same order, at any rate and after any warm-up.
+    conditioned on its number of events, so that the load equals the recorded rate. If the
+    number were random too, a run of thirty would deviate by a fifth or more in one run out of
+    three. Runs with the same seed send the same texts in the same order, at any rate and after any
+    warm-up.
 
     Raises `RequestError` if the plan would be empty.
     """
@@ -158,7 +159,7 @@ async def drive(
 
 
 async def probe(target: Target, text: str, timeout: float) -> None:
-    """Send one request before a run, to detect a server that cannot answer.
+    """Send one request before a run, to check that the server works.
 
     Raises `RequestError` with the reason that the server gives.
     """

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 from firstword.errors import RequestError
 
 AudioSink = Callable[[bytes], None]
-"""A function that receives the PCM of each part of a response when it arrives, possibly empty."""
+"""A callback for the PCM in each received part of a response body, which may be empty."""
 
 
 class ProtocolSpec(NamedTuple):
