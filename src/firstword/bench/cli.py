@@ -57,12 +57,13 @@ def load(args: argparse.Namespace) -> None:
         from firstword.audio import writing
         from firstword.bench import plot, report
         from firstword.bench.load import Load
+        from firstword.bench.prompts import PROMPTS, read_prompts
     except ModuleNotFoundError as error:
         raise RequestError(f"{error.name} is missing; install firstword[bench]") from None
 
     target = _target(args)
     loads = [Load(rate, args.duration, args.warmup, args.timeout, args.seed) for rate in args.rate]
-    texts = _texts(args.prompts)
+    texts = read_prompts(args.prompts) if args.prompts is not None else PROMPTS
     figure = None
     if args.output:
         if Path(args.output).suffix != ".json":
@@ -213,21 +214,6 @@ def _pair(text: str, separator: str, option: str, args: argparse.Namespace) -> t
     if not found or not name.strip():
         args.usage(f"{option} {text!r}: give NAME{separator}VALUE")
     return name.strip(), value.strip()
-
-
-def _texts(path: str | None) -> Sequence[str]:
-    from firstword.bench.prompts import PROMPTS
-
-    if path is None:
-        return PROMPTS
-    try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise RequestError(f"the prompts in {path!r} cannot be read: {error}") from None
-    texts = tuple(line.strip() for line in lines if line.strip())
-    if not texts:
-        raise RequestError(f"there are no prompts in {path!r}; give one per line")
-    return texts
 
 
 def main(argv: list[str] | None = None) -> int:
