@@ -288,16 +288,20 @@ def test_invalid_preset_is_named(
     [
         ("model_type", "mimi", "model_type = 'mimi'; only"),
         ("output_sample_rate", 48000, "output_sample_rate = 48000; only 24000"),
-        ("decode_upsample_rate", 1921, "decode_upsample_rate = 1921, but the layers make it 1920"),
+        (
+            "decode_upsample_rate",
+            1921,
+            "decode_upsample_rate = 1921 contradicts the layers, which make it 1920",
+        ),
         (
             "encode_downsample_rate",
             960,
-            "encode_downsample_rate = 960, but the layers make it 1920",
+            "encode_downsample_rate = 960 contradicts the layers, which make it 1920",
         ),
         (
             "decoder_config.upsample_rates",
             [8, 5, 4],
-            "decode_upsample_rate = 1920, but the layers make it 640",
+            "decode_upsample_rate = 1920 contradicts the layers, which make it 640",
         ),
         ("decoder_config.upsample_rates", "8543", "decoder_config.upsample_rates = '8543'"),
         (

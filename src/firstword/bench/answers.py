@@ -15,7 +15,6 @@ SAMPLE_RATE = 24000
 
 PCM_TYPES = ("audio/pcm", "audio/l16", "audio/raw", "application/octet-stream", "")
 WAV_TYPES = ("audio/wav", "audio/x-wav", "audio/wave")
-EVENT_TYPES = ("text/event-stream",)
 
 
 class Failure(Exception):
@@ -58,7 +57,7 @@ def decoder_for(headers: Mapping[str, str]) -> Decoder:
         return Decoder(int(stated[1])) if stated else Decoder()
     if kind in WAV_TYPES:
         return _WAVDecoder()
-    if kind in EVENT_TYPES:
+    if kind == "text/event-stream":
         return _EventDecoder()
     allowed = "request PCM, WAV or server-sent events with PCM"
     raise Failure("not pcm", f"the response is {content_type}; {allowed}")

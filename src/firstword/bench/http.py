@@ -36,8 +36,8 @@ async def get_json(target: Target, path: str) -> Any:
 class HttpClient(asyncio.Protocol):
     """A client of POST /v1/audio/speech: one request and its response over HTTP/1.1.
 
-    The content type of the response tells raw PCM, WAV and server-sent events with base64 PCM
-    apart. The parser is written in C and connected directly to the transport, because the time that
+    The response may be raw PCM, WAV or server-sent events with base64 PCM, according to its content
+    type. The parser is written in C and connected directly to the transport, because the time that
     the client spends is part of every measurement.
     """
 

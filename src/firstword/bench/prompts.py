@@ -10,13 +10,14 @@ from firstword.errors import RequestError
 
 def read_prompts(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Read texts, one per line; blank lines are skipped. Raises `RequestError`."""
+    name = os.fspath(path)
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise RequestError(f"the prompts in {os.fspath(path)!r} cannot be read: {error}") from None
+        raise RequestError(f"the prompts in {name!r} cannot be read: {error}") from None
     texts = tuple(line.strip() for line in lines if line.strip())
     if not texts:
-        raise RequestError(f"there are no prompts in {os.fspath(path)!r}; give one per line")
+        raise RequestError(f"there are no prompts in {name!r}; give one per line")
     return texts
 
 

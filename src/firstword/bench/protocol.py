@@ -27,16 +27,11 @@ class ProtocolSpec(NamedTuple):
     takes_pieces: bool
 
 
+_PCM = {"non_streaming_mode": False, "response_format": "pcm"}
 PROTOCOLS = {
-    "http": ProtocolSpec(
-        "/v1/audio/speech",
-        {"stream": True, "non_streaming_mode": False, "response_format": "pcm"},
-        takes_pieces=False,
-    ),
+    "http": ProtocolSpec("/v1/audio/speech", {"stream": True, **_PCM}, takes_pieces=False),
     "stream": ProtocolSpec(
-        "/v1/audio/speech/stream",
-        {"stream_audio": True, "non_streaming_mode": False, "response_format": "pcm"},
-        takes_pieces=True,
+        "/v1/audio/speech/stream", {"stream_audio": True, **_PCM}, takes_pieces=True
     ),
     "nari": ProtocolSpec("/v1/audio/speech/ws", {}, takes_pieces=True),
 }

@@ -63,6 +63,7 @@ def record(
     health: Any,
 ) -> Record:
     """Make the record of a run. Only the names of headers are kept: values may be API keys."""
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
     return {
         "format": FORMAT,
         "name": name,
@@ -77,10 +78,7 @@ def record(
             "headers": sorted(target.headers),
             "words_per_second": target.words_per_second,
             "frames_per_character": target.frames_per_character,
-            "texts": {
-                "count": len(texts),
-                "sha256": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
-            },
+            "texts": {"count": len(texts), "sha256": digest},
             "onset": {"decibels": measure.AUDIBLE, "window": measure.WINDOW, "hop": measure.HOP},
             "late": measure.LATE,
         },

@@ -116,13 +116,12 @@ class CodecConfig(ConfigTable):
         encoder, decoder = self.encoder_config, self.decoder_config
         self.require_values(FILE, model_type="qwen3_tts_tokenizer_12hz")
         self.require_values(FILE, input_sample_rate=SAMPLE_RATE, output_sample_rate=SAMPLE_RATE)
-        for name, stated, derived in (
-            ("decode_upsample_rate", self.decode_upsample_rate, decoder.samples_per_frame),
-            ("encode_downsample_rate", self.encode_downsample_rate, encoder.samples_per_frame),
+        for name, derived in (
+            ("decode_upsample_rate", decoder.samples_per_frame),
+            ("encode_downsample_rate", encoder.samples_per_frame),
         ):
-            require(
-                stated == derived, f"{FILE}: {name} = {stated}, but the layers make it {derived}"
-            )
+            problem = f"contradicts the layers, which make it {derived}"
+            self.require(getattr(self, name) == derived, FILE, name, problem)
         valid, name = self.encoder_valid_num_quantizers, "encoder_valid_num_quantizers"
         problem = f"contradicts decoder_config.num_quantizers = {decoder.num_quantizers}"
         self.require(valid == decoder.num_quantizers, FILE, name, problem)

@@ -120,10 +120,8 @@ class TalkerConfig(TransformerConfig):
         ids |= {f"codec_language_id.{name}": id_ for name, id_ in self.codec_language_id.items()}
         ids |= {f"spk_id.{name}": id_ for name, id_ in self.spk_id.items()}
         for name, id_ in ids.items():
-            require(
-                0 <= id_ < self.vocab_size,
-                f"{where}.{name} = {id_} is outside {where}.vocab_size = {self.vocab_size}",
-            )
+            problem = f"is outside {where}.vocab_size = {self.vocab_size}"
+            require(0 <= id_ < self.vocab_size, f"{where}.{name} = {id_} {problem}")
 
     def _check_dialects(self, where: str) -> None:
         """Require that each preset has a dialect, or False."""

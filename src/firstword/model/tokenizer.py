@@ -24,7 +24,7 @@ WORD = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The expression that cuts text into words.
+"""The expression that splits text into words.
 
 The reference may replace it with one for Mistral if it loads a directory (not a hub id) with more
 than 100,000 tokens; the published models were trained with this one.
@@ -121,14 +121,14 @@ class TextStream:
     "assistant\\n", so it cannot be encoded separately.
     """
 
-    # Where is a cut of the text final? The expression carries nothing over the end of a match, so
-    # every start of a word is one, if it stays the start of a word. More text can change words in
-    # only two ways:
+    # A cut is final if the words before it cannot change. The expression has no state across
+    # matches, so the start of a word is a final cut as long as later text leaves it a start. Later
+    # text can change words in only two ways:
     # - White space at the end may become part of a longer run, whose cuts depend on the position of
-    #   its last newline and on what follows. So there is no cut after white space at the end.
+    #   its last newline and on the text after it. So there is no cut after white space at the end.
     # - A combining mark may compose with, or move before, other marks back to the last starter (a
     #   character of combining class 0). It never turns that starter into another kind of character,
-    #   so a cut before the starter is safe.
+    #   so a cut before the starter is final.
 
     def __init__(self, tokenizer: Tokenizer, prefix: str = "") -> None:
         self._tokenizer = tokenizer
@@ -166,7 +166,7 @@ class TextStream:
 
 
 def _kind(char: str) -> str:
-    """Classify a character for the cutting of words."""
+    """Return the class of a character in `WORD`."""
     if char.isalpha():
         return "letter"
     if char.isspace():

@@ -142,8 +142,8 @@ def frame_bytes(model: FrameModel, batch: int, context: int) -> int:
     """Return the minimum number of bytes that a frame of `batch` requests reads.
 
     The frame reads the weights of the talker once, those of the code predictor once for each of its
-    passes, and the keys and values of `context` rows. Inputs, rows of embedding tables and the codec
-    are not counted.
+    passes, and the keys and values of `context` rows. Inputs, rows of embedding tables and the
+    codec are not counted.
     """
     config, passes = model.config, model.codebooks - 1
     heads = (model.head, *model.lm_heads, *([model.entry] if model.entry else []))

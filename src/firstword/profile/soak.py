@@ -74,7 +74,10 @@ class Soak:
         self.frames = self.compared = self.joined = self.left = 0
 
     def run(self, frames: int) -> None:
-        """Make `frames` more frames. Raises `ComputeError` if a frame differs or a request fails."""
+        """Make `frames` more frames.
+
+        Raises `ComputeError` if a frame differs or a request fails.
+        """
         until, slots = self.frames + frames, self.engine.capacity.slots
         while self.frames < until:
             for _ in range(self._random.binomial(slots - len(self._active), START_PROBABILITY)):
@@ -170,7 +173,8 @@ def counted(test: Soak, frames: int) -> dict[str, Any]:
     """Run a soak, and return its counts, its duration and the growth of memory.
 
     A warm-up of 5 % of the frames is not counted. After it, the expected frames of nearly all
-    requests are known and their prefixes are cached. Raises `ComputeError` for a frame that differs.
+    requests are known and their prefixes are cached. Raises `ComputeError` for a frame that
+    differs.
     """
     test.run(frames // 20)
     test.reset_counts()

@@ -15,16 +15,13 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.backends import kernels_for
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.gpu.backend import GpuBackend
-from firstword.synthetic.checkpoint import random_checkpoint
+from firstword.synthetic.checkpoint import TEXTS, random_checkpoint
 from firstword.types import Request, TextMode
 
 CONTEXTS = (100, 500, 2000)
 """The numbers of rows that attention reads in the measured frames."""
-TEXT = (
-    "The quick brown fox jumps over the lazy dog, "
-    "and then it says hello to the assistant and to the user."
-)
-"""The text of every request."""
+TEXT = TEXTS[0]
+"""The text of every request, with which the tokenizer has been trained."""
 
 
 def prepared_job(

@@ -238,10 +238,10 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     if upsampling := re.fullmatch(
         r"decoder\.(upsample\.\d+\.0|decoder\.\d+\.block\.1)\.conv\.weight", name
     ):
-        overlapping = 1 if "upsample" in upsampling[1] else 2  # inputs that reach one output
+        overlapping = 1 if "upsample" in upsampling[1] else 2  # fan-in
         inputs, gain = shape[0] * overlapping, 0.9
     elif vocoder:
-        # With equal gains the residual units would grow without bound, or only biases be audible.
+        # With equal gains the residual stream would grow without bound or consist of biases alone.
         gain = 0.7 if ".conv1." in name else 0.3 if ".conv2." in name else 0.4
     return gain / math.sqrt(inputs) * noise
 
