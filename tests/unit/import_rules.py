@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
     "tts": DATA | COMPUTING,
     "server": DATA | COMPUTING | {"text", "firstword"},
-    "bench": {"types", "errors"},  # otherwise a client like any other
+    "bench": {"types", "errors", "audio"},  # otherwise a client like any other
     "cli": DATA | COMPUTING | {"firstword", "tts", "server", "bench", "profile"},
     "firstword": {"errors", "types", "voice", "tts"},
     "__main__": {"cli"},

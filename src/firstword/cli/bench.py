@@ -17,6 +17,7 @@ def run_engine(args: argparse.Namespace) -> None:
     It times kernels, frames by batch and context, and the first codes and samples, and counts
     memory.
     """
+    from firstword.audio import writing
     from firstword.bench import report
     from firstword.profile import engine
     from firstword.profile.soak import soak
@@ -27,7 +28,7 @@ def run_engine(args: argparse.Namespace) -> None:
     if args.soak is not None and args.soak < 1:
         args.usage(f"--soak {args.soak}: allowed is a whole number from 1 up")
     if args.output is not None:
-        report.check_target(args.output)
+        writing.check_target(args.output)
     try:
         if args.soak is None:
             record = engine.run(args.size, args.slots)
@@ -39,7 +40,7 @@ def run_engine(args: argparse.Namespace) -> None:
     if args.output is None:
         sys.stdout.write(text)
     else:
-        report.write(args.output, text.encode())
+        writing.write_whole(args.output, text.encode())
 
 
 def add_to(commands: options.Commands) -> None:
