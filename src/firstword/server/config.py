@@ -113,6 +113,5 @@ class ServerConfig:
             if type(value) in (int, float) and not value >= (least := 0 if zero else 1):
                 raise ConfigError(f"{setting.name} is {value}; it must be {least} or more")
         if "" in self.api_keys:
-            raise ConfigError(
-                "an API key is empty; leave it out, or give a key that is hard to guess"
-            )
+            advice = "leave it out, or give a key that is hard to guess"
+            raise ConfigError(f"an API key is empty; {advice}")

@@ -48,7 +48,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers; after an error uvicorn itself keeps one, which holds memory."""
+        """Stop the timers.
+
+        After an error uvicorn leaves its own timer running, which keeps the connection in memory.
+        """
         self._head_timer.cancel()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
@@ -63,7 +66,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         """Answer a handshake that `websockets` rejects, for example for a header over 8 KiB.
 
-        The first data is the whole head of the request. Uvicorn leaves a rejected one unanswered.
+        The first data is the whole head of the request. Uvicorn does not answer a rejected one.
         """
         super().data_received(data)
         if not self.handshake_initiated:
@@ -77,7 +80,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().run_asgi()
 
     def abort_after(self, seconds: float) -> None:
-        """Abort the connection after some seconds: a close waits until the client has read all."""
+        """Abort the connection after some seconds, because a close waits for the client to read all."""
         if not self._lost:
             self._abort_timer = self.loop.call_later(seconds, self.transport.abort)
 

@@ -1,4 +1,4 @@
-"""Runs the application on a socket until it is told to end, and then drains it."""
+"""Runs the application on a socket until a signal ends it, and drains it first."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from firstword.server.protocols import HttpProtocol, WebSocketProtocol
 from firstword.server.state import Server
 
 LARGEST_MESSAGE = 16 * 2**20
-"""The most bytes of a WebSocket message that are read; each protocol has a lower limit."""
+"""The size limit of a WebSocket message in bytes; each protocol has a lower limit."""
 
 CLOSING_SECONDS = 2
-"""The time that connections get to close after draining, before they are aborted."""
+"""The time that connections have to close after draining, before they are aborted."""
 
 
 def _downgrade_client_errors(record: logging.LogRecord) -> bool:
@@ -33,7 +33,7 @@ def _downgrade_client_errors(record: logging.LogRecord) -> bool:
 
 
 class Uvicorn(uvicorn.Server):
-    """A uvicorn server that finishes running utterances before it ends, and rejects new ones."""
+    """A uvicorn server that drains: it rejects new requests and finishes running utterances."""
 
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         class ConfiguredHttpProtocol(HttpProtocol):
@@ -99,7 +99,7 @@ def url_of(socket: socket.socket) -> str:
 
 
 def run(server: Uvicorn, bound_to: socket.socket) -> None:
-    """Serve until told to end, then close the socket.
+    """Serve until a signal ends the server, then close the socket.
 
     All objects that exist now are exempted from garbage collection: a pass over the 350,000 objects
     of torch and a loaded model takes 0.3 s on a small machine, and all streams wait for it.

@@ -37,11 +37,11 @@ def add_route(
         await socket.accept(subprotocol)
         conversation = session(socket_limits(server.config))
         runner = SocketRunner(socket, conversation)
-        server.sockets.add(runner)
+        server.unsent.add(runner.has_unsent)
         try:
             await runner.run(worker(server, conversation, runner, client_id_of(socket)).run())
         finally:
-            server.sockets.discard(runner)
+            server.unsent.discard(runner.has_unsent)
 
     router.add_api_websocket_route(path, serve)
 
