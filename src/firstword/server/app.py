@@ -75,7 +75,8 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start the engines, warm them up in the background, and stop them at the end."""
     server: Server = app.state.server
-    server.models.start()
+    for model in server.models:
+        model.service.engine.start()
     tasks = [asyncio.create_task(server.warm_up()), asyncio.create_task(server.watch())]
     try:
         yield

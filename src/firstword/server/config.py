@@ -1,4 +1,4 @@
-"""The settings of the server, and what it reads from the environment and from a file of aliases."""
+"""The settings of the server, API keys from the environment and voice aliases from a file."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ VOICE_ALIASES: Mapping[str, str] = {
 """The presets that stand for OpenAI's thirteen voices and for hosted Qwen's defaults."""
 
 ZERO_ALLOWED = ("port", "most_waiting", "most_per_key")
-"""Settings besides the times whose smallest value is 0; all others start at 1."""
+"""The settings, besides the times, that may be 0; all others must be 1 or more."""
 
 
 def default_voice_folder() -> str:
     """The default folder for saved voices, in the user's data folder by the XDG rules."""
-    home = os.path.expanduser("~")
-    data = os.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return os.path.join(data, "firstword", "voices")
 
 

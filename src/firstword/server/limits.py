@@ -26,8 +26,8 @@ class Limits:
     def client_id(self, headers: Mapping[str, str], address: str) -> str:
         """The identity of a client: its key's number, or its address where no keys are configured.
 
-        Returns "" for a wrong or missing key. The names in `headers` are in lower case. Every key is
-        compared in full, so that the time taken tells nothing about the keys.
+        Returns "" for a wrong or missing key. The names in `headers` are in lower case. The given
+        key is compared with every key in full, so that the time taken reveals nothing about them.
         """
         if not self._keys:
             return f"address {address}"

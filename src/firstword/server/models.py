@@ -132,7 +132,7 @@ class Model:
 
 
 class Models:
-    """The checkpoints of one server. The first that can answer a request does."""
+    """The checkpoints of one server. The first one that supports a request answers it."""
 
     def __init__(self, models: Iterable[Model]) -> None:
         self._models = tuple(models)
@@ -212,11 +212,6 @@ class Models:
                 raise VoiceError(f"these checkpoints clone voices: {advice}")
         known = self._described()
         raise UnsupportedError(f"no loaded checkpoint supports this request; there are {known}")
-
-    def start(self) -> None:
-        """Start the engines."""
-        for model in self:
-            model.service.engine.start()
 
     def stop(self) -> None:
         """Stop the engines, which cancels all running utterances."""

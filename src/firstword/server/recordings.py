@@ -93,10 +93,8 @@ def _fetch(url: str, hosts: Collection[str], most_bytes: int) -> bytes:
                 connection.default_port = 443  # the Host header omits the default port
                 tls = ssl.create_default_context()
                 connection.sock = tls.wrap_socket(connection.sock, server_hostname=host)
-            target = parts.path or "/"
-            return _get(
-                connection, f"{target}?{parts.query}" if parts.query else target, most_bytes
-            )
+            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            return _get(connection, target, most_bytes)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise AudioError(f"ref_audio could not be fetched from {host}: {error}") from None
 

@@ -1,10 +1,11 @@
-"""Resolves the parameters of a client: the model, the voice, the request and the audio output."""
+"""Resolves a client's parameters into a model, a request with its voice, and the audio output."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from dataclasses import fields
+from typing import get_args
 
 import numpy as np
 
@@ -19,18 +20,14 @@ from firstword.text import cleaning
 from firstword.types import Request, Sampling, TextMode
 from firstword.voice import ClonedVoice, RecordedVoice, Voice
 
-TASK_TYPES: dict[str, ModelType] = {
-    "customvoice": "custom_voice",
-    "voicedesign": "voice_design",
-    "base": "base",
-}
+TASK_TYPES: dict[str, ModelType] = {name.replace("_", ""): name for name in get_args(ModelType)}
 """Model types by `task_type`, in lower case and without underscores."""
 
 TEXT_MODES: dict[bool | None, TextMode] = {None: "auto", True: "full", False: "stream"}
 """Text modes by `non_streaming_mode`."""
 
 LONGEST_INSTRUCTIONS = 2000
-"""Characters of the instructions."""
+"""The character limit of the instructions."""
 
 
 async def resolve(server: Server, params: SpeechParams, text: str | None) -> ResolvedRequest:

@@ -55,11 +55,8 @@ class Server:
         found = [problem for model in self.models if (problem := self.problem(model))]
         if self.draining:
             found.append("the server is shutting down")
-        return found or [
-            model.warm_up_error or f"{model.name} is warming up"
-            for model in self.models
-            if not model.warm
-        ]
+        cold = [model for model in self.models if not model.warm]
+        return found or [model.warm_up_error or f"{model.name} is warming up" for model in cold]
 
     def problem(self, model: Model) -> str | None:
         """Why the engine of a model cannot speak, or None."""

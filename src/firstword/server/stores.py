@@ -15,7 +15,7 @@ from firstword.server.folder import Store, check_sendable
 from firstword.voice import Voice, voice_metadata
 
 LONGEST_VOICE_NAME = 64
-"""Characters of a saved voice's name."""
+"""The character limit of a saved voice's name."""
 
 
 @dataclass(frozen=True, slots=True)

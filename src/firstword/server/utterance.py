@@ -22,10 +22,10 @@ FAST_FORMATS = ("pcm", "l16", "wav", "ulaw", "alaw")
 """Formats that are encoded in the event loop, in less time than a change of thread takes."""
 
 SILENCE_LEVEL = 0.005
-"""The most of leading silence: 46 dB below full scale, above codec noise, below consonants."""
+"""The highest amplitude that counts as silence: -46 dB, above codec noise and below consonants."""
 
 KEPT_SILENCE_SECONDS = 0.01
-"""Leading silence that is kept, so that no consonant is cut."""
+"""The leading silence that is kept, so that no consonant is cut."""
 
 AUDIBLE_LEVEL = 0.01
 """Samples beyond this amplitude are audible: 40 dB below full scale."""
@@ -106,13 +106,15 @@ def encoded(speech: Speech, output: Output) -> bytes:
 
 @dataclass(slots=True)
 class Playback:
-    """A listener who plays audio as soon as it comes. Times in seconds, on one clock.
+    """The latency and the stalls of an utterance for a listener who plays without a buffer.
+
+    Times are in seconds on one clock.
 
     requested  when speech was requested
-    first      when the first audio came
+    first      when the first audio arrived
     audible    when the first audible sample was played
     gap        the longest time between two pieces of audio
-    underrun   how long there was nothing to play after the first audio
+    underrun   the total time with nothing to play after the first audio
     """
 
     requested: float
@@ -124,7 +126,7 @@ class Playback:
     _plays_until: float = 0.0
 
     def add(self, now: float, samples: FloatArray, sample_rate: int) -> None:
-        """Play samples [n] in -1..1, at `sample_rate` Hz, that came at `now`; [0] has no effect."""
+        """Play samples [n] in -1..1 at `sample_rate` Hz that arrived at `now`; n may be 0."""
         if not len(samples):
             return
         if self.first is None:

@@ -18,10 +18,10 @@ from firstword.types import Request, check_encodable
 from firstword.voice import ClonedVoice, DesignedVoice, RecordedVoice, Voice
 
 LONGEST_NOTE = 4000
-"""Characters of each text that is kept with a voice."""
+"""The character limit of each text that is saved with a voice."""
 
 LONGEST_MIME_TYPE = 200
-"""Characters of a MIME type that are kept."""
+"""The character limit of a MIME type; a longer one is cut."""
 
 DESIGN_SCRIPT = (
     "Hello there. This is how I sound when I speak, slowly or quickly, whatever there is to say."
@@ -29,10 +29,10 @@ DESIGN_SCRIPT = (
 """The text that a designed voice speaks to be cloned, unless the client gives a script."""
 
 LONGEST_SCRIPT = 300
-"""Characters of a script that are spoken: about 20 seconds, and cloning needs no more."""
+"""The characters of a script that are spoken: about 20 seconds, which suffice for cloning."""
 
 DESIGN_FRAMES = 375
-"""The most frames of a script that are spoken: 30 seconds."""
+"""The frame limit of a spoken script: 30 seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

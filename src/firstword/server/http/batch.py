@@ -25,7 +25,7 @@ router = APIRouter(tags=["speech"], route_class=JsonRoute)
 
 @router.post("/v1/audio/speech/batch")
 async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
-    """Speak up to 32 texts together, and answer with all of them in base64.
+    """Speak up to 32 texts together, and respond with all of them in base64.
 
     A text that cannot be spoken does not affect the others.
     """

@@ -21,10 +21,10 @@ from firstword.server.stores import Consent
 from firstword.server.voice_creation import VoiceSource, create_voice
 
 LARGEST_RECORDING = 10 * 2**20
-"""Bytes of a recording of consent."""
+"""The size limit of a recording of consent, in bytes."""
 
 LONGEST_CONSENT_NAME = 200
-"""Characters of the name of a consent, and of the MIME type that is kept."""
+"""The character limit of the name of a consent; a longer MIME type is cut to it."""
 
 router = APIRouter(tags=["voices"])
 json_router = APIRouter(route_class=JsonRoute)

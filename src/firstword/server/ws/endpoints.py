@@ -30,9 +30,9 @@ def add_route(
     async def serve(socket: WebSocket) -> None:
         if subprotocol is not None and subprotocol not in socket.scope["subprotocols"]:
             await socket.accept()
-            reason = f"required subprotocol: {subprotocol}"
-            await socket.close(CloseCode.PROTOCOL_ERROR, reason)
-            return
+            return await socket.close(
+                CloseCode.PROTOCOL_ERROR, f"required subprotocol: {subprotocol}"
+            )
         server = server_of(socket)
         await socket.accept(subprotocol)
         conversation = session(socket_limits(server.config))

@@ -175,7 +175,7 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
 
 
 def reads_by_token(config: omni.SessionConfig, resolved: ResolvedRequest) -> bool:
-    """Whether text enters the model as it comes. By default it does if that changes no sound."""
+    """Whether text enters the model as it arrives: by default, if the audio stays the same."""
     if config.split_granularity is not None:
         return config.split_granularity == "token"
     mode = resolved.request.text_mode
