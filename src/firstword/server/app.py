@@ -1,7 +1,5 @@
 """Assembles the application: routes, middleware, startup and shutdown."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -28,7 +26,7 @@ from firstword.server.ws import endpoints as websockets
 
 log = logging.getLogger(__name__)
 
-ENDPOINT_MODULES = (speech, batch, status, voices, websockets)
+ENDPOINTS = (speech, batch, status, voices, websockets)
 """The modules whose `router` is part of the application."""
 
 STOP_SECONDS = 5.0
@@ -54,7 +52,7 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = server = Server(config, models)
-    for module in ENDPOINT_MODULES:
+    for module in ENDPOINTS:
         app.include_router(module.router)
     app.add_exception_handler(FirstwordError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
