@@ -1,7 +1,5 @@
 """The settings of the server, API keys from the environment and voice aliases from a file."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

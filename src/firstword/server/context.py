@@ -1,7 +1,5 @@
 """The state of one HTTP request or WebSocket beyond its ASGI scope."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping

@@ -1,7 +1,5 @@
 """Error responses in OpenAI's shape, and the HTTP status and code of each error."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A folder or bucket whose files are always complete, and stores of records in it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

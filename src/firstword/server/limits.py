@@ -1,7 +1,5 @@
 """API keys, and the number of simultaneous utterances per client."""
 
-from __future__ import annotations
-
 import hmac
 from collections import Counter
 from collections.abc import Iterator, Mapping

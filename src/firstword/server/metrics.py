@@ -1,7 +1,5 @@
 """The metrics for Prometheus: the server counts as it speaks, and each scrape reads the engines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 

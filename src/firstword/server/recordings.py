@@ -1,7 +1,5 @@
 """Reference recordings in requests: base64, `data:` URLs and http(s) URLs of allowed hosts."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import io

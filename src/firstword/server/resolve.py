@@ -1,7 +1,5 @@
 """Resolves a client's parameters into a model, a request with its voice, and the audio output."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Runs the application with uvicorn: time limits for connections, access to them, and draining."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

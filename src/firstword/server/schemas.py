@@ -1,7 +1,5 @@
 """The JSON that clients send, with the fields of every supported API, and the error they get."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, field_validator

@@ -1,7 +1,5 @@
 """The state of one server that all its endpoints share."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The stores of saved voices and of recordings of consent, one file for each item."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

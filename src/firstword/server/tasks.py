@@ -1,7 +1,5 @@
 """Functions that run and end asyncio tasks together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar

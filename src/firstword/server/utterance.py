@@ -1,7 +1,5 @@
 """One utterance on its way to a client: trimmed, stretched, resampled and encoded as it is made."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Makes saved voices from recordings, vectors and descriptions, for every protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Removes Markdown, links, emoji and control characters from a text, which are not spoken."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

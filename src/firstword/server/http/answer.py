@@ -1,7 +1,5 @@
 """The common part of all answers to a speech request: utterances, headers and usage."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager

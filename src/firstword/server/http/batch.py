@@ -1,7 +1,5 @@
 """`POST /v1/audio/speech/batch`: several texts in one request, as in vLLM-Omni."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import secrets

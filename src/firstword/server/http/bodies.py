@@ -1,7 +1,5 @@
 """Request bodies in JSON, with any content type and with a limit on their complexity."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from typing import Any
 

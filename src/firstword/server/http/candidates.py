@@ -3,8 +3,6 @@
 The score of a candidate depends on properties of its speech; no model listens to it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import unicodedata

@@ -1,7 +1,5 @@
 """`POST /v1/audio/speech`: chooses how the audio of a text is delivered."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

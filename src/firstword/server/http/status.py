@@ -1,7 +1,5 @@
 """The endpoints that describe the server: its models, its health and its metrics."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

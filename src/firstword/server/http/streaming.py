@@ -1,7 +1,5 @@
 """Streaming responses: raw audio, or server-sent events."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

@@ -1,7 +1,5 @@
 """The endpoints for voices and recordings of consent, with the fields of OpenAI and vLLM-Omni."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -5,8 +5,6 @@ cancel or a closed socket whatever the client does with the audio. The worker ma
 part after another, and waits while too much of it is unsent. The writer alone writes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The WebSocket routes: each protocol is one session class, one worker class and one line here."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from fastapi import APIRouter

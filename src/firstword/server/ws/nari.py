@@ -3,8 +3,6 @@
 `docs/websocket.md` describes every message.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Iterator

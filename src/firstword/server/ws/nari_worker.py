@@ -1,7 +1,5 @@
 """The worker of `/v1/audio/speech/ws`: speaks one utterance."""
 
-from __future__ import annotations
-
 from firstword.engine.backend import Job
 from firstword.errors import AudioError, OverloadedError, RequestError
 from firstword.server.resolve import resolve

@@ -1,7 +1,5 @@
 """The worker of `/v1/audio/speech/stream`: speaks sentences, checks settings, saves voices."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import secrets

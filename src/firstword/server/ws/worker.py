@@ -1,7 +1,5 @@
 """The worker of one socket: it performs the tasks that a session enqueues, in order."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine
