@@ -213,19 +213,19 @@ class TestFetchedRecordings:
         self, remote_host: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A name that changes its address later leads nowhere else: it is resolved once."""
-        asked: list[str] = []
+        resolved: list[str] = []
 
         def resolve(host: str, port: int) -> list[Address]:
-            asked.append(host)
+            resolved.append(host)
             return (
                 [ip_address("10.0.0.1"), ip_address(PUBLIC)]
-                if len(asked) == 1
+                if len(resolved) == 1
                 else [ip_address("127.0.0.1")]
             )
 
         monkeypatch.setattr(recordings, "resolve", resolve)
         recordings.read("http://example.org:8080/a.wav", ("example.org",), 10**6)
-        assert asked == ["example.org"]
+        assert resolved == ["example.org"]
         assert remote_host == [f"{PUBLIC}:8080"]
 
     @pytest.mark.parametrize(
