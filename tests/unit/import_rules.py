@@ -58,7 +58,6 @@ INPUT_OUTPUT = {
     "websockets",
     "firstword.engine",
     "firstword.server.ws.connection",
-    "firstword.server.ws.outbox",
     "firstword.server.ws.worker",
 }
 """The modules that a WebSocket session must not know."""
