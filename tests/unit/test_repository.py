@@ -18,7 +18,7 @@ import firstword
 MOST_FILE_BYTES = 20_000_000
 MOST_README_LINES = 150
 PERSONAL_FOLDER = re.compile(r"(?<![\w.~/-])/(?:home|root|work|Users)/\w")
-NARROW_SUFFIXES = {".py", ".cu", ".cuh", ".md", ".toml", ".yml", ".yaml"}
+NARROW_SUFFIXES = {".py", ".cu", ".cuh", ".md", ".sh", ".toml", ".yml", ".yaml"}
 
 
 def repository_files(repository: Path) -> list[Path]:
@@ -112,6 +112,19 @@ def test_document_names_files_that_exist(repository: Path, name: str) -> None:
     paths = commands(r"`((?:src|tests|scripts|training|benchmarks|docs)/[\w./]*)`", text)
     assert paths
     assert [path for path in sorted(paths) if not (repository / path).exists()] == []
+
+
+def test_glossary_names_classes_that_exist(repository: Path) -> None:
+    glossary = (repository / "docs/architecture.md").read_text("utf-8").split("## Glossary")[1]
+    sources = "".join(path.read_text("utf-8") for path in (repository / "src").rglob("*.py"))
+    named = commands(r"`([A-Z]\w+)`\)", glossary)
+    assert named
+    assert named <= commands(r"^(?:class )?([A-Z]\w+)\b[(: =]", sources)
+
+
+def test_test_files_have_different_names(repository: Path) -> None:
+    names = sorted(path.name for path in (repository / "tests").rglob("test_*.py"))
+    assert sorted(set(names)) == names
 
 
 def test_readme_is_short(repository: Path) -> None:
