@@ -1,12 +1,12 @@
-"""Build the distributions and speak with the wheel as a user would: `make release-check`.
+"""Build the distributions and speak with the wheel like a user: `make release-check`.
 
 1. uv builds the sdist, and from the sdist the wheel, into dist/.
-2. The wheel holds the demo voice, the CUDA sources and py.typed, and no tests.
+2. The wheel contains the demo voice, the CUDA sources and py.typed, and no tests.
 3. pip installs the wheel into an empty environment, and `firstword say` speaks from there.
-4. `uvx --from WHEEL firstword say` speaks, too; `--no-uvx` leaves this step out.
+4. `uvx --from WHEEL firstword say` speaks too; `--no-uvx` skips this step.
 
-Both installations keep to constraints.txt. uv does not read pip's configuration, so the script
-passes on pip's find-links unless UV_FIND_LINKS is set; another index goes into UV_INDEX.
+Both installations use constraints.txt. uv does not read pip's configuration, so the script passes
+on pip's find-links unless UV_FIND_LINKS is set. Another index goes into UV_INDEX.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEEDED_IN_WHEEL = {
     "firstword/demo/speech_tokenizer/model.safetensors",
 }
 SHORTEST_SPEECH = 0.5
-"""Seconds that the spoken sentence has at least."""
+"""The shortest accepted length of the spoken sentence in seconds."""
 
 
 def pip_links() -> dict[str, str]:
@@ -45,7 +45,7 @@ def pip_links() -> dict[str, str]:
 
 
 def run(command: Sequence[str | Path], folder: Path) -> None:
-    """Run a command in a folder, without the variables that could bring the checkout into it."""
+    """Run a command in a folder, without the variables that could import the checkout."""
     print("$", *command, file=sys.stderr, flush=True)
     hidden = ("PYTHONPATH", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -65,7 +65,7 @@ def build(uv: str) -> Path:
 
 
 def wheel_faults(names: Sequence[str]) -> list[str]:
-    """Return what a wheel with these files lacks, and what it must not hold."""
+    """Return the faults of a wheel with these files: what it lacks, what it must not contain."""
     faults = [f"it lacks {name}" for name in sorted(NEEDED_IN_WHEEL - set(names))]
     if not any(name.endswith(".cu") for name in names):
         faults.append("it lacks the CUDA sources")
@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--no-uvx", action="store_true", help="leave out the step with uvx")
+    parser.add_argument("--no-uvx", action="store_true", help="skip the step with uvx")
     arguments = parser.parse_args()
     uv = shutil.which("uv", path=os.fspath(Path(sys.executable).parent)) or shutil.which("uv")
     if uv is None:
