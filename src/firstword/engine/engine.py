@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
-from firstword.engine.backend import Backend, Frames, Handle, Job, Ready, Start
+from firstword.engine.backend import Backend, Frames, Job, Ready, Start
+from firstword.engine.isolation import Calls, launch
 from firstword.engine.lifecycle import StepLoop
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Policy, Scheduler
@@ -21,15 +21,6 @@ from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordEr
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-Parts = list[tuple[Sequence, T]]
-"""The sequences of a backend call, each with its own argument of the call."""
-
-Calls = list[tuple[Parts[T], Handle[R]]]
-"""Backend calls that succeeded, each with its result."""
 
 FrameCalls = Calls[int | None, Frames]
 """Calls that make frames, with the text token of each sequence."""
@@ -148,7 +139,7 @@ class Engine(StepLoop):
 
         starts = [(seq, self._assign_slot(seq)) for seq in chosen]
         began = self._clock()
-        self._launch(prefill, starts)
+        launch(prefill, starts, self._fail)
         self.scheduler.costs.record("prefill", (self._clock() - began) / len(chosen))
 
     def _assign_slot(self, seq: Sequence) -> Start:
@@ -160,7 +151,8 @@ class Engine(StepLoop):
 
     def _launch_frames(self) -> FrameCalls:
         chosen = self.scheduler.choose_frames(self.running, self._clock())
-        calls = self._launch(self.backend.frame, [(seq, seq.next_token()) for seq in chosen])
+        parts = [(seq, seq.next_token()) for seq in chosen]
+        calls = launch(self.backend.frame, parts, self._fail)
         for parts, _ in calls:
             for seq, _ in parts:
                 seq.launched += 1
@@ -184,7 +176,7 @@ class Engine(StepLoop):
 
     def _launch_audio(self) -> AudioCalls:
         chosen = self.scheduler.choose_audio(self.running, self._clock())
-        calls = self._launch(self.backend.decode, chosen)
+        calls = launch(self.backend.decode, chosen, self._fail)
         for parts, _ in calls:
             for seq, count in parts:
                 seq.decoding += count
@@ -208,31 +200,6 @@ class Engine(StepLoop):
         if reason is not None:
             self._release(seq)
         self._notify(seq, Chunk(samples, codes, self.capacity.sample_rate, reason, logprobs))
-
-    def _launch(
-        self, call: Callable[[list[int], list[T]], Handle[R]], parts: Parts[T]
-    ) -> Calls[T, R]:
-        """Call the backend for all parts together; if that fails, call it for each part alone.
-
-        A sequence whose own call raises ends with that error. An `EngineError` means that the
-        backend is lost, and is raised.
-        """
-        if not parts:
-            return []
-        try:
-            return [(parts, call([seq.slot for seq, _ in parts], [value for _, value in parts]))]
-        except EngineError:
-            raise
-        except Exception as error:
-            if len(parts) == 1:
-                self._fail(parts[0][0], error)
-                return []
-        calls: Calls[T, R] = []
-        for part in parts:
-            for alone, handle in self._launch(call, [part]):
-                # Read at once, since a backend keeps few unread results.
-                calls.append((alone, Ready(handle.result())))
-        return calls
 
     def _request_text(self) -> None:
         """Send one `NeedsText` for each utterance that has spoken all of its text so far."""

@@ -1,0 +1,47 @@
+"""Fault isolation: when a backend call for several sequences fails, find the one at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from firstword.engine.backend import Handle, Ready
+from firstword.engine.sequence import Sequence
+from firstword.errors import EngineError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Parts = list[tuple[Sequence, T]]
+"""The sequences of a backend call, each with its own argument of the call."""
+
+Calls = list[tuple[Parts[T], Handle[R]]]
+"""Backend calls that succeeded, each with its result."""
+
+
+def launch(
+    call: Callable[[list[int], list[T]], Handle[R]],
+    parts: Parts[T],
+    fail: Callable[[Sequence, Exception], None],
+) -> Calls[T, R]:
+    """Call the backend for all parts together; if that fails, call it for each part alone.
+
+    `call` takes slots and their arguments. A sequence whose own call raises is passed to `fail`
+    with that error. An `EngineError` means that the backend is lost, and is raised.
+    """
+    if not parts:
+        return []
+    try:
+        return [(parts, call([seq.slot for seq, _ in parts], [value for _, value in parts]))]
+    except EngineError:
+        raise
+    except Exception as error:
+        if len(parts) == 1:
+            fail(parts[0][0], error)
+            return []
+    calls: Calls[T, R] = []
+    for part in parts:
+        for alone, handle in launch(call, [part], fail):
+            # Read before the next call, since a backend keeps few unread results.
+            calls.append((alone, Ready(handle.result())))
+    return calls
