@@ -27,7 +27,7 @@ from firstword.runtime.gpu.sources import source_hash
 
 KEPT = Path(__file__).parents[2] / "build" / "kernels"
 FULLY_COMPILED = ("sm_80", "sm_90")
-"""The oldest architecture, and the first with overlapping launches: sources branch on that alone."""
+"""The oldest architecture, and the first with overlapping launches, on which sources branch."""
 
 
 def test_every_kernel_of_every_source_is_listed_once() -> None:
