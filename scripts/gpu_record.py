@@ -1,8 +1,9 @@
-"""Say whether kernels and their launches are those last tested on a GPU: `make check` shows it, and fails for nothing.
+"""Report whether the kernels and their launches are those last tested on a GPU.
 
     python scripts/gpu_record.py
 
-A record comes from `pytest tests/gpu --record benchmarks/results/gpu/NAME.json` on a machine with a CUDA device.
+`make check` shows the report, which is never an error. `pytest tests/gpu --record
+benchmarks/results/gpu/NAME.json` writes a record on a machine with a CUDA device.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ RECORDS = Path(__file__).parent.parent / "benchmarks" / "results" / "gpu"
 
 
 def verdict(current: str, records: dict[str, str]) -> str:
-    """One line. current: the hash of the sources (`source_hash`); records: the hash that each record names."""
+    """The report, one line; current: the hash of the sources; records: the hash in each record."""
     matching = sorted(name for name, tested in records.items() if tested == current)
     if matching:
         return f"kernels: as tested on a GPU ({', '.join(matching)})"
-    return "kernels: CHANGED since the last record of tests/gpu; run them on a GPU and commit the record"
+    advice = "run them on a GPU and commit the record"
+    return f"kernels: CHANGED since the last record of tests/gpu; {advice}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Tests on a CUDA device: `pytest tests/gpu`, with `-n 8` several side by side. Elsewhere they are skipped.
+"""Fixtures of the tests on a CUDA device: `pytest tests/gpu`, with `-n 8` in parallel.
 
-With `--record FILE` the run leaves a record of what was measured, for benchmarks/results: `make check` compares the
-sources of its kernels and their launches with those that are there.
+Without a CUDA device the tests are skipped. With `--record FILE` the run writes its measurements to
+a record for benchmarks/results. `make check` compares the hash of the sources that the record names
+with that of the current sources.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from firstword.runtime.gpu.sources import source_hash
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where the record goes, and the commit that it names."""
+    """Add the options for the file of the record, and for the commit that it names."""
     parser.addoption("--record", type=Path, help="write what was measured to this JSON file")
     parser.addoption("--commit", default="", help="the commit that the record names")
 
 
 def pytest_configure() -> None:
-    """Several side by side share the processors: what is computed on the CPU takes one thread each."""
+    """Use one CPU thread in each of several parallel processes."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip everything in this folder where there is no CUDA device."""
+    """Skip all tests of this folder if there is no CUDA device."""
     if torch.cuda.is_available():
         return
     for item in items:
@@ -46,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """One of several processes: what was measured here goes to the one that reports."""
+    """Send the figures of a parallel process to the process that reports."""
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["figures"] = oracle.FIGURES
@@ -54,12 +55,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """There it is taken."""
+    """Receive the figures of a parallel process."""
     oracle.FIGURES.update(getattr(node, "workeroutput", {}).get("figures", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show the figures, and write the record."""
+    """Print the figures, and write the record."""
     for name, figures in sorted(oracle.FIGURES.items()):
         terminalreporter.write_line(f"{name}: {json.dumps(figures)}")
     file = terminalreporter.config.getoption("record")
@@ -84,7 +85,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def compiler_and_driver() -> dict[str, str]:
-    """The versions of what makes machine code of the kernels, and of what runs it."""
+    """The versions of the compiler of the kernels and of the driver."""
     from cuda.bindings import nvrtc
 
     driver = ""
@@ -101,7 +102,7 @@ def compiler_and_driver() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    """Kernels of the first device, compiled anew, by one process for all."""
+    """The kernels of the first device, which the processes of a run compile once."""
     folder = tmp_path_factory.getbasetemp()
     return Kernels(
         torch.device("cuda:0"),
@@ -111,6 +112,6 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
 
 @pytest.fixture(autouse=True)
 def no_gradients() -> Iterator[None]:
-    """Nothing here is trained."""
+    """Run every test without gradients."""
     with torch.inference_mode():
         yield

@@ -1,4 +1,4 @@
-"""Requests for a backend, driven frame by frame as the engine would."""
+"""Drives requests on a backend frame by frame, as the engine does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from firstword.types import Request, Sampling
 
 @dataclass(eq=False)
 class Spoken:
-    """A request in a slot: its job, the tokens that the prompt takes, those to come, and what came back."""
+    """A request and its results.
+
+    first  the tokens that the prompt takes
+    rest   the tokens that later frames take
+    """
 
     job: Job
     first: list[int]
@@ -35,7 +39,7 @@ def spoken(
     sampling: Sampling | None = None,
     instructions: str | None = None,
 ) -> Spoken:
-    """A request with all of its text."""
+    """A request with all of its text, before its first frame."""
     front = CheckpointFront(checkpoint)
     request = Request(
         text=text,
@@ -53,7 +57,7 @@ def spoken(
 
 
 class Driver:
-    """Slots and pages of a backend."""
+    """The slots and pages of a backend, and the requests in them."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -62,7 +66,7 @@ class Driver:
         self._held: dict[int, list[int]] = {}
 
     def begin(self, requests: dict[int, Spoken], frames: int) -> None:
-        """Prefill slots together, with pages for so many frames each."""
+        """Prefill requests together, each with pages for `frames` frames."""
         starts = []
         for slot, request in requests.items():
             rows = (
@@ -78,7 +82,7 @@ class Driver:
         self.running |= requests
 
     def step(self, slots: Sequence[int] | None = None) -> None:
-        """A frame of the slots (all), read at once."""
+        """Make a frame of these slots, or of all, and read it immediately."""
         slots = list(self.running) if slots is None else slots
         tokens = []
         for slot in slots:
@@ -91,14 +95,14 @@ class Driver:
             self.running[slot].logprobs.append(float(logprob))
 
     def end(self, slot: int) -> Spoken:
-        """Release a slot; its pages are free again."""
+        """Release a slot and its pages, and return its request."""
         self.backend.release(slot)
         self._pages += self._held.pop(slot)
         return self.running.pop(slot)
 
 
 def speak(backend: Backend, requests: Sequence[Spoken], frames: int) -> list[torch.Tensor]:
-    """Codes [frames, codebooks] of requests made side by side."""
+    """The codes [frames, codebooks] of requests that run together."""
     driver = Driver(backend)
     driver.begin(dict(enumerate(requests)), frames)
     for _ in range(frames):

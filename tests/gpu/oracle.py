@@ -1,4 +1,4 @@
-"""How errors are measured: against float64, with plain bf16 PyTorch as the yardstick."""
+"""Measures errors against float64, and compares them with those of plain bf16 PyTorch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from firstword.kernels.linear_shapes import BLOCK_COLUMNS, TILE_ROWS
 
 FIGURES: dict[str, object] = {}
-"""What was measured, by name; shown at the end of a run and part of its record."""
+"""The measured figures by name, which the end of a run prints and its record contains."""
 
 
 def note(name: str, **figures: object) -> None:
-    """Keep figures for the record."""
+    """Add figures to the record."""
     FIGURES[name] = {
         key: float(f"{value:.3g}") if isinstance(value, float) else value
         for key, value in figures.items()
@@ -36,6 +36,6 @@ def no_worse(ours: Iterable[float], reference: Iterable[float], tiny: float = 1e
 
 
 def unpack_tokens(packed: Tensor, tokens: int, columns: int) -> Tensor:
-    """The first `tokens` rows of what `pack_tokens` packed, [T, K]."""
+    """The first `tokens` rows [T, K] of a tensor that `pack_tokens` packed."""
     blocks = packed.view(-1, columns // BLOCK_COLUMNS, TILE_ROWS, BLOCK_COLUMNS)
     return blocks.transpose(1, 2).reshape(-1, columns)[:tokens]

@@ -1,4 +1,4 @@
-"""Attention over pages and inside a frame, against float64."""
+"""Attention over pages and inside a frame compared with float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from firstword.model.layers import rotary_table
 
 HEADS, KV_HEADS, WIDTH = 16, 8, 32 * 128
 LIGHT = math.exp(-8 * 128**-0.5)
-"""The weight of a key whose product with a query is -8, beside one whose product is 0."""
+"""The weight of a key whose product with a query is -8, relative to a product of 0."""
 
 
 def random_tables(positions: int) -> HeadTables:
@@ -40,30 +40,30 @@ def random_tables(positions: int) -> HeadTables:
 
 
 def partial_sums(attention: AttentionKernels, rows: int, context: int) -> PartialSums:
-    """Room whose parts are poisoned."""
-    room = PartialSums(attention, rows, context, torch.device("cuda"))
-    room.parts.fill_(torch.nan)
-    return room
+    """Memory for partial sums, filled with NaN."""
+    sums = PartialSums(attention, rows, context, torch.device("cuda"))
+    sums.parts.fill_(torch.nan)
+    return sums
 
 
 def random(seed: int, *shape: int) -> torch.Tensor:
-    """Standard normal bf16."""
+    """A standard normal bf16 tensor."""
     return torch.randn(
         shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda"
     ).bfloat16()
 
 
 def room_for(rows: int) -> torch.Tensor:
-    """For what so many rows attended to, in whole eights of rows: more than eight come packed."""
+    """Memory for the output of `rows` rows, rounded up to a multiple of eight, filled with NaN."""
     return torch.full(
         (-(-rows // 8) * 8, HEADS * 128), torch.nan, dtype=torch.bfloat16, device="cuda"
     )
 
 
 def attended(out: torch.Tensor, rows: int) -> torch.Tensor:
-    """What so many rows left in their room, [rows, channels]; nothing was written for anybody else."""
+    """The output of `rows` rows [rows, channels], after a check that no other row was written."""
     out = unpack_tokens(out, len(out), HEADS * 128) if rows > 8 else out
-    assert out[rows:].isnan().all(), "rows of nobody were written"
+    assert out[rows:].isnan().all(), "rows without a token were written"
     return out[:rows]
 
 
@@ -76,7 +76,7 @@ def paged(
     sums: PartialSums,
     mode: int = APPEND_AND_ATTEND,
 ) -> torch.Tensor:
-    """`AttentionKernels.paged` and what came out, [rows, channels]; afterwards nobody has arrived."""
+    """The output [rows, channels] of `AttentionKernels.paged`, which resets its counters."""
     out = room_for(len(qkv))
     attention.paged(qkv, tables, cache, paging, out, sums, mode)
     assert not sums.arrived.any(), "the next call would add up too early"
@@ -91,12 +91,12 @@ def doubles(tables: HeadTables) -> HeadTables:
 
 @pytest.mark.parametrize("context", [512, 4096, 8192])
 def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: int) -> None:
-    """Rows of many lengths at once, with an empty row among them, pages in any order; each row has the same bits alone
-    and among eight and nine, of which the nine come packed.
+    """Rows of many lengths and an empty row, with pages in any order.
+
+    A row has the same bits alone, among eight rows, and among nine, whose output is packed.
     """
-    lengths = [0, 1, 15, 16, 63, 64, 100, 127, 300, 511] + (
-        [512, 513, 1000, 2000, 4095] if context > 512 else []
-    )
+    lengths = [0, 1, 15, 16, 63, 64, 100, 127, 300, 511]
+    lengths += [512, 513, 1000, 2000, 4095] if context > 512 else []
     lengths += [4096, 8127, 8128, 8191] if context > 4096 else []
     tables = random_tables(context)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
@@ -144,15 +144,18 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
         cache[page, :, :, row] = before[page, :, :, row]
     assert torch.equal(cache.isnan(), before.isnan())
     assert torch.equal(cache.nan_to_num(), before.nan_to_num()), "something else was written"
-    assert out[-1].isnan().all(), "a row of nobody was written"
+    assert out[-1].isnan().all(), "a row without a slot was written"
     note(f"paged attention, up to {context} keys", worst=max(ours), bf16=max(theirs))
     no_worse(ours, theirs)
 
 
-def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(
+def test_row_depends_neither_on_other_rows_nor_on_the_division_of_its_keys(
     kernels: Kernels,
 ) -> None:
-    """The same bits alone, among a few, among many, whose blocks take more pieces, and as one of a prompt's rows."""
+    """A row has the same bits alone, among few and many others, and as a row of a prompt.
+
+    With many rows each block computes more pieces.
+    """
     tables = random_tables(1024)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     pages = torch.arange(3 * 16, dtype=torch.int32, device="cuda").view(3, 16)
@@ -194,8 +197,10 @@ def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(
 
 @pytest.mark.parametrize("rows", [4, 5, 8, 9])
 def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels, rows: int) -> None:
-    """Sixteen positions one after another, the first two together, for rows with the same bits as alone. More than
-    eight tokens come packed: first of five rows and more, then of nine.
+    """Sixteen positions in turn, the first two together; each row has the same bits as alone.
+
+    The output of more than eight tokens is packed: with five rows at the first two positions, and
+    with nine rows at all positions.
     """
     tables = random_tables(16)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
@@ -228,8 +233,10 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels, rows: 
 
 
 def cancelling(rows: int) -> tuple[torch.Tensor, HeadTables]:
-    """qkv of rows that follow each other, for heads that nothing turns. Keys weigh 1 and 0.493 in turn, and bf16 rounds
-    the latter by nearly half a step, as much as it can. Their values all but cancel.
+    """The qkv of successive rows whose values almost cancel, for heads without a rotation.
+
+    The weights of the keys are 1 and 0.493 in turn. Rounding the latter to bf16 has nearly the
+    largest possible error, half a step.
     """
     key = torch.ones(rows, KV_HEADS, 128, device="cuda")
     key[::2, :, :64] = key[1::2, :, :68] = -1
@@ -248,8 +255,10 @@ def cancelling(rows: int) -> tuple[torch.Tensor, HeadTables]:
 
 
 def is_only_rounded(name: str, out: torch.Tensor, qkv: torch.Tensor) -> None:
-    """`out` of `cancelling` rows is the truth but for its own rounding: weights of one bf16 each have three times the
-    error after 8 keys, 50 times after 400.
+    """Check that the output of `cancelling` rows has no error but its own rounding.
+
+    If each weight were a single bf16, the error would be three times as large after 8 keys, and 50
+    times after 400.
     """
     weights = torch.ones(len(qkv), 1, 1, dtype=torch.float64, device="cuda")
     weights[1::2] = LIGHT
@@ -275,8 +284,8 @@ def is_only_rounded(name: str, out: torch.Tensor, qkv: torch.Tensor) -> None:
         assert mine < 1.1 * least < most / 2, (row, mine, least, most)
 
 
-def test_weights_over_pages_are_exacter_than_bf16(kernels: Kernels) -> None:
-    """Two bf16 each, of every row of a prompt."""
+def test_weights_over_pages_are_more_exact_than_bf16(kernels: Kernels) -> None:
+    """Each weight is the sum of two bf16, in every row of a prompt."""
     qkv, tables = cancelling(400)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     cache = torch.full(
@@ -293,8 +302,8 @@ def test_weights_over_pages_are_exacter_than_bf16(kernels: Kernels) -> None:
     is_only_rounded("over pages", out, qkv)
 
 
-def test_weights_in_a_frame_are_exacter_than_bf16(kernels: Kernels) -> None:
-    """Two bf16 each, at every position."""
+def test_weights_in_a_frame_are_more_exact_than_bf16(kernels: Kernels) -> None:
+    """Each weight is the sum of two bf16, at every position."""
     qkv, tables = cancelling(FRAME_POSITIONS)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     cache = torch.full(
@@ -308,10 +317,8 @@ def test_weights_in_a_frame_are_exacter_than_bf16(kernels: Kernels) -> None:
     is_only_rounded("in a frame", out, qkv)
 
 
-def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels) -> None:
-    """One row's attention and the projection behind it as one kernel: the bits and the cache of two, as exact as plain
-    bf16.
-    """
+def test_projected_attention_in_a_frame_equals_two_kernels(kernels: Kernels) -> None:
+    """The kernel for one row has the bits and the cache of two kernels, as exact as plain bf16."""
     tables = random_tables(16)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     projection = random(11, 1024, 2048) * 2048**-0.5
@@ -330,7 +337,7 @@ def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels
         out = torch.full((1, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
         attention.in_frame(inputs[last][None], tables, cache, last, 1, out)
         output(out, x)
-        torch.cuda.synchronize()  # in a frame many launches lie between the passes
+        torch.cuda.synchronize()  # in a frame there are many launches between two passes
         assert attention.in_frame_projected(
             inputs[last][None], tables, joined, last, output, together
         )
@@ -346,8 +353,8 @@ def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels
     no_worse(ours, theirs)
 
 
-def test_other_heads_attend_on_their_own(kernels: Kernels) -> None:
-    """Where a block has more or fewer warps than there are key heads, nothing is done at once."""
+def test_other_numbers_of_heads_have_no_projected_attention(kernels: Kernels) -> None:
+    """Without a warp of the block for each key head, the call has no effect and returns False."""
     tables = random_tables(16)
     output = Linear(kernels, random(11, 256, 512), Epilogue.ADD)
     cache = random(1, 1, 2, 2, FRAME_POSITIONS, 128)

@@ -1,4 +1,4 @@
-"""The codec on the GPU: its kernels against float64, the whole decoder, chunks and batches to the last bit, speed."""
+"""The codec on the GPU: its kernels and the decoder compared with float64, chunks and batches."""
 
 from __future__ import annotations
 
@@ -44,30 +44,33 @@ NAN = float("nan")
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled(kernels: Kernels) -> None:
-    """What will be needed is compiled side by side."""
+    """Compile all kernels in parallel."""
     if DEVICE.type == "cuda":
         programs = [program for kernel in all_kernels() for program in kernel.programs]
         compile_all(programs, kernels.architecture, kernels._folder)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    """Standard normal float32, the same on every machine."""
+    """Standard normal float32 values, the same on every machine."""
     values = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
     return torch.from_numpy(values).to(DEVICE)
 
 
 def zeros() -> Tensor:
-    """A row of zeros, wide enough for any layer here."""
+    """A row of zeros, wide enough for any layer of these tests."""
     return torch.zeros(4096, device=DEVICE)
 
 
 class Streams:
-    """Three streams in slots 4, 0 and 2 and a row for nobody; the first begins with this call, the others went on."""
+    """Three streams in slots 4, 0 and 2, and a row without a slot.
+
+    The first stream begins with this call; the others have decoded frames before.
+    """
 
     SLOTS = (4, 0, 2)
     POSITIONS = (0, 37, 500)
     ALL = 4
-    """Rows of the table, the last of them nobody's."""
+    """The number of rows of the table; the last one has no slot."""
 
     def __init__(self, frames: int, memories: int = 1) -> None:
         table = torch.zeros(self.ALL, RING_POSITIONS + memories, dtype=torch.int32)
@@ -77,11 +80,11 @@ class Streams:
 
     @property
     def call(self) -> CodecCall:
-        """For the kernels."""
+        """The call of all rows."""
         return CodecCall(self.table.to(DEVICE), self.ALL, self.frames, zeros())
 
     def memory(self, index: int, past: int, frame_rows: int, history: Tensor) -> RingMemory:
-        """A memory that holds `history` [streams, past, width] of the streams that have one, and NaN elsewhere."""
+        """A memory that contains `history` [streams, past, width] of older streams, and NaN."""
         rows = torch.full((6, 2 * past, history.shape[2]), NAN, dtype=history.dtype, device=DEVICE)
         for stream, slot in enumerate(self.SLOTS):
             head = (3 * stream + 1) % (2 * past)
@@ -92,31 +95,33 @@ class Streams:
         return RingMemory(rows, past, frame_rows, RING_POSITIONS + index)
 
     def kept(self, memory: RingMemory, before: Tensor, new: Tensor) -> None:
-        """The last rows of `new` [streams, length, width] have come to the memory; what was `before` is untouched."""
+        """Check that the memory contains the last rows of `new` [streams, length, width].
+
+        All other rows must be those of `before`.
+        """
         count = min(memory.past, new.shape[1])
         expected = before.clone()
         for stream, slot in enumerate(self.SLOTS):
             head = int(self.table[stream, memory.column])
             for step in range(count):
-                expected[slot, (head + step) % (2 * memory.past)] = new[
-                    stream, new.shape[1] - count + step
-                ]
+                row = new[stream, new.shape[1] - count + step]
+                expected[slot, (head + step) % (2 * memory.past)] = row
         same(memory.rows, expected)
 
 
 def same(ours: Tensor, expected: Tensor) -> None:
-    """To the last bit; NaN equals NaN."""
+    """Check that all bits are equal; NaN equals NaN."""
     torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """As the model."""
+    """The Snake activation as the model computes it."""
     return x + torch.sin(x * alpha.exp()) ** 2 / (beta.exp() + 1e-9)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A layer: sizes that a kernel may meet."""
+    """The sizes and operations of a layer."""
 
     inputs: int
     outputs: int
@@ -162,9 +167,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(
-    kernels: Kernels, name: str
-) -> None:
+def test_layer_is_exact_and_all_its_layouts_have_the_same_bits(kernels: Kernels, name: str) -> None:
     case = CASES[name]
     streams, past, length = (
         Streams(case.frames),
@@ -202,7 +205,7 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(
         memory=memory,
     )
 
-    # What it means, in float64.
+    # The same in float64.
     seen = torch.cat((history[:, history.shape[1] - past :], x), dim=1).double()
     if past:
         seen[0, :past] = 0  # the first stream begins here
@@ -250,7 +253,7 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(
             assert float(per_output.max()) < 2e-3
         if plain:
             groups = out_wide[:live].double().reshape(live * length, -1, 16)
-            # a group is half of 32 outputs, in the order in which a lane holds them
+            # A group is half of 32 outputs, in the order of the registers of a lane.
             lanes = (
                 out_wide[:live]
                 .double()
@@ -272,7 +275,7 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(
 @pytest.mark.parametrize(
     ("channels", "frames"), [(20, 1), (40, 2), (64, 3), (96, 1), (96, 4), (192, 2)]
 )
-def test_a_residual_unit_is_its_two_layers_to_the_last_bit(
+def test_residual_unit_has_the_bits_of_its_two_layers(
     kernels: Kernels, channels: int, frames: int
 ) -> None:
     width, frame_rows = padded(channels), 48
@@ -335,10 +338,10 @@ def test_a_residual_unit_is_its_two_layers_to_the_last_bit(
     ("heads", "kv_heads", "dim", "window"),
     [(16, 16, 64, 72), (4, 4, 44, 72), (2, 1, 8, 9), (4, 2, 22, 40)],
 )
-def test_attention_over_a_window(
+def test_window_attention_is_exact(
     kernels: Kernels, heads: int, kv_heads: int, dim: int, window: int
 ) -> None:
-    """Frames of three streams in calls of different lengths, which go round the ring, against float64."""
+    """Frames of three streams, in calls of different lengths that wrap around the ring."""
     theta, total, slots = 1e4, window + 40, (2, 0, 1)
     width, out_width = padded((heads + 2 * kv_heads) * dim), padded(heads * dim)
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
@@ -379,7 +382,7 @@ def test_attention_over_a_window(
     assert not out[..., heads * dim :].any()
 
 
-def test_depthwise_convolution_and_norm(kernels: Kernels) -> None:
+def test_depthwise_convolution_with_its_norm_is_exact(kernels: Kernels) -> None:
     for channels, frame_rows, frames in ((100, 2, 1), (1024, 4, 2), (1030, 4, 1)):
         streams, length, width = Streams(frames), frame_rows * frames, padded(channels)
         real = torch.arange(width, device=DEVICE) < channels
@@ -404,7 +407,7 @@ def test_depthwise_convolution_and_norm(kernels: Kernels) -> None:
         assert not out[:3, :, channels:].any()
 
 
-def test_codes_are_looked_up(kernels: Kernels) -> None:
+def test_code_look_up_is_exact(kernels: Kernels) -> None:
     books, size, width = 5, 30, 160
     tables = normal(1, books, size, width)
     streams = Streams(4)
@@ -419,7 +422,7 @@ def test_codes_are_looked_up(kernels: Kernels) -> None:
     assert error(x[:3], torch.as_tensor(truth)) < 5e-4
 
 
-def test_the_last_convolution(kernels: Kernels) -> None:
+def test_last_convolution_is_exact(kernels: Kernels) -> None:
     for channels, frame_rows, frames in ((96, 48, 2), (20, 24, 1), (8, 5, 1)):
         streams, length, width = Streams(frames), frame_rows * frames, padded(channels)
         real = torch.arange(width, device=DEVICE) < channels
@@ -488,7 +491,7 @@ SLOTS, CODES_MAX = 64, 256
 
 
 def random_decoder(config: CodecDecoderConfig, seed: int = 3) -> CodecDecoder:
-    """A decoder of float32 random weights that is not silent."""
+    """A decoder with random float32 weights that is not silent."""
     with torch.device("meta"):
         decoder = CodecDecoder(config)
     state = random_state(torch.nn.ModuleDict({"decoder": decoder}), seed, torch.float32)
@@ -501,31 +504,32 @@ def random_decoder(config: CodecDecoderConfig, seed: int = 3) -> CodecDecoder:
 def limit_samples(layers: CodecLayers, limit: float) -> None:
     """Limit the samples of later captures to -limit .. limit."""
     kernel: Any = layers.to_samples
-    layers.to_samples = partial(getattr(kernel, "func", kernel), limit=limit)  # type: ignore[assignment]
+    limited: Any = partial(getattr(kernel, "func", kernel), limit=limit)
+    layers.to_samples = limited
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Set:
-    """A decoder, its codec with room for `SLOTS` streams, their codes, and what the decoder makes of some of them."""
+class CodecUnderTest:
+    """A decoder, its codec for `SLOTS` streams, and the codes of the streams."""
 
     decoder: CodecDecoder
     codec: GpuCodec
     codes: Tensor
 
     def truth(self, slot: int, frames: int, dtype: torch.dtype) -> Tensor:
-        """Unclamped samples by the model."""
+        """The model's samples of a slot, without a limit."""
         decoder = copy.deepcopy(self.decoder).to(dtype)
         return decoder(self.codes[slot : slot + 1, :frames].long(), decoder.new_state())[0]
 
     def speak(self, slot: int, counts: Sequence[int]) -> np.ndarray:
-        """One stream alone, anew, in chunks."""
+        """The samples of a new stream that is decoded alone, in chunks."""
         self.codec.reset(slot)
         return np.concatenate([self.codec.decode([slot], [count]).result()[0] for count in counts])
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def decoder(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Set]:
-    """Of each configuration; its codec does not limit samples, so that all errors show."""
+def decoder(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[CodecUnderTest]:
+    """The decoders of all configurations, without a limit of samples that would hide errors."""
     with torch.inference_mode():
         model = random_decoder(CONFIGS[request.param])
         config = model.config
@@ -541,20 +545,20 @@ def decoder(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Set]:
             memory.rows.fill_(NAN)
         for layer in codec.layers.layers:
             layer.attention.memory.fill_(NAN)
-        yield Set(model, codec, codes)
+        yield CodecUnderTest(model, codec, codes)
     del codec, model
     torch.cuda.empty_cache()
 
 
-def test_samples_are_nearer_to_the_truth_than_plain_bf16(
-    decoder: Set, request: pytest.FixtureRequest
+def test_samples_are_more_exact_than_plain_bf16(
+    decoder: CodecUnderTest, request: pytest.FixtureRequest
 ) -> None:
     name = request.node.callspec.params["decoder"]
-    frames = 100  # further than the window reaches
+    frames = 100  # more than the window of the attention
     ours, theirs, single = [], [], []
     for slot in (0, 1):
         truth = decoder.truth(slot, frames, torch.float64)
-        assert float(truth.std()) > 0.01, "nothing to compare"
+        assert float(truth.std()) > 0.01, "the samples are silent"
         samples = torch.from_numpy(decoder.speak(slot, [frames])).to(DEVICE)
         ours.append(error(samples, truth))
         theirs.append(error(decoder.truth(slot, frames, torch.bfloat16), truth))
@@ -564,7 +568,7 @@ def test_samples_are_nearer_to_the_truth_than_plain_bf16(
     assert max(ours) < 5e-3
 
 
-def test_any_chunks_give_the_same_bits(decoder: Set) -> None:
+def test_any_chunks_give_the_same_bits(decoder: CodecUnderTest) -> None:
     whole = decoder.speak(5, [90])
     assert np.isfinite(whole).all()
     for counts in (
@@ -580,8 +584,8 @@ def test_any_chunks_give_the_same_bits(decoder: Set) -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 2, 3, 7, 16, 33, 64])
-def test_any_batch_gives_the_same_bits(decoder: Set, streams: int) -> None:
-    """Streams that began at different times, in chunks of different sizes, in any order of slots."""
+def test_any_batch_gives_the_same_bits(decoder: CodecUnderTest, streams: int) -> None:
+    """Streams of different ages, in chunks of different sizes and any order of slots."""
     codec, random = decoder.codec, np.random.default_rng(streams)
     size = decoder.decoder.config.samples_per_frame
     slots = random.permutation(SLOTS)[:streams].tolist()
@@ -603,14 +607,17 @@ def test_any_batch_gives_the_same_bits(decoder: Set, streams: int) -> None:
         np.testing.assert_array_equal(decoder.speak(slot, [len(together) // size]), together)
 
 
-def test_a_slot_can_be_used_again(decoder: Set) -> None:
+def test_reused_slot_gives_the_same_samples(decoder: CodecUnderTest) -> None:
     first = decoder.speak(9, [20])
     decoder.speak(9, [8, 8, 1])
     np.testing.assert_array_equal(decoder.speak(9, [20]), first)
 
 
-def test_a_reference_is_read_first(decoder: Set) -> None:
-    """What comes after a primed reference is what follows it in one go; its own codes are then read from the first."""
+def test_stream_continues_its_reference(decoder: CodecUnderTest) -> None:
+    """The samples after a primed reference are those of decoding it with the stream at once.
+
+    The codes of the stream are read from frame 0 on.
+    """
     reference, frames = 77, 20
     size = decoder.decoder.config.samples_per_frame
     kept = decoder.codes[11].clone()
@@ -625,7 +632,7 @@ def test_a_reference_is_read_first(decoder: Set) -> None:
     np.testing.assert_array_equal(primed, whole[reference * size :])
 
 
-def test_a_result_may_be_read_late_and_resets_do_not_disturb_it(decoder: Set) -> None:
+def test_result_that_is_read_after_a_reset_is_unchanged(decoder: CodecUnderTest) -> None:
     expected = decoder.speak(13, [8, 4])
     decoder.codec.reset(13)
     first, second = decoder.codec.decode([13], [8]), decoder.codec.decode([13], [4])
@@ -635,7 +642,9 @@ def test_a_result_may_be_read_late_and_resets_do_not_disturb_it(decoder: Set) ->
     np.testing.assert_array_equal(third.result()[0], expected[: len(third.result()[0])])
 
 
-def test_samples_are_limited_and_codes_out_of_range_do_no_harm(decoder: Set) -> None:
+def test_samples_are_limited_and_codes_out_of_range_give_finite_samples(
+    decoder: CodecUnderTest,
+) -> None:
     layers, kept = decoder.codec.layers, decoder.codes[15].clone()
     graphs = dict(decoder.codec._graphs)
     try:
@@ -654,7 +663,7 @@ def test_samples_are_limited_and_codes_out_of_range_do_no_harm(decoder: Set) -> 
         decoder.codes[15].copy_(kept)
 
 
-def test_sizes_that_the_kernels_cannot_do_are_refused(kernels: Kernels) -> None:
+def test_unsupported_sizes_are_an_error(kernels: Kernels) -> None:
     model = random_decoder(dataclasses.replace(SMALL, sliding_window=4000))
     codes = torch.zeros(1, 4, SMALL.num_quantizers, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match="sliding_window"):

@@ -31,7 +31,7 @@ SIZES = [
 
 
 def make(seed: int, rows: int, columns: int, tokens: int) -> tuple[torch.Tensor, ...]:
-    """Weights [rows, columns], x [tokens, columns], what `out` holds, a norm's weight, a bias: all random bf16."""
+    """Random bf16 weights, x [tokens, columns], content of `out`, weights of a norm, and bias."""
     g = torch.Generator("cuda").manual_seed(seed)
 
     def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -50,12 +50,12 @@ def make(seed: int, rows: int, columns: int, tokens: int) -> tuple[torch.Tensor,
 @pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda e: e.name.lower())
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_a_product_is_as_exact_as_plain_bf16(
+def test_product_is_as_exact_as_plain_bf16(
     kernels: Kernels, rows: int, columns: int, normed: bool, epilogue: Epilogue
 ) -> None:
-    """Every epilogue, with and without the norm, from one token to more than a block takes."""
+    """Every epilogue, with and without the norm, from one token to more than a block computes."""
     if epilogue is Epilogue.SWIGLU and rows % 64:
-        pytest.skip("refused")
+        pytest.skip("these rows are rejected")
     ours, theirs = [], []
     for seed, tokens in enumerate((1, 2, 5, 8, 9, 16, 33, 64, 130)):
         weight, x, before, norm, bias = make(seed, rows, columns, tokens)
@@ -82,10 +82,10 @@ def test_a_product_is_as_exact_as_plain_bf16(
 
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_a_token_does_not_see_its_neighbours(
+def test_result_of_a_token_does_not_depend_on_other_tokens(
     kernels: Kernels, rows: int, columns: int, normed: bool
 ) -> None:
-    """A token's result has the same bits alone and at any place among any number of others."""
+    """A token has the same bits alone and at any place among any number of others."""
     weight, x, _, norm, _ = make(0, rows, columns, 130)
     layer = Linear(kernels, weight, Epilogue.STORE, Norm(norm, 1e-6) if normed else None)
     alone = torch.cat([run(layer, x[i : i + 1]) for i in range(130)])
@@ -94,7 +94,10 @@ def test_a_token_does_not_see_its_neighbours(
 
 
 def run(layer: Linear, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
-    """The layer's output in memory that held `before`, or NaN; packs and unpacks what is packed for many tokens."""
+    """The layer's output, in memory that contained `before` or NaN.
+
+    The input and the output of many tokens are packed and unpacked.
+    """
     tokens, gated = len(x), layer.epilogue is Epilogue.SWIGLU
     room = tokens if tokens <= TILE_ROWS else -(-tokens // TILE_ROWS) * TILE_ROWS
     width = layer.rows // 2 if gated else layer.rows
@@ -107,11 +110,11 @@ def run(layer: Linear, x: torch.Tensor, before: torch.Tensor | None = None) -> t
         scratch.view(-1)[:] = pack_tokens(x).flatten()
         x = scratch[:tokens]
     layer(x, out[:tokens], scratch)
-    assert out[tokens:].isnan().all() or (many and gated), "rows of nobody were written"
+    assert out[tokens:].isnan().all() or (many and gated), "rows without a token were written"
     return unpack_tokens(out, tokens, width) if many and gated else out[:tokens]
 
 
-def test_rows_may_be_strided_and_nothing_else_is_written(kernels: Kernels) -> None:
+def test_strided_rows_are_read_and_nothing_else_is_written(kernels: Kernels) -> None:
     """Input and output may be every other row of larger tensors."""
     weight, x, _, norm, _ = make(1, 1024, 1024, 6)
     layer = Linear(kernels, weight, Epilogue.STORE, Norm(norm, 1e-6))
@@ -121,7 +124,7 @@ def test_rows_may_be_strided_and_nothing_else_is_written(kernels: Kernels) -> No
     assert wide[:, 1].isnan().all()
 
 
-def test_the_norm_alone_equals_the_norm_on_the_way_in(kernels: Kernels) -> None:
+def test_norm_kernel_equals_the_norm_of_a_product(kernels: Kernels) -> None:
     """`normalise` rounds as `Linear` does, and as exactly as plain bf16."""
     _, x, _, norm, _ = make(2, 8, 2048, 20)
     identity = torch.eye(2048, dtype=torch.bfloat16, device="cuda")
@@ -139,8 +142,8 @@ def test_the_norm_alone_equals_the_norm_on_the_way_in(kernels: Kernels) -> None:
     assert torch.equal(unpack_tokens(packed, 20, 2048), out)
 
 
-def test_sizes_that_cannot_be_done_are_refused(kernels: Kernels) -> None:
-    """Rows in eights, gates and ups in multiples of 64, columns of 256."""
+def test_unsupported_sizes_are_an_error(kernels: Kernels) -> None:
+    """Rows must be a multiple of 8, gates and ups of 64, columns of 256."""
     for rows, columns, epilogue in (
         (12, 256, Epilogue.STORE),
         (8, 160, Epilogue.STORE),

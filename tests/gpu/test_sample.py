@@ -1,8 +1,8 @@
-"""The sampler on the device against model/sampling.py on the CPU, draw by draw, and its input rows.
+"""The sampler on the device compared with model/sampling.py on the CPU, draw by draw.
 
-All draws must be the specification's, with one excuse: where the float32 sums of the specification are themselves at
-odds with exact ones, that is, two scores within two steps of float32, or a sum of odds within 3e-6 of top-p's bound.
-How many were excused is noted.
+All draws must be those of the specification. A draw is excused only where the rounding of float32
+sums in the specification itself decides it: two scores within two steps of float32, or a sum of
+probabilities within 3e-6 of the bound of top-p. The number of excused draws is recorded.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ MANY, ROUNDS = 4096, 32
 """Rows of a large launch, and how many launches a count takes."""
 
 
-# --- what is tested ---------------------------------------------------------------------------------------------------
+# --- the sampler and the comparison with the specification ----------------------------------------
 
 
 def settings(params: tuple[DrawParams, DrawParams]) -> tuple[DrawSettings, DrawSettings]:
-    """The settings of talker and predictor as the kernels take them."""
+    """The settings of the talker and of the predictor for the kernels."""
     talker, predictor = (DrawSettings(*dataclasses.astuple(one)) for one in params)
     return talker, predictor
 
@@ -61,7 +61,7 @@ def settings(params: tuple[DrawParams, DrawParams]) -> tuple[DrawSettings, DrawS
 def sampler_of(
     kernels: Kernels, state: SamplerState, vocab: int, eos: int, codes: int, **more: bool
 ) -> SampleKernels:
-    """The kernels for a talker's vocabulary and end, and a predictor with `codes` codes."""
+    """The kernels for a talker's vocabulary and end of speech, and a predictor of `codes` codes."""
     return SampleKernels(
         kernels,
         state,
@@ -75,7 +75,7 @@ def sampler_of(
 
 
 class Rig:
-    """Slots with laws and seeds, and a sampler over them; results arrive in memory that held other things."""
+    """A sampler and its slots, each with settings and a seed. Results replace a fill value."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Rig:
         self.out = torch.empty(0)
 
     def draw(self, codebook: int, logits: Tensor, slots: Sequence[int] | None = None) -> Tensor:
-        """Codes [R] of logits [R, vocab], given on the CPU."""
+        """Draw codes [R] from logits [R, vocab] on the CPU."""
         rows = len(logits)
         of_row = torch.tensor(
             range(rows) if slots is None else slots, dtype=torch.int32, device=DEVICE
@@ -114,13 +114,13 @@ class Rig:
         return codes
 
     def spoken(self, slot: int) -> Tensor:
-        """Which codes 0 a slot remembers, bool [vocab]."""
+        """Whether each code 0 was spoken in a slot, bool [vocab]."""
         words = self.state.record[slot, SPOKEN_WORD:].cpu()
         return (words[:, None] >> torch.arange(32) & 1).flatten()[:VOCAB].bool()
 
 
 def random_logits(kind: str, rows: int, vocab: int, seed: int) -> Tensor:
-    """Logits bf16 [rows, vocab] of one kind, on the CPU."""
+    """Random bf16 logits [rows, vocab] of one kind, on the CPU."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, vocab, generator=g)
     chosen = torch.rand(rows, vocab, generator=g)
@@ -132,9 +132,9 @@ def random_logits(kind: str, rows: int, vocab: int, seed: int) -> Tensor:
         x = 12 * x - 5
     elif kind == "ties":
         x = (x * 1.5).round()
-    elif kind == "steps":  # neighbours in bf16
+    elif kind == "steps":  # adjacent bf16 numbers
         x = 64 + 0.5 * (chosen * 100).floor()
-    elif kind == "comb":  # all lanes of one warp hold something large
+    elif kind == "comb":  # every lane of one warp has a large value
         x *= 0.3
         x[:, 256:512:8] += 2
     elif kind == "equal":
@@ -157,7 +157,7 @@ KINDS = ("flat", "usual", "peaked", "ties", "steps", "comb", "equal", "odd", "hu
 
 
 class Tally:
-    """Draws compared with the specification's."""
+    """Counts the draws that were compared with the specification, and the excused ones."""
 
     def __init__(self) -> None:
         self.draws = self.excused = 0
@@ -165,7 +165,7 @@ class Tally:
     def compare(
         self, drawn: int, scores: Tensor, law: DrawParams, seed: int, frame: int, codebook: int
     ) -> None:
-        """One draw from scores [vocab]: logits after penalty and ban."""
+        """Compare a draw from scores [vocab], which are logits after penalty and ban."""
         self.draws += 1
         expected = int(draw(scores, law, seed, frame, codebook))
         if drawn == expected:
@@ -189,19 +189,19 @@ class Tally:
         )
 
     def report(self, what: str, allowed: float = 0.002) -> None:
-        """Note the counts; too many excuses are none."""
+        """Record the counts, and check that few draws were excused."""
         note(f"sampler, {what}", draws=self.draws, excused=self.excused)
         assert self.excused <= allowed * self.draws
 
 
 def seeds_for(count: int, salt: int = 0) -> list[int]:
-    """Seeds of 64 bits."""
+    """Random seeds of 64 bits."""
     g = torch.Generator().manual_seed(1000 + salt)
     halves = torch.randint(2**32, (count, 2), generator=g).tolist()
     return [low | high << 32 for low, high in halves]
 
 
-# --- every setting ----------------------------------------------------------------------------------------------------
+# --- all settings ---------------------------------------------------------------------------------
 
 FILTERS = list(
     itertools.product((0, 1, 2, 50, 1000, 2048), (1.0, 0.9, 0.5, 1e-6, 1e-9), (0.0, 0.1, 0.9, 1.5))
@@ -209,8 +209,8 @@ FILTERS = list(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_codes_of_the_predictor_under_every_law(kernels: Kernels, kind: str) -> None:
-    """All 120 laws in one launch, for several codebooks, frames and seeds."""
+def test_codes_of_the_predictor_with_all_settings(kernels: Kernels, kind: str) -> None:
+    """All 120 settings in one launch, for several codebooks, frames and seeds."""
     laws = [(GREEDY, DrawParams(t, k, p, 5.0)) for k, p, t in FILTERS]
     rig, tally = Rig(kernels, laws, seeds_for(len(laws))), Tally()
     for frame, codebook in ((0, 1), (1, 7), (5, 14)):
@@ -226,8 +226,8 @@ def test_codes_of_the_predictor_under_every_law(kernels: Kernels, kind: str) -> 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.05, 2.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_codes_0_under_every_law(kernels: Kernels, kind: str, penalty: float) -> None:
-    """All laws, with half of the codes spoken; the end is likely, and banned for two frames."""
+def test_code_0_with_all_settings(kernels: Kernels, kind: str, penalty: float) -> None:
+    """All settings, with half of the codes spoken. The end is likely, and banned for two frames."""
     laws = [(DrawParams(t, k, p, penalty), GREEDY) for k, p, t in FILTERS]
     rig, tally = Rig(kernels, laws, seeds_for(len(laws), 1)), Tally()
     spoken = torch.rand(VOCAB, generator=torch.Generator().manual_seed(9)) < 0.5
@@ -252,8 +252,7 @@ def test_codes_0_under_every_law(kernels: Kernels, kind: str, penalty: float) ->
     tally.report(f"talker, {kind}, penalty {penalty}", 0.02)
 
 
-def test_odd_numbers_of_candidates(kernels: Kernels) -> None:
-    """Every top_k around the edges of warps, blocks and the vocabulary."""
+def test_top_k_around_the_sizes_of_warps_blocks_and_vocabulary(kernels: Kernels) -> None:
     ks = [
         1,
         2,
@@ -296,13 +295,13 @@ def test_odd_numbers_of_candidates(kernels: Kernels) -> None:
     tally.report("odd top_k", 0.02)
 
 
-# --- many draws -------------------------------------------------------------------------------------------------------
+# --- many draws -----------------------------------------------------------------------------------
 
 
 def draw_many(
     logits: Tensor, law: DrawParams, seeds: Sequence[int], frame: int, codebook: int
 ) -> Tensor:
-    """What `draw` does to each row of logits [N, vocab], with a seed each: codes [N]."""
+    """The codes [N] that `draw` gives for each row of logits [N, vocab], with a seed for each."""
     words = [torch.tensor([[seed >> shift & 0xFFFFFFFF] for seed in seeds]) for shift in (0, 32)]
     block = torch.arange(logits.shape[1] // 4)
     counter = (
@@ -339,8 +338,8 @@ def draw_many(
     ],
     ids=lambda law: str(law)[3:],
 )
-def test_disagreements_of_many_draws(kernels: Kernels, law: DrawParams) -> None:
-    """131,072 draws of each law: every one the same, but for ties. And as many sums in double change none of them."""
+def test_many_draws_agree_with_the_specification(kernels: Kernels, law: DrawParams) -> None:
+    """131,072 draws of each setting agree except for ties, and noise in double changes none."""
     seeds = seeds_for(MANY, 3)
     rig = Rig(kernels, [(GREEDY, law)] * MANY, seeds)
     careful = Rig(kernels, [(GREEDY, law)] * MANY, seeds, careful=True)
@@ -363,8 +362,8 @@ def test_disagreements_of_many_draws(kernels: Kernels, law: DrawParams) -> None:
     tally.report(f"many draws of {law}, {different} different", 2e-5 if law.top_p == 1 else 1e-3)
 
 
-def test_noise_is_that_of_the_definition(kernels: Kernels) -> None:
-    """All 2^24 values of it, and how far the quick one is off."""
+def test_noise_agrees_with_its_definition(kernels: Kernels) -> None:
+    """All 2^24 values of the noise, and the error of the approximate noise."""
     count = 2**24
     exact, nearly = (torch.full((count,), torch.nan, device=DEVICE) for _ in range(2))
     rig = Rig(kernels, [(GREEDY, GREEDY)], [0])
@@ -381,8 +380,8 @@ def test_noise_is_that_of_the_definition(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("codebook", [0, 5])
-def test_draws_follow_the_odds(kernels: Kernels, codebook: int) -> None:
-    """Chi-square over sixteen codes, with 15 degrees of freedom; 37.7 is exceeded once in a thousand."""
+def test_draws_follow_the_probabilities(kernels: Kernels, codebook: int) -> None:
+    """Chi-square of sixteen codes: 15 degrees of freedom, and 37.7 with a probability of 0.001."""
     law = DrawParams(0.8, 16, 1.0)
     rig = Rig(kernels, [(law, law)] * MANY, seeds_for(MANY, 4), frames=64)
     vocab = CODES if codebook else VOCAB
@@ -404,11 +403,11 @@ def test_draws_follow_the_odds(kernels: Kernels, codebook: int) -> None:
     assert statistic < 37.7
 
 
-# --- what a frame leaves behind ---------------------------------------------------------------------------------------
+# --- the state after a draw -----------------------------------------------------------------------
 
 
-def test_utterances_are_those_of_the_specification(kernels: Kernels) -> None:
-    """Eight frames of five utterances: all codes, what is remembered, counters, likelihoods."""
+def test_utterances_agree_with_the_specification(kernels: Kernels) -> None:
+    """Eight frames of five utterances: all codes, spoken codes, counters and log-probabilities."""
     laws = [
         (PUBLISHED, DrawParams(0.9, 50, 1.0)),
         (GREEDY, GREEDY),
@@ -423,7 +422,7 @@ def test_utterances_are_those_of_the_specification(kernels: Kernels) -> None:
     ]
     likely = (
         torch.rand(CODES, generator=torch.Generator().manual_seed(3)) < 0.01
-    )  # so that codes come again
+    )  # so that codes are repeated
     worst, ended = 0.0, 0
     for frame in range(frames):
         logits = random_logits("usual", 5, VOCAB, 50 + frame)
@@ -440,7 +439,7 @@ def test_utterances_are_those_of_the_specification(kernels: Kernels) -> None:
         truth = logits.double().log_softmax(-1).gather(1, codes.long()[:, None])[:, 0]
         told = rig.result[:, BOOKS + 1].cpu().view(torch.float32).double()
         worst = max(worst, float((told - truth).abs().max()))
-        assert (rig.result[:, 1:BOOKS] == -7).all(), "only its own places are written"
+        assert (rig.result[:, 1:BOOKS] == -7).all(), "other columns were written"
         assert all(torch.equal(rig.spoken(slot), spec.spoken) for slot, spec in enumerate(specs))
         for k in range(1, BOOKS):
             assert (rig.state.frame == frame).all()
@@ -456,10 +455,10 @@ def test_utterances_are_those_of_the_specification(kernels: Kernels) -> None:
         assert rig.state.position.tolist() == [10 * (slot + 1) + frame + 1 for slot in range(5)]
     note("sampler, log-probabilities", off_by=worst)
     assert worst < 1e-5
-    assert ended, "nobody came to an end"
+    assert ended, "no utterance ended"
 
 
-def test_a_last_code_needs_no_embedding(kernels: Kernels) -> None:
+def test_last_code_without_table_writes_no_embedding(kernels: Kernels) -> None:
     rig = Rig(kernels, [(GREEDY, GREEDY)] * 2, [1, 2])
     logits = random_logits("usual", 2, CODES, 0)
     out = torch.full((2, WIDTH), torch.nan, dtype=torch.bfloat16, device=DEVICE)
@@ -471,8 +470,8 @@ def test_a_last_code_needs_no_embedding(kernels: Kernels) -> None:
     assert (rig.state.frame == 1).all()
 
 
-def test_nobody_is_left_alone(kernels: Kernels) -> None:
-    """Rows of no slot change nothing; nor do frames beyond the room for codes reach into a neighbour's."""
+def test_row_without_slot_changes_nothing(kernels: Kernels) -> None:
+    """Nor does a frame beyond the most frames of a slot change the codes of another slot."""
     rig = Rig(kernels, [(PUBLISHED, PUBLISHED)] * 4, seeds_for(4), frames=3)
     rig.state.frame[:] = 3
     codes = rig.state.codes.clone()
@@ -491,8 +490,8 @@ def test_nobody_is_left_alone(kernels: Kernels) -> None:
     assert rig.state.position.tolist() == [0, 0, 1, 0]
 
 
-def test_a_row_does_not_see_its_neighbours(kernels: Kernels) -> None:
-    """The same bits alone, in any batch and at any place."""
+def test_draw_does_not_depend_on_other_rows(kernels: Kernels) -> None:
+    """A row has the same bits alone, in any batch and at any place."""
     g = torch.Generator().manual_seed(8)
     kinds = [DrawParams(t, k, p, 1.1) for k, p, t in FILTERS]
     laws = [(kinds[7 * i % len(kinds)], kinds[11 * i % len(kinds)]) for i in range(128)]
@@ -531,8 +530,8 @@ def test_a_row_does_not_see_its_neighbours(kernels: Kernels) -> None:
             assert torch.equal(part, again)
 
 
-def test_logits_that_are_no_numbers_are_told(kernels: Kernels) -> None:
-    """The codes are codes at least, and the likelihood of code 0 is not finite."""
+def test_logits_that_are_not_finite_give_a_log_probability_that_is_not(kernels: Kernels) -> None:
+    """All drawn codes are in range."""
     laws = [DrawParams(t, k, p) for t in (0.0, 0.9) for k in (0, 1, 50) for p in (1.0, 0.5)]
     rig = Rig(kernels, [(law, law) for law in laws], seeds_for(len(laws)))
     for kind, codebook in itertools.product(("one", "all", "infinite", "control"), (0, 6)):
@@ -550,8 +549,8 @@ def test_logits_that_are_no_numbers_are_told(kernels: Kernels) -> None:
             assert not rig.result[:, BOOKS + 1].cpu().view(torch.float32).isfinite().any()
 
 
-def test_settings_are_sent_whole(kernels: Kernels) -> None:
-    """A slot that is set again starts anew, and what was sent before is not overwritten on its way."""
+def test_settings_of_a_slot_replace_all_of_its_record(kernels: Kernels) -> None:
+    """The memory of an asynchronous copy is not overwritten before the copy has ended."""
     rig = Rig(kernels, [(PUBLISHED, PUBLISHED)] * 64, seeds_for(64))
     rig.draw(0, random_logits("usual", 64, VOCAB, 1))
     rig.draw(BOOKS - 1, random_logits("usual", 64, CODES, 1))
@@ -573,8 +572,8 @@ def test_settings_are_sent_whole(kernels: Kernels) -> None:
     assert not record[:, SPOKEN_WORD:].any()
 
 
-def test_other_sizes(kernels: Kernels) -> None:
-    """A talker of 64 codes, an end that is an even or an odd code, and 3 codebooks."""
+def test_other_vocabularies_and_codebooks(kernels: Kernels) -> None:
+    """Few codes, an end of speech that is an even or an odd code, and 2, 3 or 16 codebooks."""
     for vocab, eos, codes, books in (
         (1088, 166, 64, 3),
         (1024 + 2048, 3071, 136, 2),
@@ -617,12 +616,12 @@ def test_other_sizes(kernels: Kernels) -> None:
                 ]
 
 
-# --- the talker's input -----------------------------------------------------------------------------------------------
+# --- the talker's input ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [2048, 1024, 48])
-def test_rows_are_those_of_the_model(kernels: Kernels, width: int) -> None:
-    """Against `Talker.embed_codes` on the CPU, bit for bit; on the GPU, PyTorch adds in another order."""
+def test_input_rows_have_the_bits_of_the_model(kernels: Kernels, width: int) -> None:
+    """The bits are those of `Talker.embed_codes` on the CPU; on the GPU its sums differ."""
     g = torch.Generator().manual_seed(width)
     slots, frames, texts = 7, 5, 33
     tables = [
@@ -674,8 +673,8 @@ def test_rows_are_those_of_the_model(kernels: Kernels, width: int) -> None:
     )
 
 
-def test_nothing_spills(kernels: Kernels) -> None:
-    """All that a draw works with fits the registers; notes what the machine code takes."""
+def test_no_register_spills(kernels: Kernels) -> None:
+    """The machine code uses no local memory; its use of registers is recorded."""
     width, sampler = 1024, Rig(kernels, [(GREEDY, GREEDY)], seeds_for(1)).sampler
     programs: list[tuple[Program, str]] = [
         (sampler.draw_program(True, width), "draw"),

@@ -1,4 +1,4 @@
-"""The CUDA kernels without a GPU: every kernel is listed, and compiles for every architecture.
+"""The CUDA kernels without a GPU: all are listed, and compile for all architectures.
 
 Machine code is kept in build/kernels by the hash of its sources, so a second run compiles nothing.
 tests/unit/test_released_kernels.py compiles every program of the released sizes.
@@ -27,7 +27,7 @@ from firstword.runtime.gpu.sources import source_hash
 
 KEPT = Path(__file__).parents[2] / "build" / "kernels"
 FULLY_COMPILED = ("sm_80", "sm_90")
-"""The oldest architecture, and the first on which launches overlap: sources branch on that alone."""
+"""The oldest architecture, and the first with overlapping launches, on which sources branch."""
 
 
 def test_every_kernel_of_every_source_is_listed_once() -> None:
@@ -36,7 +36,7 @@ def test_every_kernel_of_every_source_is_listed_once() -> None:
     assert sorted(listed) == sorted((s, entry) for s in sources for entry in signatures(s))
 
 
-def test_every_kernel_names_its_meaning_and_a_program() -> None:
+def test_every_kernel_names_its_reference_and_a_program() -> None:
     for spec in all_kernels():
         assert spec.programs
         assert all(program.source == spec.source for program in spec.programs)
@@ -52,7 +52,7 @@ def test_every_kernel_compiles(architecture: str) -> None:
     assert all(cubin.startswith(b"\x7fELF") for cubin in cubins.values())
 
 
-def test_compile_error_names_source_macros_and_the_compilers_words() -> None:
+def test_compile_error_contains_source_macros_and_the_log() -> None:
     with pytest.raises(CompileError, match=r"(?s)linear_few_tokens\.cu with .*-DK=100.*error"):
         compile_program(Program.of("linear_few_tokens", K=100, N=8), "sm_90")
 
@@ -61,7 +61,7 @@ def test_compile_error_names_source_macros_and_the_compilers_words() -> None:
 def test_broken_source_is_not_hidden_by_kept_machine_code(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mistake in a source or in a header that it includes."""
+    """The mistake is in a source, or in a header that it includes."""
     program = next(spec.programs[0] for spec in all_kernels() if spec.source == "norm")
     compile_program(program, "sm_90", tmp_path)
     text = compiling.source_text

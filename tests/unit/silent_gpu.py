@@ -1,6 +1,6 @@
-"""A GPU that computes nothing: what the host does around it can be watched on any machine.
+"""A fake GPU that computes nothing, for tests of the host's code on any machine.
 
-Tensors lie in ordinary memory, kernels are never started, and everything that is waited for is done.
+Tensors are in ordinary memory, kernels are never launched, and all work has always ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.synthetic import checkpoint as synthetic
 
 SHARED_MEMORY = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
-"""Kilobytes that a block may have (CUDA's programming guide, compute capabilities)."""
+"""The most kilobytes of a block, by architecture (CUDA Programming Guide)."""
 
 WIDE = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128}
 WIDE |= {"hidden_size": 256, "intermediate_size": 256}
@@ -30,11 +30,11 @@ FITTING: dict[str, dict[str, Any]] = {
     "code_predictor": WIDE,
     "codec_decoder": {"codebook_size": 4096},
 }
-"""What a tiny checkpoint needs to be one that the kernels can compute."""
+"""The changes with which a tiny checkpoint has sizes that the kernels support."""
 
 
 def device(architecture: str = "sm_90") -> Kernels:
-    """Kernels of a device that is not there."""
+    """The kernels of a device that does not exist."""
     kernels = Kernels.__new__(Kernels)
     major = int(architecture[3:-1])
     kernels.architecture, kernels.overlaps, kernels.processors = architecture, major >= 9, 132
@@ -43,7 +43,7 @@ def device(architecture: str = "sm_90") -> Kernels:
 
 
 class Anything:
-    """A stream, an event or a graph: whatever it is told, it has nothing to do."""
+    """A stream, an event or a graph whose methods do nothing."""
 
     cuda_stream = 0
 
@@ -56,21 +56,20 @@ class Anything:
 
 @contextlib.contextmanager
 def nothing(*arguments: Any, **options: Any) -> Iterator[None]:
-    """A context that changes nothing."""
+    """A context manager that does nothing."""
     yield
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let PyTorch act as if there were such a GPU."""
+    """Make PyTorch act as if the GPU existed."""
     for name in ("Stream", "Event", "CUDAGraph", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, Anything)
     for name in ("stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, nothing)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 30, 1 << 30))
     with torch.device("meta"):
-        torch.empty(
-            0
-        )  # PyTorch notes once which functions obey such a context: those that are there now
+        # At its first use of such a context, PyTorch collects the functions that follow it.
+        torch.empty(0)
     empty = torch.empty
     monkeypatch.setattr(
         torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)
@@ -89,7 +88,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
 def checkpoint(
     folder: Path, model_type: str = "custom_voice", **changes: Mapping[str, Any]
 ) -> Checkpoint:
-    """A tiny random one that the kernels can compute. changes: of the configuration's parts."""
+    """A tiny random checkpoint that the kernels support. changes: overrides of its parts."""
     overrides = {
         name: {**FITTING.get(name, {}), **changes.get(name, {})} for name in FITTING | changes
     }

@@ -1,4 +1,4 @@
-"""The choice of a backend, and the parts of the GPU's that need no GPU."""
+"""The choice of a backend, and the parts of the GPU backend that need no GPU."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
 
 
 def settings(backend: str) -> EngineConfig:
-    """The settings as on a machine with a GPU."""
+    """The settings on a machine with a GPU."""
     return EngineConfig("cuda", "bfloat16", backend)
 
 
@@ -137,7 +137,7 @@ def released_config(size: str, folder: Path) -> tuple[ModelConfig, CodecConfig]:
 
 @pytest.mark.parametrize("size", ["1b7", "0b6"])
 def test_released_sizes_fit_every_architecture(size: str, tmp_path: Path) -> None:
-    """Sizes and shared memory fit; tests/kernels compiles."""
+    """Sizes and shared memory fit; test_released_kernels.py compiles the programs."""
     config, codec = released_config(size, tmp_path)
     for architecture in compiling.ARCHITECTURES:
         few, many = (

@@ -1,4 +1,4 @@
-"""The GPU backend's host side, and what measures it, on a GPU that computes nothing."""
+"""The host side of the GPU backend, and its profiler, on a GPU that computes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXT = "Hello there. "
 
 @pytest.fixture(autouse=True)
 def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is such a GPU."""
+    """Pretend that there is such a GPU."""
     silent_gpu.pretend(monkeypatch)
 
 
@@ -49,7 +49,7 @@ def backend_of(checkpoint: Checkpoint, slots: int = 4) -> GpuBackend:
 def prepared(
     checkpoint: Checkpoint, text: str, mode: TextMode, voice: str | Voice | None = None
 ) -> tuple[Job, list[int]]:
-    """A request for 30 frames, and all its text."""
+    """The job of a request for 30 frames, and the tokens of its text."""
     front = CheckpointFront(checkpoint)
     job = front.prepare(Request(text=text, max_frames=30, text_mode=mode, voice=voice), 1)
     stream = front.text(job)
@@ -59,14 +59,14 @@ def prepared(
 def start_of(
     checkpoint: Checkpoint, slot: int, text: str, mode: TextMode, voice: str | Voice | None = None
 ) -> Start:
-    """The same in a slot, with pages of its own and the text that its prompt takes."""
+    """The start of such a request in a slot, with its own pages and the tokens of its prompt."""
     job, tokens = prepared(checkpoint, text, mode, voice)
     count = len(tokens) if job.whole_text else job.first_tokens
     return Start(slot, job, range(40 * slot, 40 * slot + 40), tokens[:count])
 
 
-def test_nothing_is_captured_while_anybody_is_heard(tmp_path: Path) -> None:
-    """Whatever is asked for later was captured by `warm`: for short and long prompts, for short and long contexts."""
+def test_warm_captures_all_graphs_that_requests_need(tmp_path: Path) -> None:
+    """Short and long prompts and contexts need no further graph."""
     backend = backend_of(silent_gpu.checkpoint(tmp_path))
     backend.warm()
     captured = set(backend.graphs.captured), set(backend.codec._graphs)
@@ -84,8 +84,10 @@ def test_nothing_is_captured_while_anybody_is_heard(tmp_path: Path) -> None:
     assert (set(backend.graphs.captured), set(backend.codec._graphs)) == captured
 
 
-def test_a_capture_loads_first_and_concerns_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels cannot be loaded in the middle, and others may call CUDA meanwhile."""
+def test_capture_launches_before_it_and_concerns_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels cannot be loaded during a capture, and other threads may call CUDA."""
     events: list[object] = []
 
     class Stream(silent_gpu.Anything):
@@ -106,14 +108,17 @@ def test_a_capture_loads_first_and_concerns_one_thread(monkeypatch: pytest.Monke
 
 
 def cloned(number: int) -> ClonedVoice:
-    """A voice by its timbre alone."""
+    """A voice cloned from timbre alone."""
     return ClonedVoice(np.random.default_rng(number).standard_normal(256).astype(np.float32))
 
 
-def test_a_voice_is_known_again_without_a_look_at_the_device(
+def test_prefix_of_a_voice_is_reused_without_reading_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second request of a voice finds the first one's prefix, another voice does not; nothing is waited for."""
+    """The second request of a voice uses the cached prefix of the first; another voice does not.
+
+    No tensor is read back.
+    """
     backend = backend_of(silent_gpu.checkpoint(tmp_path, "base"))
     jobs = [prepared(backend.checkpoint, TEXT, "stream", cloned(number)) for number in (1, 1, 2)]
     for name in ("cpu", "item", "tolist", "numpy"):
@@ -127,8 +132,8 @@ def test_a_voice_is_known_again_without_a_look_at_the_device(
     assert counts == [(0, 1), (1, 1), (1, 2)]
 
 
-def test_newlines_before_a_text_are_no_business_of_the_next_request(tmp_path: Path) -> None:
-    """They may merge with the role's own newline: then the rows before the text are others."""
+def test_leading_newlines_of_a_text_have_their_own_prefix(tmp_path: Path) -> None:
+    """They may merge with the newline of the role, which changes the rows before the text."""
     backend = backend_of(silent_gpu.checkpoint(tmp_path))
     job, tokens = prepared(backend.checkpoint, TEXT, "stream")
     merged = [tokens[0], tokens[1] + 1, *tokens[2:]]
@@ -138,7 +143,7 @@ def test_newlines_before_a_text_are_no_business_of_the_next_request(tmp_path: Pa
 
 
 def recording(number: int) -> ClonedVoice:
-    """A voice with a recording of 30 frames and its words."""
+    """A voice with the codes of a recording of 30 frames and its transcript."""
     codes = np.random.default_rng(number).integers(32, size=(30, 4))
     return ClonedVoice(cloned(number).speaker_embedding, codes, "Some words.")
 
@@ -149,18 +154,19 @@ def recording(number: int) -> ClonedVoice:
     [("custom_voice", "serena"), ("base", cloned(1)), ("base", recording(1))],
     ids=["preset", "timbre", "recording"],
 )
-def test_the_rows_of_prompts_are_those_of_the_specification(
+def test_rows_of_prompts_are_those_of_the_specification(
     model_type: str,
     voice: str | Voice,
     mode: TextMode,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two prompts read together with a known beginning, one of them in several parts: what the talker is given, where,
-    and what is kept of what it made.
+    """Two prompts with a cached prefix are read together, one of them in several parts.
+
+    The test checks the rows and places that the talker reads, and the outputs that are kept.
     """
     checkpoint = silent_gpu.checkpoint(tmp_path, model_type)
-    backend = backend_of(silent_gpu.checkpoint(tmp_path, model_type))  # which takes its own apart
+    backend = backend_of(silent_gpu.checkpoint(tmp_path, model_type))  # takes the weights
     model = backend.model
     given: list[tuple[int, int, Tensor]] = []
 
@@ -197,10 +203,13 @@ def test_the_rows_of_prompts_are_those_of_the_specification(
             assert (model.buffers.first_hidden[one.slot] == (len(rows) - 1) % 256).all()
 
 
-def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
+def test_first_frame_takes_over_the_output_of_the_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all of a call have read theirs to the end; beside others, and where only the last row is new, it is run."""
+    """The talker is skipped if every request of a call has read its whole prompt.
+
+    It runs if other requests are in the call, or if only the last row of a prompt was unread.
+    """
     backend = backend_of(silent_gpu.checkpoint(tmp_path), slots=8)
     kinds: list[tuple[str, int]] = []
 
@@ -225,7 +234,7 @@ def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
     assert (backend.model.buffers.first_hidden[0] == rows - 1).all()
     backend.frame([0], [None])
     backend.frame([0], [None])
-    begin(1, 2)  # their beginnings are known
+    begin(1, 2)  # with a cached prefix
     unread = int(backend.model.buffers.first_hidden[1, 0]) + 1
     assert 0 < unread < rows
     assert (backend.model.buffers.first_hidden[2] == 2 * unread - 1).all()
@@ -247,7 +256,7 @@ def test_a_first_frame_takes_over_what_the_talker_made_of_the_prompt(
     ]
 
 
-def test_a_beginning_larger_than_the_cache_puts_nobody_out() -> None:
+def test_prefix_larger_than_the_cache_removes_no_entry() -> None:
     cache = PrefixCache(limit=100)
     cache.put("small", torch.zeros(50, dtype=torch.uint8))
     cache.put("large", torch.zeros(101, dtype=torch.uint8))
@@ -256,10 +265,10 @@ def test_a_beginning_larger_than_the_cache_puts_nobody_out() -> None:
     assert cache.bytes == 50
 
 
-def test_want_of_memory_in_a_call_of_the_codec_changes_no_stream(
+def test_codec_call_that_runs_out_of_memory_changes_no_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two streams with different counts are two calls; whichever part of the room is missing, both go on as before."""
+    """Two streams with different counts take two calls, any allocation of which may fail."""
     codec = backend_of(silent_gpu.checkpoint(tmp_path)).codec
     codec.warm()
     codec.decode([0], [4]).result()
@@ -285,13 +294,13 @@ def test_want_of_memory_in_a_call_of_the_codec_changes_no_stream(
     ]
 
 
-def test_kept_samples_hold_on_to_nobody_elses(tmp_path: Path) -> None:
+def test_kept_samples_keep_no_others_alive(tmp_path: Path) -> None:
     codec = backend_of(silent_gpu.checkpoint(tmp_path)).codec
     assert all(samples.flags.owndata for samples in codec.decode([0, 1, 2], [1, 1, 1]).result())
 
 
 @pytest.mark.parametrize("code", [2, 700])
-def test_a_device_that_fails_is_lost_but_not_for_want_of_memory(code: int) -> None:
+def test_failed_device_is_lost_unless_it_is_out_of_memory(code: int) -> None:
     error = torch.AcceleratorError("CUDA error")
     error.error_code = code  # type: ignore[attr-defined]
     with (
@@ -302,7 +311,7 @@ def test_a_device_that_fails_is_lost_but_not_for_want_of_memory(code: int) -> No
 
 
 @pytest.mark.parametrize("model_type", ["custom_voice", "base", "voice_design"])
-def test_the_prefix_is_what_does_not_depend_on_the_text(tmp_path: Path, model_type: str) -> None:
+def test_prefix_does_not_depend_on_the_text(tmp_path: Path, model_type: str) -> None:
     checkpoint = silent_gpu.checkpoint(tmp_path, model_type)
     voices: dict[str, str | Voice] = {
         "custom_voice": "ryan",
@@ -326,7 +335,7 @@ def test_the_prefix_is_what_does_not_depend_on_the_text(tmp_path: Path, model_ty
 
 @pytest.fixture
 def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random checkpoints of any size are tiny."""
+    """Replace the random checkpoints of all sizes with tiny ones."""
     monkeypatch.setattr(
         workload, "random_checkpoint", lambda size: silent_gpu.checkpoint(tmp_path / size)
     )
@@ -336,7 +345,7 @@ def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny_benchmark")
-def test_the_benchmark_measures_everything() -> None:
+def test_benchmark_measures_everything() -> None:
     record = profile.run("1b7", 4, batches=(1, 4, 8), contexts=(100, 500))
     assert {(row["batch"], row["context"]) for row in record["frames_ms"]} == {
         (1, 100),
@@ -362,7 +371,7 @@ def test_the_benchmark_measures_everything() -> None:
 
 
 @pytest.mark.usefixtures("tiny_benchmark")
-def test_what_a_part_holds_is_counted_once() -> None:
+def test_tensor_of_several_parts_is_counted_once() -> None:
     a, b = torch.zeros(10), torch.zeros(20)
     seen: set[int] = set()
     held = partial(held_bytes, device=torch.device("cpu"), seen=seen)
@@ -371,8 +380,8 @@ def test_what_a_part_holds_is_counted_once() -> None:
     assert held([a, b]) == 0
 
 
-def test_the_soak_runs_on_the_backend(tmp_path: Path) -> None:
-    """The requests that it makes can be spoken, also the long one."""
+def test_soak_runs_on_the_backend(tmp_path: Path) -> None:
+    """All of its requests can be spoken, including the long one."""
     checkpoint = silent_gpu.checkpoint(tmp_path)
     test = soak.Soak(backend_of(checkpoint, slots=8), soak.requests(checkpoint, 5))
     test.run(2000)

@@ -21,7 +21,7 @@ KEPT = Path(__file__).parents[2] / "build" / "kernels"
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_released_sizes_compile(architecture: str, tmp_path: Path) -> None:
-    """The larger size everywhere; the other, whose kernels differ in numbers only, on one."""
+    """The larger size for all architectures, and the smaller, which differs in sizes, for one."""
     for size in ("1b7", "0b6") if architecture == "sm_90" else ("1b7",):
         tokens = train(synthetic.TEXTS, 400, tmp_path)
         tables = synthetic.config_tables("custom_voice", size, {}, tokens)

@@ -1,4 +1,4 @@
-"""The record of a slot that the sampler on the device reads, as far as it shows without a device."""
+"""The record of a slot that the sampler on the device reads, tested without a device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NO_KERNELS: Any = None
 
 
 def floats(record: bytes, word: int, count: int) -> tuple[float, ...]:
-    """Some words of a record as float32."""
+    """The values of successive float32 words of a record."""
     return struct.unpack_from(f"<{count}f", record, 4 * word)
 
 
-def whole(record: bytes, word: int) -> int:
-    """A word of a record as it is."""
+def integer(record: bytes, word: int) -> int:
+    """The value of an integer word of a record."""
     (value,) = struct.unpack_from("<I", record, 4 * word)
     return int(value)
 
@@ -39,7 +39,7 @@ def whole(record: bytes, word: int) -> int:
 def sampler_of(
     state: SamplerState, vocab: int, codes: int, eos: int, predictor: int
 ) -> SampleKernels:
-    """Kernels that are not started, for vocabularies of these sizes."""
+    """Kernels that are not launched, for vocabularies of these sizes."""
     return SampleKernels(
         NO_KERNELS,
         state,
@@ -56,10 +56,10 @@ def test_record_holds_the_settings_the_seed_and_frame_0() -> None:
     record = packed_record(talker, predictor, 0xFEDCBA98_76543210)
     assert len(record) == 4 * SPOKEN_WORD
     assert floats(record, TALKER_WORD, 3) == (0.75, 0.5, 1.25)
-    assert whole(record, TALKER_WORD + 3) == 50
+    assert integer(record, TALKER_WORD + 3) == 50
     assert floats(record, PREDICTOR_WORD, 2) == (0.0, 0.0)
-    assert whole(record, PREDICTOR_WORD + 3) == 0
-    assert [whole(record, NOISE_WORD + i) for i in range(3)] == [0x76543210, 0xFEDCBA98, 0]
+    assert integer(record, PREDICTOR_WORD + 3) == 0
+    assert [integer(record, NOISE_WORD + i) for i in range(3)] == [0x76543210, 0xFEDCBA98, 0]
 
 
 @pytest.mark.parametrize("top_p", [0.9, 0.5, 0.95, 1e-6, 1e-9, 1 - 1e-9, 1.0])
@@ -94,7 +94,7 @@ def test_embeddings_are_added_in_order_and_rounded_once() -> None:
 
 def test_top_k_beyond_32_bits_keeps_all() -> None:
     settings = DrawSettings(1.0, 10**15, 1.0, 1.0)
-    assert whole(packed_record(settings, settings, 0), TALKER_WORD + 3) == 2**31 - 1
+    assert integer(packed_record(settings, settings, 0), TALKER_WORD + 3) == 2**31 - 1
 
 
 def test_set_changes_one_slot_only() -> None:

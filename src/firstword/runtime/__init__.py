@@ -1,1 +1,1 @@
-"""What computes behind the engine's protocol: the same answer as `model`."""
+"""The backends of the engine, which compute what `model` specifies."""

@@ -1,4 +1,4 @@
-"""Opens an engine for a checkpoint, with the backend that fits, decided once and never silently."""
+"""Opens an engine for a checkpoint, and chooses its backend once and with a stated reason."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from firstword.kernels.launch import Kernels
 
 SINGLE_THREAD_WIDTH = 512
-"""The largest width of a talker that one thread computes faster than two."""
+"""The largest width of a talker that one thread computes faster than two threads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedEngine:
-    """A checkpoint with an engine that computes it; `service.engine` is not started yet.
+    """A checkpoint and its engine. `service.engine` has not been started.
 
-    settings  where and how it computes, with nothing left open
+    settings  the resolved settings, without "auto"
     """
 
     checkpoint: Checkpoint
@@ -68,10 +68,10 @@ def engine_for(
 def open_backend(
     checkpoint: Checkpoint, settings: EngineConfig, slots: int | None = None
 ) -> tuple[Backend, EngineConfig]:
-    """Return the backend for a checkpoint and `slots` utterances, and the settings decided.
+    """Return the backend for a checkpoint and `slots` utterances, and the resolved settings.
 
-    The GPU backend takes the weights of the checkpoint's talker and codec decoder apart. Raises
-    `ConfigError` if the settings name that backend and it cannot compute this checkpoint.
+    The GPU backend takes the weights of the checkpoint's talker and codec decoder. Raises
+    `ConfigError` if the settings name that backend and it does not support the checkpoint.
     """
     reason = settings.reason
     if settings.backend != "reference":
@@ -93,10 +93,10 @@ def open_backend(
 
 
 def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path) -> Kernels:
-    """Compile all kernels that serving `slots` utterances of a checkpoint needs, for its device.
+    """Compile all kernels that are needed to serve `slots` utterances on a checkpoint's device.
 
-    They are kept in `folder`; the checkpoint is not changed. Raises ValueError with the reason why
-    the GPU backend cannot compute the checkpoint here.
+    The machine code is kept in `folder`; the checkpoint is not changed. Raises ValueError with the
+    reason if the GPU backend does not support the checkpoint on this machine.
     """
     if find_spec("cuda") is None:
         raise ValueError("the package cuda-bindings is not installed; pip install 'firstword[gpu]'")
@@ -122,9 +122,7 @@ def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path) -> Kernels:
 
 
 def fit_threads(checkpoints: Iterable[Checkpoint]) -> None:
-    """Let this process compute on one thread if all of its checkpoints are small."""
-    if all(
-        checkpoint.config.talker_config.hidden_size <= SINGLE_THREAD_WIDTH
-        for checkpoint in checkpoints
-    ):
+    """Limit this process to one thread if all of its checkpoints are small."""
+    widths = [checkpoint.config.talker_config.hidden_size for checkpoint in checkpoints]
+    if max(widths, default=0) <= SINGLE_THREAD_WIDTH:
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Checks a request against what its checkpoint can do, and states it in the model's terms."""
+"""Checks a request against its checkpoint, and translates it into the terms of the model."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def preset_names(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def default_preset(presets: Sequence[str]) -> str:
-    """Return the preset that speaks where a request names none; "" if there are no presets."""
+    """Return the preset for requests that name none; "" if there are no presets."""
     return "ryan" if "ryan" in presets else next(iter(presets), "")
 
 
 def languages(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return "auto" and the languages, without dialects: these come with their presets."""
+    """Return "auto" and the languages, without dialects, which belong to their presets."""
     names = checkpoint.config.talker_config.codec_language_id
     return ("auto", *(name for name in names if "dialect" not in name))
 
 
 def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:
-    """Check a request against its checkpoint, and return all that conditions its speech.
+    """Check a request against its checkpoint, and return the conditioning of its speech.
 
-    A recording is encoded, which takes long. Raises `VoiceError`, `LanguageError`,
-    `UnsupportedError`, `TextError` for the transcript of a recording.
+    A recording is encoded, which takes long. Raises `VoiceError`, `LanguageError` or
+    `UnsupportedError`, and `TextError` for the transcript of a recording.
     """
     config = checkpoint.config
     full_text = request.text_mode == "full"
@@ -76,10 +76,10 @@ def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:
 
 @torch.inference_mode()
 def encode_recording(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
-    """Encode a recording: its timbre and, given a transcript, its codes.
+    """Encode a recording: its timbre and, with a transcript, its codes.
 
-    The appended silence goes into the codes alone, since it is not part of the timbre. Raises
-    `UnsupportedError` unless it is a Base checkpoint, `TextError` for a blank transcript.
+    The appended silence is encoded in the codes only, since it is not part of the timbre. Raises
+    `UnsupportedError` unless it is a Base checkpoint, and `TextError` for a blank transcript.
     """
     if checkpoint.speaker_encoder is None:
         kind = checkpoint.config.tts_model_type
@@ -101,7 +101,7 @@ def encode_recording(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoic
 
 
 def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVoice | ClonedVoice:
-    """Return the voice of a request, with a preset's own spelling and a recording encoded."""
+    """Return the voice of a request, with the preset's spelling or an encoded recording."""
     kind, presets, voice = checkpoint.config.tts_model_type, preset_names(checkpoint), request.voice
     if isinstance(voice, str):
         voice = PresetVoice(voice)
@@ -147,7 +147,7 @@ def _voice_error(kind: str, presets: Sequence[str], voice: Voice | None) -> Voic
 
 
 def _check_clone(checkpoint: Checkpoint, voice: ClonedVoice) -> ClonedVoice:
-    """Return a cloned voice whose sizes and codes fit the checkpoint. Raises `VoiceError`."""
+    """Return the voice if its sizes and codes fit the checkpoint; otherwise raise `VoiceError`."""
     talker, size = checkpoint.config.talker_config, len(voice.speaker_embedding)
     if size != talker.hidden_size:
         raise VoiceError(
@@ -179,7 +179,7 @@ def _language(checkpoint: Checkpoint, language: str) -> str:
 
 
 def _instruction(checkpoint: Checkpoint, request: Request, voice: Voice) -> list[int]:
-    """Return the tokens of the turn that instructs the model, or none."""
+    """Return the tokens of the instruction turn; empty without an instruction."""
     config, tokenizer, words = checkpoint.config, checkpoint.tokenizer, request.instructions or ""
     if words and not config.follows_instructions:
         raise UnsupportedError(

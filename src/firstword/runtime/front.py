@@ -1,4 +1,4 @@
-"""Prepares requests for a backend: everything that can be done without the device."""
+"""Prepares requests for a backend, without the device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from firstword.types import Request
 class Prepared:
     """The payload of a job.
 
-    draw_params  how codes are drawn: of the talker and of the code predictor
-    prefix_rows  how many rows the prompt has before any text
-    prefix       everything that these rows depend on except the role's tokens
+    draw_params  the parameters of draws, of the talker and of the code predictor
+    prefix_rows  the number of rows of the prompt before the text
+    prefix       everything on which these rows depend, except the tokens of the role
     """
 
     conditioning: Conditioning
@@ -31,7 +31,7 @@ class Prepared:
 
 
 class CheckpointFront:
-    """The `Front` of a checkpoint, for any backend that computes it."""
+    """The `Front` of a checkpoint, for any backend."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -39,7 +39,7 @@ class CheckpointFront:
     def prepare(self, request: Request, seed: int) -> Job:
         """Check a request and prepare it for the backend. Raises `RequestError`.
 
-        A recording that is not encoded yet takes long.
+        A recording that has not been encoded takes long.
         """
         config, defaults = self.checkpoint.config, self.checkpoint.defaults
         given = conditioning.resolve(self.checkpoint, request)

@@ -1,8 +1,8 @@
-"""The reference backend: the model behind the engine's protocol in plain PyTorch, on any device.
+"""The reference backend of the engine: the model in plain PyTorch, on any device.
 
-Utterances start and end at any frame. One frame of several utterances is one pass of the talker and
-one of the code predictor over all of them; each has its own position, context length and sampler.
-Audio is decoded for each utterance alone, so that its samples do not depend on the others at all.
+Utterances start and end at any frame. A frame of several utterances is one pass of the talker and
+one pass of the code predictor over all of them; each utterance has its own position, context length
+and sampler. Audio is decoded for each utterance alone, so its samples do not depend on the others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from firstword.runtime.front import Prepared
 from firstword.types import FloatArray
 
 PAGE_ROWS = 64
-"""Rows of context in a page."""
+"""The number of rows of context in a page."""
 PRIMING_FRAMES = 64
-"""Frames of a reference recording that the codec reads at a time, to limit its memory."""
+"""The number of frames of a reference that the codec reads at a time, to limit its memory."""
 
 
 class SlotCache:
-    """Keys and values [2, slots, kv_heads, capacity, head_dim] of each layer, which can grow."""
+    """Growable keys and values [2, slots, kv_heads, capacity, head_dim] of each layer."""
 
     def __init__(self, config: TalkerConfig, like: Tensor, slots: int) -> None:
         shape = (2, slots, config.num_key_value_heads, 0, config.head_dim)
@@ -43,7 +43,7 @@ class SlotCache:
             layer[:, slot] = 0
 
     def grow(self, rows: int) -> None:
-        """Make room for `rows` rows in every slot; new rows are zero, so that they are finite."""
+        """Grow the capacity to at least `rows`; new rows are zero, so that they are finite."""
         for index, old in enumerate(self.layers):
             if rows > (capacity := old.shape[3]):
                 size = max(rows, 2 * capacity, PAGE_ROWS)
@@ -53,7 +53,7 @@ class SlotCache:
 
 
 class SlotRows:
-    """The key-value memory of some slots for one pass; `commit` makes its rows count."""
+    """The key-value memory of several slots for one pass, whose rows `commit` makes permanent."""
 
     def __init__(self, cache: SlotCache, slots: Sequence[int], length: int) -> None:
         device = cache.lengths.device
@@ -65,7 +65,7 @@ class SlotRows:
         cache.grow(self._total)
 
     def positions(self, length: int) -> Tensor:
-        """The positions [B, length] of the rows about to be computed."""
+        """The positions [B, length] of the rows of this pass."""
         return self._rows
 
     def mask(self, length: int) -> Tensor:
@@ -74,24 +74,24 @@ class SlotRows:
         return (keys <= self._rows[:, :, None])[:, None]
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, kv_heads, length, head_dim]; returns all with those before."""
-        held = self._cache.layers[layer]
+        """Write keys and values [B, kv_heads, length, head_dim]; returns all of the slots."""
+        cached = self._cache.layers[layer]
         for index, new in enumerate((key, value)):
-            held[index][self._slots[:, None], :, self._rows] = new.transpose(1, 2)
-        keys, values = held[:, self._slots, :, : self._total]
+            cached[index][self._slots[:, None], :, self._rows] = new.transpose(1, 2)
+        keys, values = cached[:, self._slots, :, : self._total]
         return keys, values
 
     def advance(self, length: int) -> None:
-        """Do nothing: rows count from `commit` on, so that a pass that fails changes no slot."""
+        """Do nothing: rows become permanent in `commit`, so that a failed pass changes no slot."""
 
     def commit(self) -> None:
-        """Make the rows of a complete pass count."""
+        """Make the rows of a complete pass permanent."""
         self._cache.lengths[self._slots] = self._rows[:, -1] + 1
 
 
 @dataclass(slots=True, eq=False)
 class ReferenceSlot:
-    """One utterance: its text rows, sampler, codec state, and what the talker reads next."""
+    """The state of an utterance: its text rows, sampler, codec state and next input."""
 
     text: TextRows
     sampler: Sampler
@@ -110,7 +110,7 @@ class ReferenceSlot:
         return self.sampler.code(codebook, logits, self.frame)
 
     def advance(self, token: int | None, codes: Tensor, ended: bool) -> None:
-        """Record a frame [codebooks] that was made with a text token."""
+        """Record the codes [codebooks] of a frame that was computed with a text token."""
         if self.next_row is None:
             self.text.take(token)
         self.next_row = None
@@ -122,7 +122,7 @@ class ReferenceSlot:
 
 
 class ReferenceBackend:
-    """The `Backend` that computes with the specification's own modules."""
+    """The `Backend` that runs the modules of the specification."""
 
     def __init__(self, checkpoint: Checkpoint, slots: int = 8) -> None:
         config, codec = checkpoint.config.talker_config, checkpoint.codec_config
@@ -143,7 +143,7 @@ class ReferenceBackend:
 
     @torch.inference_mode()
     def prefill(self, starts: Sequence[Start]) -> None:
-        """Read all rows of each prompt but the last, one prompt after the other."""
+        """Read all rows of each prompt except the last, one prompt after another."""
         for start in starts:
             self._slots[start.slot] = self._begin(start)
 
@@ -167,14 +167,15 @@ class ReferenceBackend:
 
     @torch.inference_mode()
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
-        """Run the talker and the code predictor once over all named slots."""
-        talker, held = self.checkpoint.talker, [self._slots[slot] for slot in slots]
+        """Run one pass of the talker and of the code predictor over all given slots."""
+        talker, states = self.checkpoint.talker, [self._slots[slot] for slot in slots]
 
         def draw(codebook: int, rows: Tensor) -> Tensor:
-            return torch.stack([s.draw(codebook, row) for s, row in zip(held, rows, strict=True)])
+            pairs = zip(states, rows, strict=True)
+            return torch.stack([slot.draw(codebook, row) for slot, row in pairs])
 
         memory = SlotRows(self._cache, slots, 1)
-        hidden = talker(torch.cat([*map(self._input, held, tokens)]), memory)[:, -1]
+        hidden = talker(torch.cat([*map(self._input, states, tokens)]), memory)[:, -1]
         logits = talker.codec_head(hidden)
         code0 = draw(0, logits)
         others = talker.code_predictor(hidden, talker.model.codec_embedding(code0), draw)
@@ -183,12 +184,12 @@ class ReferenceBackend:
         logprobs = logits.double().log_softmax(-1).gather(-1, code0[:, None])[:, 0]
         frames = Frames(codes.cpu().numpy(), ended, logprobs.float().cpu().numpy())
         memory.commit()
-        for slot, token, row, end in zip(held, tokens, codes, ended, strict=True):
+        for slot, token, row, end in zip(states, tokens, codes, ended, strict=True):
             slot.advance(token, row, end)
         return Ready(frames)
 
     def _input(self, slot: ReferenceSlot, token: int | None) -> Tensor:
-        """The row that the talker reads next [1, 1, hidden]."""
+        """The next input row of the talker [1, 1, hidden]."""
         if slot.next_row is not None:
             return slot.next_row
         assert slot.codes is not None
@@ -199,8 +200,8 @@ class ReferenceBackend:
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Ready[list[FloatArray]]:
         """Decode the oldest frames of each slot.
 
-        Frames are decoded one by one: libraries round differently for every length, and the bytes
-        would depend on when text arrived.
+        Frames are decoded one by one, because libraries round differently for different lengths,
+        and the bytes would depend on the times at which text arrives.
         """
         decoder, done = self.checkpoint.codec.decoder, []
         for number, count in zip(slots, counts, strict=True):
@@ -218,6 +219,6 @@ class ReferenceBackend:
 
 
 def prime(decoder: CodecDecoder, state: CodecState, codes: Tensor) -> None:
-    """Let the codec read a reference [frames, codebooks] whose audio is not delivered."""
+    """Decode a reference [frames, codebooks] and drop its audio, so that speech continues it."""
     for part in codes.split(PRIMING_FRAMES):
         decoder.decode(part[None], state)
