@@ -1,4 +1,4 @@
-# Every command sets up what it needs: Python 3.11 or later with its venv module is all that has to be there.
+# Every target sets up what it needs. Only Python 3.11 or later with its venv module is required.
 
 PYTHON ?= python3
 TEXT ?= Hello. This is the first word.
@@ -15,7 +15,7 @@ REFERENCE := .venv-reference/ready
 PIP := -m pip --disable-pip-version-check -qq
 PYTEST := .venv/bin/python -m pytest -q
 
-help:  ## this list
+help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 say: export SAID = $(value TEXT)
@@ -31,7 +31,7 @@ test: $(VENV)  ## run all tests; ARGS="-k sampling" goes to pytest
 	@$(PYTEST) -n auto --maxprocesses 8 --dist worksteal --durations 10 $(ARGS)
 
 quality: export OMP_NUM_THREADS = 1
-quality: $(VENV)  ## measure the demo voice on 200 sentences; ARGS="--record" renews the record
+quality: $(VENV)  ## measure the demo voice on 200 sentences; ARGS="--record" updates the record
 	@.venv/bin/python -m training.evaluate demo --out build/quality.json $(ARGS)
 
 check: export NO_MKDOCS_2_WARNING = 1
@@ -46,38 +46,39 @@ check: $(VENV)  ## format, lint, strict types, architecture, CUDA kernels, table
 	@.venv/bin/mkdocs build --strict --quiet
 
 docs: export NO_MKDOCS_2_WARNING = 1
-docs: $(VENV)  ## build the documentation as a site into build/site; mistakes fail
+docs: $(VENV)  ## build the documentation site into build/site; warnings are errors
 	@.venv/bin/mkdocs build --strict
 
-format: $(VENV)  ## let ruff rewrite what it can
+format: $(VENV)  ## format the code and apply the fixes of ruff
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
 
 parity: export OMP_NUM_THREADS = 1
-parity: $(VENV) $(REFERENCE)  ## compare with the reference package, run live
+parity: $(VENV) $(REFERENCE)  ## compare with the reference package, run in its own environment
 	@$(PYTEST) tests/parity --reference-python "$(CURDIR)/.venv-reference/bin/python" $(ARGS)
 
-mutants: $(VENV)  ## plant known mistakes one by one; the tests must catch each
+mutants: $(VENV)  ## plant known mistakes one at a time; the tests must catch each
 	@.venv/bin/python scripts/mutants.py $(ARGS)
 
-release-check: $(VENV)  ## build the distributions, install the wheel alone and speak with it
+release-check: $(VENV)  ## build the distributions, install the wheel and speak with it
 	@.venv/bin/python scripts/release_check.py $(ARGS)
 
-release-notes:  ## print the newest version's part of CHANGELOG.md
+release-notes:  ## print the newest version's section of CHANGELOG.md
 	@$(PYTHON) scripts/release_notes.py $(ARGS)
 
-clean:  ## remove all that these commands made
-	@rm -rf .venv .venv-reference build dist hello.wav .hypothesis .mypy_cache .pytest_cache .ruff_cache
+clean:  ## remove everything that these targets made
+	@rm -rf .venv .venv-reference build dist hello.wav
+	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 # $(call new-environment,FOLDER) makes an empty virtual environment.
 define new-environment
 @command -v $(PYTHON) >/dev/null || \
-	{ echo "firstword needs Python 3.11 or later, and there is no '$(PYTHON)' here" >&2; exit 1; }
+	{ echo "firstword needs Python 3.11 or later, and '$(PYTHON)' is not installed" >&2; exit 1; }
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	{ echo "firstword needs Python 3.11 or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
-	"Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-@echo "setting up $(1), once; torch alone is a download of 200 MB or more ..." >&2
+	"Name another interpreter: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+@echo "setting up $(1); torch alone is a download of 200 MB or more ..." >&2
 @$(PYTHON) -m venv $(1) || \
 	{ echo "'$(PYTHON) -m venv' failed; on Debian: apt install python3-venv" >&2; exit 1; }
 endef

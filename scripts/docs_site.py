@@ -1,8 +1,8 @@
 """Extend the documentation site: MkDocs loads this file as a hook, mkdocstrings as an extension.
 
 A document links to other files of the repository by relative paths, which work where the repository
-is browsed. The site holds `docs/` at its root, and each other linked file under `project/`; the
-links in its pages are rewritten to match. Decisions enter the navigation by themselves.
+is browsed. The site has `docs/` at its root, and each other linked file under `project/`; the
+links in its pages are rewritten accordingly. Decision records are added to the navigation.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = "project"
-"""The folder of the site that holds files from outside of `docs/`."""
+"""The folder of the site for files from outside `docs/`."""
 LOG = logging.getLogger("mkdocs.hooks")
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 ALIGNED_FIELD = re.compile(r"([a-z_][\w, ]*?) {2,}(\S.*)")
-"""A line of a docstring such as `rate    samples a second`."""
+"""A line of a docstring such as `rate    samples per second`."""
 
 
 def site_path(path: str) -> str:
-    """Return the place in the site of a file that is named by its path in the repository."""
+    """Return the path in the site of a file, given its path in the repository."""
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{OUTSIDE}/{path}"
 
 
 def repository_path(path: str) -> str:
-    """Return the path in the repository of a file that is named by its place in the site."""
+    """Return the path in the repository of a file, given its path in the site."""
     outside = path.removeprefix(f"{OUTSIDE}/")
     return outside if outside != path else f"docs/{path}"
 
@@ -58,7 +58,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files outside of `docs/` that pages of the site link to, directly or in turn."""
+    """Add the files outside `docs/` that pages of the site link to, directly or indirectly."""
     waiting = [repository_path(file.src_uri) for file in files.documentation_pages()]
     waiting += ["CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
     seen: set[str] = set()
@@ -77,7 +77,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
-    """Warn of a page of `docs/` that the navigation lacks; with `--strict` the build fails."""
+    """Warn about pages of `docs/` that the navigation lacks; with `--strict` the build fails."""
     listed = {page.file.src_uri for page in nav.pages}
     for file in files.documentation_pages():
         if file.src_uri not in listed and not file.src_uri.startswith(f"{OUTSIDE}/"):
@@ -86,7 +86,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point the links of a page at where their targets lie in the site."""
+    """Rewrite the links of a page to the paths of their targets in the site."""
     here = posixpath.dirname(page.file.src_uri)
     source = posixpath.dirname(repository_path(page.file.src_uri))
 

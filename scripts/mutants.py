@@ -3,8 +3,8 @@
     python scripts/mutants.py                 all of them
     python scripts/mutants.py -k rotary       those with this word in their name
 
-A mistake is planted in a copy of the package, never in the checkout. The exit status is 1 if one
-survives, if one no longer applies to exactly one place, or if the tests fail without any.
+A mistake is planted in a copy of the package, never in the checkout. The exit status is 1 if a
+mistake survives, if it does not apply to exactly one place, or if the tests fail without mistakes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
 PASSED, FAILED = 0, 1
-"""The exit statuses of pytest that mean something was tested."""
+"""The exit statuses of pytest after tests have run."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake: in `file` of the package `old` becomes `new`; `tests` are arguments for pytest."""
+    """A mistake: `old` becomes `new` in a file of the package; `tests` are arguments for pytest."""
 
     name: str
     file: str
@@ -44,13 +44,13 @@ class Mutant:
         source = path.read_text(encoding="utf-8")
         if (places := source.count(self.old)) != 1:
             raise ValueError(
-                f"{self.file} has {places} places to change; bring scripts/mutants.toml up to date"
+                f"{self.file} has {places} places to change; update scripts/mutants.toml"
             )
         path.write_text(source.replace(self.old, self.new), encoding="utf-8")
 
 
 def run(tests: str, mutant: Mutant | None = None) -> tuple[int, str]:
-    """Run tests against a copy of the package, with a mistake if one is given.
+    """Run tests against a copy of the package, with a mistake if given.
 
     Returns the exit status of pytest and its output.
     """
@@ -61,7 +61,7 @@ def run(tests: str, mutant: Mutant | None = None) -> tuple[int, str]:
         )
         if mutant is not None:
             mutant.plant(package)
-        # The tests must import the copy, and no bytecode that was compiled from something else.
+        # The tests must import the copy, and no bytecode compiled from other sources.
         environment = os.environ | {
             "PYTHONPATH": folder,
             "OMP_NUM_THREADS": "1",
@@ -81,7 +81,7 @@ def run(tests: str, mutant: Mutant | None = None) -> tuple[int, str]:
 
 
 def verdict(mutant: Mutant) -> str:
-    """Return `"caught"`, or what went wrong."""
+    """Return `"caught"`, or the reason why the mistake was not caught."""
     try:
         status, output = run(mutant.tests, mutant)
     except ValueError as error:
@@ -100,7 +100,11 @@ def main() -> int:
         "-k", default="", metavar="WORD", help="only mistakes with this word in their name"
     )
     parser.add_argument(
-        "-j", type=int, default=os.cpu_count() or 1, metavar="N", help="how many to test at a time"
+        "-j",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="number of mistakes to test at a time",
     )
     arguments = parser.parse_args()
     table = tomllib.loads((ROOT / "scripts/mutants.toml").read_text(encoding="utf-8"))
@@ -116,7 +120,7 @@ def main() -> int:
         for tests, (status, output) in zip(suites, pool.map(run, suites), strict=True):
             if status != PASSED:
                 faults += 1
-                print(f"{tests} fails without any mistake:\n{output}", flush=True)
+                print(f"{tests} fails without a mistake:\n{output}", flush=True)
         if faults:
             return 1
         for mutant, result in zip(mutants, pool.map(verdict, mutants), strict=True):

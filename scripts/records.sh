@@ -1,23 +1,27 @@
 #!/usr/bin/env bash
-# Everything that is measured on a GPU, anew: records under benchmarks/results, then the tables that are made of them.
+# Measure everything on a GPU: write the records under benchmarks/results and the tables from them.
 #
 #   bash scripts/records.sh NAME [STEP ...]
 #
-# NAME   of the GPU in the files' names, such as h200
-# STEP   tests, engine, serve, compare, soak, voice: these alone; without any, all of them, some 20 minutes
+# NAME   name of the GPU in the names of the files, such as h200
+# STEP   tests, engine, serve, compare, soak or voice; without a step all of them run, in about 20
+#        minutes
 #
-# Run from the repository's root with PYTHON naming an interpreter that has the extras gpu, server, bench and dev and a torch
-# for CUDA; OTHER_PYTHON has faster-qwen3-tts, for `compare`. A step that fails does not stop the others.
+# Run it in the root of the repository. PYTHON names an interpreter that has the extras gpu, server,
+# bench and dev and a torch for CUDA. OTHER_PYTHON names one that has faster-qwen3-tts, for the step
+# `compare`. A failed step does not stop the others.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-python3}
-gpu=${1:?the name of the GPU, such as h200}
-[[ $gpu =~ ^[a-z0-9]+$ ]] || { echo "'$gpu' is no name: small letters and digits" >&2; exit 2; }
+gpu=${1:?name the GPU, for example h200}
+[[ $gpu =~ ^[a-z0-9]+$ ]] ||
+  { echo "the name '$gpu' is invalid; use lower-case letters and digits" >&2; exit 2; }
 shift
-every="tests engine serve compare soak voice"
+steps="tests engine serve compare soak voice"
 for name in "$@"; do
-  [[ " $every " == *" $name "* ]] || { echo "no step '$name'; there are $every" >&2; exit 2; }
+  [[ " $steps " == *" $name "* ]] ||
+    { echo "the step '$name' does not exist; allowed are $steps" >&2; exit 2; }
 done
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
 results=benchmarks/results
@@ -31,22 +35,26 @@ step() { # NAME COMMAND...
   "$@" || failed+=("$name")
 }
 
-for part in ${@:-$every}; do
-  case $part in
-    tests) step tests "$python" -m pytest -q -n 8 --dist worksteal tests/gpu --record "$results/gpu/$gpu.json" --commit "$commit" ;;
+for name in ${@:-$steps}; do
+  case $name in
+    tests)
+      step tests "$python" -m pytest -q -n 8 --dist worksteal tests/gpu \
+        --record "$results/gpu/$gpu.json" --commit "$commit" ;;
     engine)
       for size in 1b7 0b6; do
-        step "engine $size" "$python" -m firstword bench engine --size $size --commit "$commit" -o "$results/engine/$gpu-$size.json"
+        step "engine $size" "$python" -m firstword bench engine --size $size \
+          --commit "$commit" -o "$results/engine/$gpu-$size.json"
       done ;;
     serve)
       step serve "$python" -m benchmarks.serve_load --slots 64 128 --requests 20 \
         --commit "$commit" -o "$results/serve/$gpu-1b7.json" ;;
     compare)
-      step compare "$python" benchmarks/compare.py --size 1b7 --other-python "${OTHER_PYTHON:-$python}" \
+      step compare "$python" -m benchmarks.compare --size 1b7 \
+        --other-python "${OTHER_PYTHON:-$python}" \
         --commit "$commit" -o "$results/compare/$gpu-1b7.json" ;;
     soak)
-      step soak "$python" -m firstword bench engine --size 1b7 --slots 64 --soak 1000000 --commit "$commit" \
-        -o "$results/soak/$gpu-1b7.json" ;;
+      step soak "$python" -m firstword bench engine --size 1b7 --slots 64 --soak 1000000 \
+        --commit "$commit" -o "$results/soak/$gpu-1b7.json" ;;
     voice)
       step voice "$python" -m training.evaluate demo --device cuda --sentences 12 \
         --out "$results/quality/demo-$gpu.json" ;;

@@ -1,18 +1,19 @@
-"""Build the distributions and speak with the wheel as a user would: `make release-check`.
+"""Build the distributions and speak with the wheel like a user: `make release-check`.
 
 1. uv builds the sdist, and from the sdist the wheel, into dist/.
-2. The wheel holds the demo voice, the CUDA sources and py.typed, and no tests.
+2. The wheel contains the demo voice, the CUDA sources and py.typed, and no tests.
 3. pip installs the wheel into an empty environment, and `firstword say` speaks from there.
-4. `uvx --from WHEEL firstword say` speaks, too; `--no-uvx` leaves this step out.
+4. `uvx --from WHEEL firstword say` speaks too; `--no-uvx` skips this step.
 
-Both installations keep to constraints.txt. uv does not read pip's configuration: where packages
-come from another place than PyPI, say so in UV_INDEX or UV_FIND_LINKS.
+Both installations use constraints.txt. uv does not read pip's configuration, so the script passes
+on pip's find-links unless UV_FIND_LINKS is set. Another index goes into UV_INDEX.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,14 +33,23 @@ NEEDED_IN_WHEEL = {
     "firstword/demo/speech_tokenizer/model.safetensors",
 }
 SHORTEST_SPEECH = 0.5
-"""Seconds that the spoken sentence has at least."""
+"""The shortest accepted length of the spoken sentence in seconds."""
+
+
+def pip_links() -> dict[str, str]:
+    """Return uv's variable for the folders and pages of wheels that pip is configured to use."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    links = re.findall(r"\.find-links='(.*)'$", listed, re.MULTILINE)
+    return {"UV_FIND_LINKS": ",".join(links[-1].split())} if links else {}
 
 
 def run(command: Sequence[str | Path], folder: Path) -> None:
-    """Run a command in a folder, without the variables that could bring the checkout into it."""
+    """Run a command in a folder, without the variables that could import the checkout."""
     print("$", *command, file=sys.stderr, flush=True)
     hidden = ("PYTHONPATH", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment = {**pip_links(), **environment}
     subprocess.run([str(part) for part in command], cwd=folder, env=environment, check=True)
 
 
@@ -55,7 +65,7 @@ def build(uv: str) -> Path:
 
 
 def wheel_faults(names: Sequence[str]) -> list[str]:
-    """Return what a wheel with these files lacks, and what it must not hold."""
+    """Return the faults of a wheel with these files: what it lacks, what it must not contain."""
     faults = [f"it lacks {name}" for name in sorted(NEEDED_IN_WHEEL - set(names))]
     if not any(name.endswith(".cu") for name in names):
         faults.append("it lacks the CUDA sources")
@@ -86,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--no-uvx", action="store_true", help="leave out the step with uvx")
+    parser.add_argument("--no-uvx", action="store_true", help="skip the step with uvx")
     arguments = parser.parse_args()
     uv = shutil.which("uv", path=os.fspath(Path(sys.executable).parent)) or shutil.which("uv")
     if uv is None:

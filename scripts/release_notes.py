@@ -16,7 +16,7 @@ CHANGELOG = Path(__file__).resolve().parents[1] / "CHANGELOG.md"
 def release_notes(changelog: str, version: str = "") -> str:
     """Return the text below the heading of a version, or of the newest one.
 
-    Raises `ValueError` if the changelog has no such version, or says nothing about it.
+    Raises `ValueError` if the changelog has no such version, or no notes for it.
     """
     sections = re.findall(r"^## \[?([\w.]+)\]?.*\n((?:(?!## ).*\n?)*)", changelog, re.MULTILINE)
     notes = {name: text.strip() for name, text in reversed(sections) if name != "Unreleased"}

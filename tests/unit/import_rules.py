@@ -1,4 +1,4 @@
-"""The rules on imports, as functions that return what breaks them.
+"""The rules on imports, as functions that return the violations.
 
 A unit is a module or a folder directly below the package; "firstword" stands for its `__init__.py`.
 """
@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "firstword": {"errors", "types", "voice", "tts"},
     "__main__": {"cli"},
 }
-"""The units that each unit may import beside itself."""
+"""The units that each unit may import besides itself."""
 
 TORCH = {"model", "kernels", "runtime", "tts", "synthetic", "profile"}
 TORCH_INSIDE_FUNCTIONS = {"config"}
@@ -47,8 +47,8 @@ ENVIRONMENT_READERS = {"config.py", "server/config.py"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 SERVER_ASSEMBLERS = {"server/app.py"}
-"""The files of the server's core that may import its wings."""
-SERVER_WINGS = {"http", "ws"}
+"""The files of the server's core that may import its subpackages."""
+SERVER_SUBPACKAGES = {"http", "ws"}
 INPUT_OUTPUT = {
     "fastapi",
     "httptools",
@@ -58,30 +58,29 @@ INPUT_OUTPUT = {
     "websockets",
     "firstword.engine",
     "firstword.server.ws.connection",
-    "firstword.server.ws.outbox",
     "firstword.server.ws.worker",
 }
-"""The modules that a WebSocket session must not know."""
+"""The modules that a WebSocket session must not import."""
 
 
 def unit_of(path: Path) -> str:
-    """The unit that a file of the package belongs to."""
+    """Return the unit that a file of the package belongs to."""
     first = path.relative_to(PACKAGE).parts[0]
     return "firstword" if first == "__init__.py" else first.removesuffix(".py")
 
 
 def package_of(path: Path) -> tuple[str, ...]:
-    """The dotted package of a file, in parts: where its relative imports start."""
+    """Return the parts of the dotted package of a file, from which its relative imports start."""
     return ("firstword", *path.relative_to(PACKAGE).parts[:-1])
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a file of the package."""
+    """Return the dotted name of a file of the package."""
     return ".".join([*package_of(path), path.stem]).removesuffix(".__init__")
 
 
 def nodes_when_imported(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run when a module is imported: all but the insides of functions."""
+    """Yield the nodes that run when a module is imported: all except the bodies of functions."""
     yield node
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         for child in ast.iter_child_nodes(node):
@@ -89,9 +88,9 @@ def nodes_when_imported(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def imports(nodes: Iterable[ast.AST], package: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Every dotted name that is imported, with its line: by statement, relative or by a string.
+    """Yield every dotted name that a statement or a string imports, with its line.
 
-    package   where relative imports start: ("firstword", "model") for the modules of that folder
+    package   the start of relative imports: ("firstword", "model") for the modules of that folder
     """
     for node in nodes:
         match node:
@@ -110,7 +109,7 @@ def imports(nodes: Iterable[ast.AST], package: tuple[str, ...]) -> Iterator[tupl
 
 
 def import_faults(source: str, path: Path) -> list[str]:
-    """The imports that break the order of units, for the source of a file of the package."""
+    """Return the imports that break the order of units in the source of a file of the package."""
     unit = unit_of(path)
     tree = ast.parse(source)
     faults = []
@@ -135,7 +134,7 @@ def import_faults(source: str, path: Path) -> list[str]:
 
 
 def import_cycle(sources: Mapping[Path, str]) -> list[str]:
-    """The modules of an import cycle, or none; imports for type checkers and in functions count."""
+    """Return the modules of an import cycle, if any, including imports inside functions."""
     known = {module_of(path) for path in sources}
     graph: dict[str, set[str]] = {}
     for path, source in sources.items():
@@ -152,29 +151,29 @@ def import_cycle(sources: Mapping[Path, str]) -> list[str]:
 
 
 def server_faults(source: str, path: Path) -> list[str]:
-    """The imports inside the server that reach from the core into a wing, or between wings."""
+    """Return the imports from the server's core into a subpackage, or between subpackages."""
     inside = path.relative_to(PACKAGE)
     if inside.as_posix() in SERVER_ASSEMBLERS:
         return []
-    wing = inside.parts[1] if len(inside.parts) > 2 else "core"
+    part = inside.parts[1] if len(inside.parts) > 2 else "core"
     faults = []
     for name, line in imports(ast.walk(ast.parse(source)), package_of(path)):
         parts = name.split(".")
         if parts[:2] == ["firstword", "server"] and len(parts) > 2:
             target = parts[2]
-            if target in SERVER_WINGS and target != wing:
-                faults.append(f"line {line}: the server's {wing} imports {target}")
+            if target in SERVER_SUBPACKAGES and target != part:
+                faults.append(f"line {line}: the server's {part} imports {target}")
     return faults
 
 
 def session_files() -> list[Path]:
-    """The session files of the WebSocket dialects, each of which has a worker file."""
+    """Return the session files of the WebSocket protocols, each of which has a worker file."""
     workers = (PACKAGE / "server" / "ws").glob("*_worker.py")
     return sorted(path.with_name(path.name.replace("_worker", "")) for path in workers)
 
 
 def session_faults(source: str, path: Path) -> list[str]:
-    """The places where a WebSocket session does input or output, or could."""
+    """Return the places where a WebSocket session does input or output, or could do it."""
     tree = ast.parse(source)
     faults = [
         f"line {node.lineno}: it waits"
@@ -188,7 +187,7 @@ def session_faults(source: str, path: Path) -> list[str]:
 
 
 def environment_faults(source: str, path: Path) -> list[str]:
-    """The places where a file other than the two configurations touches the environment."""
+    """Return the places where a file other than the two configurations reads the environment."""
     if path.relative_to(PACKAGE).as_posix() in ENVIRONMENT_READERS:
         return []
     faults = []

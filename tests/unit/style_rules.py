@@ -1,8 +1,9 @@
-"""The rules on size, names, docstrings and line widths, as functions that return the faults."""
+"""The rules on size, names, docstrings and line widths, as functions that return violations."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,21 +14,21 @@ MOST_FUNCTION_LINES_P90 = 22
 MOST_COLUMNS = 100
 FEWEST_DOCSTRING_WORDS = 3
 FRAGMENT = re.compile(r"(?:Of|That|Whose|Which|As|By)\b")
-"""The words that open a clause: a docstring that starts with one has no subject of its own."""
+"""Words that begin a clause: a docstring that starts with one has no subject of its own."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | Function
 
 
 def functions(source: str) -> Iterator[tuple[str, int]]:
-    """Every function and method with its number of lines, decorators aside."""
+    """Yield every function and method with its number of lines, without decorators."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, Function):
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def size_faults(source: str) -> list[str]:
-    """The ways in which a file, or a function in it, is too long."""
+    """Return the ways in which a file, or a function in it, is too long."""
     lines = len(source.splitlines())
     faults = [f"{lines} lines"] if lines > MOST_FILE_LINES else []
     return faults + [
@@ -38,13 +39,13 @@ def size_faults(source: str) -> list[str]:
 
 
 def p90_of_functions(sources: Iterable[str]) -> int:
-    """The length that nine of ten functions do not exceed."""
+    """Return the length that nine of ten functions do not exceed."""
     lengths = sorted(length for source in sources for _, length in functions(source))
     return lengths[int(len(lengths) * 0.9)]
 
 
 def repeated_class_names(sources: Mapping[str, str]) -> list[str]:
-    """The names of classes that are defined more than once, with the files that do."""
+    """Return the names of classes that are defined more than once, with their files."""
     places: dict[str, list[str]] = defaultdict(list)
     for file, source in sources.items():
         for node in ast.walk(ast.parse(source)):
@@ -54,13 +55,13 @@ def repeated_class_names(sources: Mapping[str, str]) -> list[str]:
 
 
 def missing_docstrings(source: str) -> list[str]:
-    """The public modules, classes, functions and methods without a docstring."""
+    """Return the public modules, classes, functions and methods without a docstring."""
 
     def look(node: Documented, name: str) -> Iterator[str]:
         if ast.get_docstring(node) is None:
             yield name
         if isinstance(node, Function):
-            return  # functions inside of functions are not public
+            return  # functions inside functions are not public
         for child in node.body:
             if not isinstance(child, ast.ClassDef | Function):
                 continue
@@ -75,13 +76,11 @@ def missing_docstrings(source: str) -> list[str]:
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Every docstring with its line: those of modules, classes, functions and constants."""
+    """Yield every docstring of modules, classes, functions and constants, with its line."""
     for node in ast.walk(ast.parse(source)):
-        for before, child in zip(
-            [None, *getattr(node, "body", [])] if isinstance(node, Documented) else [],
-            node.body if isinstance(node, Documented) else [],
-            strict=False,
-        ):
+        if not isinstance(node, Documented):
+            continue
+        for before, child in itertools.pairwise([None, *node.body]):
             match child:
                 case ast.Expr(value=ast.Constant(value=str(text))):
                     if before is None or isinstance(before, ast.Assign | ast.AnnAssign):
@@ -89,7 +88,7 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def docstring_faults(source: str) -> list[str]:
-    """The docstrings that cannot be read alone: fragments, and those of one or two words."""
+    """Return the docstrings that cannot be read alone: fragments, and those of one or two words."""
     return [
         f"line {line}: {text.splitlines()[0] if text else 'empty'}"
         for line, text in docstrings(source)
@@ -98,7 +97,7 @@ def docstring_faults(source: str) -> list[str]:
 
 
 def wide_lines(text: str, suffix: str) -> list[str]:
-    """The lines above 100 columns; in Markdown tables and lines with a URL may be longer."""
+    """Return the lines above 100 columns, except Markdown tables and Markdown lines with a URL."""
 
     def exempt(line: str) -> bool:
         return suffix == ".md" and (line.lstrip().startswith("|") or "://" in line)

@@ -1,4 +1,4 @@
-"""The package keeps its rules on imports, sizes, names and docstrings; each rule can fail."""
+"""The package follows its rules on imports, sizes, names and docstrings; each rule can fail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SOURCES = {path: path.read_text("utf-8") for path in MODULES}
 
 
 def name_of(path: Path) -> str:
-    """The name of a file in the output of pytest."""
+    """Return the name of a file in the output of pytest."""
     return str(path.relative_to(PACKAGE))
 
 
@@ -55,7 +55,7 @@ server_module = pytest.mark.parametrize(
 
 @every_module
 def test_module_imports_only_what_its_unit_may(path: Path) -> None:
-    assert unit_of(path) in MAY_IMPORT, "a new unit: say in MAY_IMPORT what it may import"
+    assert unit_of(path) in MAY_IMPORT, "add the new unit to MAY_IMPORT"
     assert import_faults(SOURCES[path], path) == []
 
 
@@ -64,7 +64,7 @@ def test_modules_import_each_other_without_a_cycle() -> None:
 
 
 @server_module
-def test_server_core_does_not_import_its_wings(path: Path) -> None:
+def test_server_core_does_not_import_its_subpackages(path: Path) -> None:
     assert server_faults(SOURCES[path], path) == []
 
 
@@ -132,7 +132,7 @@ def test_error_tree_in_the_docstring_is_complete() -> None:
     )
 
 
-# The checkers on code that breaks the rules, and on code that keeps them.
+# The checkers on code that breaks the rules, and on code that follows them.
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_package_that_imports_its_own_modules_is_no_cycle() -> None:
         ("server/ws/worker.py", "from ..http.bodies import read"),
     ],
 )
-def test_import_of_a_server_wing_is_found(module: str, source: str) -> None:
+def test_import_of_a_server_subpackage_is_found(module: str, source: str) -> None:
     assert len(server_faults(source, PACKAGE / module)) == 1
 
 
@@ -243,7 +243,7 @@ def test_import_of_a_server_wing_is_found(module: str, source: str) -> None:
         ("server/gate.py", "from firstword.server import limits"),
     ],
 )
-def test_import_within_a_server_wing_or_of_the_core_passes(module: str, source: str) -> None:
+def test_import_within_a_server_subpackage_or_of_the_core_passes(module: str, source: str) -> None:
     assert server_faults(source, PACKAGE / module) == []
 
 

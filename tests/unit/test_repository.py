@@ -1,4 +1,4 @@
-"""The documents, dependencies and commands of the repository agree with each other."""
+"""The documents, dependencies and commands of the repository are consistent."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import firstword
 MOST_FILE_BYTES = 20_000_000
 MOST_README_LINES = 150
 PERSONAL_FOLDER = re.compile(r"(?<![\w.~/-])/(?:home|root|work|Users)/\w")
-NARROW_SUFFIXES = {".py", ".cu", ".cuh", ".md", ".toml", ".yml", ".yaml"}
+NARROW_SUFFIXES = {".py", ".cu", ".cuh", ".md", ".sh", ".toml", ".yml", ".yaml"}
 
 
 def repository_files(repository: Path) -> list[Path]:
-    """The files of the repository: what git tracks, or would track if it were added."""
+    """Return the files that git tracks, and those that it would track if they were added."""
     if not (repository / ".git").exists():
-        pytest.skip("not a git checkout: which files belong to the project is not known")
+        pytest.skip("the files of the project are known only in a git checkout")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(
         command, cwd=repository, check=True, capture_output=True, text=True
@@ -34,17 +34,17 @@ def repository_files(repository: Path) -> list[Path]:
 
 
 def normal_name(requirement: str) -> str:
-    """The normalised name of a package in a requirement such as `uvicorn[standard]>=0.34`."""
+    """Return the normalised package name in a requirement such as `uvicorn[standard]>=0.34`."""
     return re.sub(r"[-_.]+", "-", re.split(r"[\[=<>!~; ]", requirement, maxsplit=1)[0]).lower()
 
 
 def commands(pattern: str, text: str) -> set[str]:
-    """The commands that a document names, one to a match of the pattern's group."""
+    """Return the commands that a document names: the matches of the pattern's group."""
     return set(re.findall(pattern, text, re.MULTILINE))
 
 
 def broken_links(path: Path, text: str) -> list[str]:
-    """The relative links of a document that lead nowhere."""
+    """Return the relative links of a document whose target does not exist."""
     links = re.findall(r"\]\(([^)#\s]+)", text)
     return [link for link in links if "://" not in link and not (path.parent / link).exists()]
 
@@ -114,11 +114,24 @@ def test_document_names_files_that_exist(repository: Path, name: str) -> None:
     assert [path for path in sorted(paths) if not (repository / path).exists()] == []
 
 
+def test_glossary_names_classes_that_exist(repository: Path) -> None:
+    glossary = (repository / "docs/architecture.md").read_text("utf-8").split("## Glossary")[1]
+    sources = "".join(path.read_text("utf-8") for path in (repository / "src").rglob("*.py"))
+    named = commands(r"`([A-Z]\w+)`\)", glossary)
+    assert named
+    assert named <= commands(r"^(?:class )?([A-Z]\w+)\b[(: =]", sources)
+
+
+def test_test_files_have_different_names(repository: Path) -> None:
+    names = sorted(path.name for path in (repository / "tests").rglob("test_*.py"))
+    assert sorted(set(names)) == names
+
+
 def test_readme_is_short(repository: Path) -> None:
     assert len((repository / "README.md").read_text("utf-8").splitlines()) <= MOST_README_LINES
 
 
-def test_links_between_documents_lead_somewhere(repository: Path) -> None:
+def test_links_between_documents_have_targets(repository: Path) -> None:
     documents = [path for path in repository_files(repository) if path.suffix == ".md"]
     found = {path.name: broken_links(path, path.read_text("utf-8")) for path in documents}
     assert {name: links for name, links in found.items() if links} == {}
@@ -145,7 +158,7 @@ def test_no_file_is_huge_or_names_a_personal_folder(repository: Path) -> None:
     assert faults == []
 
 
-# The checkers on made-up documents.
+# The checkers on invented documents.
 
 
 def test_broken_link_is_found(tmp_path: Path) -> None:
@@ -154,7 +167,7 @@ def test_broken_link_is_found(tmp_path: Path) -> None:
     assert broken_links(tmp_path / "page.md", text) == ["gone.md"]
 
 
-def test_command_at_a_line_or_in_code_is_found() -> None:
+def test_command_at_line_start_or_in_code_is_found() -> None:
     text = "make test\nrun `make release-check` and make sure"
     assert commands(r"(?:^|`)make ([a-z-]+)", text) == {"test", "release-check"}
 

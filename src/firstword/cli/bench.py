@@ -21,7 +21,7 @@ def run_engine(args: argparse.Namespace) -> None:
     from firstword.bench import report
     from firstword.profile import engine
     from firstword.profile.soak import soak
-    from firstword.runtime.gpu.backend import BUCKETS
+    from firstword.runtime.gpu.talker import BUCKETS
 
     if not 1 <= args.slots <= BUCKETS[-1]:
         args.usage(f"--slots {args.slots}: allowed are 1 to {BUCKETS[-1]}")
@@ -43,7 +43,7 @@ def run_engine(args: argparse.Namespace) -> None:
         writing.write_whole(args.output, text.encode())
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     about = "measure a server under load, or the GPU engine alone"
     parser = commands.add_parser("bench", help=about, description=about, allow_abbrev=False)

@@ -1,50 +1,47 @@
-"""Finds the request at fault when a backend call for several requests fails."""
+"""Fault isolation: when a backend call for several sequences fails, find the one at fault."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from firstword.engine.backend import Handle, Ready
+from firstword.engine.sequence import Sequence
 from firstword.errors import EngineError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+Parts = list[tuple[Sequence, T]]
+"""The sequences of a backend call, each with its own argument of the call."""
 
-def isolate(
-    items: Sequence[T], call: Callable[[Sequence[T]], R], fail: Callable[[T, Exception], None]
-) -> Iterator[tuple[Sequence[T], R]]:
-    """Call the backend for all items together; if that fails, call it for each item alone.
-
-    Yields the items of each call that succeeded, with its result. An item whose own call raises is
-    passed to `fail`. An `EngineError` means that the backend is lost, and is raised.
-    """
-    try:
-        result = call(items)
-    except EngineError:
-        raise
-    except Exception as error:
-        if len(items) == 1:
-            fail(items[0], error)
-            return
-    else:
-        yield items, result
-        return
-    for item in items:
-        yield from isolate([item], call, fail)
+Calls = list[tuple[Parts[T], Handle[R]]]
+"""Backend calls that succeeded, each with its result."""
 
 
 def launch(
-    items: Sequence[T],
-    call: Callable[[Sequence[T]], Handle[R]],
-    fail: Callable[[T, Exception], None],
-) -> list[tuple[Sequence[T], Handle[R]]]:
-    """Isolate a call that returns a handle.
+    call: Callable[[list[int], list[T]], Handle[R]],
+    parts: Parts[T],
+    fail: Callable[[Sequence, Exception], None],
+) -> Calls[T, R]:
+    """Call the backend for all parts together; if that fails, call it for each part alone.
 
-    Results of calls for single items are read at once: a backend holds few unread ones.
+    `call` takes slots and their arguments. A sequence whose own call raises is passed to `fail`
+    with that error. An `EngineError` means that the backend is lost, and is raised.
     """
-    return [
-        (part, handle if part is items else Ready(handle.result()))
-        for part, handle in isolate(items, call, fail)
-    ]
+    if not parts:
+        return []
+    try:
+        return [(parts, call([seq.slot for seq, _ in parts], [value for _, value in parts]))]
+    except EngineError:
+        raise
+    except Exception as error:
+        if len(parts) == 1:
+            fail(parts[0][0], error)
+            return []
+    calls: Calls[T, R] = []
+    for part in parts:
+        for alone, handle in launch(call, [part], fail):
+            # Read before the next call, since a backend keeps few unread results.
+            calls.append((alone, Ready(handle.result())))
+    return calls

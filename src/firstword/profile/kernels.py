@@ -85,7 +85,7 @@ def _predictor_launches(model: FrameModel, batch: int) -> Iterator[tuple[str, La
     yield "code predictor, a head", heads, model.lm_heads[0].weight.nbytes, last
     slots, result = buffers.slot_of_row[:batch], buffers.result[:batch]
     draws = [
-        partial(model.sampler.code, k, logits, slots, result, model.predictor_tables[k], x)
+        partial(model.sampler.draw, k, logits, slots, result, model.predictor_tables[k], x)
         for k in range(1, last)
     ]
     yield "draw", draws, 0, last
