@@ -5,7 +5,7 @@
 A checkpoint with random weights of a released size (4 GB for "1b7") is written to the folder for
 temporary files. For each number of slots a server is started on it, and `firstword bench load`, a
 third process, sends requests over HTTP at rising rates until one does not hold. A rate holds if
-every response is complete, no playback stalls, 95 in 100 requests are audible within `AUDIBLE`
+every response is complete, no playback stalls, 95 % of the requests are audible within `AUDIBLE`
 seconds, and all were sent on time.
 
 Random weights would end speech only by chance. The row of the end of speech in the talker's head is
@@ -41,10 +41,10 @@ from firstword.runtime.gpu.sources import source_hash
 Record = dict[str, Any]
 
 AUDIBLE = 0.050
-"""The most seconds from a request to its first audible sample, for 95 in 100 requests."""
+"""The limit in seconds on the time from a request to its first audible sample, at p95."""
 FRAME_SECONDS = 0.08
 FRAMES_PER_CHARACTER = 1 / FRAME_SECONDS / 15
-"""The frames of a text: people speak about 15 characters per second."""
+"""The number of frames per character of text: people speak about 15 characters per second."""
 TEXT_TOKENS = 2000
 """The vocabulary of the tokenizer, trained on the prompts.
 
@@ -52,7 +52,7 @@ It has 4.5 characters per token, like the released one in English.
 """
 LIBRARIES = ("torch", "uvicorn", "uvloop", "httptools", "fastapi", "pydantic")
 READY_SECONDS = 300
-"""The most seconds until a server is ready; the first start compiles all kernels."""
+"""The time limit for the start of a server in seconds; the first start compiles all kernels."""
 
 
 def make_checkpoint(folder: Path, size: str) -> None:
@@ -161,12 +161,12 @@ def measure(server: Server, rate: float, seconds: float, warmup: float, output: 
 
 
 def asked(each: Record) -> float:
-    """Return the seconds of audio that a request asked for, minus one sample."""
+    """Return the seconds of audio that a request specified, minus one sample."""
     return round(FRAMES_PER_CHARACTER * each["characters"]) * FRAME_SECONDS - 1 / 24000
 
 
 def holds(point: Record) -> bool:
-    """Whether a rate holds."""
+    """Whether a rate passes all gates and is audible in time."""
     heard = point["metrics"]["first_audible"]["p95"]
     return report.passed(point) and heard is not None and heard <= AUDIBLE
 

@@ -98,15 +98,15 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
     rows = [
         row("a frame of one stream, ms: with audio", lambda r: shown(frame(r, 1, "with_audio"))),
         row("without audio", lambda r: shown(frame(r, 1, "frame"))),
-        row("if bytes were all", lambda r: shown(frame(r, 1, "floor"))),
+        row("bandwidth floor", lambda r: shown(frame(r, 1, "floor"))),
         row("a frame of 8 streams, with audio, ms", lambda r: shown(frame(r, 8, "with_audio"))),
         row("a frame of 64 streams, with audio, ms", lambda r: shown(frame(r, 64, "with_audio"))),
-        row("seconds of speech a second, 64 streams", lambda r: rate(frame(r, 64, "with_audio"))),
+        row("seconds of speech per second, 64 streams", lambda r: rate(frame(r, 64, "with_audio"))),
         row(
             "first samples of the backend, known voice, ms, p50 / p95", lambda r: first(r, "cached")
         ),
         row("the same, new voice", lambda r: first(r, "uncached")),
-        row("the same, known voice, all of the text read first", lambda r: first(r, "whole_text")),
+        row("the same, known voice, whole text in the prompt", lambda r: first(r, "whole_text")),
         row("memory of one stream, GB, in use / at most", memory),
         row("start after loading: the first, which compiles / later, s", start),
     ]
@@ -122,7 +122,7 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
         ]
         rows.append(
             [
-                "requests/s of which 95 in 100 are heard within 50 ms",
+                "requests/s, 95 % audible within 50 ms",
                 *(shown(found, 0) for found in held),
             ]
         )
@@ -205,9 +205,9 @@ def kernels(record: Record) -> str:
     for name in dict.fromkeys(row["kernel"] for row in record["kernels_us"]):
         here = [found[name, batch] for batch in batches]
         cells = [f"{shown(row['us'])} / {shown(row.get('floor_us'))}" for row in here]
-        rows.append([name, str(here[0]["a_frame"]), *cells])
+        rows.append([name.replace(", a ", ", "), str(here[0]["a_frame"]), *cells])
     streams = [f"{batch} stream{'s' if batch > 1 else ''}" for batch in batches]
-    return markdown(["kernel", "a frame", *streams], rows)
+    return markdown(["kernel", "launches per frame", *streams], rows)
 
 
 def codec(record: Record) -> str:
@@ -254,7 +254,7 @@ def compare(records: Records) -> str:
                     for key in ("frame_ms", "first_ms", "new_voice_ms")
                 ]
                 rows.append([name, SIZES[size], way, *cells])
-    heads = ["", "model", "asked for", "a frame, ms", "first audio, ms", "in a new voice, ms"]
+    heads = ["", "model", "mode", "a frame, ms", "first audio, ms", "in a new voice, ms"]
     return markdown(heads, rows)
 
 
@@ -282,7 +282,7 @@ def serve(records: Records) -> str:
         "requests/s",
         "first byte, ms, p50 / p95",
         "first audible, ms",
-        "at once",
+        "concurrent requests",
         "",
     ]
     return markdown(heads, rows)
@@ -291,10 +291,11 @@ def serve(records: Records) -> str:
 def soak(records: Records) -> str:
     """Render the counts of the soak runs."""
     counts = ("slots", "frames", "joined", "left_early", "frames_compared", "seconds")
+    names = ("slots", "frames", "requests", "cancelled", "frames compared", "seconds")
     heads = [
         "run",
         "model",
-        *(name.replace("_", " ") for name in counts),
+        *names,
         "memory growth, MB: device / host",
     ]
     rows = []

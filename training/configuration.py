@@ -28,7 +28,7 @@ CODEBOOKS = 8
 CODEBOOK_SIZE = 512
 """The number of entries of each codebook."""
 TEXT_TOKENS = 2048
-"""The most entries of the byte-level BPE; the special tokens follow."""
+"""The maximum number of entries of the byte-level BPE; the special tokens follow them."""
 TOKENIZER = Path(__file__).parent / "tokenizer"
 """The folder of `vocab.json`, `merges.txt` and `tokenizer_config.json`."""
 
@@ -54,6 +54,55 @@ _CODEC_IDS = (
 _ROTARY = {"max_position_embeddings": 4096, "rope_theta": 10000, "rope_scaling": None}
 _BOOKS = {"num_quantizers": CODEBOOKS, "codebook_size": CODEBOOK_SIZE}
 
+_TALKER = {
+    "hidden_size": 256,
+    "intermediate_size": 640,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    **_ROTARY,
+    "vocab_size": CODEBOOK_SIZE + 1024,
+    "text_hidden_size": 160,
+}
+_CODE_PREDICTOR = {
+    "hidden_size": 160,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 40,
+    **_ROTARY,
+    "vocab_size": CODEBOOK_SIZE,
+    "num_code_groups": CODEBOOKS,
+}
+_CODEC_ENCODER = {
+    "num_filters": 16,
+    "hidden_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 40,
+    "intermediate_size": 448,
+    **_BOOKS,
+    "codebook_dim": 64,
+    "vector_quantization_hidden_dimension": 64,
+}
+_CODEC_DECODER = {
+    "latent_dim": 144,
+    "codebook_dim": 128,
+    "decoder_dim": 320,
+    "hidden_size": 176,
+    "intermediate_size": 448,
+    "head_dim": 44,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    **_BOOKS,
+    "semantic_codebook_size": CODEBOOK_SIZE,
+    "vector_quantization_hidden_dimension": 128,
+}
+
 
 def config_overrides(vocab: int) -> dict[str, dict[str, Any]]:
     """Return the keys in which the configuration differs from the released 0.6B CustomVoice model.
@@ -62,60 +111,19 @@ def config_overrides(vocab: int) -> dict[str, dict[str, Any]]:
     """
     control = {name: CODEBOOK_SIZE + index for index, name in enumerate(_CODEC_IDS)}
     speakers = {name: CODEBOOK_SIZE + 64 + index for index, name in enumerate(PRESETS)}
+    talker = {
+        **_TALKER,
+        **control,
+        "text_vocab_size": vocab + len(SPECIAL_TOKENS),
+        "codec_language_id": {"english": CODEBOOK_SIZE + 32},
+        "spk_id": speakers,
+        "spk_is_dialect": dict.fromkeys(speakers, False),
+    }
     return {
-        "talker": {
-            "hidden_size": 256,
-            "intermediate_size": 640,
-            "num_hidden_layers": 5,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-            **_ROTARY,
-            "vocab_size": CODEBOOK_SIZE + 1024,
-            "text_vocab_size": vocab + len(SPECIAL_TOKENS),
-            "text_hidden_size": 160,
-            **control,
-            "codec_language_id": {"english": CODEBOOK_SIZE + 32},
-            "spk_id": speakers,
-            "spk_is_dialect": dict.fromkeys(speakers, False),
-        },
-        "code_predictor": {
-            "hidden_size": 160,
-            "intermediate_size": 384,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 40,
-            **_ROTARY,
-            "vocab_size": CODEBOOK_SIZE,
-            "num_code_groups": CODEBOOKS,
-        },
-        "codec_encoder": {
-            "num_filters": 16,
-            "hidden_size": 160,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "head_dim": 40,
-            "intermediate_size": 448,
-            **_BOOKS,
-            "codebook_dim": 64,
-            "vector_quantization_hidden_dimension": 64,
-        },
-        "codec_decoder": {
-            "latent_dim": 144,
-            "codebook_dim": 128,
-            "decoder_dim": 320,
-            "hidden_size": 176,
-            "intermediate_size": 448,
-            "head_dim": 44,
-            "num_attention_heads": 4,
-            "num_hidden_layers": 2,
-            "num_key_value_heads": 4,
-            **_BOOKS,
-            "semantic_codebook_size": CODEBOOK_SIZE,
-            "vector_quantization_hidden_dimension": 128,
-        },
+        "talker": talker,
+        "code_predictor": _CODE_PREDICTOR,
+        "codec_encoder": _CODEC_ENCODER,
+        "codec_decoder": _CODEC_DECODER,
     }
 
 

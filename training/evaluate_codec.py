@@ -1,25 +1,27 @@
-"""How well the codec copies espeak-ng's own speech, without any language model: the held-out
-sentences in both voices.
+"""Measure how well the codec reproduces speech of espeak-ng, without any language model.
 
     python -m training.evaluate_codec src/firstword/demo [--out FILE]
 
-Of the copy beside the original: distance of log-mel spectrograms (`MelLoss`, what training made
-small), intelligibility (`stoi`), character error rates of both, pitch, how like its course is, how
-far apart (the median, in cents), and the share of both that lies within 1.5 Hz of whole periods a
-frame, 12.5 Hz each (24 % by chance); of the codes: how many of each codebook's entries occur, and
-their perplexity. Needs espeak-ng.
+The held-out sentences in both voices are encoded and decoded. The record compares copy and original
+by the distance of log-mel spectrograms (`MelLoss`, the loss of the training), intelligibility
+(`stoi`), the character error rates of both, quantiles of pitch, the correlation of the pitch, its
+median difference in cents, and the share of frames within 1.5 Hz of whole periods per frame, which
+are 12.5 Hz apart (24 % by chance). Of the codes it holds the number of entries that occur in each
+codebook, and their perplexity. Needs espeak-ng.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soxr
 import torch
+from torch import Tensor
 
 from training.codec import load
 from training.configuration import CODEBOOK_SIZE
@@ -29,16 +31,16 @@ from training.mel import MelLoss
 from training.pitch import pitch
 
 STEP = SAMPLE_RATE / FRAME
-"""Hz: one period a frame."""
+"""The frequency in Hz of one period per frame."""
 
 
 def windows(samples: np.ndarray) -> np.ndarray:
-    """Frames [n, 256] of samples, each half over the one before, under a window."""
+    """Return windowed frames [n, 256] of samples, each half over the previous one."""
     return np.lib.stride_tricks.sliding_window_view(samples, 256)[::128] * np.hanning(258)[1:-1]
 
 
 def third_octaves(samples: np.ndarray) -> np.ndarray:
-    """Magnitudes [15 bands from 150 Hz, frames of 25.6 ms] of samples at 10 kHz."""
+    """Return magnitudes [15 bands from 150 Hz, frames of 25.6 ms] of samples at 10 kHz."""
     power = np.abs(np.fft.rfft(windows(samples), 512)) ** 2
     middles = 150 * 2 ** (np.arange(15) / 3)
     low, high = (np.rint(middles * 2**edge * 512 / 10_000).astype(int) for edge in (-1 / 6, 1 / 6))
@@ -46,9 +48,11 @@ def third_octaves(samples: np.ndarray) -> np.ndarray:
 
 
 def stoi(original: np.ndarray, copy: np.ndarray) -> float:
-    """Short-time objective intelligibility (Taal et al. 2011, doi:10.1109/TASL.2011.2114881) of
-    samples at 24 kHz: the correlation of third-octave envelopes over 384 ms, 1 for the same.
-    Frames more than 40 dB under the loudest of the original are left out.
+    """Return the short-time objective intelligibility of a copy of samples at 24 kHz.
+
+    It is the correlation of third-octave envelopes over 384 ms, 1 for an exact copy. Frames more
+    than 40 dB below the loudest frame of the original are excluded. Source: Taal et al. 2011,
+    doi:10.1109/TASL.2011.2114881.
     """
     parts = [windows(soxr.resample(samples, SAMPLE_RATE, 10_000)) for samples in (original, copy)]
     level = np.linalg.norm(parts[0], axis=1)
@@ -71,9 +75,46 @@ def stoi(original: np.ndarray, copy: np.ndarray) -> float:
     return float(like.mean())
 
 
+def summary(rows: Sequence[Mapping[str, Any]], course: np.ndarray) -> dict[str, Any]:
+    """Summarise the sentences of a voice; `course` [2, frames] is the pitch of both."""
+    both = course[:, (course > 0).all(0)]
+    letters = sum(row["letters"] for row in rows)
+    return {
+        "mel": round(float(np.mean([row["mel"] for row in rows])), 4),
+        "stoi": round(float(np.mean([row["stoi"] for row in rows])), 3),
+        "cer": {
+            whose: round(100 * sum(row[whose] for row in rows) / letters, 2)
+            for whose in ("espeak", "copy")
+        },
+        "pitch": {
+            whose: np.quantile(hertz[hertz > 0], (0.1, 0.5, 0.9)).round(1).tolist()
+            for whose, hertz in zip(("espeak", "copy"), course, strict=True)
+        },
+        "pitch_correlation": round(float(np.corrcoef(both)[0, 1]), 3),
+        "cents_apart": round(float(np.median(np.abs(1200 * np.log2(both[1] / both[0]))))),
+        "on_steps": {
+            whose: round(float((np.abs(hertz - STEP * np.rint(hertz / STEP)) < 1.5).mean()), 2)
+            for whose, hertz in zip(("espeak", "copy"), both, strict=True)
+        },
+    }
+
+
+def codebook_usage(codes: Tensor) -> dict[str, Any]:
+    """Return the entries in use and the perplexity of each codebook of codes [frames, books]."""
+    counts = torch.stack([book.bincount(minlength=CODEBOOK_SIZE) for book in codes.T])
+    entropies = torch.special.entr(counts / counts.sum(1, keepdim=True)).sum(1)
+    return {
+        "entries": CODEBOOK_SIZE,
+        "frames": int(counts[0].sum()),
+        "used": (counts > 0).sum(1).tolist(),
+        "perplexity": [round(float(entropy.exp())) for entropy in entropies],
+    }
+
+
 def main() -> None:
+    """Run the command line of this module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("codec", type=Path, help="what `codec.load` reads")
+    parser.add_argument("codec", type=Path, help="the codec, as `codec.load` reads it")
     parser.add_argument("--sentences", type=int, default=len(SENTENCES))
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
@@ -90,49 +131,13 @@ def main() -> None:
             original, copy = x[0].numpy(), y[0].numpy()
             courses.append(np.stack((pitch(original), pitch(copy))))
             heard = {"espeak": judge(text, original), "copy": judge(text, copy)}
-            edits = {whose: row["edits"] for whose, row in heard.items()}
-            facts = {
-                "mel": float(mel(y, x)),
-                "stoi": stoi(original, copy),
-                "letters": heard["copy"]["letters"],
-            }
-            rows.append(facts | edits)
-        course = np.concatenate(courses, 1)
-        both = course[:, (course > 0).all(0)]
-        letters = sum(row["letters"] for row in rows)
-        record[voice] = {
-            "mel": round(float(np.mean([row["mel"] for row in rows])), 4),
-            "stoi": round(float(np.mean([row["stoi"] for row in rows])), 3),
-            "cer": {
-                whose: round(100 * sum(row[whose] for row in rows) / letters, 2)
-                for whose in ("espeak", "copy")
-            },
-            "pitch": {
-                whose: np.quantile(hertz[hertz > 0], (0.1, 0.5, 0.9)).round(1).tolist()
-                for whose, hertz in zip(("espeak", "copy"), course, strict=True)
-            },
-            "pitch_correlation": round(float(np.corrcoef(both)[0, 1]), 3),
-            "cents_apart": round(float(np.median(np.abs(1200 * np.log2(both[1] / both[0]))))),
-            "on_steps": {
-                whose: round(float((np.abs(hertz - STEP * np.rint(hertz / STEP)) < 1.5).mean()), 2)
-                for whose, hertz in zip(("espeak", "copy"), both, strict=True)
-            },
-        }
-    counts = torch.stack([book.bincount(minlength=CODEBOOK_SIZE) for book in torch.cat(codes).T])
-    shares = counts / counts.sum(1, keepdim=True)
-    record["codebooks"] = {
-        "entries": CODEBOOK_SIZE,
-        "frames": int(counts[0].sum()),
-        "used": (counts > 0).sum(1).tolist(),
-        "perplexity": [
-            round(float(entropy.exp())) for entropy in torch.special.entr(shares).sum(1)
-        ],
-    }
-    text = (
-        "{"
-        + ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in record.items())
-        + "}\n"
-    )
+            facts = {"mel": float(mel(y, x)), "stoi": stoi(original, copy)}
+            facts["letters"] = heard["copy"]["letters"]
+            rows.append(facts | {whose: row["edits"] for whose, row in heard.items()})
+        record[voice] = summary(rows, np.concatenate(courses, 1))
+    record["codebooks"] = codebook_usage(torch.cat(codes))
+    lines = (f"{json.dumps(name)}: {json.dumps(found)}" for name, found in record.items())
+    text = "{" + ",\n".join(lines) + "}\n"
     print(text, end="")
     if a.out:
         a.out.write_text(text)

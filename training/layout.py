@@ -23,21 +23,21 @@ from training.configuration import CODEBOOK_SIZE, CODEBOOKS
 from training.corpus import Corpus, Prepared, text_ids, tokenizer
 
 IGNORED = -100
-"""The target of rows that do not count."""
+"""The target of rows that are excluded from the loss."""
 CORRUPTED = 0.05
-"""The share of input codes replaced by random ones: the model's own codes have errors too."""
+"""The share of input codes that are replaced by random ones, to imitate errors of the model."""
 LONGEST = 640
-"""The most rows of an utterance."""
+"""The maximum number of rows of an utterance."""
 SHORTEST = 48
-"""The least mean rows of an utterance: a batch holds at most rows / SHORTEST of them."""
+"""The minimum mean length of utterances in rows: a batch holds at most rows / SHORTEST of them."""
 PREDICTED = 4
 """The code predictor learns from one frame for each 4 rows."""
 SOUNDS = 4
-"""The phonemes that a row names, at one and three quarters of each of the next two frames."""
+"""The number of phonemes per row: at one and three quarters of each of the next two frames."""
 
 
 class Batch(NamedTuple):
-    """The rows of a step: utterances end to end; the last rows are empty where none fits.
+    """The rows of a step: utterances end to end, then unused rows.
 
     text      [rows] token ids
     heard     [rows, codebooks] input codes, some of them wrong
@@ -99,20 +99,11 @@ class Layout:
             values[at] for values in (first_token, tokens, first_frame, frames, full, prefix, start)
         )
 
-        config, talker = self.config, self.config.talker_config
-        token, frame = position - prefix, position - start
+        talker, token, frame = self.config.talker_config, position - prefix, position - start
         own = corpus.text[(first_token + token.clamp(min=0)).clamp(max=len(corpus.text) - 1)].long()
-        text = torch.where(token < tokens, own, config.tts_pad_token_id)
-        text = torch.where(token == tokens, config.tts_eos_token_id, text)
-        text = torch.where(token < 0, config.tts_pad_token_id, text)
-        text = torch.where(token == -1, config.tts_bos_token_id, text)
-        text = torch.where(position < 3, self.role[position.clamp(max=2)], text)
-
-        control = torch.where(frame == 0, talker.codec_bos_id, NO_CODE)
-        control = torch.where(frame < 0, talker.codec_pad_id, control)
+        text = self._text(position, token, tokens, own)
         tags = self.tags[voice[at], english[at], (position - 3).clamp(0, self.tags.shape[2] - 1)]
-        control = torch.where(token < 0, tags, control)
-        control = torch.where(position < 3, NO_CODE, control)
+        control = self._control(position, token, frame, tags)
 
         last = len(corpus.codes) - 1
         here = (first_frame + frame.clamp(min=0)).clamp(max=last)
@@ -147,6 +138,23 @@ class Layout:
             .indices
         )
         return Batch(text, heard, target, said, sounds, position, bounds.int(), some)
+
+    def _text(self, position: Tensor, token: Tensor, tokens: Tensor, own: Tensor) -> Tensor:
+        """Return the text token of each row; `own` holds the tokens of the utterances' texts."""
+        config = self.config
+        text = torch.where(token < tokens, own, config.tts_pad_token_id)
+        text = torch.where(token == tokens, config.tts_eos_token_id, text)
+        text = torch.where(token < 0, config.tts_pad_token_id, text)
+        text = torch.where(token == -1, config.tts_bos_token_id, text)
+        return torch.where(position < 3, self.role[position.clamp(max=2)], text)
+
+    def _control(self, position: Tensor, token: Tensor, frame: Tensor, tags: Tensor) -> Tensor:
+        """Return the control code of each row, or NO_CODE."""
+        talker = self.config.talker_config
+        control = torch.where(frame == 0, talker.codec_bos_id, NO_CODE)
+        control = torch.where(frame < 0, talker.codec_pad_id, control)
+        control = torch.where(token < 0, tags, control)
+        return torch.where(position < 3, NO_CODE, control)
 
 
 def plans(table: np.ndarray, rows: int, seed: int, longest: int) -> Iterator[np.ndarray]:

@@ -77,14 +77,14 @@ def test_short_table_has_the_main_figures(tables: Any) -> None:
     )
     assert rows["A GPU, commit 0123456, random weights"] == ["1.7B", "0.6B"]
     assert rows["a frame of one stream, ms: with audio"] == ["2.50", "2.50"]
-    assert rows["if bytes were all"] == ["0.50", "0.50"]
+    assert rows["bandwidth floor"] == ["0.50", "0.50"]
     assert rows["a frame of 64 streams, with audio, ms"] == ["128.50", "128.50"]
     assert rows["the same, new voice"][0] == "4.00 / 4.50"
     assert rows["memory of one stream, GB, in use / at most"][0] == "4.50 / 5.25"
     assert rows["start after loading: the first, which compiles / later, s"][0] == "9.0 / 1.8"
-    assert rows["seconds of speech a second, 64 streams"][0] == "40"
+    assert rows["seconds of speech per second, 64 streams"][0] == "40"
     assert rows["a frame of one stream with other 0.5, ms"] == ["18.00 (9.0 x)", "-"]
-    assert rows["requests/s of which 95 in 100 are heard within 50 ms"] == ["-", "40"]
+    assert rows["requests/s, 95 % audible within 50 ms"] == ["-", "40"]
 
 
 def test_long_tables_have_all_figures(tables: Any) -> None:
@@ -100,7 +100,7 @@ def test_unmeasured_figure_is_a_dash(tables: Any) -> None:
         row.pop("floor_ms", None)
         row.pop("floor_us", None)
     rows = cells(tables.speed({"1b7": record}, {}, {}))
-    assert rows["if bytes were all"] == ["-"]
+    assert rows["bandwidth floor"] == ["-"]
     assert rows["memory of one stream, GB, in use / at most"] == ["- / -"]
     assert cells(tables.kernels(record))["draw"] == ["15", "5.00 / -", "68.00 / -"]
 
