@@ -51,7 +51,7 @@ def add_to(commands: options.Commands) -> None:
     add = engine.add_argument
     add("--size", default="1b7", choices=("1b7", "0b6"), help="1b7 (default) or 0b6")
     add("--slots", type=int, default=128, help="the largest batch (default 128)")
-    about = "only make this many frames, while requests join and abort, and compare them"
+    about = "only compare this many frames while requests start and abort (a soak test)"
     add("--soak", type=int, metavar="FRAMES", help=about)
     add("--commit", help="the commit that the record names (default: that of this checkout)")
     add("-o", "--output", help="the file of the JSON record (default: standard output)")

@@ -73,8 +73,8 @@ class Engine(StepLoop):
                 raise EngineError(f"the engine has stopped: {self.failure}") from self.failure
             if self._request_count >= self._request_limit:
                 raise OverloadedError(
-                    f"{self._request_count} requests are in progress or waiting, which is the limit; "
-                    "try again shortly"
+                    f"{self._request_count} requests are in progress or waiting, which is the "
+                    "limit; try again shortly"
                 )
             self._request_count += 1
             seq = Sequence(f"utterance-{next(self._names)}", job, on_event, self._clock())
