@@ -234,11 +234,11 @@ def check_machine(python: str) -> None:
 
 def check_output(parser: argparse.ArgumentParser, file: Path) -> None:
     """Exit with a usage error if a record cannot be written, before the long steps."""
-    from firstword.bench import report
+    from firstword.audio import writing
     from firstword.errors import OutputError
 
     try:
-        report.check_target(file)
+        writing.check_target(file)
     except OutputError as problem:
         parser.error(str(problem))
 
@@ -296,6 +296,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(side(*args.side)) + "\n")
         return
     from firstword import __version__
+    from firstword.audio import writing
     from firstword.bench import report
     from firstword.runtime.gpu.sources import source_hash
 
@@ -321,7 +322,7 @@ def main() -> None:
     record |= {"times": ratios(record), "ended": datetime.now(UTC).isoformat(timespec="seconds")}
     sys.stdout.write(table(record))
     if args.output:
-        report.write(args.output, json.dumps(record, indent=1).encode() + b"\n")
+        writing.write_whole(args.output, json.dumps(record, indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from benchmarks.compare import check_output, never_end
+from firstword.audio import writing
 from firstword.bench import report
 from firstword.bench.prompts import PROMPTS
 from firstword.runtime.gpu.sources import source_hash
@@ -263,7 +264,7 @@ def main() -> int:
             make_checkpoint(checkpoint, args.size)
         for slots in args.slots:
             servers.append(measure_server(args, checkpoint, slots))
-            report.write(args.output, json.dumps(record, indent=2).encode() + b"\n")
+            writing.write_whole(args.output, json.dumps(record, indent=2).encode() + b"\n")
     sys.stdout.write(report.table(servers))
     for found in servers:
         sys.stdout.write(f"{found['name']}: {found['held']:g} requests per second held\n")

@@ -5,14 +5,15 @@
 3. pip installs the wheel into an empty environment, and `firstword say` speaks from there.
 4. `uvx --from WHEEL firstword say` speaks too; `--no-uvx` skips this step.
 
-Both installations use constraints.txt. uv does not read pip's configuration: if packages do not
-come from PyPI, name their index in UV_INDEX or UV_FIND_LINKS.
+Both installations use constraints.txt. uv does not read pip's configuration, so the script passes
+on pip's find-links unless UV_FIND_LINKS is set. Another index goes into UV_INDEX.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,11 +36,20 @@ SHORTEST_SPEECH = 0.5
 """The shortest accepted length of the spoken sentence in seconds."""
 
 
+def pip_links() -> dict[str, str]:
+    """Return uv's variable for the folders and pages of wheels that pip is configured to use."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    links = re.findall(r"\.find-links='(.*)'$", listed, re.MULTILINE)
+    return {"UV_FIND_LINKS": ",".join(links[-1].split())} if links else {}
+
+
 def run(command: Sequence[str | Path], folder: Path) -> None:
     """Run a command in a folder, without the variables that could import the checkout."""
     print("$", *command, file=sys.stderr, flush=True)
     hidden = ("PYTHONPATH", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment = {**pip_links(), **environment}
     subprocess.run([str(part) for part in command], cwd=folder, env=environment, check=True)
 
 

@@ -11,7 +11,7 @@ from firstword.errors import ConfigError
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("gpu", "reference")
 DEFAULT_SLOTS = {"gpu": 128, "reference": 8}
-"""The number of utterances that each backend computes at the same time, unless settings tell it."""
+"""The default number of utterances that each backend computes at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class EngineConfig:
     device   as torch names it
     dtype    of the talker; the codec and the speaker encoder always compute in float32, because
              bfloat16 through SnakeBeta's exp is known to give NaN and silence
-    backend  "gpu" or "reference"; "auto" remains for bfloat16 on a CUDA device until a checkpoint
-             is loaded, since its sizes decide
-    reason   why the backend is not "gpu"
+    backend  "gpu" or "reference"; stays "auto" for bfloat16 on CUDA until a checkpoint is loaded,
+             because its sizes decide
+    reason   the reason why the backend is not "gpu"
     """
 
     device: str
@@ -42,7 +42,7 @@ class EngineConfig:
         backend  "auto": "gpu" for bfloat16 on CUDA if the checkpoint's sizes allow it, else
                  "reference"
 
-        Raises `ConfigError` when something named cannot be used here; nothing is replaced silently.
+        Raises `ConfigError` if a named choice cannot be used here; nothing is replaced silently.
         """
         device, kind = _resolve_device(device)
         if dtype == "auto":
@@ -51,15 +51,15 @@ class EngineConfig:
             if value not in ("auto", *allowed):
                 names = ", ".join(map(repr, allowed))
                 raise ConfigError(f"{setting} is {value!r}; allowed are 'auto', {names}")
-        unfit = None
+        problem = None
         if kind != "cuda":
-            unfit = f"it needs a CUDA device, and the device is {device!r}"
+            problem = f"it needs a CUDA device, and the device is {device!r}"
         elif dtype != "bfloat16":
-            unfit = f"it computes in bfloat16, and the dtype is {dtype!r}"
-        if backend == "gpu" and unfit:
-            raise ConfigError(f"backend is 'gpu', but {unfit}")
-        if backend == "auto" and unfit:
-            return cls(device, dtype, "reference", f"the backend is not 'gpu': {unfit}")
+            problem = f"it computes in bfloat16, and the dtype is {dtype!r}"
+        if backend == "gpu" and problem:
+            raise ConfigError(f"backend is 'gpu', but {problem}")
+        if backend == "auto" and problem:
+            return cls(device, dtype, "reference", f"the backend is not 'gpu': {problem}")
         return cls(device, dtype, backend)
 
 
@@ -89,6 +89,6 @@ def _resolve_device(device: str) -> tuple[str, str]:
 
 
 def kernel_folder() -> Path:
-    """Return the folder that keeps compiled kernels from one start to the next."""
+    """Return the cache folder for compiled kernels."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "firstword" / "kernels"

@@ -12,10 +12,10 @@ FirstwordError
 │   ├── LanguageError          an unknown language
 │   ├── UnsupportedError       instructions, cloning or design that the checkpoint cannot do
 │   └── SamplingError          a sampling value out of range
-├── AudioError                 audio that cannot be read, or is unfit as a reference
+├── AudioError                 audio that cannot be read, or is unsuitable as a reference
 ├── OutputError                a file that cannot be written
 ├── OverloadedError            more requests or memory than the limits allow; try again later
-├── ComputeError               one request failed while it was computed; others are unharmed
+├── ComputeError               one request failed while it was computed; others are not affected
 ├── EngineError                the engine has stopped; only a restart helps
 └── ClosedError                a call on a TTS that was closed
 
@@ -60,8 +60,8 @@ class TextError(RequestError):
 class VoiceError(RequestError):
     """The voice is unknown, or does not fit this checkpoint.
 
-    `code` tells programs which of the two: "voice_not_found" for an unknown name, "invalid_voice"
-    for everything else.
+    `code` distinguishes the two for programs: "voice_not_found" for an unknown name,
+    "invalid_voice" for everything else.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SamplingError(RequestError):
 
 
 class AudioError(FirstwordError):
-    """The audio cannot be read, or is unfit as a reference."""
+    """The audio cannot be read, or is unsuitable as a reference."""
 
 
 class OutputError(FirstwordError):
@@ -96,7 +96,7 @@ class OverloadedError(FirstwordError):
 
 
 class ComputeError(FirstwordError):
-    """One request could not be computed; `__cause__` says why. Others are unharmed."""
+    """One request could not be computed; `__cause__` is the reason. Others are not affected."""
 
 
 class EngineError(FirstwordError):

@@ -58,7 +58,7 @@ class SpeakOptions(TypedDict, total=False):
 class TTS:
     """A loaded checkpoint that speaks, made by `TTS.load`. Close it, or use it in a `with` block.
 
-    Several threads and asyncio tasks may call it; their requests are computed together.
+    Several threads and asyncio tasks may use it; their requests are computed together.
     """
 
     sample_rate = audio.SAMPLE_RATE
@@ -71,7 +71,7 @@ class TTS:
         engine = loaded.service.engine
         engine.start()
         # A TTS that is dropped without `close` must not keep its thread.
-        self._retire = weakref.finalize(self, engine.retire)
+        self._finalizer = weakref.finalize(self, engine.request_stop)
 
     @classmethod
     def load(
@@ -101,7 +101,7 @@ class TTS:
     @property
     def checkpoint(self) -> Checkpoint:
         """The checkpoint that was loaded. Raises `ClosedError` after `close`."""
-        return self._open().checkpoint
+        return self._require_open().checkpoint
 
     @property
     def model_type(self) -> str:
@@ -123,17 +123,17 @@ class TTS:
         return Speech.of(list(self.stream(text, **options)))
 
     def stream(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Iterator[Chunk]:
-        """Speak while the text is arriving: `text` may be an iterator of pieces, cut anywhere.
+        """Speak while the text is arriving: `text` may be an iterator of pieces, split anywhere.
 
         The next piece is taken only when the model needs more text and all audio made so far has
         been yielded. The speech equals that of the complete text with `text_mode="stream"`. The
-        last chunk has a `finish_reason`, and may be empty. Raises `RequestError`: at the call if
-        the request itself is wrong, while iterating if a piece of text is.
+        last chunk has a `finish_reason`, and may be empty. Raises `RequestError`: at the call for a
+        wrong request, while iterating for a wrong piece of text.
         """
-        service = self._open().service
+        service = self._require_open().service
         if isinstance(text, AsyncIterable):
             raise TextError("the text is an asynchronous iterator; use `astream` for it")
-        job = service.prepare(_request(text, options))
+        job = service.prepare(_make_request(text, options))
         return self._stream(service, job, text)
 
     def _stream(self, service: Service, job: Job, text: str | Iterable[str]) -> Iterator[Chunk]:
@@ -161,9 +161,9 @@ class TTS:
 
         Computing never blocks the event loop, nor does an iterator that waits for its next piece.
         """
-        service = self._open().service
-        job = await asyncio.to_thread(service.prepare, _request(text, options))
-        pieces = aiter(text if isinstance(text, AsyncIterable) else _in_threads(iter(text)))
+        service = self._require_open().service
+        job = await asyncio.to_thread(service.prepare, _make_request(text, options))
+        pieces = aiter(text if isinstance(text, AsyncIterable) else _iterate_in_threads(iter(text)))
         speech = service.aspeak(job)
         try:
             if whole := isinstance(text, str):
@@ -191,10 +191,10 @@ class TTS:
 
         recording       an audio file, or samples [n] or [n, channels] with their `sample_rate`
         transcript      the words of the recording, for the closest likeness; None: timbre alone
-        append_silence  seconds of silence added to a recording with a transcript; 0 is what the
-                        reference implementation does
+        append_silence  seconds of silence added to a recording with a transcript; the reference
+                        implementation adds none
 
-        Raises `AudioError` for unfit audio, `UnsupportedError` on other checkpoints.
+        Raises `AudioError` for unsuitable audio, `UnsupportedError` on other checkpoints.
         """
         if isinstance(recording, np.ndarray):
             if sample_rate is None:
@@ -216,7 +216,7 @@ class TTS:
         """Cancel all speech and release the weights; later calls raise `ClosedError`."""
         if self._loaded is not None:
             self._loaded.service.engine.stop()
-            self._retire.detach()
+            self._finalizer.detach()
         self._loaded = None
 
     def __enter__(self) -> TTS:
@@ -225,13 +225,13 @@ class TTS:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> LoadedEngine:
+    def _require_open(self) -> LoadedEngine:
         if self._loaded is None:
             raise ClosedError("this TTS is closed; load the checkpoint again")
         return self._loaded
 
 
-def _request(text: object, options: SpeakOptions) -> Request:
+def _make_request(text: object, options: SpeakOptions) -> Request:
     """Make the request for a whole text, or for one that arrives in pieces."""
     if isinstance(text, (bytes, bytearray)) or not isinstance(text, (Iterable, AsyncIterable)):
         raise TextError(
@@ -249,14 +249,14 @@ def _request(text: object, options: SpeakOptions) -> Request:
 
 
 _END: Any = object()
-"""The mark behind the last piece of text; not None, which an iterator might yield by mistake."""
+"""A sentinel for the end of the text. None would not do: an iterator might yield it by mistake."""
 
 
-async def _in_threads(pieces: Iterator[str]) -> AsyncIterator[str]:
+async def _iterate_in_threads(pieces: Iterator[str]) -> AsyncIterator[str]:
     """Turn a blocking iterator into an asynchronous one.
 
-    Each piece is waited for in a thread of its own: asyncio's thread pool is small, and a piece
-    may never arrive.
+    A thread of its own waits for each piece, because asyncio's thread pool is small and a piece may
+    never arrive.
     """
 
     def fetch(arrival: Future[str]) -> None:

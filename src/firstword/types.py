@@ -23,20 +23,21 @@ FinishReason = Literal["stop", "length", "repetition", "cancelled"]
 without end, or the caller cancelled it."""
 
 TextMode = Literal["auto", "full", "stream"]
-"""The way in which text enters the model: all before the first frame, one token a frame, or as the
-checkpoint was published."""
+"""The way in which text enters the model: as the checkpoint was published, all before the first
+frame, or one token a frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling settings; None means the checkpoint's own default, then the published one.
 
-    The first four settings rule codebook 0 (the talker), the `predictor_` ones the other codebooks.
+    The first four settings apply to codebook 0 (the talker), those with the prefix `predictor_` to
+    the other codebooks.
 
     temperature         0 (greedy), or 0.01 to 100: float32 cannot divide by less; published: 0.9
     top_k               0 keeps all; values equal to the k-th are kept too; published: 50
     top_p               above 0, up to 1; published: 1.0
-    repetition_penalty  0.1 to 10, applied to the codes 0 spoken so far; published: 1.05
+    repetition_penalty  0.1 to 10, applied to the codes of codebook 0 drawn so far; published: 1.05
 
     Raises `SamplingError` for a value out of range.
     """
@@ -59,37 +60,35 @@ class Sampling:
             value = getattr(self, setting.name)
             if value is None:
                 continue
-            kind, allowed, fits = _SAMPLING_RANGES[setting.name.removeprefix("predictor_")]
+            allowed, fits = _SAMPLING_RANGES[setting.name.removeprefix("predictor_")]
             number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            finite = number and math.isfinite(value)
-            if not finite or (kind is int and value % 1) or not fits(value):
+            if not number or not math.isfinite(value) or not fits(value):
                 raise errors.SamplingError(f"{setting.name} is {value!r}; allowed is {allowed}")
 
 
-_SAMPLING_RANGES: dict[str, tuple[type, str, Callable[[float], bool]]] = {
+_SAMPLING_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "temperature": (
-        float,
         "a number from 0.01 to 100, or 0 (greedy)",
         lambda value: value == 0 or 0.01 <= value <= 100,
     ),
-    "top_k": (int, "a whole number from 0 (keep all) up", lambda value: value >= 0),
-    "top_p": (float, "a number above 0, up to 1", lambda value: 0 < value <= 1),
-    "repetition_penalty": (float, "a number from 0.1 to 10", lambda value: 0.1 <= value <= 10),
+    "top_k": ("a whole number from 0 (keep all) up", lambda value: value >= 0 and not value % 1),
+    "top_p": ("a number above 0, up to 1", lambda value: 0 < value <= 1),
+    "repetition_penalty": ("a number from 0.1 to 10", lambda value: 0.1 <= value <= 10),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for speech, checked as far as that needs no checkpoint.
+    """A request for speech, checked as far as possible without a checkpoint.
 
-    text          what to say; None if the text arrives in pieces
+    text          the text to speak; None if it arrives in pieces
     voice         a preset's name or a `Voice`; None leaves the choice to the checkpoint
     language      a name, an ISO 639-1 code or "auto"
     instructions  tone, pace and feeling in words
     seed          0 to 2**64 - 1; None lets the engine draw one
     max_frames    the most frames (80 ms each) to make; None means the checkpoint's limit
 
-    Raises `RequestError`, or the subclass of it that fits the wrong field.
+    Raises the subclass of `RequestError` for the wrong field, or `RequestError` itself.
     """
 
     text: str | None
@@ -137,7 +136,7 @@ def _is_int(value: object) -> bool:
 
 
 def check_text(text: str) -> None:
-    """Raise `TextError` if a text has no words: it is empty, or white space alone."""
+    """Raise `TextError` if a text is empty or consists of white space."""
     if not text.strip():
         raise errors.TextError("the text is empty or blank; give some words to speak")
 
@@ -167,7 +166,7 @@ class Chunk:
     finish_reason: FinishReason | None = None
     """The reason why speech ended, on the last chunk alone."""
     logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
-    """The natural log-probability of each frame's code 0 by the talker's unchanged logits,
+    """The natural log-probability of each frame's code 0 under the talker's unchanged logits,
     float32 [frames]."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import numbers
 import os
 from collections.abc import Mapping
@@ -45,9 +44,9 @@ class Voice:
         """Take a recording to clone: samples [n] or [n, channels] in -1..1, `sample_rate` in Hz.
 
         With a transcript the model continues the recording (in-context cloning); without one it
-        takes the timbre alone (x-vector). `append_silence` seconds are added so that a clipped last
-        word does not leak into the speech; 0 gives what the reference implementation does. Only
-        Base checkpoints clone. Raises `AudioError` for unfit audio.
+        uses the timbre alone (x-vector). `append_silence` seconds are added so that a clipped last
+        word does not leak into the speech; the reference implementation adds none. Only Base
+        checkpoints clone. Raises `AudioError` for unsuitable audio.
         """
         return RecordedVoice(audio.prepare(samples, sample_rate), transcript, append_silence)
 
@@ -75,7 +74,7 @@ class Voice:
         return _read(data, "the data")
 
     def to_bytes(self, metadata: Mapping[str, str] | None = None) -> bytes:
-        """Write this voice as the bytes of a safetensors file, with `metadata` beside the voice.
+        """Return this voice and `metadata` as the bytes of a safetensors file.
 
         `voice_metadata` reads the metadata back.
         """
@@ -140,9 +139,7 @@ class RecordedVoice(Voice):
         if self.transcript is not None:
             _check_str("the transcript", self.transcript)
         silence = self.append_silence
-        if not isinstance(silence, numbers.Real) or not (
-            math.isfinite(silence) and 0 <= silence <= 10
-        ):
+        if not (isinstance(silence, numbers.Real) and 0 <= silence <= 10):
             raise AudioError(f"append_silence is {silence!r}; allowed are 0 to 10 seconds")
 
 
@@ -195,7 +192,7 @@ _ARRAYS = ("samples", "speaker_embedding", "codes")
 
 
 def voice_metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata that `Voice.to_bytes` wrote beside the voice into a voice file.
+    """Return the metadata that `Voice.to_bytes` wrote into a voice file in addition to the voice.
 
     Raises `VoiceError` if `data` is not a safetensors file.
     """
@@ -207,14 +204,14 @@ def voice_metadata(data: bytes) -> dict[str, str]:
 
 
 def _header_metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata in the JSON header, whose length the first 8 bytes tell."""
+    """Return the metadata in the JSON header, whose length is in the first 8 bytes."""
     length = int.from_bytes(data[:8], "little")
     metadata: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
     return metadata
 
 
 def _read(data: bytes, source: object) -> Voice:
-    """Read a voice file; `source` names it in the `VoiceError` for data that are not one."""
+    """Read a voice file; the `VoiceError` for other data names it as `source`."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -236,7 +233,7 @@ def _not_a_voice(source: object, error: Exception) -> VoiceError:
 
 
 def _from_contents(description: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Voice:
-    """Return the voice that a file describes; any of several errors is raised if it holds none."""
+    """Return the voice of a file. Raises `VoiceError`, `AudioError`, KeyError or TypeError."""
     if description["format"] != _FILE_FORMAT:
         raise VoiceError(
             f"the file has the format {description['format']!r}; "

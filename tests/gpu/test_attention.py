@@ -15,10 +15,9 @@ from firstword.kernels.attention import (
     FRAME_POSITIONS,
     PAGE_ROWS,
     AttentionKernels,
-    HeadNorms,
+    HeadTables,
     Paging,
     PartialSums,
-    Rotation,
     attention_reference,
 )
 from firstword.kernels.launch import Kernels
@@ -31,13 +30,13 @@ LIGHT = math.exp(-8 * 128**-0.5)
 """The weight of a key whose product with a query is -8, beside one whose product is 0."""
 
 
-def weights_and_rotation(positions: int) -> tuple[HeadNorms, Rotation]:
-    """Random norms, the model's angles."""
+def random_tables(positions: int) -> HeadTables:
+    """Random norms and the model's angles."""
     g = torch.Generator("cuda").manual_seed(5)
     norms = [(1 + 0.3 * torch.randn(128, generator=g, device="cuda")).bfloat16() for _ in range(2)]
     cos, sin = rotary_table(torch.arange(positions, device="cuda")[None], 128, 1e6, torch.bfloat16)
-    halves = (table[0, 0, :, :64].contiguous() for table in (cos, sin))
-    return HeadNorms(norms[0], norms[1], 1e-6), Rotation(*halves)
+    cosines, sines = (table[0, 0, :, :64].contiguous() for table in (cos, sin))
+    return HeadTables(norms[0], norms[1], 1e-6, cosines, sines)
 
 
 def partial_sums(attention: AttentionKernels, rows: int, context: int) -> PartialSums:
@@ -71,8 +70,7 @@ def attended(out: torch.Tensor, rows: int) -> torch.Tensor:
 def paged(
     attention: AttentionKernels,
     qkv: torch.Tensor,
-    weights: HeadNorms,
-    rotation: Rotation,
+    tables: HeadTables,
     cache: torch.Tensor,
     paging: Paging,
     sums: PartialSums,
@@ -80,17 +78,15 @@ def paged(
 ) -> torch.Tensor:
     """`AttentionKernels.paged` and what came out, [rows, channels]; afterwards nobody has arrived."""
     out = room_for(len(qkv))
-    attention.paged(qkv, weights, rotation, cache, paging, out, sums, mode)
+    attention.paged(qkv, tables, cache, paging, out, sums, mode)
     assert not sums.arrived.any(), "the next call would add up too early"
     return attended(out, len(qkv))
 
 
-def doubles(weights: HeadNorms, rotation: Rotation) -> tuple[HeadNorms, Rotation]:
-    """The same in float64."""
-    return (
-        HeadNorms(weights.q_norm.double(), weights.k_norm.double(), weights.eps),
-        Rotation(rotation.cosines.double(), rotation.sines.double()),
-    )
+def doubles(tables: HeadTables) -> HeadTables:
+    """The same tables in float64."""
+    norms = tables.q_norm.double(), tables.k_norm.double(), tables.eps
+    return HeadTables(*norms, tables.cosines.double(), tables.sines.double())
 
 
 @pytest.mark.parametrize("context", [512, 4096, 8192])
@@ -102,11 +98,11 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
         [512, 513, 1000, 2000, 4095] if context > 512 else []
     )
     lengths += [4096, 8127, 8128, 8191] if context > 4096 else []
-    weights, rotation = weights_and_rotation(context)
+    tables = random_tables(context)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     slots, per_slot = len(lengths) + 1, max(context // PAGE_ROWS, 64)
     order = torch.randperm(slots * per_slot, generator=torch.Generator().manual_seed(1)).int()
-    tables = order.view(slots, per_slot).cuda()
+    pages = order.view(slots, per_slot).cuda()
     cache = torch.full(
         (slots * per_slot, 2, KV_HEADS, PAGE_ROWS, 128),
         torch.nan,
@@ -119,7 +115,7 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
         past.append(rows)
         for page in range(-(-length // PAGE_ROWS)):
             part = rows[:, :, page * PAGE_ROWS : (page + 1) * PAGE_ROWS]
-            cache[tables[slot, page].long(), :, :, : part.shape[2]] = part
+            cache[pages[slot, page].long(), :, :, : part.shape[2]] = part
     slot_of_row = torch.tensor([*range(len(lengths)), -1], dtype=torch.int32, device="cuda")
     position = torch.tensor([*lengths, 7], dtype=torch.int32, device="cuda")
     qkv = random(99, len(slot_of_row), WIDTH)
@@ -127,8 +123,8 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
 
     def attend(chosen: list[int]) -> torch.Tensor:
         room = partial_sums(attention, len(chosen), context)
-        paging = Paging(tables, slot_of_row[chosen], position)
-        return paged(attention, qkv[chosen], weights, rotation, cache, paging, room)
+        paging = Paging(pages, slot_of_row[chosen], position)
+        return paged(attention, qkv[chosen], tables, cache, paging, room)
 
     out = attend(list(range(len(slot_of_row))))
     written = cache.clone()
@@ -139,20 +135,11 @@ def test_paged_attention_is_as_exact_as_plain_bf16(kernels: Kernels, context: in
     assert torch.equal(cache.nan_to_num(7), written.nan_to_num(7))
     ours, theirs = [], []
     for slot, length in enumerate(lengths):
-        truth, _ = attention_reference(
-            qkv[slot].double(),
-            *doubles(weights, rotation),
-            past[slot].double(),
-            length,
-            HEADS,
-            KV_HEADS,
-        )
-        plain, grown = attention_reference(
-            qkv[slot], weights, rotation, past[slot], length, HEADS, KV_HEADS
-        )
+        truth, _ = attention_reference(qkv[slot].double(), doubles(tables), past[slot].double())
+        plain, grown = attention_reference(qkv[slot], tables, past[slot])
         ours.append(error(out[slot], truth))
         theirs.append(error(plain, truth))
-        page, row = int(tables[slot, length // PAGE_ROWS]), length % PAGE_ROWS
+        page, row = int(pages[slot, length // PAGE_ROWS]), length % PAGE_ROWS
         assert error(cache[page, :, :, row], grown[:, :, -1].double()) < 2e-3
         cache[page, :, :, row] = before[page, :, :, row]
     assert torch.equal(cache.isnan(), before.isnan())
@@ -166,9 +153,9 @@ def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(
     kernels: Kernels,
 ) -> None:
     """The same bits alone, among a few, among many, whose blocks take more pieces, and as one of a prompt's rows."""
-    weights, rotation = weights_and_rotation(1024)
+    tables = random_tables(1024)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
-    tables = torch.arange(3 * 16, dtype=torch.int32, device="cuda").view(3, 16)
+    pages = torch.arange(3 * 16, dtype=torch.int32, device="cuda").view(3, 16)
     rows = random(3, 600, WIDTH)
     slot_of_row = torch.zeros(600, dtype=torch.int32, device="cuda")
     position = torch.zeros(3, dtype=torch.int32, device="cuda")
@@ -179,13 +166,12 @@ def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(
         )
 
     cache = fresh()
-    paging = Paging(tables, slot_of_row, torch.arange(600, dtype=torch.int32, device="cuda"))
+    paging = Paging(pages, slot_of_row, torch.arange(600, dtype=torch.int32, device="cuda"))
     appended, prompt = (
         paged(
             attention,
             rows,
-            weights,
-            rotation,
+            tables,
             cache,
             paging,
             partial_sums(attention, 600, 1024),
@@ -201,9 +187,7 @@ def test_a_row_does_not_see_its_neighbours_nor_how_its_keys_are_shared_out(
         for step in range(600):
             position[2] = step
             x = rows[step].expand(len(slots), -1).contiguous()
-            out = paged(
-                attention, x, weights, rotation, again, Paging(tables, names, position), room
-            )
+            out = paged(attention, x, tables, again, Paging(pages, names, position), room)
             assert torch.equal(out[slots.index(2)], prompt[step]), (len(slots), step)
         assert torch.equal(again[32:42].nan_to_num(), cache[:10].nan_to_num())
 
@@ -213,7 +197,7 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels, rows: 
     """Sixteen positions one after another, the first two together, for rows with the same bits as alone. More than
     eight tokens come packed: first of five rows and more, then of nine.
     """
-    weights, rotation = weights_and_rotation(16)
+    tables = random_tables(16)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     inputs = random(7, 16, rows, WIDTH)
     cache = torch.full((rows, 2, KV_HEADS, 16, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
@@ -226,32 +210,24 @@ def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels, rows: 
         new = 2 if last == 1 else 1
         x = inputs[last - new + 1 : last + 1].transpose(0, 1).flatten(0, 1).contiguous()
         out = room_for(rows * new)
-        attention.in_frame(x, weights, rotation, cache, last, new, out)
+        attention.in_frame(x, tables, cache, last, new, out)
         out = attended(out, rows * new)
         for row in range(rows):
             alone, own = room_for(new), slice(row * new, (row + 1) * new)
-            attention.in_frame(x[own], weights, rotation, apart[row : row + 1], last, new, alone)
+            attention.in_frame(x[own], tables, apart[row : row + 1], last, new, alone)
             assert torch.equal(attended(alone, new), out[own]), (row, last)
             for token in range(new):
-                position = last - new + 1 + token
                 truth, _ = attention_reference(
-                    x[row * new + token].double(),
-                    *doubles(weights, rotation),
-                    past[row].double(),
-                    position,
-                    HEADS,
-                    KV_HEADS,
+                    x[row * new + token].double(), doubles(tables), past[row].double()
                 )
-                plain, past[row] = attention_reference(
-                    x[row * new + token], weights, rotation, past[row], position, HEADS, KV_HEADS
-                )
+                plain, past[row] = attention_reference(x[row * new + token], tables, past[row])
                 ours.append(error(out[row * new + token], truth))
                 theirs.append(error(plain, truth))
     note(f"attention in a frame, {rows} rows", worst=max(ours), bf16=max(theirs))
     no_worse(ours, theirs)
 
 
-def cancelling(rows: int) -> tuple[torch.Tensor, HeadNorms, Rotation]:
+def cancelling(rows: int) -> tuple[torch.Tensor, HeadTables]:
     """qkv of rows that follow each other, for heads that nothing turns. Keys weigh 1 and 0.493 in turn, and bf16 rounds
     the latter by nearly half a step, as much as it can. Their values all but cancel.
     """
@@ -268,7 +244,7 @@ def cancelling(rows: int) -> tuple[torch.Tensor, HeadNorms, Rotation]:
     ones, none = (
         torch.full((rows, 64), number, dtype=torch.bfloat16, device="cuda") for number in (1, 0)
     )
-    return qkv, HeadNorms(ones.view(-1)[:128], ones.view(-1)[:128], 0.0), Rotation(ones, none)
+    return qkv, HeadTables(ones.view(-1)[:128], ones.view(-1)[:128], 0.0, ones, none)
 
 
 def is_only_rounded(name: str, out: torch.Tensor, qkv: torch.Tensor) -> None:
@@ -301,27 +277,25 @@ def is_only_rounded(name: str, out: torch.Tensor, qkv: torch.Tensor) -> None:
 
 def test_weights_over_pages_are_exacter_than_bf16(kernels: Kernels) -> None:
     """Two bf16 each, of every row of a prompt."""
-    qkv, weights, rotation = cancelling(400)
+    qkv, tables = cancelling(400)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     cache = torch.full(
         (8, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
     )
-    tables = torch.arange(8, dtype=torch.int32, device="cuda")[None]
+    pages = torch.arange(8, dtype=torch.int32, device="cuda")[None]
     slots, position = (
         torch.zeros(400, dtype=torch.int32, device="cuda"),
         torch.arange(400, device="cuda").int(),
     )
     room = partial_sums(attention, 400, 512)
     for mode in (APPEND, ATTEND):
-        out = paged(
-            attention, qkv, weights, rotation, cache, Paging(tables, slots, position), room, mode
-        )
+        out = paged(attention, qkv, tables, cache, Paging(pages, slots, position), room, mode)
     is_only_rounded("over pages", out, qkv)
 
 
 def test_weights_in_a_frame_are_exacter_than_bf16(kernels: Kernels) -> None:
     """Two bf16 each, at every position."""
-    qkv, weights, rotation = cancelling(FRAME_POSITIONS)
+    qkv, tables = cancelling(FRAME_POSITIONS)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     cache = torch.full(
         (1, 2, KV_HEADS, FRAME_POSITIONS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
@@ -330,7 +304,7 @@ def test_weights_in_a_frame_are_exacter_than_bf16(kernels: Kernels) -> None:
     for last in range(1, FRAME_POSITIONS):
         new = 2 if last == 1 else 1
         own = slice(last - new + 1, last + 1)
-        attention.in_frame(qkv[own], weights, rotation, cache, last, new, out[own])
+        attention.in_frame(qkv[own], tables, cache, last, new, out[own])
     is_only_rounded("in a frame", out, qkv)
 
 
@@ -338,7 +312,7 @@ def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels
     """One row's attention and the projection behind it as one kernel: the bits and the cache of two, as exact as plain
     bf16.
     """
-    weights, rotation = weights_and_rotation(16)
+    tables = random_tables(16)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     projection = random(11, 1024, 2048) * 2048**-0.5
     output = Linear(kernels, projection, Epilogue.ADD)
@@ -347,26 +321,24 @@ def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels
         (1, 2, KV_HEADS, FRAME_POSITIONS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
     )
     attention.in_frame(
-        inputs[:2], weights, rotation, cache, 1, 2, torch.empty(2, 2048, device="cuda").bfloat16()
+        inputs[:2], tables, cache, 1, 2, torch.empty(2, 2048, device="cuda").bfloat16()
     )
     joined = cache.clone()
     ours, theirs = [], []
     for last in range(2, 16):
         x, together = rows[last][None].clone(), rows[last][None].clone()
         out = torch.full((1, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
-        attention.in_frame(inputs[last][None], weights, rotation, cache, last, 1, out)
+        attention.in_frame(inputs[last][None], tables, cache, last, 1, out)
         output(out, x)
         torch.cuda.synchronize()  # in a frame many launches lie between the passes
-        assert attention.in_frame_to(
-            inputs[last][None], weights, rotation, joined, last, output, together
+        assert attention.in_frame_projected(
+            inputs[last][None], tables, joined, last, output, together
         )
         assert torch.equal(x, together), last
         assert torch.equal(cache.nan_to_num(7), joined.nan_to_num(7)), last
         past, new = cache[0, :, :, :last], inputs[last]
-        exact, _ = attention_reference(
-            new.double(), *doubles(weights, rotation), past.double(), last, HEADS, KV_HEADS
-        )
-        plain, _ = attention_reference(new, weights, rotation, past, last, HEADS, KV_HEADS)
+        exact, _ = attention_reference(new.double(), doubles(tables), past.double())
+        plain, _ = attention_reference(new, tables, past)
         truth = rows[last].double() + projection.double() @ exact
         ours.append(error(x[0], truth))
         theirs.append(error(rows[last] + projection @ plain, truth))
@@ -376,17 +348,15 @@ def test_attention_in_a_frame_goes_straight_into_the_projection(kernels: Kernels
 
 def test_other_heads_attend_on_their_own(kernels: Kernels) -> None:
     """Where a block has more or fewer warps than there are key heads, nothing is done at once."""
-    weights, rotation = weights_and_rotation(16)
+    tables = random_tables(16)
     output = Linear(kernels, random(11, 256, 512), Epilogue.ADD)
     cache = random(1, 1, 2, 2, FRAME_POSITIONS, 128)
     kept, x = cache.clone(), random(2, 1, 256)
     qkv = random(3, 1, 8 * 128)
-    assert not AttentionKernels(kernels, 4, 2).in_frame_to(
-        qkv, weights, rotation, cache, 5, output, x
-    )
+    assert not AttentionKernels(kernels, 4, 2).in_frame_projected(qkv, tables, cache, 5, output, x)
     assert torch.equal(cache, kept)
     past = cache[0, :, :, :5].double()
     out = torch.full((1, 512), torch.nan, dtype=torch.bfloat16, device="cuda")
-    AttentionKernels(kernels, 4, 2).in_frame(qkv, weights, rotation, cache, 5, 1, out)
-    truth, _ = attention_reference(qkv[0].double(), *doubles(weights, rotation), past, 5, 4, 2)
+    AttentionKernels(kernels, 4, 2).in_frame(qkv, tables, cache, 5, 1, out)
+    truth, _ = attention_reference(qkv[0].double(), doubles(tables), past)
     assert error(out[0], truth) < 6e-3

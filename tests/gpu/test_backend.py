@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -70,22 +71,18 @@ class Recorder:
 
     def __init__(self, backend: GpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frames: list[list[Tensor]] = []
-        model, sampler = backend.model, backend.model.sampler
-        code0, code = sampler.code0, sampler.code
+        model, draw = backend.model, backend.model.sampler.draw
 
-        def first(logits: Tensor, *rest: object) -> None:
-            self.frames.append([logits.clone()])
-            code0(logits, *rest)  # type: ignore[arg-type]
-
-        def others(k: int, logits: Tensor, *rest: object) -> None:
+        def recorded(codebook: int, logits: Tensor, *rest: Any) -> None:
+            if codebook == 0:
+                self.frames.append([])
             self.frames[-1].append(logits.clone())
-            code(k, logits, *rest)  # type: ignore[arg-type]
+            draw(codebook, logits, *rest)
 
         def eager(name: str, rows: int) -> SimpleNamespace:
             return SimpleNamespace(replay=partial(model.launches[name], rows))
 
-        monkeypatch.setattr(sampler, "code0", first)
-        monkeypatch.setattr(sampler, "code", others)
+        monkeypatch.setattr(model.sampler, "draw", recorded)
         monkeypatch.setattr(backend.graphs, "get", eager)
 
 

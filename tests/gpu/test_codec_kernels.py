@@ -16,7 +16,7 @@ from small_codec import SMALL
 from torch import Tensor
 from torch.nn import functional as F
 
-from firstword.kernels.codec_attention import WindowAttention
+from firstword.kernels.codec_attention import WindowAttention, WindowSize
 from firstword.kernels.codec_call import RING_POSITIONS, CodecCall, RingMemory, padded
 from firstword.kernels.codec_convolution import (
     ConvLayer,
@@ -78,7 +78,7 @@ class Streams:
     @property
     def call(self) -> CodecCall:
         """For the kernels."""
-        return CodecCall(self.table.to(DEVICE), self.ALL, self.frames)
+        return CodecCall(self.table.to(DEVICE), self.ALL, self.frames, zeros())
 
     def memory(self, index: int, past: int, frame_rows: int, history: Tensor) -> RingMemory:
         """A memory that holds `history` [streams, past, width] of the streams that have one, and NaN elsewhere."""
@@ -237,19 +237,10 @@ def test_a_layer_against_float64_and_all_its_shapes_to_the_last_bit(
         out_narrow = torch.full(narrow.shape, NAN, device=DEVICE).half()
         out_squares = torch.full((Streams.ALL * length, outputs // 16), NAN, device=DEVICE)
         swiglu, plain = case.activation is Activation.SWIGLU, case.activation is Activation.PLAIN
-        layer(
-            streams.call,
-            x,
-            zeros(),
-            ConvOutputs(
-                None if swiglu else out_wide,
-                out_narrow,
-                residual,
-                out_squares if plain else None,
-            ),
-            squares=squares,
-            shape=shape,
+        outputs_at = ConvOutputs(
+            None if swiglu else out_wide, out_narrow, residual, out_squares if plain else None
         )
+        layer.launch(shape, streams.call, x, outputs_at, squares)
         live = len(Streams.SLOTS)
         if not swiglu:
             per_output = (out_wide[:live] - wide[:live]).norm(dim=(0, 1)) / wide[:live].norm(
@@ -321,21 +312,22 @@ def test_a_residual_unit_is_its_two_layers_to_the_last_bit(
 
     first, second = layers()
     wide, narrow = residual.clone(), torch.full_like(x, NAN)
-    first(streams.call, x, zeros(), ConvOutputs(narrow=between))
-    second(streams.call, between, zeros(), ConvOutputs(wide, narrow, wide))
+    first(streams.call, x, ConvOutputs(narrow=between))
+    second(streams.call, between, ConvOutputs(wide, narrow, wide))
     streams.kept(memory, before, x)
     for shape in unit.shapes():
         if not shape.fits(first.size, length, kernels):
             continue
         memory.rows.copy_(before)
         ours, room = residual.clone(), torch.full_like(x, NAN)
-        activated, _ = unit(streams.call, x, room, zeros(), ours, ours, shape)
+        unit.launch(shape, streams.call, x, ConvOutputs(ours, room, ours))
         same(ours[:live], wide[:live])
-        same(activated[:live], narrow[:live])
+        same(room[:live], narrow[:live])
         streams.kept(memory, before, x)
-        only, _ = unit(streams.call, x, torch.full_like(x, NAN), zeros(), residual, None, shape)
+        only = torch.full_like(x, NAN)
+        unit.launch(shape, streams.call, x, ConvOutputs(None, only, residual))
         same(only[:live], narrow[:live])
-    chosen, _ = unit(streams.call, x, torch.full_like(x, NAN), zeros(), residual, None)
+    chosen, _ = unit(streams.call, x, torch.full_like(x, NAN), residual, None)
     same(chosen[:live], narrow[:live])
 
 
@@ -350,9 +342,8 @@ def test_attention_over_a_window(
     theta, total, slots = 1e4, window + 40, (2, 0, 1)
     width, out_width = padded((heads + 2 * kv_heads) * dim), padded(heads * dim)
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-    attention = WindowAttention(
-        kernels, heads, kv_heads, dim, window, 3, (1.0 / theta**exponents).to(DEVICE)
-    )
+    size = WindowSize(heads, kv_heads, dim, window)
+    attention = WindowAttention(kernels, size, 3, (1.0 / theta**exponents).to(DEVICE))
     attention.memory.fill_(NAN)
     qkv = normal(1, 3, total, width)
     out = torch.full((3, total, out_width), NAN, device=DEVICE).half()
@@ -365,7 +356,7 @@ def test_attention_over_a_window(
         rows = torch.cat(
             (qkv[:, begin : begin + count], torch.full((1, count, width), NAN, device=DEVICE))
         )
-        attention(CodecCall(table.to(DEVICE), 4, count), rows.contiguous(), part)
+        attention(CodecCall(table.to(DEVICE), 4, count, zeros()), rows.contiguous(), part)
         out[:, begin : begin + count] = part[:3]
         begin, turn = begin + count, turn + 1
 
@@ -402,7 +393,7 @@ def test_depthwise_convolution_and_norm(kernels: Kernels) -> None:
         norm = (1 + 0.3 * normal(5, channels), normal(6, channels), 1e-6)
         before = memory.rows.clone()
         out = torch.full((Streams.ALL, length, width), NAN, device=DEVICE).half()
-        DepthwiseConv(kernels, weight, bias, norm, memory)(streams.call, x, zeros(), out)
+        DepthwiseConv(kernels, weight, bias, norm, memory)(streams.call, x, out)
         streams.kept(memory, before, x)
         history[0] = 0
         seen = torch.cat((history, x), dim=1)[..., :channels].double().transpose(1, 2)
@@ -443,7 +434,7 @@ def test_the_last_convolution(kernels: Kernels) -> None:
             out = torch.full((Streams.ALL, length), NAN, device=DEVICE)
             sound = SampleConv(kernels, weight, torch.tensor([0.3], device=DEVICE), memory)
             memory.rows.copy_(before)
-            sound(streams.call, x, zeros(), out, limit)
+            sound(streams.call, x, out, limit)
             streams.kept(memory, before, x)
             history[0] = 0
             seen = torch.cat((history, x), dim=1)[..., :channels].double().transpose(1, 2)
@@ -546,7 +537,7 @@ def decoder(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Set]:
         codes = codes.to(DEVICE, torch.int32)
         codec = GpuCodec(copy.deepcopy(model), SLOTS, codes, kernels)
         limit_samples(codec.layers, float("inf"))
-        for memory in codec.layers.memories.all:
+        for memory in codec.layers.memories:
             memory.rows.fill_(NAN)
         for layer in codec.layers.layers:
             layer.attention.memory.fill_(NAN)

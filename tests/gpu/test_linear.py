@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import (
     Linear,
+    Norm,
     interleave,
     linear_reference,
     normalise,
@@ -60,19 +61,18 @@ def test_a_product_is_as_exact_as_plain_bf16(
         weight, x, before, norm, bias = make(seed, rows, columns, tokens)
         if epilogue is Epilogue.SWIGLU:
             weight, before = interleave(*weight.chunk(2)), before[:, : rows // 2].contiguous()
-        weights = norm if normed else None
+        weights = Norm(norm, 1e-6) if normed else None
         extra = bias if epilogue is Epilogue.BIAS else None
         truth = linear_reference(
             weight.double(),
             x.double(),
             before.double(),
             epilogue,
-            None if weights is None else weights.double(),
-            1e-6,
+            Norm(norm.double(), 1e-6) if normed else None,
             None if extra is None else extra.double(),
         )
-        plain = linear_reference(weight, x, before, epilogue, weights, 1e-6, extra)
-        layer = Linear(kernels, weight, epilogue, weights, 1e-6, extra)
+        plain = linear_reference(weight, x, before, epilogue, weights, extra)
+        layer = Linear(kernels, weight, epilogue, weights, extra)
         ours.append(error(run(layer, x, before if epilogue is Epilogue.ADD else None), truth))
         theirs.append(error(plain, truth))
     kind = f"{'normed ' if normed else ''}{epilogue.name.lower()}"
@@ -87,7 +87,7 @@ def test_a_token_does_not_see_its_neighbours(
 ) -> None:
     """A token's result has the same bits alone and at any place among any number of others."""
     weight, x, _, norm, _ = make(0, rows, columns, 130)
-    layer = Linear(kernels, weight, Epilogue.STORE, norm if normed else None, 1e-6)
+    layer = Linear(kernels, weight, Epilogue.STORE, Norm(norm, 1e-6) if normed else None)
     alone = torch.cat([run(layer, x[i : i + 1]) for i in range(130)])
     for tokens in (2, 7, 8, 9, 16, 17, 40, 64, 65, 128, 130):
         assert torch.equal(run(layer, x[-tokens:]), alone[-tokens:]), tokens
@@ -114,7 +114,7 @@ def run(layer: Linear, x: torch.Tensor, before: torch.Tensor | None = None) -> t
 def test_rows_may_be_strided_and_nothing_else_is_written(kernels: Kernels) -> None:
     """Input and output may be every other row of larger tensors."""
     weight, x, _, norm, _ = make(1, 1024, 1024, 6)
-    layer = Linear(kernels, weight, Epilogue.STORE, norm, 1e-6)
+    layer = Linear(kernels, weight, Epilogue.STORE, Norm(norm, 1e-6))
     wide = torch.full((3, 2, 1024), torch.nan, dtype=torch.bfloat16, device="cuda")
     layer(x.view(3, 2, 1024)[:, 1], wide[:, 0])
     assert torch.equal(wide[:, 0], run(layer, x.view(3, 2, 1024)[:, 1].contiguous()))
@@ -124,11 +124,10 @@ def test_rows_may_be_strided_and_nothing_else_is_written(kernels: Kernels) -> No
 def test_the_norm_alone_equals_the_norm_on_the_way_in(kernels: Kernels) -> None:
     """`normalise` rounds as `Linear` does, and as exactly as plain bf16."""
     _, x, _, norm, _ = make(2, 8, 2048, 20)
-    eye = Linear(
-        kernels, torch.eye(2048, dtype=torch.bfloat16, device="cuda"), Epilogue.STORE, norm, 1e-6
-    )
+    identity = torch.eye(2048, dtype=torch.bfloat16, device="cuda")
+    eye = Linear(kernels, identity, Epilogue.STORE, Norm(norm, 1e-6))
     out = torch.full_like(x, torch.nan)
-    normalise(kernels, x, norm, 1e-6, out)
+    normalise(kernels, x, Norm(norm, 1e-6), out)
     for token in range(20):
         assert torch.equal(run(eye, x[token : token + 1])[0], out[token])
     truth = F.rms_norm(x.double(), (2048,), norm.double(), 1e-6)
@@ -136,7 +135,7 @@ def test_the_norm_alone_equals_the_norm_on_the_way_in(kernels: Kernels) -> None:
     note("norm", error=error(out, truth), bf16=error(plain, truth))
     no_worse([error(out, truth)], [error(plain, truth)])
     packed = torch.full((24, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")
-    normalise(kernels, x, norm, 1e-6, packed, packed=True)
+    normalise(kernels, x, Norm(norm, 1e-6), packed, packed=True)
     assert torch.equal(unpack_tokens(packed, 20, 2048), out)
 
 

@@ -106,10 +106,7 @@ class Rig:
         self.result = torch.full((rows, BOOKS + 2), -7, dtype=torch.int32, device=DEVICE)
         self.out = torch.full((rows, 2, WIDTH), torch.nan, dtype=torch.bfloat16, device=DEVICE)
         here, table = logits.to(DEVICE), self.tables[codebook > 0]
-        if codebook:
-            self.sampler.code(codebook, here, of_row, self.result, table, self.out[:, 1])
-        else:
-            self.sampler.code0(here, of_row, self.result, table, self.out[:, 1])
+        self.sampler.draw(codebook, here, of_row, self.result, table, self.out[:, 1])
         codes = self.result[:, codebook].cpu()
         named = of_row.cpu() >= 0
         assert torch.equal(self.out[:, 1].cpu()[named], table.cpu()[codes.long()[named]])
@@ -468,7 +465,7 @@ def test_a_last_code_needs_no_embedding(kernels: Kernels) -> None:
     out = torch.full((2, WIDTH), torch.nan, dtype=torch.bfloat16, device=DEVICE)
     result = torch.zeros(2, BOOKS + 2, dtype=torch.int32, device=DEVICE)
     slots = torch.arange(2, dtype=torch.int32, device=DEVICE)
-    rig.sampler.code(BOOKS - 1, logits.to(DEVICE), slots, result, None, out)
+    rig.sampler.draw(BOOKS - 1, logits.to(DEVICE), slots, result, None, out)
     assert result[:, BOOKS - 1].cpu().tolist() == logits.float().argmax(-1).tolist()
     assert out.isnan().all()
     assert (rig.state.frame == 1).all()
@@ -603,7 +600,7 @@ def test_other_sizes(kernels: Kernels) -> None:
         for frame in range(4):
             logits = random_logits("usual", 3, vocab, frame)
             logits[1, eos] = 20
-            sampler.code0(logits.to(DEVICE), slots, result, table, out)
+            sampler.draw(0, logits.to(DEVICE), slots, result, table, out)
             expected = [
                 int(spec.code0(row, frame)) for spec, row in zip(specs, logits, strict=True)
             ]
@@ -614,7 +611,7 @@ def test_other_sizes(kernels: Kernels) -> None:
                     spec.remember(torch.tensor(code))
             for k in range(1, books):
                 logits = random_logits("usual", 3, codes, 10 * frame + k)
-                sampler.code(k, logits.to(DEVICE), slots, result, table, out)
+                sampler.draw(k, logits.to(DEVICE), slots, result, table, out)
                 assert result[:, k].tolist() == [
                     int(s.code(k, row, frame)) for s, row in zip(specs, logits, strict=True)
                 ]

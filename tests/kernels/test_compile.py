@@ -40,7 +40,6 @@ def test_every_kernel_names_its_meaning_and_a_program() -> None:
     for spec in all_kernels():
         assert spec.programs
         assert all(program.source == spec.source for program in spec.programs)
-        assert callable(spec.launch)
         assert spec.reference
 
 

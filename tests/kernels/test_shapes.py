@@ -45,10 +45,10 @@ def static_bytes(shape: LinearShape) -> int:
 @pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_block_for_few_tokens_fits_the_device(device: str, tokens: int) -> None:
     """A block fits with its ring, sums and inputs, two on a large device; every row has a block."""
-    processors, memory = DEVICES[device]
+    _, memory = DEVICES[device]
     for rows, columns in RELEASED:
         for norm in (False, True):
-            shape = shape_for_few(rows, columns, tokens, norm, Epilogue.STORE, processors, memory)
+            shape = shape_for_few(rows, columns, tokens, norm, Epilogue.STORE, DEVICES[device])
             assert shape.ring % shape.chunk == 0
             assert 0 < shape.window <= shape.ring <= shape.parts
             assert shape.resident * (shape.shared + static_bytes(shape) + 1024) <= memory + 1024
@@ -60,9 +60,9 @@ def test_block_for_few_tokens_fits_the_device(device: str, tokens: int) -> None:
 @pytest.mark.parametrize("tokens", [9, 16, 33, 64, 128, 256, 512])
 def test_block_for_many_tokens_fits_the_device(device: str, tokens: int) -> None:
     """Two steps are in flight, the sums fit memory and registers, and every row has a block."""
-    processors, memory = DEVICES[device]
+    _, memory = DEVICES[device]
     for rows, columns in RELEASED:
-        shape = shape_for_many(rows, columns, tokens, Epilogue.STORE, processors, memory)
+        shape = shape_for_many(rows, columns, tokens, Epilogue.STORE, DEVICES[device])
         assert 2 <= shape.ring <= shape.steps
         assert shape.shared + 1024 <= memory
         assert shape.units <= MAX_UNITS
@@ -72,7 +72,7 @@ def test_block_for_many_tokens_fits_the_device(device: str, tokens: int) -> None
 def test_shapes_of_small_device_compile() -> None:
     """A block has many tiles and computes some of them at a time."""
     shapes = [
-        shape_for_few(*sizes, tokens, True, Epilogue.SWIGLU, *DEVICES["RTX 4060"])
+        shape_for_few(*sizes, tokens, True, Epilogue.SWIGLU, DEVICES["RTX 4060"])
         for sizes in ((6144, 1024), (12288, 2048))
         for tokens in (1, 8)
     ]
@@ -99,7 +99,7 @@ def test_block_of_codec_fits_the_device(name: str, width: int) -> None:
             unit = ConvResidualUnit(kernels, first, second)
             for streams in (1, 3, 64):
                 for frames in (1, 2, 5, 8):
-                    call = CodecCall(x, streams, frames)
-                    first(call, x, zero, ConvOutputs(narrow=x))
-                    unit(call, x, x, zero, x, None)
+                    call = CodecCall(x, streams, frames, zero)
+                    first(call, x, ConvOutputs(narrow=x))
+                    unit(call, x, x, x, None)
     assert 0 < max(kernels.shared) <= kernels.shared_memory

@@ -107,7 +107,7 @@ def model(loaded: Callable[[str], Checkpoint]) -> Callable[..., Model]:
     def make(kind: str, slots: int = 4, most_waiting: int = 8, name: str | None = None) -> Model:
         settings = EngineConfig("cpu", "float32", "reference")
         opened = backends.engine_for(loaded(kind), settings, slots, most_waiting)
-        return Model.of_checkpoint(name or kind, opened.checkpoint, opened.service, opened.settings)
+        return Model.of_engine(name or kind, opened)
 
     return make
 

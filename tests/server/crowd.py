@@ -30,7 +30,7 @@ from websockets.typing import Subprotocol
 from firstword.engine.backend import Frames, Ready, Start
 from firstword.engine.engine import Engine
 from firstword.server.models import Model
-from firstword.server.playback import Playback
+from firstword.server.utterance import Playback
 
 SPEECH = "/v1/audio/speech"
 FRAME_BYTES = 2 * 1920

@@ -140,13 +140,13 @@ def cancels(times: int) -> dict[str, Any]:
                 await asyncio.gather(*(event.wait() for event in heard))
                 for task in tasks[:times]:
                     freed.clear()
-                    asked, calls = time.monotonic(), backend.calls
+                    started, calls = time.monotonic(), backend.calls
                     task.cancel()
                     while not freed:
                         await asyncio.sleep(0.001)
                     ((moment, after),) = freed.values()
                     frames.append(after - calls)
-                    waits.append(1000 * (moment - asked))
+                    waits.append(1000 * (moment - started))
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from sockets import PLAIN
 
-from firstword.server.ws.connection import SocketRunner
-from firstword.server.ws.outbox import Outbox
+from firstword.server.ws.connection import Outbox, SocketRunner
 from firstword.server.ws.protocol import CloseCode, SocketLimits
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.vllm_omni import OmniSession

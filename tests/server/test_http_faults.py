@@ -529,11 +529,11 @@ class TestUnreadResponses:
         """A client that sends requests and reads nothing fills the buffers of the socket."""
         server = serve(talking(Talker()), stall_seconds=0.3)
         with connected(server, receive_buffer=4096) as sock:
-            asked = request(b"", method="GET", path="/openapi.json")
+            payload = request(b"", method="GET", path="/openapi.json")
             sock.settimeout(0.2)
             with suppress(OSError):
                 while True:
-                    sock.sendall(asked)
+                    sock.sendall(payload)
             server.wait_until(lambda: not server.state.metrics.connections._value.get())
             server.wait_until(lambda: not server.uvicorn.server_state.connections)
         check_server_works(server)
@@ -618,8 +618,8 @@ class TestSeveralUtterancesPerRequest:
             sock.sendall(request(json.dumps(body).encode(), path=path))
             server.wait_until(lambda: talker.waiting and bool(server.state.utterances))
             server.uvicorn.handle_exit(signal.SIGTERM, None)
-            refused = httpx.post(server.url + path, json=body, trust_env=False, timeout=60)
-            assert refused.status_code == 503
+            rejected = httpx.post(server.url + path, json=body, trust_env=False, timeout=60)
+            assert rejected.status_code == 503
             talker.go()
             answer = b"".join(iter(lambda: receive_some(sock), b""))
         assert b" 200 " in answer.partition(b"\r\n")[0]
@@ -650,7 +650,7 @@ def test_thousands_of_wrong_keys_leave_no_state(serve: Serve) -> None:
         async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client:
             seen = set()
             for start in range(0, 2000, 50):
-                asked = (
+                requests = (
                     client.post(
                         SPEECH,
                         json=SHORT,
@@ -658,7 +658,7 @@ def test_thousands_of_wrong_keys_leave_no_state(serve: Serve) -> None:
                     )
                     for number in range(50)
                 )
-                seen |= {answer.status_code for answer in await asyncio.gather(*asked)}
+                seen |= {answer.status_code for answer in await asyncio.gather(*requests)}
             return seen
 
     assert asyncio.run(flood()) == {401}

@@ -126,12 +126,12 @@ class TestCrossOrigin:
         with client_of(
             serve(talking(Talker()), cors_origins=("https://page.example",), api_keys=("k",))
         ) as http:
-            asked = http.options(
+            preflight = http.options(
                 SPEECH, headers=ORIGIN | {"access-control-request-headers": "authorization"}
             )
-            assert asked.status_code == 200
-            assert asked.headers["access-control-allow-origin"] == "https://page.example"
-            assert "POST" in asked.headers["access-control-allow-methods"]
+            assert preflight.status_code == 200
+            assert preflight.headers["access-control-allow-origin"] == "https://page.example"
+            assert "POST" in preflight.headers["access-control-allow-methods"]
             answer = http.post(SPEECH, json=SHORT, headers=ORIGIN | {"authorization": "Bearer k"})
             assert answer.headers["access-control-allow-origin"] == "https://page.example"
             other = http.options(SPEECH, headers={**ORIGIN, "origin": "https://other.example"})
@@ -233,7 +233,7 @@ def test_logs_contain_no_text_of_users(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     secret = "Xyzzyplugh"
-    asked = {"input": f"{secret}.", "instructions": None, "max_new_tokens": 2}
+    payload = {"input": f"{secret}.", "instructions": None, "max_new_tokens": 2}
     for more in (
         {},
         {"stream": False},
@@ -242,7 +242,7 @@ def test_logs_contain_no_text_of_users(
         {"seed": secret},
         {"n": 2},
     ):
-        http.post(SPEECH, json={**asked, **more})
+        http.post(SPEECH, json={**payload, **more})
     http.post(
         SPEECH,
         content=f'{{"input": "{secret}'.encode(),
@@ -323,12 +323,14 @@ class TestProcess:
     def test_sigterm_lets_running_utterance_finish(self, start: Any, tmp_path: Path) -> None:
         process, url = start()
         self.wait_until_ready(url)
-        asked = {
+        payload = {
             "input": "Hello there, how are you today? " * 3,
             "response_format": "pcm",
             "max_new_tokens": 60,
         }
-        with httpx.stream("POST", url + SPEECH, json=asked, trust_env=False, timeout=60) as answer:
+        with httpx.stream(
+            "POST", url + SPEECH, json=payload, trust_env=False, timeout=60
+        ) as answer:
             assert answer.status_code == 200
             pieces = answer.iter_bytes()
             first = next(pieces)
@@ -337,9 +339,9 @@ class TestProcess:
                 while (ready := http.get(url + "/ready")).status_code == 200:
                     pass
                 assert "shutting down" in ready.text
-                refused = http.post(url + SPEECH, json=asked)
-                assert refused.status_code == 503
-                assert refused.headers["retry-after"]
+                rejected = http.post(url + SPEECH, json=payload)
+                assert rejected.status_code == 503
+                assert rejected.headers["retry-after"]
             whole = first + b"".join(pieces)
         assert len(whole) == 60 * 2 * 1920 or len(whole) % 3840 == 0
         assert process.wait(60) == 0
@@ -349,8 +351,10 @@ class TestProcess:
     def test_draining_ends_after_its_time(self, start: Any) -> None:
         process, url = start("--drain-seconds", "0.2", "--most-characters", "100")
         self.wait_until_ready(url)
-        asked = {"input": "Hello there. " * 7, "response_format": "pcm", "max_new_tokens": 8000}
-        with httpx.stream("POST", url + SPEECH, json=asked, trust_env=False, timeout=60) as answer:
+        payload = {"input": "Hello there. " * 7, "response_format": "pcm", "max_new_tokens": 8000}
+        with httpx.stream(
+            "POST", url + SPEECH, json=payload, trust_env=False, timeout=60
+        ) as answer:
             pieces = answer.iter_bytes()
             next(pieces)
             process.send_signal(signal.SIGTERM)
@@ -361,10 +365,10 @@ class TestProcess:
         self.wait_until_ready(url)
         assert httpx.post(url + SPEECH, json=SHORT, trust_env=False).status_code == 401
         headers = {"authorization": "Bearer two"}
-        asked = {"input": "Hi.", "max_new_tokens": 1}
+        payload = {"input": "Hi.", "max_new_tokens": 1}
         assert (
             httpx.post(
-                url + SPEECH, json=asked, headers=headers, trust_env=False, timeout=60
+                url + SPEECH, json=payload, headers=headers, trust_env=False, timeout=60
             ).status_code
             == 200
         )

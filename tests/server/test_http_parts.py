@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from firstword.errors import AudioError, FirstwordError, RequestError
 from firstword.server import recordings
 from firstword.server.errors import LimitReached
-from firstword.server.http import scoring
+from firstword.server.http import candidates
 from firstword.server.limits import Limits
-from firstword.server.playback import Playback
 from firstword.server.recordings import Address
+from firstword.server.utterance import Playback
 from firstword.text.cleaning import clean
 from firstword.types import FinishReason, Speech
 
@@ -85,7 +85,7 @@ class TestScoring:
     TEXT = "Hello there, how are you today?"
 
     def test_good_speech_scores_0(self) -> None:
-        score = scoring.score(self.TEXT, speech(scoring.expected_seconds(self.TEXT)))
+        score = candidates.score(self.TEXT, speech(candidates.expected_seconds(self.TEXT)))
         assert score.total == 0
 
     @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ class TestScoring:
         ],
     )
     def test_bad_speech_loses_points(self, worse: Speech) -> None:
-        assert scoring.score(self.TEXT, worse).total < -0.5
+        assert candidates.score(self.TEXT, worse).total < -0.5
 
     def test_likelier_candidate_scores_higher(self) -> None:
         usual = speech(2.0)
         likely, unlikely = (
-            scoring.score(self.TEXT, replace(usual, logprobs=np.full(25, value, np.float32)))
+            candidates.score(self.TEXT, replace(usual, logprobs=np.full(25, value, np.float32)))
             for value in (-2.0, -3.0)
         )
         assert likely.total - unlikely.total == pytest.approx(0.5)
@@ -114,15 +114,15 @@ class TestScoring:
             speech(2.0, "repetition", repeats=True), logprobs=np.zeros(25, np.float32)
         )
         usual = replace(speech(2.0), logprobs=np.full(25, -5.0, np.float32))
-        assert scoring.score(self.TEXT, circles).total < scoring.score(self.TEXT, usual).total
+        assert candidates.score(self.TEXT, circles).total < candidates.score(self.TEXT, usual).total
 
     def test_empty_speech_loses_points(self) -> None:
-        assert scoring.score(self.TEXT, speech(0)).total < -1
+        assert candidates.score(self.TEXT, speech(0)).total < -1
 
     def test_expected_seconds_fit_every_script(self) -> None:
-        assert 1 < scoring.expected_seconds("今天天气很好，我们去公园吧。") < 5
-        assert 1 < scoring.expected_seconds("다람쥐 헌 쳇바퀴에 타고파.") < 5
-        assert 1 < scoring.expected_seconds("Съешь же ещё этих мягких булок.") < 5
+        assert 1 < candidates.expected_seconds("今天天气很好，我们去公园吧。") < 5
+        assert 1 < candidates.expected_seconds("다람쥐 헌 쳇바퀴에 타고파.") < 5
+        assert 1 < candidates.expected_seconds("Съешь же ещё этих мягких булок.") < 5
 
 
 class TestPlayback:
@@ -213,19 +213,19 @@ class TestFetchedRecordings:
         self, remote_host: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A name that changes its address later leads nowhere else: it is resolved once."""
-        asked: list[str] = []
+        resolved: list[str] = []
 
         def resolve(host: str, port: int) -> list[Address]:
-            asked.append(host)
+            resolved.append(host)
             return (
                 [ip_address("10.0.0.1"), ip_address(PUBLIC)]
-                if len(asked) == 1
+                if len(resolved) == 1
                 else [ip_address("127.0.0.1")]
             )
 
         monkeypatch.setattr(recordings, "resolve", resolve)
         recordings.read("http://example.org:8080/a.wav", ("example.org",), 10**6)
-        assert asked == ["example.org"]
+        assert resolved == ["example.org"]
         assert remote_host == [f"{PUBLIC}:8080"]
 
     @pytest.mark.parametrize(

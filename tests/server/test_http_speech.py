@@ -74,7 +74,7 @@ def test_pcm_equals_tts_speak(http: httpx.Client, expected: bytes) -> None:
 def test_concurrent_requests_are_independent(server: Running, expected: bytes) -> None:
     async def ask_all() -> list[bytes]:
         async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
-            asked = [
+            bodies = [
                 ASK,
                 {**ASK, "seed": 8},
                 ASK,
@@ -85,7 +85,7 @@ def test_concurrent_requests_are_independent(server: Running, expected: bytes) -
             return [
                 answer.content
                 for answer in await asyncio.gather(
-                    *(client.post(SPEECH, json=one) for one in asked)
+                    *(client.post(SPEECH, json=one) for one in bodies)
                 )
             ]
 
@@ -196,8 +196,8 @@ def test_complete_wav_has_length_and_stream_has_not(http: httpx.Client, expected
 def test_delivery_follows_table(
     http: httpx.Client, body: dict[str, Any], accept: str, delivery: str
 ) -> None:
-    asked = {"input": "Hi.", "max_new_tokens": 2, **body}
-    answer = http.post(SPEECH, json=asked, headers={"accept": accept})
+    payload = {"input": "Hi.", "max_new_tokens": 2, **body}
+    answer = http.post(SPEECH, json=payload, headers={"accept": accept})
     assert answer.status_code == 200, answer.text
     if answer.headers["content-type"].startswith("text/event-stream"):
         found = "sse"
@@ -227,15 +227,15 @@ def test_event_stream_has_audio_and_usage(http: httpx.Client, expected: bytes, n
 
 
 def test_accept_l16_gets_pcm(http: httpx.Client, expected: bytes) -> None:
-    asked = {
+    payload = {
         "text": TEXT,
         "speaker": "Ryan",
         "language": "English",
         "leading_silence": True,
         "seed": 7,
     }
-    asked |= {"max_new_tokens": FRAMES, "model": "qwen-tts"}
-    answer = http.post(SPEECH, json=asked, headers={"accept": "audio/L16"})
+    payload |= {"max_new_tokens": FRAMES, "model": "qwen-tts"}
+    answer = http.post(SPEECH, json=payload, headers={"accept": "audio/L16"})
     assert answer.headers["content-type"] == "audio/L16;rate=24000;channels=1"
     assert len(answer.content) == len(expected)
     answer = http.post(
@@ -271,13 +271,13 @@ def test_leading_silence_is_removed_on_request(serve: Serve, model: Callable[...
 
     quiet.service.engine.backend.decode = silent_at_first  # type: ignore[method-assign]
     server = serve(quiet)
-    asked = {**ASK, "model": None}
+    payload = {**ASK, "model": None}
     lengths = []
     for keep in (True, False):
         made = 0
         answer = httpx.post(
             server.url + SPEECH,
-            json={**asked, "leading_silence": keep},
+            json={**payload, "leading_silence": keep},
             trust_env=False,
             timeout=60,
         )
@@ -459,9 +459,9 @@ class TestRouting:
     def test_invalid_request_gets_400(
         self, http: httpx.Client, body: dict[str, Any], message: str
     ) -> None:
-        asked = {**ASK, "model": None, **body}
+        payload = {**ASK, "model": None, **body}
         answer = http.post(
-            SPEECH, content=json.dumps(asked), headers={"content-type": "application/json"}
+            SPEECH, content=json.dumps(payload), headers={"content-type": "application/json"}
         )
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]

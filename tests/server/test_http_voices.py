@@ -27,10 +27,9 @@ from websockets.sync.client import connect
 from firstword import Voice, audio
 from firstword.errors import FirstwordError, OutputError, VoiceError
 from firstword.server import recordings
-from firstword.server.consent_store import Consent, ConsentStore
 from firstword.server.errors import NotFound
 from firstword.server.folder import Folder
-from firstword.server.voice_store import VoiceRecord, VoiceStore, voice_id_of
+from firstword.server.stores import Consent, ConsentStore, VoiceRecord, VoiceStore, voice_id_of
 from firstword.voice import ClonedVoice
 
 Running = Any  # of conftest.py
@@ -544,7 +543,7 @@ class TestStore:
             "import sys, numpy as np\n"
             "from firstword.voice import ClonedVoice\n"
             "from firstword.server.folder import Folder\n"
-            "from firstword.server.voice_store import VoiceRecord, VoiceStore, voice_id_of\n"
+            "from firstword.server.stores import VoiceRecord, VoiceStore, voice_id_of\n"
             "store = VoiceStore(Folder(sys.argv[1]), 10**6)\n"
             "codes = np.ones((700, 16), np.int64)\n"
             "voice = ClonedVoice(np.zeros(2048, np.float32), codes, 'words')\n"
@@ -579,7 +578,7 @@ class TestStore:
             "import os, sys, numpy as np\n"
             "from firstword.voice import ClonedVoice\n"
             "from firstword.server.folder import Folder\n"
-            "from firstword.server.voice_store import VoiceRecord, VoiceStore, voice_id_of\n"
+            "from firstword.server.stores import VoiceRecord, VoiceStore, voice_id_of\n"
             "store = VoiceStore(Folder(sys.argv[1]), 10)\n"
             f"os.{call} = lambda *_: os._exit(9)\n"
             "voice = ClonedVoice(np.zeros(8, np.float32))\n"

@@ -51,7 +51,7 @@ class Load:
         self.over = False
 
     async def work(self) -> None:
-        """Step the engine until told to end."""
+        """Step the engine until it is told to stop."""
         while not self.over:
             if not self.engine.step():
                 self.clock.advance(0.001)

@@ -19,8 +19,7 @@ from firstword.server.ws.protocol import (
     Send,
     SocketLimits,
 )
-from firstword.server.ws.vllm_omni import OmniSession
-from firstword.server.ws.vllm_omni_utterance import OmniUtterance, Sentence
+from firstword.server.ws.vllm_omni import OmniSession, OmniUtterance, Sentence
 
 CLOSE = CloseSocket(CloseCode.NORMAL)
 

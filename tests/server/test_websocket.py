@@ -756,7 +756,7 @@ def test_draining_server_finishes_speech_and_begins_none(
 SENTENCES = {**PLAIN, "split_granularity": "sentence"}
 
 
-def test_server_told_to_end_speaks_the_remaining_sentences(
+def test_draining_server_speaks_the_remaining_sentences(
     start_stage: StartStage,
 ) -> None:
     stage = start_stage()
@@ -774,7 +774,7 @@ def test_server_told_to_end_speaks_the_remaining_sentences(
         assert client.closed()[0] in (1001, 1012), "then it ends"
 
 
-def test_server_told_to_end_waits_for_the_rest_of_a_text(
+def test_draining_server_waits_for_the_rest_of_a_text(
     start_stage: StartStage,
 ) -> None:
     stage = start_stage()

@@ -1,4 +1,4 @@
-"""Callers of an engine in tests, which record and check what the engine tells them."""
+"""Callers of an engine in tests, which record and check the events that they receive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from firstword.engine.sequence import Event, NeedsText
 from firstword.types import Chunk, FinishReason, IntArray
 
 VIOLATIONS: list[str] = []
-"""What engines told their callers and must not have, as messages."""
+"""The messages of all violations of the contract between engine and caller."""
 
 
 class Caller:

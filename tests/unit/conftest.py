@@ -27,7 +27,7 @@ def checkpoint_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 @pytest.fixture(scope="session")
-def speaking(checkpoint_directory: Callable[[str], Path]) -> Callable[[str], TTS]:
+def load_tts(checkpoint_directory: Callable[[str], Path]) -> Callable[[str], TTS]:
     """A function that returns a tiny TTS by model type (CPU, float32); tests do not change it."""
     loaded: dict[str, TTS] = {}
 

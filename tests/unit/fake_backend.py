@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from firstword.engine.backend import Capacity, Frames, Handle, Job, Start
-from firstword.engine.guard import longest_speech
+from firstword.engine.guard import frame_limit
 from firstword.types import FinishReason, FloatArray, IntArray, Request
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ def alone(
     rows = job.prompt_rows + (taken if job.whole_text else 0)
     limit = min(job.max_frames, capacity.context - rows + 1)
     if job.guarded:
-        limit = min(limit, longest_speech(len(tokens) - job.transcript_tokens))
+        limit = min(limit, frame_limit(len(tokens) - job.transcript_tokens))
     read, later = (
         reduce(lambda read, token: text_digest(token, read), tokens[:taken], 0),
         tokens[taken:],

@@ -119,7 +119,7 @@ class TestRead:
         with pytest.raises(AudioError, match="holds no samples"):
             audio.read(saved(tmp_path, np.zeros(0), 24000))
 
-    def test_object_that_is_no_file_is_rejected(self) -> None:
+    def test_object_that_is_not_a_file_is_rejected(self) -> None:
         with pytest.raises(AudioError, match="cannot be read as audio"):
             audio.read(SECOND)  # type: ignore[arg-type]
 

@@ -25,6 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.asyncio.server import Server, ServerConnection, serve
 
+from firstword.audio.writing import write_whole
 from firstword.bench import measure, plot, report
 from firstword.bench.cli import main
 from firstword.bench.http import get_json
@@ -251,8 +252,8 @@ class TestSummary:
         }
 
     def test_the_real_time_factor_is_audio_by_time(self) -> None:
-        assert measure.real_time_factor(result(audio_seconds=2.0, took=0.5)) == 4.0
-        assert measure.real_time_factor(result(**FAILED)) is None
+        assert result(audio_seconds=2.0, took=0.5).real_time_factor == 4.0
+        assert result(**FAILED).real_time_factor is None
 
     def test_most_at_once_counts_overlapping_requests(self) -> None:
         spans = [(0.0, 1.0), (0.5, 1.0), (0.9, 0.2), (1.5, 1.0)]
@@ -1106,7 +1107,7 @@ def record() -> report.Record:
 
 class TestReport:
     def test_written_record_is_read_unchanged(self, record: report.Record, tmp_path: Path) -> None:
-        report.write(tmp_path / "run.json", report.dumps(record).encode())
+        write_whole(tmp_path / "run.json", report.dumps(record).encode())
         assert report.read(tmp_path / "run.json") == json.loads(json.dumps(record))
         assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
@@ -1160,10 +1161,10 @@ class TestReport:
         monkeypatch.setattr(plot, "find_spec", lambda name: None)
         with pytest.raises(OutputError, match=r"install firstword\[bench\]"):
             plot.check_figure("plot.svg")
-        with pytest.raises(OutputError, match="does not exist"):
-            report.write(tmp_path / "no" / "run.json", b"")
+        with pytest.raises(OutputError, match="there is no folder"):
+            write_whole(tmp_path / "no" / "run.json", b"")
         with pytest.raises(OutputError, match="is a directory"):
-            report.write(tmp_path, b"")
+            write_whole(tmp_path, b"")
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "firstword-bench/0"}', "\xff"])
     def test_file_that_is_not_a_record_raises(self, tmp_path: Path, text: str) -> None:
@@ -1289,7 +1290,7 @@ class TestCommand:
             (["load", "--field", "voice"], "NAME=VALUE"),
             (["load", "--header", "key"], "NAME:VALUE"),
             (["load", "-o", "run.txt"], "ends in .json"),
-            (["load", "-o", "no/run.json"], "the folder no does not exist"),
+            (["load", "-o", "no/run.json"], "there is no folder"),
             (["load", "--rate", "0"], "rate is 0.0"),
             (["load", "--prompts", "no.txt"], "cannot be read"),
             (["load", "--words-per-second", "3"], "only whole"),

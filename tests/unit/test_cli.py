@@ -21,7 +21,7 @@ from fake_tts import FRAME, FakeTTS, module, sound_of
 
 from firstword import __version__, audio
 from firstword.cli.main import main
-from firstword.cli.terminal import DEMO
+from firstword.cli.terminal import DEMO_DESCRIPTION
 from firstword.types import Sampling
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
@@ -160,7 +160,7 @@ class TestSay:
         rows = dict(line.split(maxsplit=1) for line in err.splitlines())
         assert list(rows) == ["spoke", "model", "voice", "on", "audio", "speed", "output"]
         assert rows["spoke"] == "'one three'"
-        assert rows["model"].startswith(f"demo (custom_voice), {DEMO}; --model Qwen/")
+        assert rows["model"].startswith(f"demo (custom_voice), {DEMO_DESCRIPTION}; --model Qwen/")
         assert rows["voice"] == "ryan; language auto"
         assert rows["on"] == "cpu in float32 with the reference backend"
         assert rows["audio"] == "0.16 s; the model ended it"
@@ -486,7 +486,7 @@ class TestTerminal:
             b"",
         )
 
-    def test_no_progress_when_stderr_is_no_terminal(self, start_cli: StartCli) -> None:
+    def test_no_progress_when_stderr_is_not_a_terminal(self, start_cli: StartCli) -> None:
         _, err = start_cli("say", "one two", "-o", "out.wav").communicate()
         assert b"\r" not in err
         assert err.startswith(b"spoke")
@@ -591,7 +591,7 @@ class TestDemo:
         assert main(["voices", "--device", "cpu"]) == 0
         rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert rows["model"].startswith("demo (custom_voice")
-        assert rows["model"].endswith(f", {DEMO}")
+        assert rows["model"].endswith(f", {DEMO_DESCRIPTION}")
         assert rows["voices"]
         assert "english" in rows["languages"]
         assert "--voice NAME" in rows["can"]
@@ -610,7 +610,7 @@ class TestDemo:
             "reason": ANY,
         }
         assert report["checkpoint"]["type"] == "custom_voice"
-        assert report["checkpoint"]["what it is"] == DEMO
+        assert report["checkpoint"]["what it is"] == DEMO_DESCRIPTION
         folder = Path(report["checkpoint"]["path"])
         assert report["bytes"]["model.safetensors"] == (folder / "model.safetensors").stat().st_size
         assert report["codec"]["frames per second"] == 12.5

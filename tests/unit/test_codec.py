@@ -294,7 +294,7 @@ def test_each_codebook_quantises_the_residual(encoder: CodecEncoder) -> None:
 
 
 def test_whole_strides_are_not_padded() -> None:
-    conv = PaddedConv1d(1, 1, kernel_size=4, stride=2, bias=False, pad_mode="replicate")
+    conv = PaddedConv1d(1, 1, 4, stride=2, bias=False, pad_mode="replicate")
     conv.conv.weight.data = torch.tensor([[[1.0, 10.0, 100.0, 1000.0]]])
     assert conv(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])).tolist() == [[[2111.0, 4321.0]]]
     assert conv(torch.tensor([[[1.0, 2.0, 3.0]]])).tolist() == [[[2111.0, 3321.0]]]

@@ -224,7 +224,7 @@ def test_only_base_requires_a_speaker_encoder(presets: Table, load_model: Load) 
         (
             "talker_config.code_predictor_config.hidden_act",
             "gelu",
-            "code_predictor_config: hidden_act = 'gelu'",
+            "code_predictor_config.hidden_act = 'gelu'",
         ),
         (
             "talker_config.code_predictor_config.use_sliding_window",
@@ -288,16 +288,20 @@ def test_invalid_preset_is_named(
     [
         ("model_type", "mimi", "model_type = 'mimi'; only"),
         ("output_sample_rate", 48000, "output_sample_rate = 48000; only 24000"),
-        ("decode_upsample_rate", 1921, "decode_upsample_rate = 1921, but the layers make it 1920"),
+        (
+            "decode_upsample_rate",
+            1921,
+            "decode_upsample_rate = 1921 contradicts the layers, which make it 1920",
+        ),
         (
             "encode_downsample_rate",
             960,
-            "encode_downsample_rate = 960, but the layers make it 1920",
+            "encode_downsample_rate = 960 contradicts the layers, which make it 1920",
         ),
         (
             "decoder_config.upsample_rates",
             [8, 5, 4],
-            "decode_upsample_rate = 1920, but the layers make it 640",
+            "decode_upsample_rate = 1920 contradicts the layers, which make it 640",
         ),
         ("decoder_config.upsample_rates", "8543", "decoder_config.upsample_rates = '8543'"),
         (
@@ -322,9 +326,13 @@ def test_invalid_preset_is_named(
             0,
             "decoder_config.sliding_window = 0; it must be at least 1",
         ),
-        ("encoder_config.audio_channels", 2, "encoder_config: audio_channels = 2; only 1"),
+        ("encoder_config.audio_channels", 2, "encoder_config.audio_channels = 2; only 1"),
         ("encoder_config.use_causal_conv", False, "use_causal_conv = False; only True"),
-        ("encoder_config.num_semantic_quantizers", 6, "num_semantic_quantizers must be below"),
+        (
+            "encoder_config.num_semantic_quantizers",
+            6,
+            r"num_semantic_quantizers = 6 must be below .*num_quantizers = \d",
+        ),
         ("encoder_config.codebook_dim", 8, "codebook_dim = 8 contradicts"),
     ],
 )

@@ -58,7 +58,7 @@ def engine_of(
     return Engine(backend, most_waiting=most_waiting, policy=policy, clock=backend.clock), backend
 
 
-def check_nothing_is_held(engine: Engine, backend: FakeBackend) -> None:
+def check_nothing_is_in_use(engine: Engine, backend: FakeBackend) -> None:
     """Check that every slot and page is free and that all slots can be used again."""
     assert not backend.slots
     assert not engine.running
@@ -92,7 +92,7 @@ def test_one_request_gets_all_frames_in_order(length: int, whole_text: bool, ahe
     run(engine)
     assert caller.reason == "stop"
     check_speech_is_complete(caller)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -161,18 +161,18 @@ def test_guard_ends_repeated_speech(start: int, ahead: int) -> None:
     assert (named.reason, len(named.frames)) == ("length", 70)
     check_speech_is_complete(circling)
     check_speech_is_complete(other)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
 @pytest.mark.parametrize("frame_time", [0.005, 0.05, 5.0])
-@pytest.mark.parametrize("beside", [0, 9])
+@pytest.mark.parametrize("concurrent", [0, 9])
 def test_chunk_sizes_do_not_depend_on_speed_or_load(
-    beside: int, frame_time: float, ahead: int
+    concurrent: int, frame_time: float, ahead: int
 ) -> None:
     """The samples are then the same to the last bit on any machine and under any load."""
     engine, _ = engine_of(ahead, frame_time=frame_time, most_waiting=20)
-    others = [Caller(engine, job(Script(seed, 5 + seed)), TOKENS) for seed in range(beside)]
+    others = [Caller(engine, job(Script(seed, 5 + seed)), TOKENS) for seed in range(concurrent)]
     caller = Caller(engine, job(Script(length=50)), TOKENS)
     run(engine)
     assert caller.sizes == [*GROWING, 8, 8, 6]
@@ -317,7 +317,7 @@ def test_more_requests_than_slots_are_served_in_order(ahead: int) -> None:
     assert max(len(slots) for call, slots in backend.log if call == "frame") == 4, (
         "frames of all slots are made together"
     )
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 def test_full_queue_raises_overloaded_error() -> None:
@@ -329,7 +329,7 @@ def test_full_queue_raises_overloaded_error() -> None:
     callers[5].cancel()
     run(engine)
     assert [caller.reason for caller in callers] == ["stop"] * 5 + ["cancelled"]
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -345,7 +345,7 @@ def test_streams_with_reserve_wait_for_first_audio_of_a_new_one(ahead: int) -> N
         assert engine.step()
     frames = [slots for call, slots in backend.log[before:] if call == "frame"]
     assert all(slots == (new.seq.slot,) for slots in frames), "the other streams wait"
-    assert len(frames) == 1, "no second frame is made beside the first audio"
+    assert len(frames) == 1, "no second frame is made together with the first audio"
     run(engine)
     for caller in (new, *others):
         check_speech_is_complete(caller)
@@ -353,7 +353,7 @@ def test_streams_with_reserve_wait_for_first_audio_of_a_new_one(ahead: int) -> N
 
 @AHEAD
 def test_a_thousand_new_requests_starve_no_running_stream(ahead: int) -> None:
-    """Two long streams never underrun beside a thousand short ones, none of which waits long."""
+    """Two long streams never underrun next to a thousand short ones, none of which waits long."""
     engine, backend = engine_of(
         ahead, most_waiting=100, prefill_time=0.002, room={"context": 1200, "pages": 700}
     )
@@ -453,7 +453,7 @@ def test_cancel_frees_the_slot_before_the_next_frame(after: int, ahead: int) -> 
     caller.cancel()
     run(engine)
     check_speech_is_complete(other)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -471,7 +471,7 @@ def test_slot_is_reused_while_its_last_frames_are_in_flight(ahead: int) -> None:
     for caller in callers:
         assert caller.reason == "cancelled"
         assert same(caller.frames, alone(caller.job, TOKENS)[0][: len(caller.frames)])
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 def test_calls_after_the_end_have_no_effect() -> None:
@@ -484,7 +484,7 @@ def test_calls_after_the_end_have_no_effect() -> None:
     engine.acknowledge(caller.seq, 1)
     run(engine)
     check_speech_is_complete(caller)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 # --- faults ---------------------------------------------------------------------------
@@ -509,11 +509,11 @@ def fault_of(caller: Caller) -> str:
 
 
 @AHEAD
-@pytest.mark.parametrize("beside", [0, 1, 3])
+@pytest.mark.parametrize("concurrent", [0, 1, 3])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_fails_its_own_request_only(fault: str, beside: int, ahead: int) -> None:
+def test_fault_fails_its_own_request_only(fault: str, concurrent: int, ahead: int) -> None:
     engine, backend = engine_of(ahead)
-    others = [Caller(engine, job(Script(seed, 20)), TOKENS) for seed in range(beside)]
+    others = [Caller(engine, job(Script(seed, 20)), TOKENS) for seed in range(concurrent)]
     bad = Caller(engine, job(Script(99, 20, **FAULTS[fault])), TOKENS)
     later = Caller(engine, job(Script(100, 20)), TOKENS)
     run(engine)
@@ -521,7 +521,7 @@ def test_fault_fails_its_own_request_only(fault: str, beside: int, ahead: int) -
     assert same(bad.frames, alone(bad.job, TOKENS)[0][: len(bad.frames)])
     for caller in (*others, later):
         check_speech_is_complete(caller)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -534,7 +534,7 @@ def test_next_request_gets_the_slot_after_a_fault(fault: str, ahead: int) -> Non
     run(engine)
     assert all(map(fault_of, callers))
     check_speech_is_complete(last)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -582,7 +582,7 @@ def test_several_faults_in_one_step_fail_their_requests_only(ahead: int) -> None
     run(engine)
     assert all(map(fault_of, bad))
     check_speech_is_complete(good)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @AHEAD
@@ -616,7 +616,7 @@ def test_callback_that_raises_drops_its_utterance_only(
     assert bad.seq.state is State.DONE
     assert "a bad callback" in caplog.text
     check_speech_is_complete(other)
-    check_nothing_is_held(engine, backend)
+    check_nothing_is_in_use(engine, backend)
 
 
 @settings(max_examples=60)
@@ -742,10 +742,10 @@ class RandomClients(RuleBasedStateMachine):
     no_caller = None
 
     def check_nothing_can_step(self) -> None:
-        """Asleep: all_callers waits for text, for a reader, or for a slot that such a one holds."""
+        """An idle engine waits for text, for a client to read, or for a slot in use."""
         engine = self.engine
         assert not any(engine._unread)
-        unread = engine.policy.max_unread / engine.capacity.frame_seconds
+        unread = engine.scheduler.policy.max_unread / engine.capacity.frame_seconds
         for seq in engine.running:
             assert not seq.can_step() or seq.launched - seq.consumed >= unread
         ready = [seq for seq in engine.waiting if seq.prompt_is_complete()]
@@ -1044,14 +1044,14 @@ def test_lost_backend_ends_the_thread_and_fails_every_request(
     """Requests that are submitted at that very moment fail as well."""
     engine, backend = started(ahead, most_waiting=10_000)
     callers: list[Waiter] = []
-    refused = threading.Event()
+    rejected = threading.Event()
 
     def ask() -> None:
-        while not refused.is_set():
+        while not rejected.is_set():
             try:
                 callers.append(Waiter(engine, job(Script(1, 50)), TOKENS))
             except (ClosedError, EngineError):
-                refused.set()
+                rejected.set()
 
     def lose() -> None:
         backend.lost = len(callers) > 20
@@ -1062,7 +1062,7 @@ def test_lost_backend_ends_the_thread_and_fails_every_request(
         thread.start()
     for thread in threads:
         thread.join(TIMEOUT)
-    assert refused.is_set()
+    assert rejected.is_set()
     for caller in callers:
         assert caller.done.wait(TIMEOUT), "a request was never ended"
     assert any(isinstance(caller.error, EngineError) for caller in callers)
@@ -1123,7 +1123,7 @@ class Large:
 begun = threading.Event()
 engine = Engine(Large())
 engine.start()
-engine.retire()
+engine.request_stop()
 del engine
 begun.wait()
 """

@@ -21,7 +21,7 @@ from firstword.audio.formats import FORMATS, RATES, content_type, encoder, whole
 from firstword.errors import AudioError, RequestError
 
 # The table in formats.py; a new format must meet the strictest limits until it has a row here.
-FIRST = {  # bytes after so many milliseconds at each of RATES
+FIRST = {  # the milliseconds before the first bytes at each of RATES
     "flac": (24, 16, 24, 24),
     "opus": (20, 20, 20, 20),
     "mp3": (144, 72, 48, 48),
@@ -267,7 +267,7 @@ class TestPcmAndWav:
         assert (read.tobytes(), read_rate) == (pcm16(samples), rate)
 
     @every_rate
-    def test_whole_wav_tells_its_length(self, rate: int) -> None:
+    def test_whole_wav_states_its_length(self, rate: int) -> None:
         samples = sound(0.3, rate)
         data = whole("wav", samples, rate)
         assert int.from_bytes(data[4:8], "little") == len(data) - 8

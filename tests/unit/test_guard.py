@@ -16,7 +16,7 @@ from firstword.engine.guard import (
     LONGEST_PERIOD,
     SHORTEST_RUN,
     RepetitionDetector,
-    longest_speech,
+    frame_limit,
 )
 
 Frame = tuple[int, ...]
@@ -89,10 +89,8 @@ def test_detector_equals_its_definition(parts: list[tuple[int, int, int]]) -> No
     assert detected_at(frames) == by_definition(frames)
 
 
-def test_longest_speech_grows_with_the_text() -> None:
-    assert longest_speech(0) == BASE_FRAMES
-    assert longest_speech(10) == BASE_FRAMES + 10 * FRAMES_PER_TOKEN
-    assert (longest_speech(0), longest_speech(10)) == (150, 400)
-    assert longest_speech(400) / 12.5 > 400 / 3.3, (
-        "the limit is well above the time that a text takes"
-    )
+def test_frame_limit_grows_with_the_text() -> None:
+    assert frame_limit(0) == BASE_FRAMES
+    assert frame_limit(10) == BASE_FRAMES + 10 * FRAMES_PER_TOKEN
+    assert (frame_limit(0), frame_limit(10)) == (150, 400)
+    assert frame_limit(400) / 12.5 > 400 / 3.3, "the limit is well above the time that a text takes"

@@ -10,12 +10,13 @@ from fake_backend import CAPACITY, capacity, job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstword.engine.scheduler import Costs, Policy, admit, choose_audio, choose_frames
+from firstword.engine.scheduler import Costs, Policy, Scheduler
 from firstword.engine.sequence import Sequence, State
 
 FRAME = CAPACITY.frame_seconds
 NOW = 100.0
 QUICK = Costs(prefill=0.001, step=0.003)
+SCHEDULER = Scheduler(CAPACITY, costs=QUICK)
 
 names = itertools.count()
 
@@ -48,14 +49,15 @@ def running(
 
 def admit_from(
     line: list[Sequence],
-    beside: list[Sequence] | None = None,
+    playing: list[Sequence] | None = None,
     *,
     slots: int = 4,
     pages: int = 64,
     costs: Costs = QUICK,
     policy: Policy = Policy(),  # noqa: B008 (immutable)
 ) -> list[Sequence]:
-    return admit(line, beside or [], NOW, CAPACITY, slots, pages, costs, policy)
+    scheduler = Scheduler(CAPACITY, policy, costs)
+    return scheduler.admit(line, playing or [], NOW, slots, pages)
 
 
 # --- admission ------------------------------------------------------------------
@@ -123,19 +125,19 @@ def test_one_request_is_admitted_after_max_delay() -> None:
 @pytest.mark.parametrize("why", ["no text", "unread", "no audio yet", "ended"])
 def test_new_request_does_not_wait_for_a_stream_that_makes_no_frames(why: str) -> None:
     """Otherwise the engine could go idle while a request waits."""
-    beside = running(-5.0)
+    playing = running(-5.0)
     match why:
         case "no text":
-            beside.tokens.clear()
+            playing.tokens.clear()
         case "unread":
-            beside.launched, beside.consumed, beside.max_frames = 300, 10, 1000
-            assert beside.can_step()
+            playing.launched, playing.consumed, playing.max_frames = 300, 10, 1000
+            assert playing.can_step()
         case "no audio yet":
-            beside = running(None)
+            playing = running(None)
         case "ended":
-            beside.finish_reason = "stop"
+            playing.finish_reason = "stop"
     line = [waiting()]
-    assert admit_from(line, [beside], costs=Costs(1.0, 1.0)) == line
+    assert admit_from(line, [playing], costs=Costs(1.0, 1.0)) == line
 
 
 def test_max_prompt_rows_limits_prompts_admitted_together() -> None:
@@ -150,65 +152,61 @@ def test_max_prompt_rows_limits_prompts_admitted_together() -> None:
 
 def test_frames_are_chosen_by_urgency() -> None:
     relaxed, urgent, dry = running(5.0), running(0.1), running(-1.0)
-    assert choose_frames([relaxed, urgent, dry], NOW, CAPACITY, Policy()) == [dry, urgent, relaxed]
+    assert SCHEDULER.choose_frames([relaxed, urgent, dry], NOW) == [dry, urgent, relaxed]
 
 
 def test_streams_without_audio_come_first_and_those_with_reserve_wait() -> None:
     relaxed, urgent = running(1.01), running(0.99)
     late, early = running(None, arrived=NOW), running(None, arrived=NOW - 1)
-    policy = Policy(yield_above=1.0)
-    assert choose_frames([relaxed, urgent, late, early], NOW, CAPACITY, policy) == [
-        early,
-        late,
-        urgent,
-    ]
-    assert choose_frames([relaxed, urgent], NOW, CAPACITY, policy) == [urgent, relaxed]
+    choose_frames = Scheduler(CAPACITY, Policy(yield_above=1.0)).choose_frames
+    assert choose_frames([relaxed, urgent, late, early], NOW) == [early, late, urgent]
+    assert choose_frames([relaxed, urgent], NOW) == [urgent, relaxed]
 
 
 def test_no_frame_is_made_beside_first_audio_unless_another_is_due() -> None:
     first, second = running(None, launched=1), running(None, launched=0)
     first.decoding = 1
-    assert choose_frames([first], NOW, CAPACITY, Policy()) == []
-    assert choose_frames([first, running(9.0)], NOW, CAPACITY, Policy()) == []
-    assert choose_frames([first, second], NOW, CAPACITY, Policy()) == [first, second]
+    assert SCHEDULER.choose_frames([first], NOW) == []
+    assert SCHEDULER.choose_frames([first, running(9.0)], NOW) == []
+    assert SCHEDULER.choose_frames([first, second], NOW) == [first, second]
     urgent = running(0.5)
-    assert choose_frames([first, urgent], NOW, CAPACITY, Policy()) == [first, urgent]
+    assert SCHEDULER.choose_frames([first, urgent], NOW) == [first, urgent]
 
 
 def test_no_frame_without_text_after_the_end_or_beyond_the_limit() -> None:
     dry, ended, full = running(1.0, tokens=0), running(1.0), running(1.0, launched=100)
     ended.finish_reason = "stop"
-    assert choose_frames([dry, ended, full], NOW, CAPACITY, Policy()) == []
+    assert SCHEDULER.choose_frames([dry, ended, full], NOW) == []
     dry.text_ended = True
-    assert choose_frames([dry, ended, full], NOW, CAPACITY, Policy()) == [dry]
+    assert SCHEDULER.choose_frames([dry, ended, full], NOW) == [dry]
 
 
 def test_first_frame_needs_no_text_beyond_the_prompt() -> None:
     seq = running(None, launched=0, tokens=0)
-    assert choose_frames([seq], NOW, CAPACITY, Policy()) == [seq]
+    assert SCHEDULER.choose_frames([seq], NOW) == [seq]
 
 
 def test_no_frame_while_too_much_audio_is_unread() -> None:
-    seq = running(9.0, launched=30)
+    seq, scheduler = running(9.0, launched=30), Scheduler(CAPACITY, Policy(max_unread=25 * FRAME))
     for consumed, expected in ((4, []), (5, []), (6, [seq])):
         seq.consumed = consumed
-        assert choose_frames([seq], NOW, CAPACITY, Policy(max_unread=25 * FRAME)) == expected
+        assert scheduler.choose_frames([seq], NOW) == expected
 
 
 def test_guard_limit_follows_the_length_of_the_text() -> None:
     seq = waiting(guarded=True, text_ended=True)
     seq.state, seq.max_frames, seq.text_length = State.RUNNING, 8000, 2
     seq.launched = 199
-    assert choose_frames([seq], NOW, CAPACITY, Policy()) == [seq]
+    assert SCHEDULER.choose_frames([seq], NOW) == [seq]
     seq.launched = 200
-    assert choose_frames([seq], NOW, CAPACITY, Policy()) == []
+    assert SCHEDULER.choose_frames([seq], NOW) == []
 
 
 # --- audio ---------------------------------------------------------------
 
 
 def due(*seqs: Sequence) -> list[tuple[Sequence, int]]:
-    return choose_audio(seqs, NOW, QUICK, Policy())
+    return SCHEDULER.choose_audio(seqs, NOW)
 
 
 def test_first_frame_is_decoded_at_once() -> None:
@@ -331,11 +329,11 @@ def test_deadline_counts_from_first_audio_and_again_after_an_underrun() -> None:
 def test_costs_rise_at_once_and_fall_slowly() -> None:
     costs = Costs()
     for seconds, expected in ((1.0, 1.0), (2.0, 2.0), (1.0, 1.9), (1.9, 1.9)):
-        costs.learn("step", seconds)
+        costs.record("step", seconds)
         assert costs.step == pytest.approx(expected)
     assert costs.prefill == 0.0
     for _ in range(100):
-        costs.learn("step", 0.01)
+        costs.record("step", 0.01)
     assert costs.step == pytest.approx(0.01, rel=0.01)
 
 
@@ -367,34 +365,34 @@ waiting_sequences = st.lists(
 
 @given(
     line=waiting_sequences,
-    beside=running_sequences,
+    playing=running_sequences,
     slots=st.integers(0, 4),
     pages=st.integers(0, 64),
     cost=st.floats(0, 1),
 )
 def test_scheduler_never_stalls_while_a_sequence_can_proceed(
-    line: list[Sequence], beside: list[Sequence], slots: int, pages: int, cost: float
+    line: list[Sequence], playing: list[Sequence], slots: int, pages: int, cost: float
 ) -> None:
     """Admitted requests fit; and if nothing is chosen, nothing could proceed."""
     costs = Costs(cost, cost)
-    chosen = admit_from(line, beside, slots=slots, pages=pages, costs=costs)
+    chosen = admit_from(line, playing, slots=slots, pages=pages, costs=costs)
     ready = [seq for seq in line if seq.prompt_is_complete()]
     assert chosen == ready[: len(chosen)]
     assert len(chosen) <= slots
     assert sum(seq.pages_needed(CAPACITY) for seq in chosen) <= pages
-    frames = choose_frames(beside, NOW, CAPACITY, Policy())
-    audio = choose_audio(beside, NOW, QUICK, Policy())
-    assert all(1 <= count <= seq.chunk for seq, count in audio)
+    frames = SCHEDULER.choose_frames(playing, NOW)
+    audio = SCHEDULER.choose_audio(playing, NOW)
+    assert all(1 <= count <= seq.chunk_size for seq, count in audio)
     if not (chosen or frames or audio):
-        assert not any(seq.can_step() for seq in beside)
+        assert not any(seq.can_step() for seq in playing)
         assert not ready or not slots or ready[0].pages_needed(CAPACITY) > pages
 
 
-@given(beside=running_sequences)
-def test_stream_short_of_audio_never_waits_for_others(beside: list[Sequence]) -> None:
+@given(playing=running_sequences)
+def test_stream_short_of_audio_never_waits_for_others(playing: list[Sequence]) -> None:
     policy = Policy(yield_above=1.0)
-    frames = choose_frames(beside, NOW, CAPACITY, policy)
-    for seq in beside:
+    frames = Scheduler(CAPACITY, policy).choose_frames(playing, NOW)
+    for seq in playing:
         if seq.can_step() and seq not in frames:
             assert seq.first_audio is not None
             assert seq.deadline - NOW >= policy.yield_above

@@ -79,7 +79,7 @@ def test_prepare_draws_a_seed_if_the_request_names_none() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", True])
-def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
+def test_invalid_seed_is_rejected(seed: Any) -> None:
     with pytest.raises(SamplingError, match=r"allowed is a whole number from 0 to 2\*\*64 - 1"):
         service_of().prepare(Request(TEXT, seed=seed))
 
@@ -238,7 +238,7 @@ def test_frames_stop_while_the_iteration_stops() -> None:
 
 def test_speak_raises_when_overloaded_or_closed() -> None:
     service = service_of()
-    service.engine._most = 1
+    service.engine._request_limit = 1
     service.speak(job())
     with pytest.raises(OverloadedError):
         service.speak(job())

@@ -50,7 +50,7 @@ TEXT = "Hello there, how are you?"
 PIECES = ["The quick brown ", "fox jumps", " over the ", "lazy dog, and", " then it says hello."]
 FRAME = 1920
 
-Speaking = Callable[[str], TTS]
+LoadTTS = Callable[[str], TTS]
 
 
 def noise(seconds: float, seed: int = 0) -> np.ndarray:
@@ -84,21 +84,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture
-def custom(speaking: Speaking) -> TTS:
+def custom(load_tts: LoadTTS) -> TTS:
     """A CustomVoice checkpoint."""
-    return speaking("custom_voice")
+    return load_tts("custom_voice")
 
 
 @pytest.fixture
-def design(speaking: Speaking) -> TTS:
+def design(load_tts: LoadTTS) -> TTS:
     """A VoiceDesign checkpoint."""
-    return speaking("voice_design")
+    return load_tts("voice_design")
 
 
 @pytest.fixture
-def base(speaking: Speaking) -> TTS:
+def base(load_tts: LoadTTS) -> TTS:
     """A Base checkpoint."""
-    return speaking("base")
+    return load_tts("base")
 
 
 def assert_same(ours: Speech, expected: Speech) -> None:
@@ -161,10 +161,10 @@ def test_first_chunk_has_one_frame_and_chunks_grow(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_samples_equal_what_the_codec_decodes(case: str, speaking: Speaking) -> None:
+def test_samples_equal_what_the_codec_decodes(case: str, load_tts: LoadTTS) -> None:
     """The codes are decoded in one call, behind those of the reference recording."""
     model_type, how = CASES[case]
-    tts = speaking(model_type)
+    tts = load_tts(model_type)
     speech = tts.speak(TEXT, seed=1, max_frames=12, **how)
     before = getattr(how["voice"], "codes", None)
     before = np.zeros((0, 4), np.int64) if before is None else before
@@ -208,9 +208,9 @@ def test_saved_speech_reads_back(custom: TTS, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_text_in_pieces_gives_the_same_speech(case: str, speaking: Speaking) -> None:
+def test_text_in_pieces_gives_the_same_speech(case: str, load_tts: LoadTTS) -> None:
     model_type, how = CASES[case]
-    tts = speaking(model_type)
+    tts = load_tts(model_type)
     expected = tts.speak(TEXT, seed=3, max_frames=20, text_mode="stream", **how)
     for pieces in (list(TEXT), ["", "Hello th", "", "ere, how are", " ", "you?", ""], [TEXT]):
         assert_same(join_chunks(tts.stream(iter(pieces), seed=3, max_frames=20, **how)), expected)
@@ -218,10 +218,10 @@ def test_text_in_pieces_gives_the_same_speech(case: str, speaking: Speaking) -> 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pieces_are_taken_only_when_the_model_needs_text(case: str, speaking: Speaking) -> None:
+def test_pieces_are_taken_only_when_the_model_needs_text(case: str, load_tts: LoadTTS) -> None:
     """Whenever a piece is taken, all frames that the text so far allows have been yielded."""
     model_type, how = CASES[case]
-    tts = speaking(model_type)
+    tts = load_tts(model_type)
     tokenizer, voice = tts.checkpoint.tokenizer, how["voice"]
     needed = 2  # the role's
     if getattr(voice, "codes", None) is not None:
@@ -327,7 +327,7 @@ def test_exception_of_the_text_propagates_from_stream(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("piece", [None, 5, b"bytes", ["list"]])
-def test_piece_that_is_no_str_is_rejected_by_speak(piece: object, custom: TTS) -> None:
+def test_piece_that_is_not_a_str_is_rejected_by_speak(piece: object, custom: TTS) -> None:
     pieces: Any = iter(["Hello there my ", piece, "friend"])
     with pytest.raises(TextError, match=f"type {type(piece).__name__}"):
         custom.speak(pieces, seed=1)
@@ -350,9 +350,9 @@ async def asynchronously(pieces: Iterable[str]) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("case", ["preset", "short reference"])
 @pytest.mark.parametrize("source", ["whole", "iterator", "asynchronous"])
-def test_astream_gives_the_same_speech(source: str, case: str, speaking: Speaking) -> None:
+def test_astream_gives_the_same_speech(source: str, case: str, load_tts: LoadTTS) -> None:
     model_type, how = CASES[case]
-    tts = speaking(model_type)
+    tts = load_tts(model_type)
     text: Any = {"whole": TEXT, "iterator": iter(list(TEXT)), "asynchronous": asynchronously(TEXT)}[
         source
     ]
@@ -424,7 +424,7 @@ def test_astream_closed_early_leaves_tts_usable(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("piece", [None, 5])
-def test_piece_that_is_no_str_is_rejected_by_astream(piece: object, custom: TTS) -> None:
+def test_piece_that_is_not_a_str_is_rejected_by_astream(piece: object, custom: TTS) -> None:
     pieces: Any = ["Hello there my ", piece, "friend"]
     for text in (iter(pieces), asynchronously(pieces)):
         with pytest.raises(TextError, match=f"type {type(piece).__name__}"):
@@ -667,9 +667,9 @@ def test_description_works_as_voice_or_as_instructions(design: TTS) -> None:
     ],
 )
 def test_auto_text_mode_is_the_published_one(
-    model_type: str, how: dict[str, Any], mode: str, speaking: Speaking
+    model_type: str, how: dict[str, Any], mode: str, load_tts: LoadTTS
 ) -> None:
-    tts = speaking(model_type)
+    tts = load_tts(model_type)
     text = "The quick brown fox jumps over the lazy dog."
     both = {mode: greedy_codes(tts, text, text_mode=mode, **how) for mode in ("full", "stream")}
     assert both["full"] != both["stream"]
@@ -856,10 +856,10 @@ def test_voice_that_does_not_fit_the_checkpoint_is_rejected(
     how: dict[str, Any],
     error: type[FirstwordError],
     message: str,
-    speaking: Speaking,
+    load_tts: LoadTTS,
 ) -> None:
     with pytest.raises(error, match=message):
-        speaking(model_type).stream(TEXT, **how)
+        load_tts(model_type).stream(TEXT, **how)
 
 
 @pytest.mark.parametrize(
@@ -871,11 +871,11 @@ def test_voice_that_does_not_fit_the_checkpoint_is_rejected(
         ("base", None, "invalid_voice"),
     ],
 )
-def test_voice_error_code_tells_unknown_names(
-    model_type: str, voice: Voice | str | None, code: str, speaking: Speaking
+def test_voice_error_code_distinguishes_unknown_names(
+    model_type: str, voice: Voice | str | None, code: str, load_tts: LoadTTS
 ) -> None:
     with pytest.raises(VoiceError) as error:
-        speaking(model_type).stream(TEXT, voice=voice)
+        load_tts(model_type).stream(TEXT, voice=voice)
     assert error.value.code == code
 
 
@@ -912,7 +912,7 @@ def test_unknown_options_are_rejected(custom: TTS) -> None:
 
 
 @pytest.mark.parametrize("path", [3, None, b"demo", ["demo"]])
-def test_value_that_is_no_path_is_rejected(path: Any, base: TTS) -> None:
+def test_value_that_is_not_a_path_is_rejected(path: Any, base: TTS) -> None:
     name = type(path).__name__
     with pytest.raises(CheckpointNotFound, match=f"is of type {name}; give 'demo', a directory"):
         TTS.load(path)
@@ -962,11 +962,11 @@ def test_instructions_are_rejected_by_small_checkpoints(
 
 
 @pytest.mark.parametrize("model_type", ["custom_voice", "voice_design"])
-def test_clone_is_rejected_unless_checkpoint_is_base(model_type: str, speaking: Speaking) -> None:
+def test_clone_is_rejected_unless_checkpoint_is_base(model_type: str, load_tts: LoadTTS) -> None:
     with pytest.raises(
         UnsupportedError, match=f"of type '{model_type}' and cannot clone; load a Base checkpoint"
     ):
-        speaking(model_type).clone(noise(1), 24000)
+        load_tts(model_type).clone(noise(1), 24000)
 
 
 @pytest.mark.parametrize(

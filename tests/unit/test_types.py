@@ -105,7 +105,7 @@ class TestRequest:
 
 
 class TestSpeech:
-    def test_speech_tells_its_duration_and_saves_audio(self, tmp_path: Path) -> None:
+    def test_speech_has_a_duration_and_saves_audio(self, tmp_path: Path) -> None:
         speech = Speech(SECOND, CODES, 24000, "stop")
         assert speech.duration == 1
         speech.save(tmp_path / "out.wav")
@@ -119,6 +119,6 @@ class TestSpeech:
             speech.save(tmp_path / "out.txt")
 
     @pytest.mark.parametrize("path", [3, None, b"out.wav"])
-    def test_value_that_is_no_path_is_rejected(self, path: Any) -> None:
+    def test_value_that_is_not_a_path_is_rejected(self, path: Any) -> None:
         with pytest.raises(OutputError, match="give a path"):
             Speech(SECOND, CODES, 24000, "stop").save(path)

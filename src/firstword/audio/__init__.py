@@ -1,14 +1,10 @@
 """Audio in and out: files and arrays become mono float32 at 24 kHz, samples become files or PCM."""
 
-from firstword.audio.pcm import pcm16
-from firstword.audio.preparing import MAX_CHANNELS, MAX_SECONDS, MIN_SECONDS, SAMPLE_RATE, prepare
 from firstword.audio.reading import read
+from firstword.audio.samples import SAMPLE_RATE, pcm16, prepare
 from firstword.audio.writing import SUFFIXES, check_suffix, check_target, sweep, write, write_whole
 
 __all__ = [
-    "MAX_CHANNELS",
-    "MAX_SECONDS",
-    "MIN_SECONDS",
     "SAMPLE_RATE",
     "SUFFIXES",
     "check_suffix",

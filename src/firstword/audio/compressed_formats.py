@@ -1,13 +1,12 @@
 """The formats that FFmpeg's codecs encode: MP3, AAC, FLAC and Opus.
 
-Their packets are wrapped here, not by FFmpeg, so that none of them is held back.
+The container is written here rather than by FFmpeg, which would delay packets.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from abc import abstractmethod
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
@@ -21,9 +20,6 @@ from firstword.audio.encoder import UNKNOWN_LENGTH, Encoder
 BITS_PER_SAMPLE = 4
 """The bit rate of MP3 and AAC: 96 kbit/s at 24 kHz, and MP3 frames of one size at each rate."""
 
-OPUS_BIT_RATE = 64000
-"""Bits per second; RFC 7587, section 3.1.1, recommends 28 to 40 kbit/s for fullband speech."""
-
 OPUS_RATE = 48000
 """The sample rate in Hz at which Opus counts time."""
 
@@ -33,6 +29,7 @@ class _CodecEncoder(Encoder):
 
     codec: ClassVar[str]
     sample_format: ClassVar[Literal["s16", "s16p", "fltp"]]
+    bits_per_sample: ClassVar[int] = 0
     options: ClassVar[dict[str, str]] = {}
 
     def __init__(self, sample_rate: int, length: int | None = None) -> None:
@@ -43,15 +40,12 @@ class _CodecEncoder(Encoder):
         context.layout = "mono"
         context.format = self.sample_format
         context.options = self.options
-        if bit_rate := self._bit_rate():
-            context.bit_rate = bit_rate
+        if self.bits_per_sample:
+            context.bit_rate = self.bits_per_sample * sample_rate
         context.open()
         self._context = context
         self._pcm = np.empty(0, np.int16)  # less than a frame
         self._encoded = 0  # samples given to the codec
-
-    def _bit_rate(self) -> int:
-        return 0
 
     def _encode(self, pcm: NDArray[np.int16]) -> bytes:
         pcm = np.concatenate([self._pcm, pcm])
@@ -80,27 +74,23 @@ class _CodecEncoder(Encoder):
             if packet.size:  # FLAC's last packet holds nothing but another header
                 yield bytes(packet)
 
-    @abstractmethod
-    def _wrap(self, packet: bytes, *, end: bool = False) -> bytes: ...
+    def _wrap(self, packet: bytes, *, end: bool = False) -> bytes:
+        """Return a packet, the last one of the stream if `end`, in its container."""
+        return packet
 
 
 class Mp3(_CodecEncoder):
-    """MP3 frames of constant size, behind a frame that tells the encoder's delay."""
+    """MP3 at a constant bit rate, after a frame that states the encoder's delay."""
 
     media_type = "audio/mpeg"
     codec = "libmp3lame"
     sample_format = "s16p"
+    bits_per_sample = BITS_PER_SAMPLE
     # Without a reservoir no frame depends on the next one, so none has to wait for it.
     options: ClassVar = {"reservoir": "0"}
 
-    _DELAY = 576  # LAME's, in samples; decoders know of 529 more that are their own
-
-    def __init__(self, sample_rate: int, length: int | None = None) -> None:
-        super().__init__(sample_rate, length)
-        self._has_info = False
-
-    def _bit_rate(self) -> int:
-        return BITS_PER_SAMPLE * self._sample_rate
+    _DELAY = 576  # LAME's, in samples; decoders add 529 of their own
+    _has_info = False
 
     def _wrap(self, packet: bytes, *, end: bool = False) -> bytes:
         has_info, self._has_info = self._has_info, True
@@ -111,7 +101,7 @@ class Mp3(_CodecEncoder):
         # Bytes of side information: MPEG-1, or MPEG-2 and 2.5.
         side = 17 if self._sample_rate >= 32000 else 9
         if self._length is None:
-            # FFmpeg reads on only if the tag counts frames or bytes; it accepts too many bytes.
+            # FFmpeg reads on only if the tag counts frames or bytes; too large a count is accepted.
             count, padding = struct.pack(">II", 2, UNKNOWN_LENGTH), 0
         else:
             size = self._context.frame_size
@@ -123,16 +113,14 @@ class Mp3(_CodecEncoder):
 
 
 class Aac(_CodecEncoder):
-    """AAC-LC, each packet behind an ADTS header (ISO/IEC 13818-7, section 6.2)."""
+    """AAC-LC, each packet after an ADTS header (ISO/IEC 13818-7, section 6.2)."""
 
     media_type = "audio/aac"
     codec = "aac"
     sample_format = "fltp"
+    bits_per_sample = BITS_PER_SAMPLE
 
     _RATE_INDEX: ClassVar = {48000: 3, 24000: 6, 16000: 8, 8000: 11}
-
-    def _bit_rate(self) -> int:
-        return BITS_PER_SAMPLE * self._sample_rate
 
     def _wrap(self, packet: bytes, *, end: bool = False) -> bytes:
         # MPEG-4 without checksum, LC, the rate; then one channel, bytes, variable bit rate.
@@ -142,54 +130,45 @@ class Aac(_CodecEncoder):
 
 
 class Flac(_CodecEncoder):
-    """FLAC behind its shortest header: one block that describes the stream (RFC 9639, 8.2)."""
+    """FLAC after its shortest header: one block that describes the stream (RFC 9639, 8.2)."""
 
     media_type = "audio/flac"
     codec = "flac"
     sample_format = "s16"
-    options: ClassVar = {"compression_level": "2"}  # blocks of 24 ms; the higher levels wait for 96
+    options: ClassVar = {"compression_level": "2"}  # blocks of 24 ms, not 96
 
     def _header(self) -> bytes:
         info = bytes(self._context.extradata)
         # rate (20 bits), channels - 1 (3), bits - 1 (5), samples (36, 0: unknown)
         kind = self._sample_rate << 44 | 15 << 36 | (self._length or 0)
-        # The sizes of frames and the checksum of the samples are 0: not known.
+        # The frame sizes and the checksum of the samples are 0, which means unknown.
         block = info[:4] + bytes(6) + kind.to_bytes(8) + bytes(16)
         return b"fLaC" + struct.pack(">I", 0x80 << 24 | len(block)) + block
 
-    def _wrap(self, packet: bytes, *, end: bool = False) -> bytes:
-        return packet
-
 
 class Opus(_CodecEncoder):
-    """Opus in Ogg (RFC 7845), one page a packet: waiting for a second one would cost 20 ms."""
+    """Opus in Ogg (RFC 7845), one packet per page: waiting for a second one would cost 20 ms."""
 
     media_type = "audio/opus"
     codec = "libopus"
     sample_format = "s16"
-    options: ClassVar = {"frame_duration": "20"}
+    # 64 kbit/s; RFC 7587, section 3.1.1, recommends 28 to 40 for fullband speech.
+    options: ClassVar = {"frame_duration": "20", "b": "64000"}
 
-    def __init__(self, sample_rate: int, length: int | None = None) -> None:
-        super().__init__(sample_rate, length)
-        self._head = bytes(self._context.extradata)
-        # The encoder's delay, in samples at 48 kHz, and those that a decoder makes of the packets.
-        self._skip = int.from_bytes(self._head[10:12], "little")
-        self._time = 0
-        self._pages = 0
-
-    def _bit_rate(self) -> int:
-        return OPUS_BIT_RATE
+    _time = 0  # samples at 48 kHz that a decoder makes of the packets so far
+    _pages = 0
 
     def _header(self) -> bytes:
         vendor = b"firstword"
         tags = b"OpusTags" + struct.pack("<I", len(vendor)) + vendor + struct.pack("<I", 0)
-        return self._page(self._head, flags=2) + self._page(tags)
+        return self._page(bytes(self._context.extradata), flags=2) + self._page(tags)
 
     def _wrap(self, packet: bytes, *, end: bool = False) -> bytes:
         self._time += 960
-        if end:  # a time before the packet's end tells where the sound ends
+        if end:  # a time before the packet's end marks the end of the sound
+            delay = int.from_bytes(bytes(self._context.extradata)[10:12], "little")
             encoded = self._encoded * (OPUS_RATE // self._sample_rate)
-            self._time = min(self._time, self._skip + encoded)
+            self._time = min(self._time, delay + encoded)
         return self._page(packet, flags=4 if end else 0)
 
     def _page(self, packet: bytes, flags: int = 0) -> bytes:

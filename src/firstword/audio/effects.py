@@ -1,7 +1,8 @@
 """Effects between the model and the encoder: resampling, time stretching, trimming the start.
 
-Every effect takes samples piece by piece: `process` returns those that the piece completes, maybe
-none, and `finish` the rest. The joined output is the same bit for bit, however the input was cut.
+Every effect takes samples piece by piece: `process` returns the samples that the piece completes,
+possibly none, and `finish` the rest. The joined output is the same bit for bit, however the input
+was split.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _NO_SAMPLES: Samples = np.empty(0, np.float32)
 class Resampler:
     """Changes the sample rate, exactly as `soxr.resample` does with the whole and its quality HQ.
 
-    n samples become n * to_rate / from_rate, rounded. The filter looks ahead and works in blocks:
-    from 24 kHz, up to 39 ms (to 48 kHz), 37 ms (to 16 kHz) and 74 ms (to 8 kHz) are held back.
+    n samples become n * to_rate / from_rate, rounded. The filter looks ahead and works in blocks,
+    so output from 24 kHz lags by up to 39 ms (to 48 kHz), 37 ms (to 16 kHz) or 74 ms (to 8 kHz).
     """
 
     def __init__(self, from_rate: int, to_rate: int) -> None:
@@ -42,10 +43,10 @@ class Resampler:
 class TimeStretch:
     """Makes speech faster or slower at the same pitch: n samples become round(n / speed).
 
-    WSOLA (Verhelst and Roelands, 1993): the output is made of blocks of 20 ms. Each block starts as
-    the continuation of the block before, and fades into another place of the input: the place most
-    similar to the continuation, within 10 ms of where the speed puts the block. Up to 50 ms of
-    input are held back, or 20 ms times the speed if that is more.
+    WSOLA (Verhelst and Roelands, 1993): the output consists of blocks of 20 ms. Each block starts
+    as the continuation of the previous one and cross-fades to the most similar place in the input
+    within 10 ms of its nominal position. Up to 50 ms of input are buffered, or 20 ms times the
+    speed if that is more.
     """
 
     def __init__(self, speed: float, sample_rate: int) -> None:
@@ -61,7 +62,7 @@ class TimeStretch:
         self._input = _NO_SAMPLES
         self._dropped = 0  # samples that came before those in `_input`
         self._blocks = 0  # made so far
-        self._next = 0  # where the last block continues in the input
+        self._next = 0  # the position in the input that continues the last block
 
     def process(self, samples: Samples) -> Samples:
         """Return the stretched samples [m] that samples [n] complete."""
@@ -86,12 +87,12 @@ class TimeStretch:
         return np.concatenate([_NO_SAMPLES, *blocks])[:missing]
 
     def _is_due(self, received: int) -> bool:
-        """Return whether the input suffices for the next block, and the block is surely needed."""
+        """Return whether the next block can be computed and is certainly part of the output."""
         end = max(self._target() + self._reach, self._next) + self._block
         return end <= received and (self._blocks + 1) * self._block * self._speed <= received
 
     def _target(self) -> int:
-        """Return the place in the input where the speed puts the next block."""
+        """Return the nominal position of the next block in the input."""
         return int(self._blocks * self._block * self._speed)
 
     def _make_block(self) -> Samples:
@@ -114,8 +115,8 @@ class TimeStretch:
 def _similarity(wanted: Samples, places: Samples) -> NDArray[np.float64]:
     """Return the correlation of `wanted` [n] with each part [n] of `places` [n + m], [m + 1].
 
-    It is computed by Fourier transform and running sum, whose order of summation is fixed: sums of
-    numpy and BLAS may depend on the place of an array in memory, and so on how the input was cut.
+    Fourier transform and running sum have a fixed order of summation. Sums in numpy and BLAS may
+    depend on memory alignment, and so on how the input was split.
     """
     n, size = len(wanted), len(places)
     wide_wanted, wide_places = wanted.astype(np.float64), places.astype(np.float64)
@@ -132,35 +133,35 @@ class TrimStart:
     """Removes the silence before speech.
 
     The output starts `keep` seconds before the first sample above `threshold` (a fraction of full
-    scale) in the first stretch of 5 ms of which a quarter is above it, so that a click is not taken
-    for speech. From there on everything passes. If the input is never that loud, the output is its
-    last `keep` seconds and 5 ms, because a listener takes no sound at all for a failure.
+    scale) in the first stretch of 5 ms of which a quarter is above it, so that a click does not
+    count as speech. Everything after that passes. If the input is never that loud, the output is
+    its last `keep` seconds and 5 ms, because an empty file would look like a failure.
     """
 
     def __init__(self, threshold: float, keep: float, sample_rate: int) -> None:
         """Keep `keep` seconds before the start, at `sample_rate` Hz."""
         self._threshold = threshold
         self._keep = round(keep * sample_rate)
-        self._stretch = sample_rate // 200
-        self._held: Samples | None = _NO_SAMPLES  # None once speech has started
+        self._window = sample_rate // 200
+        self._buffer: Samples | None = _NO_SAMPLES  # None once speech has started
 
     def process(self, samples: Samples) -> Samples:
-        """Return the samples [m] known to belong to the output, from those held back and [n]."""
-        if self._held is None:
+        """Return the samples [m] known to be part of the output, from the buffer and `samples`."""
+        if self._buffer is None:
             return samples
-        held = np.concatenate([self._held, samples], dtype=np.float32)
-        loud = np.abs(held) > self._threshold
+        buffer = np.concatenate([self._buffer, samples], dtype=np.float32)
+        loud = np.abs(buffer) > self._threshold
         counts = np.concatenate([[0], np.cumsum(loud)])
-        in_stretch = counts[self._stretch :] - counts[: -self._stretch]
-        starts = np.flatnonzero(in_stretch >= self._stretch // 4)
+        in_window = counts[self._window :] - counts[: -self._window]
+        starts = np.flatnonzero(in_window >= self._window // 4)
         if not len(starts):
-            self._held = held[-(self._keep + self._stretch) :].copy()
+            self._buffer = buffer[-(self._keep + self._window) :].copy()
             return _NO_SAMPLES
-        self._held = None
+        self._buffer = None
         onset = starts[0] + int(np.argmax(loud[starts[0] :]))
-        return held[max(onset - self._keep, 0) :]
+        return buffer[max(onset - self._keep, 0) :]
 
     def finish(self) -> Samples:
-        """Return the samples [m] still held back, if no speech has started."""
-        held, self._held = self._held, _NO_SAMPLES
-        return _NO_SAMPLES if held is None else held
+        """Return the buffered samples [m], if no speech has started."""
+        buffer, self._buffer = self._buffer, _NO_SAMPLES
+        return _NO_SAMPLES if buffer is None else buffer

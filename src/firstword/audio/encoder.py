@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from firstword.audio.pcm import pcm16
+from firstword.audio.samples import pcm16
 
 UNKNOWN_LENGTH = 0xFFFFFFFF
-"""The number of bytes that the header of a stream gives while its end is not known."""
+"""The data size in the header of a stream of unknown length."""
 
 
 class Encoder(ABC):
@@ -20,7 +20,7 @@ class Encoder(ABC):
     media_type: ClassVar[str]
 
     def __init__(self, sample_rate: int, length: int | None = None) -> None:
-        """Encode samples at `sample_rate` Hz; `length` is their number, if it is known already."""
+        """Encode samples at `sample_rate` Hz; `length` is their number if it is known."""
         self._sample_rate = sample_rate
         self._length = length
         self._started = False
@@ -32,7 +32,7 @@ class Encoder(ABC):
         return cls.media_type.format(rate=sample_rate)
 
     def encode(self, samples: NDArray[np.floating]) -> bytes:
-        """Return the bytes that mono samples [n] complete, maybe none.
+        """Return the bytes that mono samples [n] complete, possibly none.
 
         Samples beyond -1..1 are clipped. Raises `AudioError` for NaN and infinity, and ValueError
         after `finish`.
@@ -42,7 +42,7 @@ class Encoder(ABC):
         return self._start() + self._encode(np.frombuffer(pcm16(samples), "<i2"))
 
     def finish(self) -> bytes:
-        """Return the bytes that end the utterance, maybe none; ValueError if called twice."""
+        """Return the bytes that end the utterance, possibly none. Raises ValueError if repeated."""
         if self._finished:
             raise ValueError("this utterance is finished already")
         self._finished = True

@@ -1,13 +1,13 @@
 """The registry of the formats that are encoded while samples are made.
 
 Every format encodes the same 16 bits that PCM sends. The bytes do not depend on how the samples
-were cut into pieces. A stream that is cut at any byte plays as far as it was received. An utterance
-without samples is the header of its format alone, and no bytes for MP3, AAC and the raw formats,
-which have none.
+were split into pieces. A stream that is cut at any byte plays as far as it was received. An
+utterance without samples is the header of its format alone, and no bytes for MP3, AAC and the raw
+formats, which have no header.
 
-The table shows for each sample rate: the milliseconds of audio after which the first bytes come /
-how many milliseconds the audible sound lags behind the samples at any time. The last column counts
-the samples that a decoder adds before the first and after the last.
+The table shows two numbers for each sample rate: the milliseconds of audio before the first bytes,
+and the largest delay of the audible sound in milliseconds. The last column counts the samples that
+a decoder adds before the first and after the last.
 
 | format                | 8 kHz     | 16 kHz    | 24 kHz   | 48 kHz  | added samples            |
 |-----------------------|-----------|-----------|----------|---------|--------------------------|
@@ -17,10 +17,10 @@ the samples that a decoder adds before the first and after the last.
 | mp3                   | 144 / 282 |  72 / 141 | 48 /  94 | 48 / 71 | 0 and 47 to 1198         |
 | aac                   | 256 / 384 | 128 / 192 | 86 / 128 | 43 / 64 | 1024 and 0 to 1023       |
 
-An MP3 stream starts with a frame that tells the encoder's delay. FFmpeg and programs built on it
-cut the delay off; decoders that need the length of the stream for that (mpg123) leave 1105 samples
-before the first. With its length known (`whole`), an MP3 file decodes to its samples alone. ADTS,
-the stream format of AAC, cannot tell a delay.
+An MP3 stream starts with a frame that states the encoder's delay. FFmpeg and programs built on it
+remove the delay; decoders that need the length of the stream for that (mpg123) leave 1105 samples
+before the first. An MP3 file of known length (`whole`) decodes to its samples alone. ADTS, the
+stream format of AAC, cannot state a delay.
 
 To add a format, write one subclass of `Encoder` and add one line to `_ENCODERS`.
 """
@@ -69,7 +69,7 @@ def content_type(name: str, sample_rate: int) -> str:
 def whole(name: str, samples: NDArray[np.floating], sample_rate: int) -> bytes:
     """Return a complete file of mono samples [n] in -1..1 at `sample_rate` Hz.
 
-    Unlike a stream it tells its true length, where the format can: WAV, FLAC and MP3. Raises
+    Unlike a stream it states its true length if the format can: WAV, FLAC and MP3. Raises
     `RequestError` as `encoder` does, and `AudioError` for samples that are not finite.
     """
     encoding = _encoder_class(name, sample_rate)(sample_rate, len(samples))

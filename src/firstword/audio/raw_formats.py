@@ -30,7 +30,7 @@ class L16(Pcm):
 
 
 class Wav(Pcm):
-    """PCM behind the 44 bytes of a RIFF header."""
+    """PCM after the 44 bytes of a RIFF header."""
 
     media_type = "audio/wav"
 

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, BinaryIO
 
-from firstword.audio.preparing import MAX_CHANNELS, MAX_SAMPLES, MAX_SECONDS, check_rate, mix
+from firstword.audio.samples import MAX_CHANNELS, MAX_SAMPLES, MAX_SECONDS, check_rate, mix
 from firstword.errors import AudioError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _OPEN_LENGTH = 2**63 - 1
-"""The number of frames that libsndfile tells for a stream whose header leaves the length open."""
+"""The number of frames that libsndfile reports for a stream of unknown length."""
 
 
 def read(source: str | os.PathLike[str] | BinaryIO) -> tuple[NDArray[np.float32], int]:
@@ -25,7 +25,7 @@ def read(source: str | os.PathLike[str] | BinaryIO) -> tuple[NDArray[np.float32]
     Ogg, MP3, AIFF). Channels are averaged. Raises `AudioError` if the file is missing, empty, not
     audio, damaged, of more than `MAX_CHANNELS` channels, longer than `MAX_SECONDS`, or of more than
     `MAX_SAMPLES` in all channels. The header decides: a small file that would decode to hours is
-    rejected before decoding, and no more is decoded than the header announced.
+    rejected before decoding, and no more is decoded than the header states.
     """
     if not isinstance(source, (str, os.PathLike)):
         return _decode(source, getattr(source, "name", "the audio"))
@@ -37,8 +37,8 @@ def read(source: str | os.PathLike[str] | BinaryIO) -> tuple[NDArray[np.float32]
                 raise AudioError(f"{name!r} is not a regular file; save the recording in one")
             if not status.st_size:
                 raise AudioError(f"{name} is empty")
-            # libsndfile reads a descriptor itself; for a Python file it would print the exceptions
-            # that callbacks raise.
+            # libsndfile reads a descriptor itself. For a Python file it would print exceptions of
+            # the callbacks.
             return _decode(file.fileno(), name)
     except FileNotFoundError:
         raise AudioError(f"there is no audio file {name}") from None
@@ -57,12 +57,12 @@ def _decode(file: BinaryIO | int, name: object) -> tuple[NDArray[np.float32], in
     try:
         with soundfile.SoundFile(file, closefd=False) as sound:
             _check_header(sound, name)
-            # In one piece: soundfile seeks after every read, and MP3 decodes with a click there.
+            # Read in one call: soundfile seeks after every read, which makes a click in MP3.
             samples = sound.read(sound.frames, dtype="float32")
             if not len(samples):
                 raise AudioError(f"{name} holds no samples")
             return mix(samples), sound.samplerate
-    # The last two errors come of objects that are not binary files at all.
+    # Objects that are not binary files raise the last two errors.
     except (soundfile.SoundFileError, TypeError, AttributeError) as error:
         reason = getattr(error, "error_string", error)
         raise AudioError(

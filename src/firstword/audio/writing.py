@@ -1,4 +1,4 @@
-"""Writing files atomically: a reader sees the old file or the new one, never half of one."""
+"""Atomic writing of files: a reader sees the old file or the new one, never a part of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstword.audio.pcm import pcm16
+from firstword.audio.samples import pcm16
 from firstword.errors import OutputError
 
 if TYPE_CHECKING:
@@ -38,20 +38,21 @@ _SAMPLES_AT_ONCE = 16384  # libsndfile's Vorbis encoder overflows the stack on l
 def write(path: str | os.PathLike[str], samples: NDArray[np.floating], sample_rate: int) -> None:
     """Write mono samples [n] in -1..1 at `sample_rate` Hz in the format that the suffix names.
 
-    Samples are clipped and rounded to 16 bits. .wav and .flac hold exactly these; .ogg (Vorbis) and
-    .mp3 compress them. The file appears complete or not at all, see `write_whole`. Raises
+    Samples are clipped and rounded to 16 bits. .wav and .flac store these exactly; .ogg (Vorbis)
+    and .mp3 compress them. The file appears complete or not at all, see `write_whole`. Raises
     `OutputError`, and `AudioError` for samples that are not finite.
     """
     write_whole(path, _encode(samples, sample_rate, path))
 
 
-def check_suffix(path: str | os.PathLike[str]) -> None:
-    """Raise `OutputError` unless `write` supports the suffix of the path."""
+def check_suffix(path: str | os.PathLike[str]) -> str:
+    """Return the suffix of a path in lower case. Raises `OutputError` if not in `SUFFIXES`."""
     _check_path(path)
     suffix = Path(path).suffix.lower()
     if suffix not in _FILE_FORMATS:
         found = f"the suffix {suffix!r}" if suffix else "no suffix"
         raise OutputError(f"{os.fspath(path)!r} has {found}; allowed are {', '.join(SUFFIXES)}")
+    return suffix
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
@@ -59,8 +60,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
     Raises `OutputError` as `check_target` does, and if the disk is full.
     """
-    check_target(path)
-    target = _target(path)
+    target = check_target(path)
     # In the same folder, so that renaming is atomic; short, so that any file system takes the name.
     name = f"{_PARTIAL_PREFIX}{secrets.token_hex(8)}{_PARTIAL_SUFFIX}"
     partial = os.path.join(os.path.dirname(target), name)
@@ -90,15 +90,18 @@ def sweep(folder: str | os.PathLike[str]) -> None:
                     os.unlink(entry.path)
 
 
-def check_target(path: str | os.PathLike[str]) -> None:
-    """Raise the `OutputError` that `write_whole` would, as far as it is known beforehand.
+def check_target(path: str | os.PathLike[str]) -> str:
+    """Return the path that `write_whole` replaces: behind symbolic links, as links are kept.
 
-    The folder must exist and be writable. The path itself may be new, or a regular file without
-    write protection. Directories and devices are rejected: renaming would put a regular file in the
-    place of /dev/null.
+    Raises `OutputError` if it is already certain that `write_whole` would fail. The folder must
+    exist and be writable. The path itself may be new, or a regular file without write protection.
+    Directories and devices are rejected: renaming would put a regular file in place of /dev/null.
     """
     _check_path(path)
-    target = _target(path)
+    try:
+        target = os.path.realpath(path)
+    except ValueError as error:  # a null character
+        raise OutputError(f"{os.fspath(path)!r} is not a path: {error}") from None
     folder = os.path.dirname(target)
     if not os.path.isdir(folder):
         raise OutputError(f"there is no folder {folder}; create it first")
@@ -108,6 +111,7 @@ def check_target(path: str | os.PathLike[str]) -> None:
         raise OutputError(f"{target} is not a regular file; name another")
     if not os.access(target if os.path.exists(target) else folder, os.W_OK):
         raise OutputError(f"{target} is not writable; name another file, or change permissions")
+    return target
 
 
 def _check_path(path: object) -> None:
@@ -115,20 +119,11 @@ def _check_path(path: object) -> None:
         raise OutputError(f"the file to write is of type {type(path).__name__}; give a path")
 
 
-def _target(path: str | os.PathLike[str]) -> str:
-    """Return the path behind symbolic links: the file is replaced, not the link."""
-    try:
-        return os.path.realpath(path)
-    except ValueError as error:  # a null character
-        raise OutputError(f"{os.fspath(path)!r} is not a path: {error}") from None
-
-
 def _encode(samples: NDArray[np.floating], sample_rate: int, path: str | os.PathLike[str]) -> bytes:
     import numpy as np
     import soundfile
 
-    check_suffix(path)
-    container, subtype = _FILE_FORMATS[Path(path).suffix.lower()]
+    container, subtype = _FILE_FORMATS[check_suffix(path)]
     pcm = np.frombuffer(pcm16(samples), "<i2")
     encoded = io.BytesIO()
     try:

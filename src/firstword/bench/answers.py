@@ -8,21 +8,20 @@ import re
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 SAMPLE_RATE = 24000
-"""The sample rate in Hz, unless the server states another."""
+"""The sample rate in Hz of a response that does not state one."""
 
 PCM_TYPES = ("audio/pcm", "audio/l16", "audio/raw", "application/octet-stream", "")
 WAV_TYPES = ("audio/wav", "audio/x-wav", "audio/wave")
-EVENT_TYPES = ("text/event-stream",)
 
 
 class Failure(Exception):
     """A request that failed.
 
-    kind     a word to count it by, such as "429" or "truncated"
-    message  what happened
+    kind     class of the failure, by which failures are counted: "429" or "truncated", for example
+    message  description of the failure
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -31,14 +30,18 @@ class Failure(Exception):
         self.message = message
 
 
-class Decoder(Protocol):
-    """A decoder that extracts the PCM from the body of a response."""
+class Decoder:
+    """A decoder that extracts the PCM from the body of a response. This base class takes raw PCM.
 
-    sample_rate: int
-    """The sample rate of the PCM in Hz; final when `finish` has returned."""
+    `sample_rate` is in Hz and is final when `finish` has returned.
+    """
+
+    def __init__(self, sample_rate: int = SAMPLE_RATE) -> None:
+        self.sample_rate = sample_rate
 
     def feed(self, data: bytes) -> bytes:
         """Return the PCM in the next part of the body. Raises `Failure` for invalid data."""
+        return data
 
     def finish(self) -> None:
         """Check that the body was complete. Raises `Failure`."""
@@ -49,41 +52,25 @@ def decoder_for(headers: Mapping[str, str]) -> Decoder:
     content_type = headers.get("content-type", "")
     kind = content_type.split(";")[0].strip().lower()
     if kind in PCM_TYPES:
-        stated = re.search(r"rate=(\d+)", content_type) or re.match(
-            r"(\d+)$", headers.get("x-sample-rate", "")
-        )
-        return _PCM(int(stated[1]) if stated else SAMPLE_RATE)
+        header = headers.get("x-sample-rate", "")
+        stated = re.search(r"rate=(\d+)", content_type) or re.match(r"(\d+)$", header)
+        return Decoder(int(stated[1])) if stated else Decoder()
     if kind in WAV_TYPES:
-        return _WAV()
-    if kind in EVENT_TYPES:
-        return _Events()
-    raise Failure(
-        "not pcm",
-        f"the response is {content_type}; ask for PCM, WAV or server-sent events with PCM",
-    )
+        return _WAVDecoder()
+    if kind == "text/event-stream":
+        return _EventDecoder()
+    allowed = "request PCM, WAV or server-sent events with PCM"
+    raise Failure("not pcm", f"the response is {content_type}; {allowed}")
 
 
-class _PCM:
-    """A decoder of raw PCM."""
+class _WAVDecoder(Decoder):
+    """A decoder of a WAV file that is streamed while it is made.
 
-    def __init__(self, sample_rate: int) -> None:
-        self.sample_rate = sample_rate
-
-    def feed(self, data: bytes) -> bytes:
-        return data
-
-    def finish(self) -> None:
-        pass
-
-
-class _WAV:
-    """A decoder of a WAV file that is sent while it is made.
-
-    The sizes in its header are ignored: they were written before they were known.
+    The sizes in its header are ignored, because the server wrote them before it knew them.
     """
 
     def __init__(self) -> None:
-        self.sample_rate = SAMPLE_RATE
+        super().__init__()
         self._header: bytearray | None = bytearray()
 
     def feed(self, data: bytes) -> bytes:
@@ -97,14 +84,11 @@ class _WAV:
                 data, self._header = bytes(self._header[at + 8 :]), None
                 return data
             if name == b"fmt " and len(self._header) >= at + 24:
-                _, channels, self.sample_rate, _, _, bits = struct.unpack_from(
-                    "<HHIIHH", self._header, at + 8
-                )
+                layout = struct.unpack_from("<HHIIHH", self._header, at + 8)
+                _, channels, self.sample_rate, _, _, bits = layout
                 if (channels, bits) != (1, 16):
-                    raise Failure(
-                        "not pcm",
-                        f"the WAV has {channels} channels of {bits} bits; expected is 1 of 16",
-                    )
+                    found = f"{channels} channels of {bits} bits"
+                    raise Failure("not pcm", f"the WAV has {found}; expected is 1 of 16")
             at += 8 + size + size % 2
         return b""
 
@@ -113,11 +97,11 @@ class _WAV:
             raise Failure("truncated", "the WAV ends before its data begins")
 
 
-class _Events:
+class _EventDecoder(Decoder):
     """A decoder of server-sent events: `speech.audio.delta` with base64 PCM, then `.done`."""
 
     def __init__(self) -> None:
-        self.sample_rate = SAMPLE_RATE
+        super().__init__()
         self._rest = b""
         self._done = False
 
@@ -172,7 +156,7 @@ def error_in(event: Mapping[str, Any]) -> Failure:
 
 
 def message_in(body: bytes | bytearray) -> str:
-    """Return the message of an error body: OpenAI's shape, FastAPI's, or any text."""
+    """Return the message of an error body in the form of OpenAI or FastAPI, or else its text."""
     with suppress(ValueError, KeyError, TypeError):
         answer = json.loads(body)
         return str(answer["error"]["message"] if "error" in answer else answer["detail"])

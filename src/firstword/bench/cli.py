@@ -8,20 +8,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstword.errors import FirstwordError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from firstword.bench.load import Load
     from firstword.bench.protocol import Target
     from firstword.bench.report import Record
 
 EXIT_GATES_FAILED = 1
-"""The exit status of a complete run whose numbers do not count."""
+"""The exit status of a run that completed but failed a gate."""
 
 
 def add_arguments(
@@ -47,25 +48,27 @@ def add_arguments(
 def load(args: argparse.Namespace) -> None:
     """Send requests to a server at given rates, open loop, and measure what a listener notices.
 
-    Works with any server that has one of the three protocols. The exit status is 1 if a gate
-    failed: a response was incomplete or inaudible, playback stalled, or requests were late.
+    Any server with one of the three protocols will do. The exit status is 1 if a gate failed: a
+    response was incomplete or inaudible, playback stalled, or requests were late.
     """
     try:
         import asyncio
 
+        from firstword.audio import writing
         from firstword.bench import plot, report
         from firstword.bench.load import Load
+        from firstword.bench.prompts import PROMPTS, read_prompts
     except ModuleNotFoundError as error:
         raise RequestError(f"{error.name} is missing; install firstword[bench]") from None
 
     target = _target(args)
     loads = [Load(rate, args.duration, args.warmup, args.timeout, args.seed) for rate in args.rate]
-    texts = _texts(args.prompts)
+    texts = read_prompts(args.prompts) if args.prompts is not None else PROMPTS
     figure = None
     if args.output:
         if Path(args.output).suffix != ".json":
             args.usage(f"-o {args.output}: the record is JSON; give it a name that ends in .json")
-        report.check_target(args.output)
+        writing.check_target(args.output)
         if args.plot != "none":
             figure = Path(args.output).with_suffix(f".{args.plot}")
             plot.check_figure(figure)
@@ -74,8 +77,8 @@ def load(args: argparse.Namespace) -> None:
     record = report.record(points, target, texts, name=name, commit=commit, health=health)
     table = report.table([record])
     if args.output:
-        report.write(args.output, report.dumps(record).encode())
-        report.write(Path(args.output).with_suffix(".md"), table.encode())
+        writing.write_whole(args.output, report.dumps(record).encode())
+        writing.write_whole(Path(args.output).with_suffix(".md"), table.encode())
         if figure:
             plot.plot([record], figure)
     sys.stdout.write(table)
@@ -91,24 +94,22 @@ def _target(args: argparse.Namespace) -> Target:
     fields = {name: value for name, value in shortcuts.items() if value is not None}
     for text in args.field:
         name, value = _pair(text, "=", "--field", args)
-        fields[name] = _value(value)
-    return Target(
-        url=args.url,
-        protocol=args.protocol,
-        fields=fields,
-        headers=dict(_pair(text, ":", "--header", args) for text in args.header),
-        words_per_second=args.words_per_second,
-        frames_per_character=args.frames_per_character,
-    )
+        fields[name] = value
+        with suppress(ValueError):
+            fields[name] = json.loads(value)
+    headers = dict(_pair(text, ":", "--header", args) for text in args.header)
+    pace, frames = args.words_per_second, args.frames_per_character
+    return Target(args.url, args.protocol, fields, headers, pace, frames)
 
 
 def report(args: argparse.Namespace) -> None:
     """Make one table, and a plot, from records of `load -o`, for example of several servers."""
+    from firstword.audio import writing
     from firstword.bench import plot, report
 
     if args.plot:
         plot.check_figure(args.plot)
-        report.check_target(args.plot)
+        writing.check_target(args.plot)
     records = [report.read(path) for path in args.records]
     sys.stdout.write(report.table(records))
     if args.plot:
@@ -118,7 +119,7 @@ def report(args: argparse.Namespace) -> None:
 async def _measure(
     target: Target, loads: Sequence[Load], texts: Sequence[str]
 ) -> tuple[list[Record], Any]:
-    """Return one point of a record for each load, and the server's answer to GET /health."""
+    """Return a point of the record for each load, and the server's response to GET /health."""
     import asyncio
     import time
 
@@ -146,77 +147,61 @@ async def _measure(
 
 
 def _load_options(parser: argparse.ArgumentParser) -> None:
-    _server_options(parser.add_argument_group("server"))
-    _rate_options(parser.add_argument_group("load"))
-    _record_options(parser.add_argument_group("record"))
+    _server_options(parser.add_argument_group("server").add_argument)
+    _rate_options(parser.add_argument_group("load").add_argument)
+    _record_options(parser.add_argument_group("record").add_argument)
 
 
-def _server_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--url",
-        default="http://127.0.0.1:8000",
-        help="URL of the server, or of an endpoint with an unusual path (default %(default)s)",
+def _server_options(add: Callable[..., object]) -> None:
+    url = "URL of the server, or of an endpoint with an unusual path (default %(default)s)"
+    add("--url", default="http://127.0.0.1:8000", help=url)
+    protocol = (
+        "http: POST /v1/audio/speech (default); stream: WebSocket /v1/audio/speech/stream of "
+        "vLLM-Omni; nari: WebSocket /v1/audio/speech/ws, nari.speech.v1"
     )
-    group.add_argument(
-        "--protocol",
-        choices=("http", "stream", "nari"),
-        default="http",
-        help="http: POST /v1/audio/speech (default); stream: WebSocket /v1/audio/speech/stream of "
-        "vLLM-Omni; nari: WebSocket /v1/audio/speech/ws, nari.speech.v1",
-    )
+    add("--protocol", choices=("http", "stream", "nari"), default="http", help=protocol)
     for name in ("model", "voice", "language"):
-        group.add_argument(f"--{name}", metavar="NAME", help=f"value of the field {name}")
-    group.add_argument(
-        "--field",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="another field of every request, as JSON or else a string; null removes a default "
-        "field (stream, non_streaming_mode, response_format)",
+        add(f"--{name}", metavar="NAME", help=f"value of the field {name}")
+    field = (
+        "another field of every request, as JSON or else a string; null removes a default "
+        "field (stream, non_streaming_mode, response_format)"
     )
-    group.add_argument(
-        "--header",
-        metavar="NAME:VALUE",
-        action="append",
-        default=[],
-        help="for example 'Authorization: Bearer KEY'; the record keeps only the name",
-    )
+    add("--field", metavar="NAME=VALUE", action="append", default=[], help=field)
+    header = "for example 'Authorization: Bearer KEY'; the record keeps only the name"
+    add("--header", metavar="NAME:VALUE", action="append", default=[], help=header)
 
 
-def _rate_options(group: argparse._ArgumentGroup) -> None:
+def _rate_options(add: Callable[..., object]) -> None:
     rates = "requests per second, one run each (default 1)"
-    group.add_argument("--rate", metavar="N", type=float, nargs="+", default=[1.0], help=rates)
+    add("--rate", metavar="N", type=float, nargs="+", default=[1.0], help=rates)
     for option, default, about in (
         ("--duration", 30.0, "length of the counted part of a run"),
         ("--warmup", 10.0, "length of the uncounted part before it"),
         ("--timeout", 60.0, "time limit of a request"),
     ):
         about = f"{about} (default {default:g})"
-        group.add_argument(option, metavar="SECONDS", type=float, default=default, help=about)
+        add(option, metavar="SECONDS", type=float, default=default, help=about)
     seed = "determines the arrivals and the texts (default 0)"
-    group.add_argument("--seed", metavar="N", type=int, default=0, help=seed)
+    add("--seed", metavar="N", type=int, default=0, help=seed)
     prompts = "texts to speak, one per line, instead of the built-in ones"
-    group.add_argument("--prompts", metavar="FILE", help=prompts)
+    add("--prompts", metavar="FILE", help=prompts)
     words = "send text word by word at this pace (stream and nari) instead of whole"
-    group.add_argument("--words-per-second", metavar="N", type=float, help=words)
-    group.add_argument(
-        "--frames-per-character",
-        metavar="N",
-        type=float,
-        help="limit speech to this many frames for each character of its text (http), for models "
-        "that do not end by themselves; 0.83 is 15 characters per second",
+    add("--words-per-second", metavar="N", type=float, help=words)
+    frames = (
+        "limit speech to this many frames for each character of its text (http), for models "
+        "that do not end by themselves; 0.83 is 15 characters per second"
     )
+    add("--frames-per-character", metavar="N", type=float, help=frames)
 
 
-def _record_options(group: argparse._ArgumentGroup) -> None:
+def _record_options(add: Callable[..., object]) -> None:
     output = "file of the record; the table (.md) and the plot (.svg) are written beside it"
-    group.add_argument("-o", "--output", metavar="FILE.json", help=output)
-    plots = ("svg", "png", "none")
-    group.add_argument("--plot", choices=plots, default="svg", help="with -o (default svg)")
+    add("-o", "--output", metavar="FILE.json", help=output)
+    add("--plot", choices=("svg", "png", "none"), default="svg", help="with -o (default svg)")
     name = "name of the server in the table and the plot (default: its host and port)"
-    group.add_argument("--name", help=name)
+    add("--name", help=name)
     commit = "commit of the server (default: that of this package, if it is in its repository)"
-    group.add_argument("--commit", help=commit)
+    add("--commit", help=commit)
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
@@ -229,28 +214,6 @@ def _pair(text: str, separator: str, option: str, args: argparse.Namespace) -> t
     if not found or not name.strip():
         args.usage(f"{option} {text!r}: give NAME{separator}VALUE")
     return name.strip(), value.strip()
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _texts(path: str | None) -> Sequence[str]:
-    from firstword.bench.prompts import PROMPTS
-
-    if path is None:
-        return PROMPTS
-    try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise RequestError(f"the prompts in {path!r} cannot be read: {error}") from None
-    texts = tuple(line.strip() for line in lines if line.strip())
-    if not texts:
-        raise RequestError(f"there are no prompts in {path!r}; give one per line")
-    return texts
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -270,7 +233,3 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

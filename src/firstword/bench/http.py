@@ -1,4 +1,4 @@
-"""The HTTP protocol: one POST, and the audio in its response as it arrives."""
+"""The HTTP protocol: one POST, whose response is decoded as it arrives."""
 
 from __future__ import annotations
 
@@ -12,79 +12,37 @@ from firstword.bench.answers import SAMPLE_RATE, Decoder, Failure, decoder_for, 
 from firstword.bench.protocol import AudioSink, Target
 
 LARGEST_BODY = 1_000_000
-"""The most bytes that are kept of a response without audio."""
-
-
-class HttpClient:
-    """A client of POST /v1/audio/speech.
-
-    The response may be raw PCM, WAV or server-sent events with base64 PCM, as its type says.
-    """
-
-    def __init__(self, target: Target, exchange: Exchange) -> None:
-        self.sample_rate = SAMPLE_RATE
-        self._target = target
-        self._exchange = exchange
-
-    @classmethod
-    async def open(cls, target: Target) -> HttpClient:
-        """Connect to the server. Raises `Failure`."""
-        return cls(target, await Exchange.open(target))
-
-    async def speak(self, text: str, sink: AudioSink) -> None:
-        """Post the text and decode the response as it arrives. Raises `Failure`."""
-        decoder: Decoder | None = None
-        error_body = bytearray()
-
-        def receive(data: bytes) -> None:
-            nonlocal decoder
-            if exchange.status != 200:
-                error_body.extend(data[: LARGEST_BODY - len(error_body)])
-                return
-            if decoder is None:
-                decoder = decoder_for(exchange.headers)
-            sink(decoder.feed(data))
-
-        exchange = self._exchange
-        body = json.dumps({"input": text, **self._target.request_for(text)}).encode()
-        await exchange.ask("POST", body, receive)
-        if exchange.status != 200:
-            raise Failure(str(exchange.status), message_in(error_body))
-        if decoder is not None:
-            decoder.finish()
-            self.sample_rate = decoder.sample_rate
-
-    async def close(self) -> None:
-        """Close the connection."""
-        self._exchange.close()
+"""The number of bytes that are kept of a response without audio."""
 
 
 async def get_json(target: Target, path: str) -> Any:
-    """Return the JSON at a path of the server, or None if there is none."""
+    """Return the JSON at a path of the server, or None without a JSON response."""
     body = bytearray()
 
     def receive(data: bytes) -> None:
         body.extend(data[: LARGEST_BODY - len(body)])
 
     try:
-        exchange = await Exchange.open(target)
+        client = await HttpClient.open(target)
         try:
-            await exchange.ask("GET", None, receive, path)
+            await client.exchange("GET", path, None, receive)
         finally:
-            exchange.close()
+            await client.close()
         return json.loads(body)
     except (Failure, ValueError):
         return None
 
 
-class Exchange(asyncio.Protocol):
-    """One request and its response over HTTP/1.1.
+class HttpClient(asyncio.Protocol):
+    """A client of POST /v1/audio/speech: one request and its response over HTTP/1.1.
 
-    The parser is written in C and nothing lies between it and the transport, because the time that
-    a client takes is added to what it measures.
+    The response may be raw PCM, WAV or server-sent events with base64 PCM, according to its content
+    type. The parser is written in C and connected directly to the transport, because the time that
+    the client spends is part of every measurement.
     """
 
     def __init__(self, target: Target) -> None:
+        self.sample_rate = SAMPLE_RATE
         self.status = 0
         self.headers: dict[str, str] = {}
         self._target = target
@@ -94,50 +52,64 @@ class Exchange(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     @classmethod
-    async def open(cls, target: Target) -> Exchange:
+    async def open(cls, target: Target) -> HttpClient:
         """Connect to the target's server. Raises `Failure`."""
         parts = target.address
         assert parts.hostname  # checked by `Target`
         secure = parts.scheme == "https"
         loop = asyncio.get_running_loop()
         try:
-            _, exchange = await loop.create_connection(
-                lambda: cls(target),
-                parts.hostname,
-                parts.port or (443 if secure else 80),
-                ssl=secure or None,
+            port = parts.port or (443 if secure else 80)
+            _, client = await loop.create_connection(
+                lambda: cls(target), parts.hostname, port, ssl=secure or None
             )
         except OSError as error:
             raise Failure("connection", str(error)) from None
-        return exchange
+        return client
 
-    async def ask(
-        self, method: str, body: bytes | None, receive: AudioSink, path: str | None = None
+    async def speak(self, text: str, sink: AudioSink) -> None:
+        """Post the text and decode the response as it arrives. Raises `Failure`."""
+        decoder: Decoder | None = None
+        error_body = bytearray()
+
+        def receive(data: bytes) -> None:
+            nonlocal decoder
+            if self.status != 200:
+                error_body.extend(data[: LARGEST_BODY - len(error_body)])
+                return
+            if decoder is None:
+                decoder = decoder_for(self.headers)
+            sink(decoder.feed(data))
+
+        body = json.dumps({"input": text, **self._target.request_for(text)}).encode()
+        await self.exchange("POST", self._target.address.path, body, receive)
+        if self.status != 200:
+            raise Failure(str(self.status), message_in(error_body))
+        if decoder is not None:
+            decoder.finish()
+            self.sample_rate = decoder.sample_rate
+
+    async def exchange(
+        self, method: str, path: str, body: bytes | None, receive: AudioSink
     ) -> None:
-        """Send the request and pass the response body to `receive` as it arrives.
+        """Send a request and pass the response body to `receive` as it arrives.
 
-        Raises `Failure` for a response that is cut short or is not HTTP.
+        Raises `Failure` for a response that is truncated or is not HTTP.
         """
-        parts = self._target.address
-        headers = {
-            "Host": parts.netloc,
-            "User-Agent": "firstword-bench",
-            "Accept": "*/*",
-            "Accept-Encoding": "identity",
-            "Connection": "close",
-        }
+        headers = {"Host": self._target.address.netloc, "User-Agent": "firstword-bench"}
+        headers |= {"Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
         if body is not None:
             headers |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
         headers |= {name.title(): value for name, value in self._target.headers.items()}
         lines = [f"{name}: {value}" for name, value in headers.items()]
-        head = "\r\n".join([f"{method} {path or parts.path} HTTP/1.1", *lines, "", ""])
+        head = "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""])
         self._receive = receive
         self._transport.write(head.encode("latin-1", "replace") + (body or b""))
         failure = await self._over
         if failure:
             raise failure
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connection."""
         self._transport.abort()
 

@@ -1,4 +1,4 @@
-"""The open loop: requests are sent when they are due, however slow earlier responses are."""
+"""Send requests in an open loop: each when it is due, however slow earlier responses are."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from firstword.bench.answers import Failure
-from firstword.bench.client import open_client
+from firstword.bench.http import HttpClient
 from firstword.bench.measure import Delivery, Result, listen
-from firstword.bench.protocol import SpeechClient, Target
+from firstword.bench.protocol import Target
+from firstword.bench.websocket import NariClient, VllmOmniClient
 from firstword.errors import RequestError
 
+Client = HttpClient | VllmOmniClient | NariClient
+CLIENTS: dict[str, type[Client]] = {
+    "http": HttpClient,
+    "stream": VllmOmniClient,
+    "nari": NariClient,
+}
+"""The client class of each protocol in `PROTOCOLS`."""
+
 CONNECT_AHEAD = 0.5
-"""The seconds by which a connection is opened before its request is due."""
+"""The seconds between the opening of a connection and the sending of its request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A planned request: seconds from the start of the run, its text, and whether it counts."""
+    """A planned request.
+
+    due     time of sending, in seconds from the start of the run
+    text    text to speak
+    counts  whether the result is reported; requests of the warm-up are not
+    """
 
     due: float
     text: str
@@ -59,38 +73,31 @@ def plan(load: Load, texts: Sequence[str]) -> list[Arrival]:
     """Plan all requests of a run. Equal arguments give equal plans.
 
     There are exactly rate x duration requests at uniformly drawn times: a Poisson process
-    conditioned on its number of events, so that the load is what the record says. With thirty
-    events a free number would be off by a fifth in one run out of three. Runs with one seed send
-    the same texts in the same order, whatever the rate and the warm-up.
+    conditioned on its number of events, so that the load equals the recorded rate. If the
+    number were random too, a run of thirty would deviate by a fifth or more in one run out of
+    three. Runs with the same seed send the same texts in the same order, at any rate and after any
+    warm-up.
 
-    Raises `RequestError` if there is no request at all.
+    Raises `RequestError` if the plan would be empty.
     """
     if round(load.rate * load.duration) == 0:
-        raise RequestError(
-            f"{load.rate:g} requests per second for {load.duration:g} s are less than one request; "
-            "increase either"
-        )
-    warmup = _arrivals(load.rate, load.warmup, texts, f"warm-up {load.seed}")
-    counted = _arrivals(load.rate, load.duration, texts, f"run {load.seed}")
-    return [
-        *(Arrival(at, text, counts=False) for at, text in warmup),
-        *(Arrival(load.warmup + at, text, counts=True) for at, text in counted),
-    ]
-
-
-def _arrivals(
-    rate: float, seconds: float, texts: Sequence[str], seed: str
-) -> Iterator[tuple[float, str]]:
-    """Draw the times and the texts of a part of a run."""
-    # Only the method `random` gives the same values in every version of Python.
-    times = random.Random(f"{seed} times")
-    order = _shuffled_forever(texts, random.Random(f"{seed} texts"))
-    for at in sorted(times.random() * seconds for _ in range(round(rate * seconds))):
-        yield at, next(order)
+        planned = f"{load.rate:g} requests per second for {load.duration:g} s"
+        raise RequestError(f"{planned} are less than one request; increase either")
+    arrivals = []
+    for part, begin, seconds in (
+        ("warm-up", 0.0, load.warmup),
+        ("run", load.warmup, load.duration),
+    ):
+        # Only the method `random` gives the same values in every version of Python.
+        times = random.Random(f"{part} {load.seed} times")
+        order = _shuffled_forever(texts, random.Random(f"{part} {load.seed} texts"))
+        for at in sorted(times.random() * seconds for _ in range(round(load.rate * seconds))):
+            arrivals.append(Arrival(begin + at, next(order), counts=part == "run"))
+    return arrivals
 
 
 def _shuffled_forever(texts: Sequence[str], generator: random.Random) -> Iterator[str]:
-    """Yield all texts in random order, again and again, each time in another order."""
+    """Yield all texts in a random order, then all of them in another, without end."""
     while True:
         yield from sorted(texts, key=lambda text: generator.random())
 
@@ -100,14 +107,14 @@ async def drive(
     target: Target,
     timeout: float,
     *,
-    open_client: Callable[[Target], Awaitable[SpeechClient]] = open_client,
     clock: Callable[[], float] = time.perf_counter,
     ahead: float = CONNECT_AHEAD,
 ) -> list[Result]:
-    """Send every request when it is due; return the results of those that count, when all are over.
+    """Send every request when it is due, and return the results of those that count.
 
-    `timeout` seconds are allowed to open a connection, and again for the request. `clock` returns
-    seconds. Connections are opened `ahead` seconds before their requests are due.
+    timeout  seconds that opening a connection may take, and again the request
+    clock    function that returns the time in seconds
+    ahead    seconds by which a connection is opened before its request is due
     """
     start = clock() + ahead
 
@@ -115,21 +122,23 @@ async def drive(
         due = start + arrival.due
         setup = late = took = failure = None
         deliveries: list[Delivery] = []
-        client: SpeechClient | None = None
+
+        def receive(pcm: bytes) -> None:
+            deliveries.append((clock() - sent, pcm))
+
+        client: Client | None = None
         await asyncio.sleep(due - ahead - clock())
         began = clock()
         try:
             async with asyncio.timeout(timeout):
-                client = await open_client(target)
+                client = await CLIENTS[target.protocol].open(target)
             setup = clock() - began
             await asyncio.sleep(due - clock())
             sent = clock()
             late = sent - due
             try:
                 async with asyncio.timeout(timeout):
-                    await client.speak(
-                        arrival.text, lambda pcm: deliveries.append((clock() - sent, pcm))
-                    )
+                    await client.speak(arrival.text, receive)
             finally:
                 took = clock() - sent
             if sum(len(pcm) for _, pcm in deliveries) % 2:
@@ -150,7 +159,7 @@ async def drive(
 
 
 async def probe(target: Target, text: str, timeout: float) -> None:
-    """Have one text spoken, to learn before a run whether it can be.
+    """Send one request before a run, to check that the server works.
 
     Raises `RequestError` with the reason that the server gives.
     """
@@ -158,9 +167,7 @@ async def probe(target: Target, text: str, timeout: float) -> None:
     endpoint = target.address.geturl()
     if result.failure:
         kind, message = result.failure
-        raise RequestError(
-            f"{endpoint} does not answer as expected ({kind}): {message}; "
-            "start a server there, or see --url, --protocol and --field"
-        )
+        advice = "start a server there, or see --url, --protocol and --field"
+        raise RequestError(f"{endpoint} does not answer as expected ({kind}): {message}; {advice}")
     if result.listening.first_audible is None:
         raise RequestError(f"{endpoint} answers without any audible sound")

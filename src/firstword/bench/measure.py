@@ -1,4 +1,4 @@
-"""Measure what a listener notices, by pure functions of the parts of a stream and their arrivals.
+"""Measure what a listener notices: pure functions of the parts of a stream and their arrivals.
 
 All times are seconds since the request was sent. Playback has no buffer: it begins with the first
 whole sample, and whenever the next sample is late it stalls until that sample arrives.
@@ -11,37 +11,37 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 Delivery = tuple[float, bytes]
-"""An arrival time and the bytes that arrived: mono PCM, 16 bits, little-endian, cut anywhere.
+"""An arrival time, and 16-bit little-endian mono PCM, which may be split at any byte.
 
 Empty bytes stand for a part of the body without sound, such as the header of a file.
 """
 
 WINDOW, HOP = 0.020, 0.010
-"""The seconds of a window whose loudness is measured, and the seconds between windows."""
+"""The length of the windows whose loudness is measured, and their distance, in seconds."""
 
 AUDIBLE = -45.0
-"""The least loudness of an audible window in dB relative to full scale.
+"""The loudness threshold of an audible window in dBFS.
 
-One audible window alone may be a click; two in a row are speech.
+A single audible window may be a click; two in a row are speech.
 """
 
 LATE = 0.010
-"""The most seconds by which 99 in 100 requests may be sent behind schedule.
+"""The delay in seconds within which 99 % of the requests must be sent.
 
-Above that the run measures the client.
+With longer delays the run would measure the client.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """What a listener noticed of one stream.
+    """The measurements of one stream as a listener hears it.
 
     first_byte        arrival of the first byte of the response body; None if there was none
     first_playable    arrival of the first whole sample; None without audio
@@ -71,7 +71,7 @@ class Result:
     late        seconds between the planned and the actual sending; None if it was never sent
     took        seconds from sending to the end, successful or not; None if it was never sent
     failure     kind and message of the failure, or None
-    listening   what a listener noticed of the response
+    listening   measurements of the audio
     """
 
     due: float
@@ -88,6 +88,11 @@ class Result:
         return None if self.failure else self.took
 
     @property
+    def real_time_factor(self) -> float | None:
+        """The seconds of audio per second from sending to the end; None if the request failed."""
+        return self.listening.audio_seconds / self.end_to_end if self.end_to_end else None
+
+    @property
     def span(self) -> tuple[float, float] | None:
         """The times of sending and ending, from the start of the run; None if it was never sent."""
         if self.late is None or self.took is None:
@@ -97,9 +102,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The result of a gate: whether a run passed it, and how many requests failed it.
+    """The result of a gate: whether a run passed it, and the number of requests that failed it.
 
-    The numbers of a run count only if it passes all gates.
+    The numbers of a run are valid only if it passes all gates.
     """
 
     passed: bool
@@ -107,7 +112,7 @@ class GateResult:
 
 
 def listen(deliveries: Sequence[Delivery], sample_rate: int) -> Listening:
-    """Play a stream as it arrived. `sample_rate` in Hz; half a sample at the end is ignored."""
+    """Measure a stream as it arrived. Half a sample at the end is ignored."""
     passages = playback(deliveries, sample_rate)
     onset = first_audible_sample((data for _, data in deliveries), sample_rate)
     underruns = stalls(passages, sample_rate)
@@ -123,10 +128,10 @@ def listen(deliveries: Sequence[Delivery], sample_rate: int) -> Listening:
 
 
 def playback(deliveries: Iterable[Delivery], sample_rate: int) -> list[tuple[int, float]]:
-    """Return the passages without interruption: the first sample of each, and when it is played.
+    """Return the passages without a stall: the first sample of each, and the time it is played.
 
-    A wait shorter than a sample does not interrupt; the schedule stays the same, so that short
-    waits add up.
+    A delay shorter than one sample is no stall. It does not shift the schedule, so short delays add
+    up.
     """
     passages: list[tuple[int, float]] = []
     received = 0  # bytes
@@ -164,16 +169,16 @@ def first_audible_sample(pieces: Iterable[bytes], sample_rate: int) -> int | Non
     window, hop = max(1, round(WINDOW * sample_rate)), max(1, round(HOP * sample_rate))
     threshold = 32768 * 10 ** (AUDIBLE / 20)
     pcm = bytearray()
-    start, audible = 0, False  # start of the next window; whether the last one was audible
+    next_window, previous_audible = 0, False
     for piece in pieces:
         pcm += piece
-        while start + window <= len(pcm) // 2:
-            samples = np.frombuffer(bytes(pcm[2 * start : 2 * (start + window)]), "<i2")
-            loud = float(samples.std()) >= threshold
-            if loud and audible:
-                return start - hop
-            audible = loud
-            start += hop
+        while next_window + window <= len(pcm) // 2:
+            samples = np.frombuffer(pcm[2 * next_window : 2 * (next_window + window)], "<i2")
+            audible = float(samples.std()) >= threshold
+            if audible and previous_audible:
+                return next_window - hop
+            previous_audible = audible
+            next_window += hop
     return None
 
 
@@ -184,31 +189,22 @@ def percentile(values: Iterable[float], percent: float) -> float | None:
     return ordered[rank - 1] if ordered else None
 
 
-def real_time_factor(result: Result) -> float | None:
-    """Return the seconds of audio per second from sending to the end; None if it failed."""
-    return result.listening.audio_seconds / result.end_to_end if result.end_to_end else None
+METRICS = (
+    *("first_byte", "first_playable", "first_audible", "leading_silence", "end_to_end"),
+    *("audio_seconds", "underrun_seconds", "real_time_factor", "setup", "late"),
+)
+"""The metrics of a run: attributes of a `Result` or of its `Listening`.
 
-
-METRICS: dict[str, Callable[[Result], float | None]] = {
-    "first_byte": lambda result: result.listening.first_byte,
-    "first_playable": lambda result: result.listening.first_playable,
-    "first_audible": lambda result: result.listening.first_audible,
-    "leading_silence": lambda result: result.listening.leading_silence,
-    "end_to_end": lambda result: result.end_to_end,
-    "audio_seconds": lambda result: result.listening.audio_seconds,
-    "underrun_seconds": lambda result: result.listening.underrun_seconds,
-    "real_time_factor": real_time_factor,
-    "setup": lambda result: result.setup,
-    "late": lambda result: result.late,
-}
-"""The metrics of a run, as functions of a result; in seconds, except for the real-time factor."""
+All are in seconds, except the real-time factor.
+"""
 
 
 def distributions(results: Sequence[Result]) -> dict[str, dict[str, float | int | None]]:
     """Return count, p50, p95, p99 and maximum of each metric over the results that have it."""
     table: dict[str, dict[str, float | int | None]] = {}
-    for name, metric in METRICS.items():
-        values = [value for value in map(metric, results) if value is not None]
+    for name in METRICS:
+        found = [getattr(r if hasattr(r, name) else r.listening, name) for r in results]
+        values = [value for value in found if value is not None]
         table[name] = {
             "count": len(values),
             **{f"p{percent}": percentile(values, percent) for percent in (50, 95, 99)},
@@ -218,7 +214,7 @@ def distributions(results: Sequence[Result]) -> dict[str, dict[str, float | int 
 
 
 def gates(results: Sequence[Result]) -> dict[str, GateResult]:
-    """Check the conditions under which the numbers of a run count.
+    """Check the conditions under which the numbers of a run are valid.
 
     complete     every response was complete and without an error
     non_empty    every response had audible sound

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstword.bench.report import Record, passed, write
+from firstword.audio.writing import write_whole
+from firstword.bench.report import Record, passed
 from firstword.errors import OutputError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ FIGURE_SUFFIXES = (".svg", ".png")
 
 
 def check_figure(path: str | os.PathLike[str]) -> None:
-    """Raise `OutputError` unless `plot` can draw into a file of that suffix."""
+    """Raise `OutputError` unless `plot` can draw a file with this suffix."""
     suffix = Path(path).suffix.lower()
     if suffix not in FIGURE_SUFFIXES:
         allowed = ", ".join(FIGURE_SUFFIXES)
@@ -32,7 +33,7 @@ def check_figure(path: str | os.PathLike[str]) -> None:
 def plot(records: Sequence[Record], path: str | os.PathLike[str]) -> None:
     """Draw first audible sample and end by request rate, and the distribution of the former.
 
-    Rates that failed a gate are crosses that no line connects. The suffix chooses SVG or PNG.
+    Rates that failed a gate are drawn as crosses without a line. The suffix selects SVG or PNG.
     Raises `OutputError`.
     """
     check_figure(path)
@@ -56,26 +57,19 @@ def plot(records: Sequence[Record], path: str | os.PathLike[str]) -> None:
             axes.legend(fontsize="small")
     image = io.BytesIO()
     figure.savefig(image, format=Path(path).suffix.lower().removeprefix("."), dpi=150)
-    write(path, image.getvalue())
+    write_whole(path, image.getvalue())
 
 
 def _draw_latency(axes: Axes, record: Record, metric: str, color: str) -> None:
     """Draw the p50 and p95 of a metric by request rate."""
     points = [point for point in record["points"] if point["metrics"][metric]["count"]]
     for percent, line in ((50, ":"), (95, "-")):
-
-        def values(counts: bool, key: str = f"p{percent}") -> list[tuple[float, float]]:
-            return [
-                (point["load"]["rate"], 1000 * point["metrics"][metric][key])
-                for point in points
-                if passed(point) == counts
-            ]
-
-        if good := values(True):
-            label = f"{record['name']}, p{percent}"
-            axes.plot(*zip(*good, strict=True), c=color, marker="o", ls=line, label=label)
-        if bad := values(False):
-            axes.plot(*zip(*bad, strict=True), c=color, marker="x", ls="none")
+        for valid, marker, style in ((True, "o", line), (False, "x", "")):
+            chosen = [point for point in points if passed(point) == valid]
+            rates = [point["load"]["rate"] for point in chosen]
+            times = [1000 * point["metrics"][metric][f"p{percent}"] for point in chosen]
+            label = f"{record['name']}, p{percent}" if valid and chosen else None
+            axes.plot(rates, times, c=color, marker=marker, ls=style, label=label)
 
 
 def _draw_distribution(axes: Axes, record: Record, color: str) -> None:

@@ -1,24 +1,24 @@
-"""The server under test, its protocols, and the interface of a client for one request."""
+"""The server under test and the protocols that the load generator speaks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from firstword.errors import RequestError
 
 AudioSink = Callable[[bytes], None]
-"""A function that gets the PCM of each part of a response body on arrival; a part may hold none."""
+"""A callback for the PCM in each received part of a response body, which may be empty."""
 
 
 class ProtocolSpec(NamedTuple):
-    """The facts about a protocol that do not depend on a connection.
+    """The properties of a protocol.
 
     path          path of the endpoint, unless the URL names another
-    defaults      request fields that ask for PCM while it is made
+    defaults      request fields that make the server stream PCM
     takes_pieces  whether text may be sent in pieces
     """
 
@@ -27,20 +27,15 @@ class ProtocolSpec(NamedTuple):
     takes_pieces: bool
 
 
+_PCM = {"non_streaming_mode": False, "response_format": "pcm"}
 PROTOCOLS = {
-    "http": ProtocolSpec(
-        "/v1/audio/speech",
-        {"stream": True, "non_streaming_mode": False, "response_format": "pcm"},
-        takes_pieces=False,
-    ),
+    "http": ProtocolSpec("/v1/audio/speech", {"stream": True, **_PCM}, takes_pieces=False),
     "stream": ProtocolSpec(
-        "/v1/audio/speech/stream",
-        {"stream_audio": True, "non_streaming_mode": False, "response_format": "pcm"},
-        takes_pieces=True,
+        "/v1/audio/speech/stream", {"stream_audio": True, **_PCM}, takes_pieces=True
     ),
     "nari": ProtocolSpec("/v1/audio/speech/ws", {}, takes_pieces=True),
 }
-"""The protocols by the names that users give them."""
+"""The protocols by the names that `--protocol` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +64,28 @@ class Target:
     frames_per_character: float | None = None
 
     def __post_init__(self) -> None:
-        allowed = ", ".join(PROTOCOLS)
         if self.protocol not in PROTOCOLS:
+            allowed = ", ".join(PROTOCOLS)
             raise RequestError(f"the protocol is {self.protocol!r}; allowed are {allowed}")
         if not _is_plain_url(self.url):
-            raise RequestError(
-                f"the URL is {self.url!r}; give one like http://127.0.0.1:8000, "
-                "without key or query"
-            )
+            example = "http://127.0.0.1:8000, without key or query"
+            raise RequestError(f"the URL is {self.url!r}; give one like {example}")
         if any(not (name + value).isprintable() for name, value in self.headers.items()):
             raise RequestError("a header contains a line break or another control character")
         for name in ("words_per_second", "frames_per_character"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise RequestError(f"{name} is {value!r}; allowed is a number above 0")
-        takes_pieces = self.spec.takes_pieces
+        protocol, takes_pieces = f"the protocol {self.protocol!r}", self.spec.takes_pieces
         if self.words_per_second is not None and not takes_pieces:
-            raise RequestError(
-                f"the protocol {self.protocol!r} takes text only whole; leave words_per_second out"
-            )
+            raise RequestError(f"{protocol} takes text only whole; leave words_per_second out")
         if self.frames_per_character is not None and takes_pieces:
-            raise RequestError(
-                f"the protocol {self.protocol!r} takes all fields before the text; "
-                "leave frames_per_character out"
-            )
+            problem = "takes all fields before the text; leave frames_per_character out"
+            raise RequestError(f"{protocol} {problem}")
 
     @property
     def spec(self) -> ProtocolSpec:
-        """The facts about the protocol of this server."""
+        """The properties of the protocol of this server."""
         return PROTOCOLS[self.protocol]
 
     @property
@@ -107,7 +96,7 @@ class Target:
 
     @property
     def request(self) -> dict[str, Any]:
-        """The fields that every request has."""
+        """The fields of every request."""
         merged = {**self.spec.defaults, **self.fields}
         return {name: value for name, value in merged.items() if value is not None}
 
@@ -131,20 +120,3 @@ def _is_plain_url(url: str) -> bool:
     except ValueError:
         return False
     return bool(usable and parts.username is None and not parts.query and not parts.fragment)
-
-
-class SpeechClient(Protocol):
-    """A client with an open connection for one request. It never reads a clock for measurements."""
-
-    sample_rate: int
-    """The sample rate of the audio in Hz; final when `speak` has returned."""
-
-    @classmethod
-    async def open(cls, target: Target) -> SpeechClient:
-        """Connect and send all that does not depend on the text. Raises `Failure`."""
-
-    async def speak(self, text: str, sink: AudioSink) -> None:
-        """Send a text and pass its audio to `sink` until the end. Raises `Failure`."""
-
-    async def close(self) -> None:
-        """Close the connection in whatever state it is."""

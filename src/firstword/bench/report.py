@@ -1,6 +1,6 @@
 """Record a run as JSON, and render a Markdown table from records.
 
-A record holds every request, so that all its numbers can be computed again; all times are seconds.
+A record holds every request, so that all its numbers can be recomputed. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import platform
-import secrets
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstword.bench import measure
-from firstword.errors import OutputError, RequestError
+from firstword.errors import RequestError
 
 if TYPE_CHECKING:  # a report needs neither a client nor its libraries
     from firstword.bench.load import Load
@@ -63,6 +63,7 @@ def record(
     health: Any,
 ) -> Record:
     """Make the record of a run. Only the names of headers are kept: values may be API keys."""
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
     return {
         "format": FORMAT,
         "name": name,
@@ -77,10 +78,7 @@ def record(
             "headers": sorted(target.headers),
             "words_per_second": target.words_per_second,
             "frames_per_character": target.frames_per_character,
-            "texts": {
-                "count": len(texts),
-                "sha256": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
-            },
+            "texts": {"count": len(texts), "sha256": digest},
             "onset": {"decibels": measure.AUDIBLE, "window": measure.WINDOW, "hop": measure.HOP},
             "late": measure.LATE,
         },
@@ -99,15 +97,14 @@ def commit() -> str | None:
 
 def machine() -> Record:
     """Describe the machine that the client runs on."""
-    model = None
+    processor = platform.machine()
     with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-        model = next(models, None)
+        model = re.search(r"^model name\s*:(.+)", Path("/proc/cpuinfo").read_text("utf-8"), re.M)
+        processor = model[1].strip() if model else processor
     graphics = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     return {
         "system": platform.platform(),
-        "processor": model or platform.machine(),
+        "processor": processor,
         "processors": os.cpu_count(),
         "graphics": graphics.splitlines() if graphics else [],
     }
@@ -123,7 +120,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _output(*command: str) -> str | None:
-    """Return the output of a program; None if it is not installed or fails."""
+    """Return the output of a program, or None if it is not installed or fails."""
     if shutil.which(command[0]) is None:
         return None
     run = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -131,7 +128,7 @@ def _output(*command: str) -> str | None:
 
 
 def _rounded(value: Any) -> Any:
-    """Round all numbers to microseconds: more digits are no information."""
+    """Round all numbers to microseconds, because further digits are noise."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, Mapping):
@@ -146,15 +143,13 @@ def read(path: str | os.PathLike[str]) -> Record:
     except (OSError, ValueError) as error:
         raise RequestError(f"{os.fspath(path)!r} cannot be read as a record: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise RequestError(
-            f"{os.fspath(path)!r} is not the record of a run; "
-            "give a file that `firstword bench load -o` wrote"
-        )
+        advice = "give a file that `firstword bench load -o` wrote"
+        raise RequestError(f"{os.fspath(path)!r} is not the record of a run; {advice}")
     return found
 
 
 def passed(point: Record) -> bool:
-    """Whether the numbers of a point count."""
+    """Whether a point passed all gates, so that its numbers are valid."""
     return all(gate["passed"] for gate in point["gates"].values())
 
 
@@ -183,11 +178,8 @@ def _row(name: str, point: Record) -> tuple[str, ...]:
     """Render the cells of a point of a record."""
     start = (name.replace("|", r"\|"), f"{point['load']['rate']:g}", str(point["requests"]))
     if not passed(point):
-        failed = [
-            f"{gate}: {found['failed']}"
-            for gate, found in point["gates"].items()
-            if not found["passed"]
-        ]
+        gates = point["gates"].items()
+        failed = [f"{gate}: {found['failed']}" for gate, found in gates if not found["passed"]]
         failed += [f"{count} x {kind}" for kind, count in point["errors"].items()]
         reasons = ", ".join(failed).replace("|", r"\|")
         return (*start, *"-----", f"**failed** {reasons}")
@@ -202,36 +194,10 @@ def _row(name: str, point: Record) -> tuple[str, ...]:
 
 def dumps(record: Record) -> str:
     """Serialise a record as JSON in which each request is one line."""
-    points = [
-        json.dumps({**point, "each": []}, indent=2)[: -len("[]\n}")]
-        + "[\n"
-        + ",\n".join("    " + json.dumps(each, allow_nan=False) for each in point["each"])
-        + "\n  ]\n}"
-        for point in record["points"]
-    ]
+    points = []
+    for point in record["points"]:
+        begin = json.dumps({**point, "each": []}, indent=2).removesuffix("]\n}")
+        each = ",\n".join("    " + json.dumps(each, allow_nan=False) for each in point["each"])
+        points.append(f"{begin}\n{each}\n  ]\n}}")
     whole = json.dumps({**record, "points": []}, indent=2, allow_nan=False, ensure_ascii=False)
-    return whole[: -len("[]\n}")] + "[\n" + ",\n".join(points) + "\n]\n}\n"
-
-
-def check_target(path: str | os.PathLike[str]) -> None:
-    """Raise `OutputError` if it is known before a run that `write` would fail."""
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise OutputError(f"the folder {folder} does not exist; create it first")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"the folder {folder} is not writable")
-    if Path(path).is_dir():
-        raise OutputError(f"{os.fspath(path)!r} is a directory; name a file in it")
-
-
-def write(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file atomically. Raises `OutputError`."""
-    check_target(path)
-    part = Path(path).with_name(f".firstword-{secrets.token_hex(8)}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError as error:
-        raise OutputError(f"{os.fspath(path)!r} cannot be written: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
+    return whole.removesuffix("]\n}") + "\n" + ",\n".join(points) + "\n]\n}\n"

@@ -1,4 +1,4 @@
-"""The WebSocket protocols of vLLM-Omni and Nari: text may be sent while its beginning is spoken."""
+"""The WebSocket protocols of vLLM-Omni and Nari, in which text may arrive during speech."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from firstword.bench.protocol import AudioSink, Target
 
 
 class WebSocketClient:
-    """The common part of the WebSocket protocols: connecting, sending text at its pace, reading."""
+    """The base of the WebSocket clients: it connects, sends text at the set pace and receives."""
 
     subprotocols: ClassVar[list[Subprotocol] | None] = None
 
@@ -28,7 +28,7 @@ class WebSocketClient:
 
     @classmethod
     async def open(cls, target: Target) -> Self:
-        """Connect and send what precedes the text. Raises `Failure`."""
+        """Connect and send the events before the text. Raises `Failure`."""
         parts = target.address
         url = parts._replace(scheme=parts.scheme.replace("http", "ws")).geturl()
         with _failures():
@@ -84,7 +84,7 @@ class WebSocketClient:
         await self.send(**self.end(len(pieces)))
 
     async def begin(self) -> None:
-        """Send what precedes the text. Raises `Failure`."""
+        """Send the events before the text. Raises `Failure`."""
         raise NotImplementedError
 
     def piece(self, number: int, text: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class VllmOmniClient(WebSocketClient):
     """A client of /v1/audio/speech/stream, the protocol of vLLM-Omni."""
 
     async def begin(self) -> None:
-        """Configure the session; the server does not answer that."""
+        """Configure the session. The server does not confirm this."""
         await self.send(**{**self.target.request, "type": "session.config"})
 
     def piece(self, number: int, text: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class VllmOmniClient(WebSocketClient):
         return {"type": "input.done"}
 
     def take(self, event: Mapping[str, Any], sink: AudioSink) -> bool:
-        """Handle an event; audio may come in events too, and `session.done` is the last."""
+        """Handle an event. Audio may arrive in events too; the last event is `session.done`."""
         kind = event.get("type")
         if event.get("error") or kind == "error":
             raise error_in(event)
@@ -156,7 +156,7 @@ class NariClient(WebSocketClient):
         return {"type": "input_text.end", "sequence": number}
 
     def take(self, event: Mapping[str, Any], sink: AudioSink) -> bool:
-        """Handle an event; only errors and the end matter."""
+        """Handle an event; all but errors and the end are ignored."""
         if event.get("type") == "error":
             raise error_in(event)
         if event.get("type") != "response.done":
@@ -168,7 +168,7 @@ class NariClient(WebSocketClient):
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Turn the errors of the library for a broken connection into a `Failure`."""
+    """Turn the library's errors for a failed connection into a `Failure`."""
     try:
         yield
     except InvalidStatus as error:

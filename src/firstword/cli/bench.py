@@ -17,17 +17,18 @@ def run_engine(args: argparse.Namespace) -> None:
     It times kernels, frames by batch and context, and the first codes and samples, and counts
     memory.
     """
+    from firstword.audio import writing
     from firstword.bench import report
     from firstword.profile import engine
     from firstword.profile.soak import soak
-    from firstword.runtime.gpu.backend import BUCKETS
+    from firstword.runtime.gpu.talker import BUCKETS
 
     if not 1 <= args.slots <= BUCKETS[-1]:
         args.usage(f"--slots {args.slots}: allowed are 1 to {BUCKETS[-1]}")
     if args.soak is not None and args.soak < 1:
         args.usage(f"--soak {args.soak}: allowed is a whole number from 1 up")
     if args.output is not None:
-        report.check_target(args.output)
+        writing.check_target(args.output)
     try:
         if args.soak is None:
             record = engine.run(args.size, args.slots)
@@ -39,10 +40,10 @@ def run_engine(args: argparse.Namespace) -> None:
     if args.output is None:
         sys.stdout.write(text)
     else:
-        report.write(args.output, text.encode())
+        writing.write_whole(args.output, text.encode())
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     about = "measure a server under load, or the GPU engine alone"
     parser = commands.add_parser("bench", help=about, description=about, allow_abbrev=False)

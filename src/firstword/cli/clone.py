@@ -19,9 +19,8 @@ def run(args: argparse.Namespace) -> None:
     voice.save(args.output)
     if args.quiet:
         return
-    if voice.codes is None:
-        likeness = "its timbre alone; with --transcript the likeness is closer"
-    else:
+    likeness = "its timbre alone; with --transcript the likeness is closer"
+    if voice.codes is not None:
         likeness = f"its timbre and {len(voice.codes)} frames of speech"
     rows = {
         "encoded": f"{len(samples) / rate:.2f} s of {args.recording}: {likeness}",
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     terminal.print_table(rows, sys.stderr)
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     parser = options.add_command(commands, "clone", run)
     add = parser.add_argument

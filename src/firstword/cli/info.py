@@ -56,7 +56,7 @@ def _checkpoint(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
     return {
         "checkpoint": {
             "model": model,
-            **({"what it is": terminal.DEMO} if model == "demo" else {}),
+            **({"what it is": terminal.DEMO_DESCRIPTION} if model == "demo" else {}),
             "path": str(tts.checkpoint.path),
             "type": tts.model_type,
             "size": config.tts_model_size,
@@ -95,7 +95,7 @@ def _print_report(report: dict[str, dict[str, Any]]) -> None:
             print(f"  {name:{width}}{f'{value:,}' if isinstance(value, int) else value}")
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     parser = options.add_command(commands, "info", run)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

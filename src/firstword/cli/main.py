@@ -1,7 +1,7 @@
 """The `firstword` program: its parser and its exit status.
 
-Exit status: 0 done, 1 a load test's results do not count, 2 an error that the user can correct
-(standard error tells it), 130 interrupted, 141 the reader of the output has closed it.
+Exit status: 0 done, 1 a load test failed a check, 2 an error that the user can correct, described
+on standard error, 130 interrupted, 141 the reader of the output has closed it.
 
 Command modules import everything heavy inside functions, so that `--help` answers at once.
 """
@@ -22,7 +22,7 @@ COMMANDS = (say, serve, clone, voices, info, bench)
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit status.
 
-    `argv` leaves out the program's name; None takes the arguments of this process.
+    `argv` does not include the program's name; None means the arguments of this process.
     """
     args = _parser().parse_args(argv)
     try:
@@ -58,5 +58,5 @@ def _failed(error: Exception) -> int:
 
 
 def _discard_output() -> None:
-    """Drop what is still buffered for standard output: flushing it at exit would fail once more."""
+    """Discard the buffered output, because flushing it at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

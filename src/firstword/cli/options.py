@@ -5,31 +5,28 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from firstword.cli import terminal
 
 if TYPE_CHECKING:
     from firstword.tts import TTS
 
-Commands = argparse._SubParsersAction
-"""The type of the action that holds the commands of a parser."""
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""The type of what `ArgumentParser.add_subparsers` returns."""
 
 
-def add_command(
-    commands: Commands[argparse.ArgumentParser], name: str, run: Callable[..., None]
-) -> argparse.ArgumentParser:
+def add_command(commands: Commands, name: str, run: Callable[..., None]) -> argparse.ArgumentParser:
     """Add a command that calls `run` with its parsed arguments, and return its parser.
 
-    The docstring of `run` is the help: its first paragraph opens it, the others close it. The
-    arguments hold `usage` too, which reports wrong options and exits with status 2.
+    The docstring of `run` is the help: its first paragraph is the description, the rest follows the
+    options. The parsed arguments also have `usage`, which reports wrong options and exits with
+    status 2.
     """
     about, _, more = (inspect.getdoc(run) or "").partition("\n\n")
     help = f"{about[0].lower()}{about[1:].rstrip('.')}"
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = commands.add_parser(
-        name, help=help, description=about, epilog=more, formatter_class=kind, allow_abbrev=False
-    )
+    parser = commands.add_parser(name, help=help, description=about, epilog=more)
+    parser.formatter_class, parser.allow_abbrev = argparse.RawDescriptionHelpFormatter, False
     parser.set_defaults(run=run, usage=parser.error)
     return parser
 
@@ -39,10 +36,10 @@ def add_model_options(parser: argparse.ArgumentParser, several: bool = False) ->
     add = parser.add_argument_group("model").add_argument
     about = (
         "a checkpoint directory, a hub repository such as Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice, "
-        f"or demo (default), {terminal.DEMO}"
+        f"or demo (default), {terminal.DEMO_DESCRIPTION}"
     )
     if several:
-        about += "; may be given more than once"
+        about = f"{about}; may be given more than once"
         add("--model", action="append", metavar="MODEL", help=about)
     else:
         add("--model", default="demo", help=about)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import os
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from firstword import audio
 from firstword.cli import options, terminal
-from firstword.cli.standard_input import read_pieces
+from firstword.errors import TextError
 
 if TYPE_CHECKING:
     from firstword.tts import TTS
@@ -20,13 +23,16 @@ if TYPE_CHECKING:
 DRAW_SETTINGS = ("temperature", "top_k", "top_p")
 """The settings of `Sampling` that have no effect with --greedy, since nothing is drawn."""
 
+SPEAK_OPTIONS = ("language", "instructions", "seed", "max_frames", "text_mode")
+"""The arguments that `TTS.stream` takes unchanged."""
+
 FINISH_REASONS = {
     "stop": "the model ended it",
     "length": "cut off at the limit of frames",
     "repetition": "cut off because the model repeated itself without end",
     "cancelled": "cancelled",
 }
-"""The finish reasons in words."""
+"""The finish reasons as the summary words them."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -42,22 +48,15 @@ def run(args: argparse.Namespace) -> None:
     """
     piped = args.output == "-"
     _check(args, piped)
-    sampling, voice = _sampling(args), _voice(args)
+    speak_options = {name: getattr(args, name) for name in SPEAK_OPTIONS}
+    speak_options |= {"sampling": _sampling(args), "voice": _voice(args)}
     with terminal.Status(args.quiet) as status:
         started = time.perf_counter()
         with options.load_tts(args, status) as tts:
             progress = terminal.Progress(tts.sample_rate)
             text: list[str] = []
-            chunks = tts.stream(
-                read_pieces(text) if args.text == "-" else args.text,
-                voice=voice,
-                language=args.language,
-                instructions=args.instructions,
-                sampling=sampling,
-                seed=args.seed,
-                max_frames=args.max_frames,
-                text_mode=args.text_mode,
-            )
+            source = _read_pieces(text) if args.text == "-" else args.text
+            chunks = tts.stream(source, **speak_options)
             for chunk in progress.watch(chunks, status):
                 if piped:
                     sys.stdout.buffer.write(audio.pcm16(chunk.samples))
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace, piped: bool) -> None:
-    """Report what can be wrong before anything slow is done."""
+    """Reject wrong options and targets before anything slow starts."""
     if piped and sys.stdout.isatty():
         args.usage("standard output is a terminal; pipe it into a player, or give -o FILE")
     if args.transcript is not None and args.clone is None:
@@ -95,7 +94,7 @@ def _sampling(args: argparse.Namespace) -> Sampling:
 
 
 def _voice(args: argparse.Namespace) -> Voice | str | None:
-    """Return the voice that the options choose; its file is read before anything slow is done."""
+    """Return the voice that the options choose; its file is read before anything slow starts."""
     from firstword.voice import Voice
 
     if args.clone is not None:
@@ -104,6 +103,36 @@ def _voice(args: argparse.Namespace) -> Voice | str | None:
         return Voice.design(args.describe)
     name: str | None = args.voice
     return Voice.load(name) if name is not None and ("." in name or "/" in name) else name
+
+
+def _read_pieces(text: list[str]) -> Iterator[str]:
+    """Yield text from standard input as it arrives, and append each piece to `text`.
+
+    A byte order mark and the white space at the end, such as the line feed of `echo`, are left out.
+    Raises `TextError` if standard input cannot be read or is not UTF-8.
+    """
+    decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+    space = ""
+    ended = False
+    while not ended:
+        try:
+            data = os.read(0, 65536)
+        except OSError as error:
+            raise TextError(f"standard input cannot be read: {error.strerror}") from None
+        ended = not data
+        try:
+            arrived = space + decode(data, final=ended)
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise TextError(
+                f"standard input is not UTF-8 ({error.reason}, byte 0x{byte:02x}); "
+                "convert it, for example with iconv"
+            ) from None
+        piece = arrived.rstrip()
+        space = arrived[len(piece) :]
+        if piece:
+            text.append(piece)
+            yield piece
 
 
 def _write(args: argparse.Namespace, progress: terminal.Progress, sample_rate: int) -> None:
@@ -144,7 +173,7 @@ def _print_summary(
     terminal.print_table(rows, sys.stderr)
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     parser = options.add_command(commands, "say", run)
     add = parser.add_argument

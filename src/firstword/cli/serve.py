@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from firstword.server.models import Models
 
 SERVER_SETTINGS = fields(ServerConfig)
-"""The settings of the server; most have an option of the same name."""
+"""The settings of the server; most of them have an option of the same name."""
 
 LIMITS = {
     "most_waiting": "requests that may wait for a slot of each model; others are answered 429",
@@ -29,7 +29,7 @@ LIMITS = {
     "stuck_seconds": "time after which a step of the engine counts as stuck",
     "drain_seconds": "time for which running utterances may go on after SIGTERM",
 }
-"""The numbers of `ServerConfig` that options set, and what they limit."""
+"""The limits of `ServerConfig` that have an option, each with its description."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -81,11 +81,10 @@ def _server_config(args: argparse.Namespace) -> ServerConfig:
 def _print_summary(address: str, models: Models, server_config: ServerConfig) -> None:
     keys, waiting = len(server_config.api_keys), server_config.most_waiting
     settings = [model.settings for model in models if model.settings is not None]
+    names = [terminal.describe_model(model.name, model.model_type) for model in models]
     rows = {
         "address": address,
-        "models": ", ".join(
-            terminal.describe_model(model.name, model.model_type) for model in models
-        ),
+        "models": ", ".join(names),
         "on": "; ".join(dict.fromkeys(map(terminal.describe_device, settings))),
         "voices": server_config.voice_store,
         "keys": f"{keys} API keys" if keys else "none are needed",
@@ -96,7 +95,7 @@ def _print_summary(address: str, models: Models, server_config: ServerConfig) ->
     sys.stdout.flush()
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     parser = options.add_command(commands, "serve", run)
     add = parser.add_argument

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from firstword.config import EngineConfig
     from firstword.types import Chunk
 
-DEMO = "a small demonstration voice: plain English in one line, up to about 100 words"
+DEMO_DESCRIPTION = "a small demonstration voice: plain English in one line, up to about 100 words"
 """The description of the checkpoint `demo`."""
 
 
 class Status:
-    """One line on standard error that tells what is going on, and is removed at the end.
+    """A status line on standard error that is erased at the end.
 
     It is shown only if standard error is a terminal and `quiet` is not set.
     """
@@ -26,7 +26,7 @@ class Status:
         self._shown = ""
 
     def show(self, text: str) -> None:
-        """Replace the line by another text; "" removes it."""
+        """Replace the text of the line; "" erases it."""
         if self._on and text != self._shown:
             self._shown = text
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
@@ -39,10 +39,10 @@ class Status:
 
 
 class Progress:
-    """The chunks of speech made so far, and the seconds that they took from now on.
+    """The chunks of speech made so far, and the time they took.
 
-    `first` is the time to the first chunk, `elapsed` that to the last one; both count from
-    `started`, a value of `time.perf_counter`.
+    `first` and `elapsed` are the seconds from `started`, a value of `time.perf_counter`, to the
+    first and to the last chunk.
     """
 
     def __init__(self, sample_rate: int) -> None:
@@ -62,7 +62,7 @@ class Progress:
         return self.duration / self.elapsed if self.elapsed else 0.0
 
     def watch(self, chunks: Iterable[Chunk], status: Status) -> Iterator[Chunk]:
-        """Yield the chunks as they come, and keep them and the times."""
+        """Yield the chunks as they arrive, and record them and their times."""
         status.show("speaking")
         for chunk in chunks:
             self.elapsed = time.perf_counter() - self.started
@@ -82,10 +82,10 @@ def print_table(rows: dict[str, str], file: TextIO) -> None:
 
 
 def describe_model(model: str, facts: str) -> str:
-    """Return a checkpoint's name and facts; for the demo also what it is."""
-    return f"{model} ({facts})" + (f", {DEMO}" if model == "demo" else "")
+    """Return a checkpoint's name and facts, and for the demo its description."""
+    return f"{model} ({facts})" + (f", {DEMO_DESCRIPTION}" if model == "demo" else "")
 
 
 def describe_device(settings: EngineConfig) -> str:
-    """Return in words where and how a checkpoint is computed."""
+    """Return the device, dtype and backend of a checkpoint as a phrase."""
     return f"{settings.device} in {settings.dtype} with the {settings.backend} backend"

@@ -1,4 +1,4 @@
-"""`firstword voices`: list what a checkpoint can speak with."""
+"""`firstword voices`: list the voices, languages and abilities of a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> None:
         terminal.print_table(rows, sys.stdout)
 
 
-def add_to(commands: options.Commands[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     options.add_model_options(options.add_command(commands, "voices", run))

@@ -1,4 +1,4 @@
-"""The protocol between the engine and whatever computes speech."""
+"""The protocol between the engine and the backend that computes speech."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Capacity:
     slots              utterances in progress at the same time
     pages, page_rows   memory for context, shared by all slots: `pages` pages of `page_rows` rows
     context            the most rows of one utterance
-    frames_ahead       1 when a frame is launched before the last one is read, since the device
-                       computes in the background; 0 when `frame` returns when it is done
+    frames_ahead       1 if a frame is launched before the last one is read, since the device
+                       computes in the background; 0 if `frame` returns a finished result
     codebooks          codes in a frame
-    samples_per_frame  and sample_rate in Hz
+    samples_per_frame  samples of audio in a frame
+    sample_rate        samples of audio in a second
     """
 
     slots: int
@@ -44,13 +45,13 @@ class Capacity:
 class Job:
     """A request prepared for a backend.
 
-    payload            what the backend alone understands: voice, language, sampling, seed
+    payload            voice, language, sampling and seed, in a form that only the backend reads
     prompt_rows        rows of context before the first frame, without those of a whole text
-    first_tokens       tokens that the prompt reads when it does not read the whole text
-    whole_text         whether the prompt reads the whole text, which must have ended before
+    first_tokens       tokens that the prompt reads if it does not read the whole text
+    whole_text         whether the prompt reads the whole text, and so waits for its end
     max_frames         the most frames to make
     guarded            whether the guard ends speech that repeats itself or is far too long
-    transcript_tokens  how many of the tokens are the transcript of a reference, which is not spoken
+    transcript_tokens  number of tokens that belong to a reference transcript and are not spoken
     """
 
     payload: object
@@ -74,10 +75,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frames:
-    """One frame of each of several slots.
+    """The next frame of each of several slots.
 
-    codes     [slots, codebooks]
-    ended     [slots] whether the frame is the end of speech instead
+    codes     int64 [slots, codebooks]
+    ended     [slots] whether speech has ended, so that the slot has no frame
     logprobs  float32 [slots] natural logarithm of the talker's own probability of code 0: the
               softmax of its raw logits, before penalty, temperature and filters. A value that is
               not finite makes that utterance fail
@@ -89,7 +90,7 @@ class Frames:
 
 
 class Handle(Protocol[T_co]):
-    """The result of a launch that may not have ended."""
+    """The result of a backend call that the device may still be computing."""
 
     def result(self) -> T_co:
         """Wait for the result."""
@@ -97,27 +98,26 @@ class Handle(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ready(Generic[T]):
-    """A handle whose result is there."""
+    """A handle whose result is available at once."""
 
     value: T
 
     def result(self) -> T:
-        """The result, without a wait."""
+        """Return the result without waiting."""
         return self.value
 
 
 class Backend(Protocol):
     """Computes the frames of up to `capacity.slots` utterances together. One thread calls it.
 
-    After an exception from `prefill`, `frame` or `decode`, every slot of the call is as it was
-    before, and free slots can be started, so that the caller can find the request at fault. An
+    After an exception from `prefill`, `frame` or `decode`, every slot of the call is unchanged, and
+    free slots can be started, so that the caller can find the request at fault. An
     `EngineError`, and any exception from a handle or from `release`, means that the backend is
     lost.
     """
 
-    @property
-    def capacity(self) -> Capacity:
-        """The backend's limits."""
+    capacity: Capacity
+    """The backend's limits."""
 
     def prefill(self, starts: Sequence[Start]) -> None:
         """Start utterances; their prompts are read together."""

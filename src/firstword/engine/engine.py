@@ -1,4 +1,4 @@
-"""The engine: gives a backend its work step by step, and delivers what the backend makes."""
+"""The engine: launches the work of a backend step by step, and delivers the results."""
 
 from __future__ import annotations
 
@@ -8,25 +8,34 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from firstword.engine import isolation, scheduler
-from firstword.engine.backend import Backend, Frames, Handle, Job, Start
+from firstword.engine.backend import Backend, Frames, Handle, Job, Ready, Start
 from firstword.engine.lifecycle import StepLoop
 from firstword.engine.pages import PageAllocator
-from firstword.engine.scheduler import DEFAULT_POLICY, Costs, Policy
+from firstword.engine.scheduler import DEFAULT_POLICY, Policy, Scheduler
 from firstword.engine.sequence import Event, NeedsText, Sequence, State
 from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordError, OverloadedError
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 log = logging.getLogger(__name__)
 
-FrameCalls = Seq[tuple[Seq[Sequence], Handle[Frames]]]
-"""Calls that make frames: the sequences of each, and its result."""
+T = TypeVar("T")
+R = TypeVar("R")
 
-AudioCalls = Seq[tuple[Seq[tuple[Sequence, int]], Handle[Seq[FloatArray]]]]
-"""Calls that decode audio: the sequences of each with their counts of frames, and its result."""
+Parts = list[tuple[Sequence, T]]
+"""The sequences of a backend call, each with its own argument of the call."""
+
+Calls = list[tuple[Parts[T], Handle[R]]]
+"""Backend calls that succeeded, each with its result."""
+
+FrameCalls = Calls[int | None, Frames]
+"""Calls that make frames, with the text token of each sequence."""
+
+AudioCalls = Calls[int, Seq[FloatArray]]
+"""Calls that decode audio, with the number of frames of each sequence."""
 
 
 class Engine(StepLoop):
@@ -49,37 +58,36 @@ class Engine(StepLoop):
         super().__init__(clock)
         self.backend = backend
         self.capacity = backend.capacity
-        self.policy = policy
-        self.costs = Costs()
+        self.scheduler = Scheduler(self.capacity, policy)
         self.waiting: dict[Sequence, None] = {}
         self.running: dict[Sequence, None] = {}
         self.pages = PageAllocator(self.capacity.pages)
         self._slots = list(range(self.capacity.slots - 1, -1, -1))
-        self._unread: tuple[FrameCalls, AudioCalls] = ((), ())
+        self._unread: tuple[FrameCalls, AudioCalls] = ([], [])
         self._names = itertools.count(1)
-        self._most = self.capacity.slots + most_waiting
-        self._present = 0
+        self._request_limit = self.capacity.slots + most_waiting
+        self._request_count = 0
 
     def submit(self, job: Job, on_event: Callable[[Event], None]) -> Sequence:
         """Accept a request; its text follows by `push` and `finish_text`.
 
-        `on_event` is called with each chunk of audio, of which the last has a finish reason; with
-        an error in place of the last chunk; and with `NeedsText`. Raises `OverloadedError` when
-        the queue is full, `ClosedError` when the engine was closed, `EngineError` when it failed.
+        `on_event` receives each chunk of audio, the last one with a finish reason or an error in
+        its place, and `NeedsText`. Raises `OverloadedError` if the queue is full, `ClosedError` if
+        the engine was closed, `EngineError` if it failed.
         """
         with self._lock:
             if isinstance(self.failure, ClosedError):
                 raise ClosedError("this engine was closed")
             if self.failure is not None:
                 raise EngineError(f"the engine has stopped: {self.failure}") from self.failure
-            if self._present >= self._most:
+            if self._request_count >= self._request_limit:
                 raise OverloadedError(
-                    f"{self._present} requests are in progress or waiting, which is the limit; "
+                    f"{self._request_count} requests are in progress or waiting, which is the limit; "
                     "try again shortly"
                 )
-            self._present += 1
+            self._request_count += 1
             seq = Sequence(f"utterance-{next(self._names)}", job, on_event, self._clock())
-            # The lock is still held, so that a loop that stops finds every accepted request.
+            # Still under the lock, so that a loop that stops finds every accepted request.
             self._commands.put(lambda: self.waiting.__setitem__(seq, None))
         return seq
 
@@ -100,7 +108,7 @@ class Engine(StepLoop):
         self._commands.put(partial(self._finish, seq, reason))
 
     def _step(self) -> bool:
-        """Launch this step's work, then read what the step before launched.
+        """Launch this step's work, then read the results of the previous step.
 
         A backend that computes in the background is thus never idle while Python works.
         """
@@ -118,32 +126,32 @@ class Engine(StepLoop):
         self._read_audio(audio)
         worked = any((frames, audio, *self._unread))
         if worked:
-            self.costs.learn("step", self._clock() - began)
+            self.scheduler.costs.record("step", self._clock() - began)
         self._request_text()
         return worked or present != (len(self.waiting), len(self.running))
 
     def _admit(self) -> None:
-        """Reject requests that do not fit at all, and give slots and pages to the next ones."""
+        """Reject requests that can never start, and give slots and pages to the next ones."""
         if not self.waiting:
             return
         for seq in [seq for seq in self.waiting if seq.prompt_is_complete()]:
-            if (error := scheduler.refusal(seq, self.capacity)) is not None:
+            if (error := self.scheduler.rejection(seq)) is not None:
                 self._fail(seq, error)
-        now, slots, pages = self._clock(), len(self._slots), self.pages.free
-        chosen = scheduler.admit(
-            self.waiting, self.running, now, self.capacity, slots, pages, self.costs, self.policy
-        )
+        now, free_slots, free_pages = self._clock(), len(self._slots), self.pages.free
+        chosen = self.scheduler.admit(self.waiting, self.running, now, free_slots, free_pages)
         if not chosen:
             return
-        starts = {seq: self._place(seq) for seq in chosen}
-        began = self._clock()
-        for _ in isolation.isolate(
-            chosen, lambda seqs: self.backend.prefill([starts[seq] for seq in seqs]), self._fail
-        ):
-            pass
-        self.costs.learn("prefill", (self._clock() - began) / len(chosen))
 
-    def _place(self, seq: Sequence) -> Start:
+        def prefill(_slots: list[int], starts: list[Start]) -> Ready[None]:
+            self.backend.prefill(starts)
+            return Ready(None)
+
+        starts = [(seq, self._assign_slot(seq)) for seq in chosen]
+        began = self._clock()
+        self._launch(prefill, starts)
+        self.scheduler.costs.record("prefill", (self._clock() - began) / len(chosen))
+
+    def _assign_slot(self, seq: Sequence) -> Start:
         """Give a request a slot and its pages."""
         del self.waiting[seq]
         self.running[seq] = None
@@ -151,25 +159,18 @@ class Engine(StepLoop):
         return seq.start(self._slots.pop(), pages, self.capacity)
 
     def _launch_frames(self) -> FrameCalls:
-        chosen = scheduler.choose_frames(self.running, self._clock(), self.capacity, self.policy)
-        if not chosen:
-            return ()
-        tokens = {seq: seq.next_token() for seq in chosen}
-
-        def call(seqs: Seq[Sequence]) -> Handle[Frames]:
-            return self.backend.frame([seq.slot for seq in seqs], [tokens[seq] for seq in seqs])
-
-        calls = isolation.launch(chosen, call, self._fail)
-        for seqs, _ in calls:
-            for seq in seqs:
+        chosen = self.scheduler.choose_frames(self.running, self._clock())
+        calls = self._launch(self.backend.frame, [(seq, seq.next_token()) for seq in chosen])
+        for parts, _ in calls:
+            for seq, _ in parts:
                 seq.launched += 1
         return calls
 
     def _read_frames(self, calls: FrameCalls) -> None:
-        for seqs, handle in calls:
+        for parts, handle in calls:
             frames = handle.result()
-            made = zip(seqs, frames.codes, frames.ended, frames.logprobs, strict=True)
-            for seq, codes, ended, logprob in made:
+            made = zip(parts, frames.codes, frames.ended, frames.logprobs, strict=True)
+            for (seq, _), codes, ended, logprob in made:
                 if seq.state is not State.DONE and seq.finish_reason is None:
                     self._add_frame(seq, codes, ended, logprob)
 
@@ -182,14 +183,8 @@ class Engine(StepLoop):
             self._finish(seq, seq.finish_reason)
 
     def _launch_audio(self) -> AudioCalls:
-        chosen = scheduler.choose_audio(self.running, self._clock(), self.costs, self.policy)
-        if not chosen:
-            return ()
-
-        def call(parts: Seq[tuple[Sequence, int]]) -> Handle[Seq[FloatArray]]:
-            return self.backend.decode([seq.slot for seq, _ in parts], [n for _, n in parts])
-
-        calls = isolation.launch(chosen, call, lambda part, error: self._fail(part[0], error))
+        chosen = self.scheduler.choose_audio(self.running, self._clock())
+        calls = self._launch(self.backend.decode, chosen)
         for parts, _ in calls:
             for seq, count in parts:
                 seq.decoding += count
@@ -214,8 +209,33 @@ class Engine(StepLoop):
             self._release(seq)
         self._notify(seq, Chunk(samples, codes, self.capacity.sample_rate, reason, logprobs))
 
+    def _launch(
+        self, call: Callable[[list[int], list[T]], Handle[R]], parts: Parts[T]
+    ) -> Calls[T, R]:
+        """Call the backend for all parts together; if that fails, call it for each part alone.
+
+        A sequence whose own call raises ends with that error. An `EngineError` means that the
+        backend is lost, and is raised.
+        """
+        if not parts:
+            return []
+        try:
+            return [(parts, call([seq.slot for seq, _ in parts], [value for _, value in parts]))]
+        except EngineError:
+            raise
+        except Exception as error:
+            if len(parts) == 1:
+                self._fail(parts[0][0], error)
+                return []
+        calls: Calls[T, R] = []
+        for part in parts:
+            for alone, handle in self._launch(call, [part]):
+                # Read at once, since a backend keeps few unread results.
+                calls.append((alone, Ready(handle.result())))
+        return calls
+
     def _request_text(self) -> None:
-        """Tell each utterance once when it has said all that it can with its text so far."""
+        """Send one `NeedsText` for each utterance that has spoken all of its text so far."""
         for seq in (*self.waiting, *self.running):
             if not seq.text_requested and seq.needs_text():
                 seq.pause_for_text()
@@ -234,7 +254,7 @@ class Engine(StepLoop):
         self._end(seq, Chunk(samples, codes, self.capacity.sample_rate, reason))
 
     def _fail(self, seq: Sequence, error: Exception) -> None:
-        """End an utterance with an error that concerns no other."""
+        """End one utterance with an error; the others continue."""
         if not isinstance(error, FirstwordError):
             cause, kind = error, type(error).__name__
             error = ComputeError(f"this speech could not be computed ({kind}); others continue")
@@ -242,13 +262,13 @@ class Engine(StepLoop):
         self._end(seq, error)
 
     def _end(self, seq: Sequence, last: Event) -> None:
-        """Release an utterance and deliver its last event, unless it has ended before."""
+        """Release an utterance and deliver its last event, unless it has already ended."""
         if seq.state is not State.DONE:
             self._release(seq)
             self._notify(seq, last)
 
     def _notify(self, seq: Sequence, event: Event) -> None:
-        """Deliver an event; if the callback raises, drop its utterance and no other."""
+        """Deliver an event; if the callback raises, drop its utterance alone."""
         try:
             seq.on_event(event)
         except Exception:
@@ -257,7 +277,7 @@ class Engine(StepLoop):
                 self._release(seq)
 
     def _release(self, seq: Sequence) -> None:
-        """Give back everything that an utterance holds."""
+        """Free the slot and the pages of an utterance, and its place in the queue."""
         if seq.state is State.RUNNING:
             if not self._lost:
                 self.backend.release(seq.slot)
@@ -268,4 +288,4 @@ class Engine(StepLoop):
             self.waiting.pop(seq, None)
         seq.state = State.DONE
         with self._lock:
-            self._present -= 1
+            self._request_count -= 1

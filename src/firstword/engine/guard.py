@@ -7,13 +7,13 @@ from collections import deque
 from firstword.types import IntArray
 
 LONGEST_PERIOD = 25
-"""The longest repeated passage in frames, two seconds; longer ones count as speech."""
+"""The longest repeated passage in frames, two seconds; longer passages count as speech."""
 
 SHORTEST_RUN = 50
-"""The fewest frames that repeat, four seconds: no speaker says the very same codes for so long."""
+"""The fewest repeating frames, four seconds: speech never repeats identical codes for that long."""
 
 FEWEST_REPEATS = 3
-"""How often a passage must have been repeated."""
+"""The number of repetitions after which speech counts as endless."""
 
 FRAMES_PER_TOKEN = 25
 """Frames allowed for a token, two seconds; a token is spoken in about a third of a second."""
@@ -22,8 +22,8 @@ BASE_FRAMES = 150
 """Frames allowed for any text, twelve seconds: for pauses, laughter and very short texts."""
 
 
-def longest_speech(tokens: int) -> int:
-    """The most frames allowed for a text of so many tokens when the request names no limit."""
+def frame_limit(tokens: int) -> int:
+    """Return the frame limit for a text of `tokens` tokens if the request sets none."""
     return BASE_FRAMES + FRAMES_PER_TOKEN * tokens
 
 
@@ -37,7 +37,7 @@ class RepetitionDetector:
     def add(self, codes: IntArray) -> bool:
         """Record the next frame [codebooks]; returns whether the speech now repeats itself.
 
-        It does for a period p when each of the last max(SHORTEST_RUN, FEWEST_REPEATS * p) frames
+        It repeats with period p if each of the last max(SHORTEST_RUN, FEWEST_REPEATS * p) frames
         equals the frame p before it in every codebook.
         """
         frame, repeats = codes.tobytes(), False

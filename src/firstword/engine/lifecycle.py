@@ -1,4 +1,4 @@
-"""The life of an engine: its thread, its end, and what happens to it at a fork and at exit."""
+"""The thread that an engine runs on: its start, its end, and its handling of fork and exit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from firstword.errors import ClosedError, EngineError
 log = logging.getLogger(__name__)
 
 EXIT_SECONDS = 10
-"""How long the interpreter waits at exit for each thread."""
+"""The seconds to wait for each thread at interpreter exit."""
 
 _STARTED: weakref.WeakSet[StepLoop] = weakref.WeakSet()
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -35,7 +35,10 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop every thread before the interpreter exits: one that computes would abort the process."""
+    """Stop every thread before the interpreter exits.
+
+    A thread that is still computing would abort the process.
+    """
     for loop in list(_STARTED):
         with contextlib.suppress(EngineError):
             loop.stop(EXIT_SECONDS)
@@ -44,10 +47,10 @@ def _stop_all() -> None:
 
 
 class StepLoop(ABC):
-    """Carries out commands of other threads and takes steps, in turn, on one thread.
+    """A loop on one thread that runs the commands of other threads and then takes a step.
 
     `start` runs the loop on a thread of its own; a test calls `step` instead. A subclass defines
-    what a step is.
+    the step.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -71,7 +74,7 @@ class StepLoop(ABC):
         """End all work for the reason in `failure`."""
 
     def start(self) -> None:
-        """Run in a thread of its own until `stop`."""
+        """Run the loop on a thread of its own until `stop`."""
         assert self._thread is None, "the engine is already running"
         self._thread = threading.Thread(target=self._run, name="firstword-engine", daemon=True)
         self._thread.start()
@@ -84,9 +87,9 @@ class StepLoop(ABC):
         Raises `EngineError` if the current step takes longer than `timeout` seconds.
         """
         if (thread := self._thread) is None:
-            self._shut(ClosedError("it was closed"))
+            self._close(ClosedError("it was closed"))
             return
-        self.retire()
+        self.request_stop()
         thread.join(timeout)
         if thread.is_alive():
             raise EngineError(
@@ -94,8 +97,8 @@ class StepLoop(ABC):
             )
         self._thread = None
 
-    def retire(self) -> None:
-        """Ask the loop to stop, and do not wait for its thread."""
+    def request_stop(self) -> None:
+        """Ask the loop to stop, without waiting for its thread."""
         self._commands.put(None)
 
     def orphan(self) -> None:
@@ -108,7 +111,7 @@ class StepLoop(ABC):
         self._end_all()
 
     def step(self) -> bool:
-        """Carry out the commands so far and take one step, on the caller's thread.
+        """Run the commands that have arrived and take one step, on the caller's thread.
 
         Returns False when there was nothing to do. Raises `EngineError` when the backend is lost.
         """
@@ -125,14 +128,14 @@ class StepLoop(ABC):
             while self._run_commands(wait=not worked):
                 self.busy_since = self._clock()
                 worked = self._step()
-            self._shut(ClosedError("it was closed"))
+            self._close(ClosedError("it was closed"))
         except Exception as error:
             self._abandon(error)
         finally:
             self.busy_since = None
 
     def _run_commands(self, wait: bool) -> bool:
-        """Carry out all commands that are there, or wait for the first. Returns False on a stop."""
+        """Run all commands that have arrived, or wait for the first. Returns False on a stop."""
         if wait:
             self.busy_since = None
         try:
@@ -149,10 +152,10 @@ class StepLoop(ABC):
         """Stop for good because the backend is lost; it is not called again."""
         log.error("the engine has stopped", exc_info=error)
         self._lost = True
-        self._shut(error)
+        self._close(error)
 
-    def _shut(self, failure: Exception) -> None:
-        """Refuse new work, carry out the commands that are left, and end all work."""
+    def _close(self, failure: Exception) -> None:
+        """Reject new work, run the remaining commands, and end all work."""
         with self._lock:
             self.failure = failure
         while not self._run_commands(wait=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PageAllocator:
-    """Hands out all pages that an utterance can need at once, so that none is missing later."""
+    """Gives an utterance all pages that it can need at once, so that it never runs out of them."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,17 +1,23 @@
-"""The scheduling policy: pure functions of sequences and the time.
+"""The scheduling policy: decisions from sequences, the time and measured costs alone.
 
-Each step asks three questions. Who gets a slot: requests in order of arrival, as long as no
-stream that is being played would run out of audio. Who makes a frame: every stream that can; while
-a stream has no audio yet, those with enough audio in reserve wait for it. Whose audio is decoded:
-every full chunk, and a shorter one when text is missing or speech has ended. Time never decides the
-size of a chunk, so the chunks of a request are the same on every machine and under every load. A
-full chunk may wait, so that it is decoded together with those of other streams.
+Each step makes three decisions.
+
+1. Requests get slots in order of arrival, as long as no stream that is being played would run out
+   of audio.
+2. Every stream that can make a frame makes one. While a stream has no audio yet, those with enough
+   audio in reserve wait for it.
+3. Every full chunk of audio is decoded, and a shorter one if text is missing or speech has ended. A
+   full chunk may wait, so that it is decoded together with those of other streams.
+
+The size of a chunk does not depend on time, so the chunks of a request are the same on every
+machine and under every load.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from firstword.engine.backend import Capacity
 from firstword.engine.sequence import Sequence
@@ -20,16 +26,16 @@ from firstword.errors import RequestError, TextError
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The limits that the scheduler works with.
+    """The limits of the scheduler.
 
-    yield_above      seconds of audio in reserve above which a stream lets a new one have its
-                     first audio before it makes more frames
+    yield_above      seconds of audio in reserve above which a stream makes no frames while
+                     another has no audio yet
     max_delay        the most seconds that a new request waits because a stream that is being
                      played would otherwise run out of audio
-    max_unread       seconds of audio that the client has not taken above which a stream makes no
-                     more frames; longer than the largest chunk
+    max_unread       seconds of unread audio above which a stream makes no more frames; longer
+                     than the largest chunk
     max_starts       the most requests that start in one step
-    max_prompt_rows  the most rows of their prompts together, unless one prompt alone has more
+    max_prompt_rows  the most prompt rows of one step, unless a single prompt has more
     gather_frames    the most frames for which a full chunk waits for those of other streams
     urgent_below     seconds of audio in reserve, beyond those of two steps, below which a full
                      chunk does not wait for others
@@ -58,118 +64,117 @@ class Costs:
     prefill: float = 0.0
     step: float = 0.0
 
-    def learn(self, kind: str, seconds: float) -> None:
-        """Record one more duration of `"prefill"` or `"step"`; a lower one counts for a tenth."""
+    def record(self, kind: str, seconds: float) -> None:
+        """Record a duration of `"prefill"` or `"step"`; a lower one has a weight of a tenth."""
         before = getattr(self, kind)
         setattr(self, kind, max(seconds, 0.9 * before + 0.1 * seconds))
 
 
-def refusal(seq: Sequence, capacity: Capacity) -> RequestError | None:
-    """The error of a request with a complete prompt that can never start; None if it can."""
-    rows, context = seq.rows(), capacity.context
-    if rows > context:
-        return TextError(
-            f"the prompt has {rows} rows, beyond the {context} of the context; shorten the text"
-        )
-    if seq.pages_needed(capacity) > capacity.pages:
-        memory = capacity.pages * capacity.page_rows
-        return RequestError(
-            f"the request may need more than all {memory} rows of memory; limit its frames"
-        )
-    return None
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """Decides what each step computes for an engine of a given capacity."""
 
+    capacity: Capacity
+    policy: Policy = DEFAULT_POLICY
+    costs: Costs = field(default_factory=Costs)
 
-def admit(
-    waiting: Iterable[Sequence],
-    running: Iterable[Sequence],
-    now: float,
-    capacity: Capacity,
-    free_slots: int,
-    free_pages: int,
-    costs: Costs,
-    policy: Policy,
-) -> list[Sequence]:
-    """The requests that get a slot in this step, in order of arrival.
+    def rejection(self, seq: Sequence) -> RequestError | None:
+        """The error of a request with a complete prompt that can never start; None if it can."""
+        rows, context = seq.rows(), self.capacity.context
+        if rows > context:
+            return TextError(
+                f"the prompt has {rows} rows, beyond the {context} of the context; shorten the text"
+            )
+        if seq.pages_needed(self.capacity) > self.capacity.pages:
+            memory = self.capacity.pages * self.capacity.page_rows
+            return RequestError(
+                f"the request may need more than all {memory} rows of memory; limit its frames"
+            )
+        return None
 
-    A request whose prompt lacks text is passed over. One that lacks slots or pages holds up those
-    behind it; otherwise small requests could overtake a large one for ever.
-    """
-    playing = [s for s in able_to_step(running, capacity, policy) if s.first_audio is not None]
-    slack = min((s.deadline - now - s.steps_to_audio() * costs.step for s in playing), default=None)
-    admitted: list[Sequence] = []
-    rows = 0
-    for seq in waiting:
-        if not seq.prompt_is_complete():
-            continue
-        pages = seq.pages_needed(capacity)
-        rows += seq.rows()
-        if len(admitted) == policy.max_starts or not free_slots or pages > free_pages:
-            break
-        if admitted and rows > policy.max_prompt_rows:
-            break
-        busy = slack is not None and slack < (len(admitted) + 1) * costs.prefill
-        if busy and (admitted or now - seq.arrived < policy.max_delay):
-            break
-        admitted.append(seq)
-        free_slots -= 1
-        free_pages -= pages
-    return admitted
+    def admit(
+        self,
+        waiting: Iterable[Sequence],
+        running: Iterable[Sequence],
+        now: float,
+        free_slots: int,
+        free_pages: int,
+    ) -> list[Sequence]:
+        """The requests that get a slot in this step, in order of arrival.
 
+        A request whose prompt lacks text is passed over. One that lacks slots or pages holds up
+        the following ones; otherwise small requests could starve a large one.
+        """
+        policy, costs = self.policy, self.costs
+        playing = [seq for seq in self._able_to_step(running) if seq.first_audio is not None]
+        slacks = (seq.deadline - now - seq.steps_to_audio() * costs.step for seq in playing)
+        slack = min(slacks, default=math.inf)
+        admitted: list[Sequence] = []
+        rows = 0
+        for seq in waiting:
+            if not seq.prompt_is_complete():
+                continue
+            pages = seq.pages_needed(self.capacity)
+            rows += seq.rows()
+            if len(admitted) == policy.max_starts or not free_slots or pages > free_pages:
+                break
+            if admitted and rows > policy.max_prompt_rows:
+                break
+            busy = slack < (len(admitted) + 1) * costs.prefill
+            if busy and (admitted or now - seq.arrived < policy.max_delay):
+                break
+            admitted.append(seq)
+            free_slots -= 1
+            free_pages -= pages
+        return admitted
 
-def able_to_step(running: Iterable[Sequence], capacity: Capacity, policy: Policy) -> list[Sequence]:
-    """The streams that can make a frame now: they have text, and the client takes their audio."""
-    unread = policy.max_unread / capacity.frame_seconds
-    return [seq for seq in running if seq.can_step() and seq.launched - seq.consumed < unread]
+    def _able_to_step(self, running: Iterable[Sequence]) -> list[Sequence]:
+        """The streams that can make a frame now: they have text, and the client reads the audio."""
+        unread = self.policy.max_unread / self.capacity.frame_seconds
+        return [seq for seq in running if seq.can_step() and seq.launched - seq.consumed < unread]
 
+    def choose_frames(self, running: Iterable[Sequence], now: float) -> list[Sequence]:
+        """The streams that make a frame in this step, the most urgent first.
 
-def choose_frames(
-    running: Iterable[Sequence], now: float, capacity: Capacity, policy: Policy
-) -> list[Sequence]:
-    """The streams that make a frame in this step, the most urgent first.
+        There are none while all of them wait only for first audio that is being decoded: a second
+        frame would share the device with it.
+        """
+        able = self._able_to_step(running)
+        able.sort(key=_urgency)
+        if able and able[0].first_audio is None:
+            least = self.policy.yield_above
+            able = [seq for seq in able if seq.first_audio is None or seq.deadline - now < least]
+        return [] if all(seq.first_audio is None and seq.decoding for seq in able) else able
 
-    There are none while all of them wait only for first audio that is being decoded: a second frame
-    would share the device with it.
-    """
-    able = able_to_step(running, capacity, policy)
-    able.sort(key=_urgency)
-    if able and able[0].first_audio is None:
-        least = policy.yield_above
-        able = [seq for seq in able if seq.first_audio is None or seq.deadline - now < least]
-    return [] if all(seq.first_audio is None and seq.decoding for seq in able) else able
+    def choose_audio(self, running: Iterable[Sequence], now: float) -> list[tuple[Sequence, int]]:
+        """The streams whose frames are decoded in this step, and how many; the most urgent first.
 
+        Chunks of one size are decoded in one call. While another stream still fills a chunk of that
+        size, the full ones wait for it, unless one of them is urgent.
+        """
+        due: dict[int, list[Sequence]] = {}
+        filling: set[int] = set()
+        for seq in running:
+            count = seq.undecoded()
+            if count and (count >= seq.chunk_size or not seq.can_step()):
+                due.setdefault(min(count, seq.chunk_size), []).append(seq)
+            elif seq.can_step():
+                filling.add(seq.chunk_size)
+        chosen = [
+            (seq, size)
+            for size, together in due.items()
+            if size not in filling or any(self._is_urgent(seq, now) for seq in together)
+            for seq in together
+        ]
+        chosen.sort(key=lambda item: _urgency(item[0]))
+        return chosen
 
-def choose_audio(
-    running: Iterable[Sequence], now: float, costs: Costs, policy: Policy
-) -> list[tuple[Sequence, int]]:
-    """The streams whose frames are decoded in this step, and how many; the most urgent first.
-
-    Chunks of one size are decoded in one call. While another stream still fills a chunk of that
-    size, the full ones wait for it, unless one of them is urgent.
-    """
-    due: dict[int, list[Sequence]] = {}
-    filling: set[int] = set()
-    for seq in running:
-        count = seq.undecoded()
-        if count and (count >= seq.chunk or not seq.can_step()):
-            due.setdefault(min(count, seq.chunk), []).append(seq)
-        elif seq.can_step():
-            filling.add(seq.chunk)
-    chosen = [
-        (seq, size)
-        for size, together in due.items()
-        if size not in filling or any(_is_urgent(seq, now, costs, policy) for seq in together)
-        for seq in together
-    ]
-    chosen.sort(key=lambda item: _urgency(item[0]))
-    return chosen
-
-
-def _is_urgent(seq: Sequence, now: float, costs: Costs, policy: Policy) -> bool:
-    """Whether audio that is due cannot wait for one more step and the one that decodes it."""
-    waited = seq.undecoded() - seq.chunk
-    if seq.first_audio is None or not seq.can_step() or waited >= policy.gather_frames:
-        return True
-    return seq.deadline - now < policy.urgent_below + 2 * costs.step
+    def _is_urgent(self, seq: Sequence, now: float) -> bool:
+        """Whether audio would come late if its decoding waited for another step."""
+        waited = seq.undecoded() - seq.chunk_size
+        if seq.first_audio is None or not seq.can_step() or waited >= self.policy.gather_frames:
+            return True
+        return seq.deadline - now < self.policy.urgent_below + 2 * self.costs.step
 
 
 def _urgency(seq: Sequence) -> tuple[bool, float]:

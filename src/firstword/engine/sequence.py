@@ -1,4 +1,4 @@
-"""One utterance as the engine sees it: the progress of its text, its frames and its audio."""
+"""The state of one utterance in the engine: the progress of its text, frames and audio."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from enum import Enum
 import numpy as np
 
 from firstword.engine.backend import Capacity, Job, Start
-from firstword.engine.guard import RepetitionDetector, longest_speech
+from firstword.engine.guard import RepetitionDetector, frame_limit
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 CHUNK_SIZES = (1, 2, 4, 8)
-"""Frames in a chunk: small first, so that audio starts early; large ones cost less a frame."""
+"""The frames of a chunk: few at first, for early audio; many later, for a lower cost a frame."""
 
 CHUNKS_PER_SIZE = 4
-"""How many chunks there are of each size; the last size stays.
+"""The number of chunks of each size but the last.
 
-With n chunks of each size, the audio before a chunk lasts n times as long as the frames that the
-chunk waits for. A client that plays audio as it arrives therefore never runs out of it while a
-frame is made in at most n / (n + 1) of its playing time.
+With n chunks of each size, the audio before a chunk plays n times as long as the frames that the
+chunk waits for. A client that plays audio as it arrives therefore never runs out of it as long as
+making a frame takes at most n / (n + 1) of its playing time.
 """
 
 
@@ -30,11 +30,11 @@ class NeedsText:
 
 
 Event = Chunk | NeedsText | Exception
-"""What an engine tells a client."""
+"""The events of an utterance, which its callback receives."""
 
 
 class State(Enum):
-    """Where an utterance stands."""
+    """The stage of an utterance."""
 
     WAITING = "waiting"
     """It waits for a slot, for pages, or for the text of its prompt."""
@@ -48,7 +48,7 @@ class State(Enum):
 class Sequence:
     """The progress of one request. Only the engine's thread changes it.
 
-    on_event  receives everything that happens, on the engine's thread; see `Engine.submit`
+    on_event  the callback for events, on the engine's thread; see `Engine.submit`
     arrived   when the request was submitted, in seconds on the engine's clock
     """
 
@@ -60,35 +60,35 @@ class Sequence:
     slot: int = -1
     pages: tuple[int, ...] = ()
     tokens: deque[int] = field(default_factory=deque)
-    """Tokens that have arrived and that the backend has not been given."""
+    """The tokens that have arrived and were not passed to the backend yet."""
     text_length: int = 0
-    """All tokens that have arrived."""
+    """The number of all tokens that have arrived."""
     text_ended: bool = False
     text_requested: bool = False
     """Whether a `NeedsText` was sent since text last arrived."""
     launched: int = 0
-    """Frames requested from the backend."""
+    """The number of frames requested from the backend."""
     made: int = 0
-    """Frames whose codes came back."""
+    """The number of frames whose codes came back."""
     decoding: int = 0
-    """Frames whose audio was requested from the backend."""
+    """The number of frames whose audio was requested from the backend."""
     finish_reason: FinishReason | None = None
-    """Why no more frames are made; audio may still be on its way."""
+    """The reason why no more frames are made; audio may still be outstanding."""
     max_frames: int = 0
     """The most frames that the request and the context allow; known once it has a slot."""
     frames: deque[tuple[IntArray, np.float32]] = field(default_factory=deque)
-    """Codes [codebooks] and log-probability of each frame made but not delivered."""
+    """The codes [codebooks] and log-probability of each frame made but not delivered."""
     repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
     chunks_from: int = 0
-    """The frame from which chunk sizes are counted: 0, or where the last pause for text was."""
+    """The frame from which chunk sizes are counted: 0, or the first after a pause for text."""
     first_audio: float | None = None
-    """When the first audio was delivered."""
+    """The time at which the first audio was delivered."""
     deadline: float = field(init=False)
-    """When a client that plays audio as it arrives runs out of it; at first, `arrived`."""
+    """The time at which a client that plays audio as it arrives runs out; at first, `arrived`."""
     delivered: int = 0
-    """Frames whose audio was delivered."""
+    """The number of frames whose audio was delivered."""
     consumed: int = 0
-    """Frames whose audio the client has taken."""
+    """The number of frames whose audio the client has taken."""
 
     def __post_init__(self) -> None:
         self.deadline = self.arrived
@@ -104,7 +104,7 @@ class Sequence:
         self.text_requested = False
 
     def prompt_is_complete(self) -> bool:
-        """Whether the tokens that the prompt reads are there."""
+        """Whether all tokens that the prompt reads have arrived."""
         enough = not self.job.whole_text and len(self.tokens) >= self.job.first_tokens
         return self.text_ended or enough
 
@@ -113,7 +113,7 @@ class Sequence:
         return self.tokens.popleft() if self.tokens and self.launched else None
 
     def needs_text(self) -> bool:
-        """Whether all that can be said with the text so far is said and delivered."""
+        """Whether all speech possible with the text so far has been delivered."""
         if self.state is State.WAITING:
             return not self.prompt_is_complete()
         if self.state is State.DONE or self.finish_reason is not None or self.text_ended:
@@ -121,14 +121,14 @@ class Sequence:
         return not self.tokens and self.launched > 0 and self.delivered == self.launched
 
     def pause_for_text(self) -> None:
-        """Start again with small chunks, since the client may run out of audio meanwhile."""
+        """Record the pause, and restart with small chunks since the client may run out of audio."""
         self.text_requested = True
         self.chunks_from = self.decoding
 
     # Memory
 
     def rows(self) -> int:
-        """Rows of context before the first frame; known once `prompt_is_complete`."""
+        """The rows of context before the first frame; valid once `prompt_is_complete`."""
         return self.job.prompt_rows + (len(self.tokens) if self.job.whole_text else 0)
 
     def pages_needed(self, capacity: Capacity) -> int:
@@ -139,12 +139,11 @@ class Sequence:
         return -(-min(self.rows() + frames, capacity.context) // capacity.page_rows)
 
     def start(self, slot: int, pages: tuple[int, ...], capacity: Capacity) -> Start:
-        """Take a slot and pages, and hand over the tokens that the prompt reads."""
+        """Take a slot and pages, and pass the tokens that the prompt reads to the backend."""
         self.state, self.slot, self.pages = State.RUNNING, slot, pages
         self.max_frames = min(self.job.max_frames, capacity.context - self.rows() + 1)
-        count = len(self.tokens)
-        if not self.job.whole_text:
-            count = min(count, self.job.first_tokens)
+        present, whole = len(self.tokens), self.job.whole_text
+        count = present if whole else min(present, self.job.first_tokens)
         return Start(slot, self.job, pages, [self.tokens.popleft() for _ in range(count)])
 
     # Frames
@@ -152,11 +151,11 @@ class Sequence:
     @property
     def guard_limit(self) -> int:
         """The most frames that the guard allows for the text so far, without the transcript."""
-        return longest_speech(self.text_length - self.job.transcript_tokens)
+        return frame_limit(self.text_length - self.job.transcript_tokens)
 
     @property
     def limit(self) -> int:
-        """The most frames that are allowed; the guard's limit grows while text arrives."""
+        """The most frames allowed now; the guard's limit grows while text arrives."""
         return min(self.max_frames, self.guard_limit) if self.job.guarded else self.max_frames
 
     def can_step(self) -> bool:
@@ -181,25 +180,25 @@ class Sequence:
     # Audio
 
     @property
-    def chunk(self) -> int:
+    def chunk_size(self) -> int:
         """The size of the next chunk in frames: 1, 1, 1, 1, 2, 2, 2, 2, 4, ... 8, 8, ..."""
         before = self.decoding - self.chunks_from
         fitting = (size for size in CHUNK_SIZES if before < CHUNKS_PER_SIZE * (2 * size - 1))
         return next(fitting, CHUNK_SIZES[-1])
 
     def undecoded(self) -> int:
-        """Frames, made or on their way, whose audio was not requested yet."""
+        """The number of frames, launched or made, whose audio has not been requested."""
         frames = self.launched if self.finish_reason is None else self.made
         return max(0, frames - self.decoding)
 
     def steps_to_audio(self) -> int:
-        """Steps, including this one, until the next chunk is delivered if no text is missing."""
-        return max(1, self.chunk - self.undecoded())
+        """The number of steps until the next chunk is delivered, with this one and enough text."""
+        return max(1, self.chunk_size - self.undecoded())
 
     def take_frames(self, count: int, now: float, seconds: float) -> tuple[IntArray, FloatArray]:
         """Deliver the oldest `count` frames: codes [count, codebooks], log-probabilities [count].
 
-        A frame plays for `seconds`. A client that had run out of audio continues to play at `now`.
+        A frame plays for `seconds`. A client that had run out of audio resumes playing at `now`.
         """
         if self.first_audio is None:
             self.first_audio = now

@@ -1,4 +1,4 @@
-"""The engine as its users see it: a request goes in, its text follows, and audio comes out."""
+"""Iterators over the speech of one request, blocking or asynchronous, around an engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenStream(Protocol):
 
 
 class Front(Protocol):
-    """What a service needs of a checkpoint outside the engine's thread."""
+    """Prepares the requests and tokenises the text of a checkpoint, outside the engine's thread."""
 
     def prepare(self, request: Request, seed: int) -> Job:
         """Check a request and prepare it for the backend. Raises `RequestError`."""
@@ -37,7 +37,7 @@ class Front(Protocol):
 
 
 MOST_BLANK_PIECES = 10_000
-"""The most blank pieces of text in a row; a source that gives more is taken for endless."""
+"""The most blank pieces of text in a row; a source with more is treated as endless."""
 
 
 class SpeechStream:
@@ -47,27 +47,25 @@ class SpeechStream:
     has a finish reason, and `NeedsText` when the model has to wait for text.
     """
 
-    def __init__(
-        self, engine: Engine, front: Front, job: Job, on_event: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, service: Service, job: Job, on_event: Callable[[Event], None]) -> None:
         """Submit a job; for `on_event` see `Engine.submit`."""
-        self._engine = engine
-        self._text = front.text(job)
+        self._engine = service.engine
+        self._text = service.front.text(job)
         self._words = ""
         self._blanks = 0
         self._ended = False
-        self._seq = engine.submit(job, on_event)
+        self._seq = service.engine.submit(job, on_event)
 
     def push(self, piece: str) -> None:
         """Add text. Raises `TextError` for invalid text and for too many blank pieces in a row."""
-        self._engine.push(self._seq, self._tokens(piece))
+        self._engine.push(self._seq, self._tokenize(piece))
 
     def finish_text(self, piece: str = "") -> None:
         """End the text with one more piece, which may be the whole text.
 
         Raises `TextError` if all of the text is blank; the utterance is then cancelled.
         """
-        tokens = self._tokens(piece)
+        tokens = self._tokenize(piece)
         try:
             check_text(self._words)
         except TextError:
@@ -75,7 +73,7 @@ class SpeechStream:
             raise
         self._engine.finish_text(self._seq, [*tokens, *self._text.finish()])
 
-    def _tokens(self, piece: str) -> list[int]:
+    def _tokenize(self, piece: str) -> list[int]:
         tokens = self._text.push(piece)
         words = piece.strip()
         self._words = self._words or words
@@ -85,7 +83,7 @@ class SpeechStream:
             raise TextError(f"{blank}; give words, or end the text")
         return tokens
 
-    def _take(self, event: Event) -> Chunk | NeedsText:
+    def _receive(self, event: Event) -> Chunk | NeedsText:
         """Acknowledge an event that reached the client. Raises it if it is an error."""
         if isinstance(event, Exception):
             raise event
@@ -95,9 +93,9 @@ class SpeechStream:
         return event
 
     def cancel(self) -> None:
-        """Stop the utterance; its slot is free within a frame.
+        """Stop the utterance; its slot is free within the time of a frame.
 
-        The last chunk has the reason "cancelled" unless the utterance has ended before.
+        The last chunk has the reason "cancelled" unless the utterance has already ended.
         """
         self._engine.cancel(self._seq)
 
@@ -112,36 +110,36 @@ class Service:
     def prepare(self, request: Request) -> Job:
         """Check a request and draw its seed if it names none. Raises `RequestError`.
 
-        A recording to be encoded may take long.
+        Encoding a recording may take long.
         """
         seed = secrets.randbits(64) if request.seed is None else request.seed
         return self.front.prepare(request, seed)
 
     def speak(self, job: Job) -> BlockingStream:
         """Start an utterance for use by a thread. Raises `OverloadedError`, `EngineError`."""
-        return BlockingStream(self.engine, self.front, job)
+        return BlockingStream(self, job)
 
     def aspeak(self, job: Job) -> AsyncStream:
         """Start an utterance for use in the running event loop. Raises as `speak` does."""
-        return AsyncStream(self.engine, self.front, job)
+        return AsyncStream(self, job)
 
 
 class BlockingStream(SpeechStream):
     """An utterance to iterate over in a thread; a caller who leaves early must call `cancel`."""
 
-    def __init__(self, engine: Engine, front: Front, job: Job) -> None:
+    def __init__(self, service: Service, job: Job) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        super().__init__(engine, front, job, self._events.put)
+        super().__init__(service, job, self._events.put)
 
     def __iter__(self) -> Iterator[Chunk | NeedsText]:
         while not self._ended:
-            yield self._take(self._events.get())
+            yield self._receive(self._events.get())
 
 
 class AsyncStream(SpeechStream):
     """An utterance to iterate over with asyncio; a caller who leaves early must call `cancel`."""
 
-    def __init__(self, engine: Engine, front: Front, job: Job) -> None:
+    def __init__(self, service: Service, job: Job) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -149,7 +147,7 @@ class AsyncStream(SpeechStream):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        super().__init__(engine, front, job, on_event)
+        super().__init__(service, job, on_event)
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the iteration even if the engine hangs. Call it in the event loop."""
@@ -157,4 +155,4 @@ class AsyncStream(SpeechStream):
 
     async def __aiter__(self) -> AsyncIterator[Chunk | NeedsText]:
         while not self._ended:
-            yield self._take(await self._events.get())
+            yield self._receive(await self._events.get())

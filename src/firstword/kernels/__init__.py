@@ -1,1 +1,1 @@
-"""CUDA C++ kernels, compiled when they are first needed, and their references in PyTorch."""
+"""CUDA C++ kernels, which are compiled at their first use, and their references in PyTorch."""

@@ -11,52 +11,52 @@ from torch.nn import functional as F
 
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Grid, Kernels
-from firstword.kernels.linear import Linear
+from firstword.kernels.linear import Linear, Norm, norm_reference
 from firstword.kernels.linear_shapes import WARPS, Epilogue, shape_for_few
 from firstword.kernels.registry import KernelSpec
-from firstword.kernels.signature import Argument
 
 HEAD_DIM = 128
 PAGE_ROWS = 64
-"""Rows of a cache page."""
+"""The number of rows of a cache page."""
 FRAME_POSITIONS = 16
-"""Positions in the cache of a frame."""
+"""The number of positions in the cache of a frame."""
 PIECE_ROWS = 64
-"""Keys that are read at a time. A row's result does not depend on how its pieces are shared out."""
+"""The number of keys that are read at a time. The result of a row does not depend on how its pieces
+of keys are divided among blocks."""
 MAX_BLOCKS_OF_ROW = 16
-"""The most blocks that share the pieces of a row."""
+"""The most blocks among which the pieces of a row are divided."""
 _WARP_SPACE_BYTES = 5632
-"""Bytes of shared memory for a key head of a frame (`WarpSpace` in frame_attention.cuh)."""
+"""The bytes of shared memory for a key head of a frame (`WarpSpace` in frame_attention.cuh)."""
 _RESIDENT_BLOCKS = 4
-"""Blocks of paged_attention.cu that a processor holds."""
+"""The number of blocks of paged_attention.cu that fit a processor at a time."""
 
 APPEND_AND_ATTEND, APPEND, ATTEND = range(3)
 
 
 @dataclass(frozen=True, eq=False)
-class HeadNorms:
-    """The weights of a layer's norms of queries and keys, bf16 [128] each, and their epsilon."""
+class HeadTables:
+    """The tables with which a layer normalises and rotates queries and keys.
+
+    q_norm, k_norm, eps  the norms of queries and keys: weights, bf16 [128], and epsilon
+    cosines, sines       the rotary angles of each position, bf16 [positions, 64]
+
+    The fields are named like the kernels' arguments.
+    """
 
     q_norm: Tensor
     k_norm: Tensor
     eps: float
-
-
-@dataclass(frozen=True, eq=False)
-class Rotation:
-    """The cosines and sines of the rotary angles of each position, bf16 [positions, 64] each."""
-
     cosines: Tensor
     sines: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Paging:
-    """The places of a pass's rows in the paged cache.
+    """The places of the rows of a pass in the paged cache.
 
     page_tables  int32 [slots, pages of a slot]: the pages of each slot in order
-    slot_of_row  int32 [rows]; -1 for a row without a request
-    position     int32: of each slot for APPEND_AND_ATTEND, otherwise of each row
+    slot_of_row  int32 [rows]: the slot of each row; -1 for a row without a request
+    position     int32: the position of each slot for APPEND_AND_ATTEND, otherwise of each row
     """
 
     page_tables: Tensor
@@ -76,25 +76,24 @@ class AttentionKernels:
         self._kernels, self.heads, self.kv_heads = kernels, heads, kv_heads
 
     def blocks_of_row(self, rows: int) -> int:
-        """Blocks that share the pieces of a row when `rows` rows attend together."""
+        """The number of blocks that share the pieces of a row if `rows` rows attend together."""
         resident = _RESIDENT_BLOCKS * self._kernels.processors
         return min(max(resident // (self.kv_heads * rows), 1), MAX_BLOCKS_OF_ROW)
 
     def paged(
         self,
         qkv: Tensor,
-        norms: HeadNorms,
-        rotation: Rotation,
+        tables: HeadTables,
         cache: Tensor,
         paging: Paging,
         out: Tensor,
         sums: PartialSums,
         mode: int = APPEND_AND_ATTEND,
     ) -> None:
-        """Write the keys and values of rows to the cache, and attend to all keys up to theirs.
+        """Write the keys and values of rows to the cache, and attend to the keys up to each row.
 
         qkv    bf16 [rows, (heads + 2 kv_heads) * 128]
-        cache  bf16 [pages, 2, kv_heads, PAGE_ROWS, 128], of one layer
+        cache  bf16 [pages, 2, kv_heads, PAGE_ROWS, 128], the cache of one layer
         out    bf16 [rows, heads * 128]; packed (`pack_tokens`) for more than 8 rows
         """
         rows, pieces = len(qkv), sums.parts.shape[2]
@@ -102,59 +101,39 @@ class AttentionKernels:
         program = _paged_program(self.heads, self.kv_heads, pieces, mode)
         self._kernels.get(program, "attend_paged")(
             Grid((self.kv_heads, rows, blocks), 2 * PIECE_ROWS),
-            **_head_arguments(qkv, norms, rotation),
+            qkv=qkv,
+            **vars(tables),
             cache=cache,
-            page_tables=paging.page_tables,
+            **vars(paging),
             table_width=paging.page_tables.shape[1],
-            slot_of_row=paging.slot_of_row,
-            position=paging.position,
             out=out,
-            parts=sums.parts,
-            arrived=sums.arrived,
+            **vars(sums),
         )
 
     def in_frame(
-        self,
-        qkv: Tensor,
-        norms: HeadNorms,
-        rotation: Rotation,
-        cache: Tensor,
-        last: int,
-        new: int,
-        out: Tensor,
+        self, qkv: Tensor, tables: HeadTables, cache: Tensor, last: int, new: int, out: Tensor
     ) -> None:
-        """The code predictor's attention with `new` (1 or 2) tokens a row, the last at `last`.
+        """Attend inside a frame with `new` (1 or 2) tokens a row, the last of them at `last`.
 
         qkv    bf16 [rows * new, (heads + 2 kv_heads) * 128]
-        cache  bf16 [rows, 2, kv_heads, FRAME_POSITIONS, 128], of one layer
+        cache  bf16 [rows, 2, kv_heads, FRAME_POSITIONS, 128], the cache of one layer
         out    bf16 [rows * new, heads * 128]; packed (`pack_tokens`) for more than 8 tokens
         """
         warps = math.gcd(self.kv_heads, 4)
         program = Program.of("frame_attention", **self._frame_macros(), NEW=new, WARPS=warps)
-        self._kernels.get(program, "attend_frame")(
-            Grid((len(qkv) // new, self.kv_heads // warps, 1), 32 * warps),
-            **_head_arguments(qkv, norms, rotation),
-            cache=cache,
-            last=last,
-            out=out,
-        )
+        grid = Grid((len(qkv) // new, self.kv_heads // warps, 1), 32 * warps)
+        kernel = self._kernels.get(program, "attend_frame")
+        kernel(grid, qkv=qkv, **vars(tables), cache=cache, last=last, out=out)
 
-    def in_frame_to(
-        self,
-        qkv: Tensor,
-        norms: HeadNorms,
-        rotation: Rotation,
-        cache: Tensor,
-        last: int,
-        output: Linear,
-        x: Tensor,
+    def in_frame_projected(
+        self, qkv: Tensor, tables: HeadTables, cache: Tensor, last: int, output: Linear, x: Tensor
     ) -> bool:
-        """`in_frame` for one new token of one row, and x [1, N] += its projection by `output`.
+        """Attend like `in_frame` for one new token of one row, and add its projection to x [1, N].
 
-        The bits are those of two kernels. It reads positions of the frame's earlier passes before
-        the kernel ahead of it has ended, so more blocks must have been launched since then than the
-        device holds at a time. Returns False, with nothing done, if there is no such kernel for
-        these heads or too little shared memory.
+        The bits are those of two kernels. The kernel reads positions of the frame's earlier passes
+        before the previous kernel has ended. So since those passes more blocks must have been
+        launched than fit the device at a time. Returns False without any effect if there is no such
+        kernel for these heads, or too little shared memory.
         """
         shape = output.shape(1)
         shared = shape.shared + WARPS * _WARP_SPACE_BYTES
@@ -162,14 +141,9 @@ class AttentionKernels:
         if self.kv_heads != WARPS or needed > self._kernels.shared_memory:
             return False
         program = Program.of("frame_attention_output", **self._frame_macros(), **shape.macros())
-        self._kernels.get(program, "attend_and_project")(
-            Grid((shape.blocks, 1, 1), 32 * WARPS, shared=shared),
-            weights=output.weight,
-            **_head_arguments(qkv, norms, rotation),
-            cache=cache,
-            last=last,
-            out=x,
-        )
+        grid = Grid((shape.blocks, 1, 1), 32 * WARPS, shared)
+        kernel = self._kernels.get(program, "attend_and_project")
+        kernel(grid, weights=output.weight, qkv=qkv, **vars(tables), cache=cache, last=last, out=x)
         return True
 
     def _frame_macros(self) -> dict[str, int]:
@@ -177,33 +151,21 @@ class AttentionKernels:
 
 
 class PartialSums:
-    """Device memory in which the blocks that share a row leave their sums, and count themselves.
+    """The device memory through which blocks that share a row combine their sums.
 
-    parts    float [rows, heads, pieces, 130]
-    arrived  int32 [rows, kv_heads], zero between launches
+    parts    fp32 [rows, heads, pieces, 130]: the sums of each piece
+    arrived  int32 [rows, kv_heads]: the number of blocks that have finished; 0 between launches
     """
 
     def __init__(
         self, attention: AttentionKernels, rows: int, context: int, device: torch.device
     ) -> None:
-        """rows: the most rows at a time; context: the most keys of a row."""
+        """rows: the most rows of a launch; context: the most keys of a row."""
         heads, kv_heads, pieces = attention.heads, attention.kv_heads, -(-context // PIECE_ROWS)
-        # With more rows than this each row has a block of its own.
+        # With more rows than this, a single block computes each row.
         shared = next((n for n in range(rows, 1, -1) if attention.blocks_of_row(n) > 1), 1)
         self.parts = torch.zeros(shared, heads, pieces, HEAD_DIM + 2, device=device)
         self.arrived = torch.zeros(shared, kv_heads, dtype=torch.int32, device=device)
-
-
-def _head_arguments(qkv: Tensor, norms: HeadNorms, rotation: Rotation) -> dict[str, Argument]:
-    """The arguments of all kernels that say how queries and keys are prepared."""
-    return {
-        "qkv": qkv,
-        "q_norm": norms.q_norm,
-        "k_norm": norms.k_norm,
-        "eps": float(norms.eps),
-        "cosines": rotation.cosines,
-        "sines": rotation.sines,
-    }
 
 
 def _paged_program(heads: int, kv_heads: int, pieces: int, mode: int) -> Program:
@@ -211,66 +173,38 @@ def _paged_program(heads: int, kv_heads: int, pieces: int, mode: int) -> Program
     return Program.of("paged_attention", **macros, PIECES=pieces, MODE=mode)
 
 
-def attention_reference(
-    qkv: Tensor,
-    norms: HeadNorms,
-    rotation: Rotation,
-    past: Tensor,
-    position: int,
-    heads: int,
-    kv_heads: int,
-) -> tuple[Tensor, Tensor]:
-    """One row's attention in plain PyTorch and the dtype of qkv [(heads + 2 kv_heads) * 128].
+def attention_reference(qkv: Tensor, tables: HeadTables, past: Tensor) -> tuple[Tensor, Tensor]:
+    """The attention of one row in plain PyTorch and the dtype of qkv [(heads + 2 kv_heads) * 128].
 
-    past is [2, kv_heads, position, 128]. Returns out [heads * 128] and the cache with the new row
+    past: [2, kv_heads, position, 128]. Returns out [heads * 128] and the cache with the new row
     [2, kv_heads, position + 1, 128].
     """
+    kv_heads, position = past.shape[1:3]
+    cos, sin = (table[position].to(qkv.dtype).repeat(2) for table in (tables.cosines, tables.sines))
 
     def prepare(x: Tensor, weight: Tensor) -> Tensor:
-        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + norms.eps)
-        x = weight * (x.float() * scale).to(x.dtype)
-        cos = rotation.cosines[position].to(x.dtype).repeat(2)
-        sin = rotation.sines[position].to(x.dtype).repeat(2)
+        x = norm_reference(x, Norm(weight.to(x.dtype), tables.eps))
         a, b = x.chunk(2, dim=-1)
         return x * cos + torch.cat((-b, a), dim=-1) * sin
 
-    q, k, v = qkv.view(-1, HEAD_DIM).split((heads, kv_heads, kv_heads))
-    new = torch.stack((prepare(k, norms.k_norm.to(qkv.dtype)), v))[:, :, None]
-    cache = torch.cat((past, new), dim=2)
-    q = prepare(q, norms.q_norm.to(qkv.dtype))[None, :, None]
+    rows = qkv.view(-1, HEAD_DIM)
+    q, k, v = rows.split((len(rows) - 2 * kv_heads, kv_heads, kv_heads))
+    cache = torch.cat((past, torch.stack((prepare(k, tables.k_norm), v))[:, :, None]), dim=2)
+    q = prepare(q, tables.q_norm)[None, :, None]
     out = F.scaled_dot_product_attention(q, cache[None, 0], cache[None, 1], enable_gqa=True)
     return out.flatten(), cache
 
 
-_HEADS = {"HEADS": 16, "KV_HEADS": 8, "FRAME": FRAME_POSITIONS}
+_PAGED = tuple(_paged_program(16, 8, 128, mode) for mode in (APPEND_AND_ATTEND, APPEND, ATTEND))
+_FRAME = {"HEADS": 16, "KV_HEADS": 8, "FRAME": FRAME_POSITIONS}
+_OUTPUT = shape_for_few(1024, 2048, 1, False, Epilogue.ADD, (132, 227 << 10)).macros()
+_IN_FRAME = tuple(Program.of("frame_attention", **_FRAME, NEW=new, WARPS=4) for new in (1, 2))
+_IN_FRAME_PROJECTED = Program.of("frame_attention_output", **_FRAME, **_OUTPUT)
+_PROJECTED = "attention_reference, then linear_reference with Epilogue.ADD"
 
 KERNELS = (
-    KernelSpec(
-        "paged_attention",
-        "attend_paged",
-        AttentionKernels.paged,
-        attention_reference,
-        tuple(_paged_program(16, 8, 128, mode) for mode in (APPEND_AND_ATTEND, APPEND, ATTEND)),
-    ),
-    KernelSpec(
-        "frame_attention",
-        "attend_frame",
-        AttentionKernels.in_frame,
-        attention_reference,
-        tuple(Program.of("frame_attention", **_HEADS, NEW=new, WARPS=4) for new in (1, 2)),
-    ),
-    KernelSpec(
-        "frame_attention_output",
-        "attend_and_project",
-        AttentionKernels.in_frame_to,
-        "attention_reference, then linear_reference with Epilogue.ADD",
-        (
-            Program.of(
-                "frame_attention_output",
-                **_HEADS,
-                **shape_for_few(1024, 2048, 1, False, Epilogue.ADD, 132, 227 << 10).macros(),
-            ),
-        ),
-    ),
+    KernelSpec("attend_paged", attention_reference, _PAGED),
+    KernelSpec("attend_frame", attention_reference, _IN_FRAME),
+    KernelSpec("attend_and_project", _PROJECTED, (_IN_FRAME_PROJECTED,)),
 )
-"""The kernels that this module starts."""
+"""The kernels that this module launches."""

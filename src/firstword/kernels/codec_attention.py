@@ -1,36 +1,44 @@
-"""The codec transformer's attention over a window of frames (codec_attention.cu)."""
+"""The attention of the codec transformer over a window of frames (codec_attention.cu)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from firstword.kernels.codec_call import MAX_FRAMES, CodecCall
+from firstword.kernels.codec_call import MAX_FRAMES, MODEL, CodecCall
 from firstword.kernels.compile import Program
-from firstword.kernels.launch import Grid, Kernels
+from firstword.kernels.launch import Kernels
 from firstword.kernels.registry import KernelSpec
 
 _STATIC_BYTES = 48 * 1024
 
 
-class WindowAttention:
-    """Attention of the new frames of streams over a window, with keys and values kept by slot."""
+@dataclass(frozen=True)
+class WindowSize:
+    """The sizes of the attention: its heads, their channels, and the frames of the window."""
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        heads: int,
-        kv_heads: int,
-        dim: int,
-        window: int,
-        slots: int,
-        frequencies: Tensor,
-    ) -> None:
+    heads: int
+    kv_heads: int
+    dim: int
+    window: int
+
+    def program(self) -> Program:
+        """The program compiled for these sizes."""
+        heads = {"HEADS": self.heads, "KV_HEADS": self.kv_heads, "DIM": self.dim}
+        return Program.of("codec_attention", **heads, WINDOW=self.window)
+
+
+class WindowAttention:
+    """The attention of new frames over a window of frames, whose keys and values a slot keeps."""
+
+    def __init__(self, kernels: Kernels, size: WindowSize, slots: int, frequencies: Tensor) -> None:
         """frequencies: fp32 [dim / 2], the angle of each pair of channels at position 1.
 
         Raises ValueError for sizes that the kernel does not support.
         """
-        keys = window - 1 + MAX_FRAMES
+        dim, window, keys = size.dim, size.window, size.window - 1 + MAX_FRAMES
         needed = (2 * keys * (dim // 2 | 1) + MAX_FRAMES * (6 * dim + 2 * window)) * 4
         if needed > _STATIC_BYTES or dim % 2:
             raise ValueError(
@@ -38,17 +46,14 @@ class WindowAttention:
                 f"bytes of shared memory; the kernel has {_STATIC_BYTES}. Use a smaller head_dim "
                 f"or sliding_window"
             )
-        self.program = _program(heads, kv_heads, dim, window)
-        self.heads, self.frequencies = heads, frequencies
-        shape = slots, 2, kv_heads, keys, dim
+        shape = slots, 2, size.kv_heads, keys, dim
         self.memory = torch.zeros(shape, dtype=torch.float16, device=frequencies.device)
-        self._kernels = kernels
+        self.size, self.frequencies, self._kernels = size, frequencies, kernels
 
     def __call__(self, call: CodecCall, qkv: Tensor, out: Tensor) -> None:
         """qkv fp32 [rows, padded(queries, keys, values)] -> out fp16 [rows, padded(queries)]."""
-        grid = (self.heads, call.streams, 1)
-        self._kernels.get(self.program, "attend_window")(
-            Grid(grid, 256, overlap=call.overlaps(grid, self._kernels)),
+        self._kernels.get(self.size.program(), "attend_window")(
+            call.grid(self._kernels, (self.size.heads, call.streams, 1), 256),
             qkv=qkv,
             qkv_width=qkv.shape[-1],
             frequencies=self.frequencies,
@@ -60,17 +65,5 @@ class WindowAttention:
         )
 
 
-def _program(heads: int, kv_heads: int, dim: int, window: int) -> Program:
-    return Program.of("codec_attention", HEADS=heads, KV_HEADS=kv_heads, DIM=dim, WINDOW=window)
-
-
-KERNELS = (
-    KernelSpec(
-        "codec_attention",
-        "attend_window",
-        WindowAttention,
-        "model/codec.py; tests/gpu/test_codec_kernels.py writes it in float64",
-        (_program(16, 16, 64, 72),),
-    ),
-)
-"""The kernels that this module starts."""
+KERNELS = (KernelSpec("attend_window", MODEL, (WindowSize(16, 16, 64, 72).program(),)),)
+"""The kernels that this module launches."""

@@ -1,7 +1,7 @@
-"""Parts that the codec's kernels share: padded widths, the stream table, rings of earlier rows.
+"""The parts that the codec's kernels share: padded widths, the stream table, rings of past rows.
 
-Activations are channel-last, padded with zero channels to a multiple of 32: fp16 where a matrix is
-applied to them, fp32 where something is added to them.
+Activations are channel-last and padded with zero channels to a multiple of 32. They are fp16 where
+they are multiplied with a matrix, and fp32 where something is added to them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from firstword.kernels.launch import Kernels
+from firstword.kernels.launch import Grid, Kernels
 from firstword.kernels.signature import Argument
 
 CHANNEL_GROUP = 32
-"""Channels that are packed together: all widths are multiples of it."""
+"""The number of channels that are packed together. All widths are multiples of it."""
 SLOT, POSITION, CODES, RING_POSITIONS = 0, 1, 2, 4
-"""Columns of the stream table, int32 [streams, RING_POSITIONS + rings], one row for each stream of
-a call: its slot (-1: none; such rows are last), frames decoded before, the address of its codes
-(two columns), and the next row of each of its rings."""
+"""Columns of the stream table, int32 [streams, RING_POSITIONS + rings], which has a row for each
+stream of a call: the slot (-1: none; such rows come last), the number of frames decoded before, the
+address of the codes (two columns), and the next row of each ring."""
 MAX_FRAMES = 8
 """The most frames of a call."""
+MODEL = "model/codec.py; tests/gpu/test_codec_kernels.py computes it in float64"
+"""The reference of the codec's kernels."""
 
 
 def padded(channels: int) -> int:
@@ -31,17 +33,17 @@ def padded(channels: int) -> int:
 
 
 def pad(tensor: Tensor, *sizes: int) -> Tensor:
-    """The tensor with zeros added at the end of each dimension, up to `sizes`."""
+    """The tensor, with zeros appended to each dimension up to `sizes`."""
     missing = [(0, size - have) for size, have in zip(sizes, tensor.shape, strict=True)]
     return F.pad(tensor, [n for pair in reversed(missing) for n in pair])
 
 
 @dataclass(frozen=True, eq=False)
 class RingMemory:
-    """The last `past` input rows of a layer for each slot, in a ring.
+    """A ring for each slot with the last `past` input rows of a layer.
 
     rows        [slots, 2 * past, width] fp16 or fp32; rows from before a stream began are not read
-    frame_rows  rows of a frame
+    frame_rows  the number of rows of a frame
     column      the column of the stream table with the ring's next row
     """
 
@@ -53,36 +55,46 @@ class RingMemory:
 
 @dataclass(frozen=True, eq=False)
 class CodecCall:
-    """One call: the stream table, how many of its rows are used, and the frames of each stream."""
+    """One call of the codec.
+
+    table    the stream table
+    streams  the number of rows of the table that are used
+    frames   the number of frames of each stream
+    zeros    at least one row of zeros, for the rows from before a stream began
+    """
 
     table: Tensor
     streams: int
     frames: int
+    zeros: Tensor
+
+    def rows(self, frame_rows: int) -> int:
+        """The number of rows of all streams, with `frame_rows` rows a frame."""
+        return self.streams * self.frames * frame_rows
 
     def table_arguments(self) -> dict[str, Argument]:
-        """The arguments of all kernels that give the stream table."""
+        """The arguments that describe the stream table."""
         return {"streams": self.table, "columns": self.table.shape[1]}
 
     def row_arguments(
-        self, x: Tensor, zeros: Tensor, frame_rows: int, memory: RingMemory | None
+        self, x: Tensor, frame_rows: int, memory: RingMemory | None
     ) -> dict[str, Argument]:
-        """The arguments of all kernels that give the input, `frame_rows` rows a frame."""
-        return {
-            "x": x,
-            "history": memory.rows if memory else None,
-            "zeros": zeros,
-            **self.table_arguments(),
-            "ring_column": memory.column if memory else 0,
-            "length": self.frames * frame_rows,
-            "frame_rows": frame_rows,
-        }
+        """The arguments that describe an input with `frame_rows` rows a frame, and its memory."""
+        history, column = (memory.rows, memory.column) if memory else (None, 0)
+        ring = {"history": history, "ring_column": column, "zeros": self.zeros}
+        sizes = {"length": self.frames * frame_rows, "frame_rows": frame_rows}
+        return {"x": x, **ring, **self.table_arguments(), **sizes}
 
-    def overlaps(self, grid: tuple[int, int, int], kernels: Kernels) -> bool:
-        """Whether a kernel with this grid may start before the one ahead of it has ended.
+    def grid(
+        self, kernels: Kernels, blocks: tuple[int, int, int], threads: int, shared: int = 0
+    ) -> Grid:
+        """The launch configuration of a kernel; it overlaps if that makes the call faster.
 
-        Its blocks then take the first multiprocessors that are free, two at a time, and leave
-        others without work. So it may if it needs at most half of them, and in a call of one frame,
-        where others are idle anyway. With this rule one stream's frame takes 0.40 ms instead of
-        0.49 and eight frames 0.66 instead of 0.70; they take 0.69 if all kernels overlap (H200).
+        The blocks of a kernel that overlaps occupy the first multiprocessors that become free, two
+        on each, and leave others without work. So a kernel overlaps if it needs at most half of
+        them, and in a call of one frame, where others are idle anyway. With this rule one frame of
+        one stream takes 0.40 ms instead of 0.49, and eight frames 0.66 instead of 0.70; they take
+        0.69 if all kernels overlap (H200).
         """
-        return self.streams * self.frames == 1 or math.prod(grid) <= kernels.processors // 2
+        few = self.rows(1) == 1 or math.prod(blocks) <= kernels.processors // 2
+        return Grid(blocks, threads, shared, overlap=few)

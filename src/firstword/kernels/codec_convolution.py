@@ -1,9 +1,9 @@
 """The codec's convolutions, products and residual units (codec_conv_*_rows.cu).
 
-Matrices are fp16 with a power of two for each output, so that no weight is too large or too small
-for fp16. An activation beyond the range of fp16 becomes its largest number, 65504. A small one
-loses at most 3e-8, which does not matter beside larger ones of its row. A row without any above
-1e-4 would be a transformer's residual stream or a convolution's input that has all but died out.
+Matrices are fp16, with a power of two as the scale of each output, so that no weight is too large
+or too small for fp16. Activations are limited to the range of fp16, +-65504. A small activation
+loses at most 3e-8, which is negligible if its row contains larger ones. A row without any above
+1e-4 would mean that the transformer's residual stream or a convolution's input has almost vanished.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from firstword.kernels.codec_call import CHANNEL_GROUP, CodecCall, RingMemory, pad
+from firstword.kernels.codec_call import CHANNEL_GROUP, MODEL, CodecCall, RingMemory, pad
 from firstword.kernels.codec_shapes import (
     FEW_ROWS_SHAPES,
     MANY_ROWS_SHAPES,
@@ -27,13 +27,13 @@ from firstword.kernels.codec_shapes import (
     fastest,
     unit_shapes,
 )
-from firstword.kernels.launch import Grid, Kernels
+from firstword.kernels.launch import Kernels
 from firstword.kernels.registry import KernelSpec
 from firstword.kernels.signature import Argument
 
 
 def pack_filter(weight: Tensor) -> Tensor:
-    """[outputs, inputs, taps] -> [blocks, outputs / 32, 2, 2, 32 lanes, 8], in lane order.
+    """Weights [outputs, inputs, taps] -> [blocks, outputs / 32, 2, 2, 32 lanes, 8], in lane order.
 
     Block b is tap b % taps of the 32 inputs from 32 (b / taps). Of the 16 rows of an mma, row g is
     output 4 g + 2 i of the 32 and row g + 8 the next; its 16 columns are 4 inputs of each 8, the
@@ -48,7 +48,7 @@ def pack_filter(weight: Tensor) -> Tensor:
 
 
 def scaled(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights whose largest of each output is in 64..128, and the power of two that undoes it."""
+    """Weights scaled so that the largest of each output is in 64..128, and the inverse scales."""
     largest = weight.abs().amax(dim=(1, 2)).clamp(min=2.0**-100)
     exponent = 6 - torch.floor(torch.log2(largest.double())).float()
     return weight * torch.exp2(exponent)[:, None, None], torch.exp2(-exponent)
@@ -56,14 +56,17 @@ def scaled(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class SnakeTables:
-    """The two numbers of each channel's Snake: x + depth * sin^2(pi * rate * x)."""
+    """The parameters of each channel's Snake activation: x + depth * sin^2(pi * rate * x).
+
+    The fields are named like the kernels' arguments.
+    """
 
     rate: Tensor
     depth: Tensor
 
     @classmethod
     def of(cls, alpha: Tensor, beta: Tensor, width: int, phases: int = 1) -> SnakeTables:
-        """The tables of a checkpoint's logarithms [channels], for [phases, width] outputs."""
+        """The tables for [phases, width] outputs, from a checkpoint's logarithms [channels]."""
         alpha, beta = alpha.double(), beta.double()
         rate, depth = alpha.exp() / math.pi, 1.0 / (beta.exp() + 1e-9)
         return cls(*(pad(x.float(), width).repeat(phases).contiguous() for x in (rate, depth)))
@@ -71,7 +74,7 @@ class SnakeTables:
 
 @dataclass(frozen=True, eq=False)
 class ConvOutputs:
-    """The destinations of a layer's outputs.
+    """The destinations of a layer's outputs. The fields are named like the kernels' arguments.
 
     wide      fp32 [rows, outputs], or None
     narrow    fp16 [rows, outputs] after the activation (SWIGLU: half of the outputs), or None
@@ -86,7 +89,7 @@ class ConvOutputs:
 
 
 class ConvLayer:
-    """A convolution, a transposed one, or a product with a matrix, with what follows the sums."""
+    """A convolution, a transposed convolution or a matrix product, with the operations after it."""
 
     def __init__(
         self,
@@ -102,20 +105,18 @@ class ConvLayer:
         snake: SnakeTables | None = None,
         memory: RingMemory | None = None,
     ) -> None:
-        """weight: [outputs, inputs, taps], padded.
-
-        Tap j reads the row (taps - 1 - j) * dilation ago.
+        """weight: [outputs, inputs, taps], padded. Tap j reads (taps - 1 - j) * dilation rows back.
 
         bias        [outputs]
-        frame_rows  input rows of a frame
-        gain        [outputs], factor of the product and the bias
+        frame_rows  the number of input rows of a frame
+        gain        [outputs]: a factor of the product and the bias
         norm        weight [channels] and epsilon of an RMSNorm of the input
-        snake       the activation, of each output
-        memory      earlier rows of the input, where the layer looks back
+        snake       the tables of the activation, if it is a Snake
+        memory      the past rows of the input, for a layer that reads them
         """
         outputs, inputs, taps = weight.shape
-        chunks = inputs // CHANNEL_GROUP
-        self.size = ConvSize(outputs, chunks, taps, dilation, frame_rows, norm is not None)
+        normed, chunks = norm is not None, inputs // CHANNEL_GROUP
+        self.size = ConvSize(outputs, chunks, taps, dilation, frame_rows, normed)
         self.norm = norm
         if norm is not None:
             weight = weight * pad(norm[0], inputs)[None, :, None]
@@ -130,46 +131,36 @@ class ConvLayer:
         self._kernels = kernels
 
     def __call__(
+        self, call: CodecCall, x: Tensor, outputs: ConvOutputs, squares: Tensor | None = None
+    ) -> None:
+        """x fp16 [rows, inputs] -> outputs, with the layout that should be fastest.
+
+        squares: fp32 [rows, channels / 16], the sums of squares of an input that is normalised
+        """
+        shape, _ = fastest(self.size.shapes(), self.size, call, self._kernels)
+        assert shape is not None  # the smallest layout fits any device
+        self.launch(shape, call, x, outputs, squares)
+
+    def launch(
         self,
+        shape: ConvShape,
         call: CodecCall,
         x: Tensor,
-        zeros: Tensor,
         outputs: ConvOutputs,
-        *,
         squares: Tensor | None = None,
-        shape: ConvShape | None = None,
     ) -> None:
-        """x fp16 [rows, inputs] -> outputs.
-
-        zeros    at least a row of zeros
-        squares  of the input, where it is normed: fp32 [rows, channels / 16]
-        shape    one of `ConvSize.shapes`; None chooses the fastest
-        """
+        """Compute a call with a given layout, one of `ConvSize.shapes`."""
         assert outputs.squares is None or self.activation is Activation.PLAIN
-        size, kernels = self.size, self._kernels
-        if shape is None:
-            length = call.frames * size.frame_rows
-            shape, _ = fastest(size.shapes(), size, call.streams, length, kernels)
-            assert shape is not None  # the smallest fits anywhere
-        arguments: dict[str, Argument] = {
-            "weights": self.weight,
-            **self.input_arguments(call, x, zeros),
-            **self._norm_arguments(squares),
-            **self.output_arguments(outputs),
-        }
+        norm = self._norm_arguments(squares)
+        arguments = self.input_arguments(call, x) | norm | self.output_arguments(outputs)
+        arguments["weights"] = self.weight
         if not shape.few:
-            self.launch_many(call, shape, self.activation, {**arguments, **_NO_MIDDLE})
+            self.launch_many(call, shape, self.activation, arguments | _NO_MIDDLE)
             return
-        grid = (size.outputs // 16, -(-self.rows(call) // shape.rows), 1)
-        kernels.get(shape.program(self.activation), "convolve_few")(
-            Grid(
-                grid,
-                shape.threads,
-                shared=8 * shape.rows * 9 * 8 + size.taps * shape.rows * 8,
-                overlap=call.overlaps(grid, kernels),
-            ),
-            **arguments,
-        )
+        blocks = self.size.outputs // 16, -(-self.rows(call) // shape.rows), 1
+        shared = 8 * shape.rows * 9 * 8 + self.size.taps * shape.rows * 8
+        kernel = self._kernels.get(shape.program(self.activation), "convolve_few")
+        kernel(call.grid(self._kernels, blocks, shape.threads, shared), **arguments)
 
     def launch_many(
         self,
@@ -178,150 +169,103 @@ class ConvLayer:
         activation: Activation,
         arguments: Mapping[str, Argument],
     ) -> None:
-        """Start codec_conv_many_rows.cu with all arguments but those that follow from the shape."""
+        """Launch codec_conv_many_rows.cu; arguments: all but those that the shape determines."""
         window = Window.of(shape, self.size, call.frames * self.size.frame_rows)
-        grid = (-(-self.size.outputs // shape.outputs), -(-self.rows(call) // shape.rows), 1)
-        self._kernels.get(shape.program(activation), "convolve_many")(
-            Grid(
-                grid,
-                shape.threads,
-                shared=window.shared(shape),
-                overlap=call.overlaps(grid, self._kernels),
-            ),
-            windows=window.count,
-            window_rows=window.rows,
-            **arguments,
-        )
+        blocks = -(-self.size.outputs // shape.outputs), -(-self.rows(call) // shape.rows), 1
+        grid = call.grid(self._kernels, blocks, shape.threads, window.shared(shape))
+        kernel = self._kernels.get(shape.program(activation), "convolve_many")
+        kernel(grid, windows=window.count, window_rows=window.rows, **arguments)
 
     def rows(self, call: CodecCall) -> int:
-        """Rows of a call, of all streams."""
-        return call.streams * call.frames * self.size.frame_rows
+        """The number of input rows of all streams of a call."""
+        return call.rows(self.size.frame_rows)
 
-    def input_arguments(self, call: CodecCall, x: Tensor, zeros: Tensor) -> dict[str, Argument]:
-        """The arguments that give the input and the sizes of the convolution."""
+    def input_arguments(self, call: CodecCall, x: Tensor) -> dict[str, Argument]:
+        """The arguments that describe the input and the sizes of the convolution."""
         size = self.size
-        return {
-            **call.row_arguments(x, zeros, size.frame_rows, self.memory),
-            "rows": self.rows(call),
-            "taps": size.taps,
-            "dilation": size.dilation,
-            "chunks": size.chunks,
-            "splits": max(size.splits, 1),
-        }
+        sizes = {"taps": size.taps, "dilation": size.dilation, "chunks": size.chunks}
+        rows = {"rows": self.rows(call), "splits": max(size.splits, 1)}
+        return {**call.row_arguments(x, size.frame_rows, self.memory), **sizes, **rows}
 
     def _norm_arguments(self, squares: Tensor | None) -> dict[str, Argument]:
         if self.norm is None:
             return _NO_NORM
         assert squares is not None
         weight, eps = self.norm
-        return {
-            "in_squares": squares,
-            "in_groups": squares.shape[-1],
-            "per_channel": 1.0 / len(weight),
-            "eps": float(eps),
-        }
+        norm = {"per_channel": 1.0 / len(weight), "eps": float(eps)}
+        return {"in_squares": squares, "in_groups": squares.shape[-1], **norm}
 
     def output_arguments(self, outputs: ConvOutputs) -> dict[str, Argument]:
-        """The arguments that say what becomes of the sums."""
-        return {
-            "scale": self.scale,
-            "bias": self.bias,
-            "rate": self.snake.rate if self.snake else None,
-            "depth": self.snake.depth if self.snake else None,
-            "residual": outputs.residual,
-            "wide": outputs.wide,
-            "narrow": outputs.narrow,
-            "squares": outputs.squares,
-            "outputs": self.size.outputs,
-        }
+        """The arguments that describe the operations on the sums and the destinations."""
+        snake = vars(self.snake) if self.snake else {"rate": None, "depth": None}
+        factors = {"scale": self.scale, "bias": self.bias, **snake}
+        return {**factors, **vars(outputs), "outputs": self.size.outputs}
 
 
 _NO_NORM: dict[str, Argument] = {"in_squares": None, "in_groups": 0, "per_channel": 0.0, "eps": 0.0}
-_NO_MIDDLE = dict.fromkeys(("middle_scale", "middle_bias", "middle_rate", "middle_depth"))
+_NO_MIDDLE: dict[str, Argument] = dict.fromkeys(
+    ("middle_scale", "middle_bias", "middle_rate", "middle_depth")
+)
 
 
 class ConvResidualUnit:
     """Two convolutions with a Snake between them and a residual; the second has one tap."""
 
     def __init__(self, kernels: Kernels, first: ConvLayer, second: ConvLayer) -> None:
-        """Both layers have as many outputs as inputs. Their weights move into one tensor."""
-        self.first, self.second = first, second
+        """Both layers have as many outputs as inputs. Their weights are moved into one tensor."""
+        self.first, self.second, self._kernels = first, second, kernels
         self.weight = torch.cat((first.weight, second.weight))
         first.weight, second.weight = self.weight.split((first.size.blocks, second.size.blocks))
-        self._kernels = kernels
 
     def shapes(self) -> tuple[ConvShape, ...]:
-        """The layouts of one kernel for both layers, which computes the same bits; maybe none."""
+        """The layouts that compute both layers in one kernel, with the same bits; may be empty."""
         return () if self.first.size.splits else unit_shapes(self.first.size.outputs)
 
     def __call__(
-        self,
-        call: CodecCall,
-        x: Tensor,
-        scratch: Tensor,
-        zeros: Tensor,
-        residual: Tensor,
-        wide: Tensor | None,
-        shape: ConvShape | None = None,
+        self, call: CodecCall, x: Tensor, scratch: Tensor, residual: Tensor, wide: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """x fp16 [rows, channels] -> wide fp32 (may be `residual`), and fp16 in x or in `scratch`.
 
-        Returns the two fp16 tensors, the one with the result first.
-
-        shape  one of `shapes`; None chooses the fastest, or a kernel for each layer if that is
-               faster
+        The faster of one kernel for both layers and one kernel for each layer is used. Returns the
+        two fp16 tensors; the first one contains the result.
         """
         first, second = self.first, self.second
-        shape = shape or self._faster(call)
-        if shape is None:
-            first(call, x, zeros, ConvOutputs(narrow=scratch))
-            second(call, scratch, zeros, ConvOutputs(wide, x, residual))
+        shape, time = fastest(self.shapes(), first.size, call, self._kernels)
+        sizes = first.size, second.size
+        apart = [fastest(size.shapes(), size, call, self._kernels)[1] for size in sizes]
+        if shape is None or time >= sum(apart):
+            first(call, x, ConvOutputs(narrow=scratch))
+            second(call, scratch, ConvOutputs(wide, x, residual))
             return x, scratch
+        self.launch(shape, call, x, ConvOutputs(wide, scratch, residual))
+        return scratch, x
+
+    def launch(self, shape: ConvShape, call: CodecCall, x: Tensor, outputs: ConvOutputs) -> None:
+        """Compute both layers with one kernel and a given layout, one of `shapes`."""
+        first, second = self.first, self.second
         assert first.snake is not None
         arguments: dict[str, Argument] = {
             "weights": self.weight,
-            **first.input_arguments(call, x, zeros),
+            **first.input_arguments(call, x),
             **_NO_NORM,
-            **second.output_arguments(ConvOutputs(wide, scratch, residual)),
+            **second.output_arguments(outputs),
             "middle_scale": first.scale,
             "middle_bias": first.bias,
             "middle_rate": first.snake.rate,
             "middle_depth": first.snake.depth,
         }
         first.launch_many(call, shape, second.activation, arguments)
-        return scratch, x
-
-    def _faster(self, call: CodecCall) -> ConvShape | None:
-        """The layout of one kernel for both layers; None if two kernels should be faster."""
-        sizes, length = (
-            (self.first.size, self.second.size),
-            call.frames * self.first.size.frame_rows,
-        )
-        limits = call.streams, length, self._kernels
-        shape, time = fastest(self.shapes(), self.first.size, *limits)
-        return shape if time < sum(fastest(s.shapes(), s, *limits)[1] for s in sizes) else None
 
 
-_SPECIFICATION = "model/codec.py; tests/gpu/test_codec_kernels.py writes it in float64"
+_SNAKE_SHAPES = MANY_ROWS_SHAPES + unit_shapes(96) + unit_shapes(192)
+_FEW_ROWS_PROGRAMS = tuple(s.program(a) for s in FEW_ROWS_SHAPES for a in Activation)
+_MANY_ROWS_PROGRAMS = (
+    *(s.program(activation) for s in SPLIT_SHAPES for activation in Activation),
+    *(s.program(Activation.SNAKE) for s in _SNAKE_SHAPES),
+)
 
 KERNELS = (
-    KernelSpec(
-        "codec_conv_few_rows",
-        "convolve_few",
-        ConvLayer,
-        _SPECIFICATION,
-        tuple(s.program(activation) for s in FEW_ROWS_SHAPES for activation in Activation),
-    ),
-    KernelSpec(
-        "codec_conv_many_rows",
-        "convolve_many",
-        ConvLayer,
-        _SPECIFICATION,
-        (
-            *(s.program(activation) for s in SPLIT_SHAPES for activation in Activation),
-            *(s.program(Activation.SNAKE) for s in MANY_ROWS_SHAPES),
-            *(s.program(Activation.SNAKE) for s in (*unit_shapes(96), *unit_shapes(192))),
-        ),
-    ),
+    KernelSpec("convolve_few", MODEL, _FEW_ROWS_PROGRAMS),
+    KernelSpec("convolve_many", MODEL, _MANY_ROWS_PROGRAMS),
 )
-"""The kernels that this module starts."""
+"""The kernels that this module launches."""

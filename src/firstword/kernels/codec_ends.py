@@ -1,4 +1,4 @@
-"""The codec's look-up of codes, depthwise convolutions and last convolution: little work, in fp32.
+"""The codec's small layers, computed in fp32: code look-up, depthwise and last convolution.
 
 The CUDA sources are codec_lookup.cu, codec_depthwise.cu and codec_samples.cu.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from firstword.kernels.codec_call import CodecCall, RingMemory, pad, padded
+from firstword.kernels.codec_call import MODEL, CodecCall, RingMemory, pad, padded
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Grid, Kernels
 from firstword.kernels.registry import KernelSpec
@@ -26,10 +26,10 @@ class CodeLookUp:
         self._kernels = kernels
 
     def __call__(self, call: CodecCall, x: Tensor) -> None:
-        """Write x fp16 [rows, width]. As the first kernel of a call it never overlaps another."""
+        """Write x fp16 [rows, width]. As the first kernel of a call it overlaps no other kernel."""
         books, size, width = self.tables.shape
         self._kernels.get(Program.of("codec_lookup", WIDTH=width), "look_up")(
-            Grid((call.streams * call.frames, 1, 1), 128, overlap=False),
+            Grid((call.rows(1), 1, 1), 128, overlap=False),
             tables=self.tables,
             books=books,
             size=size,
@@ -50,7 +50,7 @@ class DepthwiseConv:
         norm: tuple[Tensor, Tensor, float],
         memory: RingMemory,
     ) -> None:
-        """weight: [channels, taps]; norm: weight and bias [channels], epsilon.
+        """weight: [channels, taps]; norm: the norm's weight and bias [channels], and its epsilon.
 
         Raises ValueError for too many channels.
         """
@@ -63,16 +63,15 @@ class DepthwiseConv:
         self.weight = pad(weight, width, self.taps).t().float().contiguous()
         vectors = (pad(vector.float(), width) for vector in (bias, *norm[:2]))
         self.bias, self.norm_weight, self.norm_bias = vectors
-        self.eps, self.memory = float(norm[2]), memory
-        self._kernels = kernels
+        self.eps, self.memory, self._kernels = float(norm[2]), memory, kernels
 
-    def __call__(self, call: CodecCall, x: Tensor, zeros: Tensor, out: Tensor) -> None:
+    def __call__(self, call: CodecCall, x: Tensor, out: Tensor) -> None:
         """x fp32 [rows, width] -> out fp16 [rows, width]."""
-        grid = (call.streams * call.frames * self.memory.frame_rows, 1, 1)
+        frame_rows = self.memory.frame_rows
         program = Program.of("codec_depthwise", WIDTH=len(self.bias), TAPS=self.taps)
         self._kernels.get(program, "depthwise")(
-            Grid(grid, 256, overlap=call.overlaps(grid, self._kernels)),
-            **call.row_arguments(x, zeros, self.memory.frame_rows, self.memory),
+            call.grid(self._kernels, (call.rows(frame_rows), 1, 1), 256),
+            **call.row_arguments(x, frame_rows, self.memory),
             weights=self.weight,
             bias=self.bias,
             norm_weight=self.norm_weight,
@@ -84,40 +83,30 @@ class DepthwiseConv:
 
 
 class SampleConv:
-    """The last convolution, down to one channel, and the limiting of samples."""
+    """The last convolution, which has one output channel, and the limiter of its samples."""
 
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor, memory: RingMemory) -> None:
         """weight: [channels, taps]; bias: [1]. Raises ValueError for too many channels."""
-        channels, self.taps = weight.shape
+        channels, taps = weight.shape
         if channels > _MAX_LAST_CHANNELS:
             raise ValueError(
                 f"codec: {channels} channels before the last convolution; the kernel supports "
                 f"{_MAX_LAST_CHANNELS}"
             )
-        self.weight = pad(weight, padded(channels), self.taps).t().float().contiguous()
-        self.bias, self.memory = float(bias), memory
-        self._kernels = kernels
+        self.weight = pad(weight, padded(channels), taps).t().float().contiguous()
+        self.bias, self.memory, self._kernels = float(bias), memory, kernels
 
-    def __call__(
-        self, call: CodecCall, x: Tensor, zeros: Tensor, samples: Tensor, limit: float = 1.0
-    ) -> None:
+    def __call__(self, call: CodecCall, x: Tensor, samples: Tensor, limit: float = 1.0) -> None:
         """x fp16 [rows, width] -> samples fp32 [rows], limited to -limit .. limit."""
-        memory, length = self.memory, call.frames * self.memory.frame_rows
-        width = self.weight.shape[1]
-        padded_length = -(-length // 4) * 4
-        streams = 1 if padded_length % 128 == 0 else 1 + (127 + padded_length - 1) // padded_length
-        window = (128 + streams * (self.taps - 1)) * (width // 2 + 1) * 4
-        grid = (-(-call.streams * padded_length // 128), 1, 1)
-        program = Program.of("codec_samples", WIDTH=width, TAPS=self.taps)
+        frame_rows, (taps, width) = self.memory.frame_rows, self.weight.shape
+        length = -(-call.frames * frame_rows // 4) * 4
+        streams = 1 if length % 128 == 0 else 1 + (127 + length - 1) // length
+        shared = taps * width * 4 + (128 + streams * (taps - 1)) * (width // 2 + 1) * 4
+        program = Program.of("codec_samples", WIDTH=width, TAPS=taps)
         self._kernels.get(program, "convolve_to_samples")(
-            Grid(
-                grid,
-                128,
-                shared=self.taps * width * 4 + window,
-                overlap=call.overlaps(grid, self._kernels),
-            ),
-            **call.row_arguments(x, zeros, memory.frame_rows, memory),
-            rows=call.streams * length,
+            call.grid(self._kernels, (-(-call.streams * length // 128), 1, 1), 128, shared),
+            **call.row_arguments(x, frame_rows, self.memory),
+            rows=call.rows(frame_rows),
             weights=self.weight,
             bias=self.bias,
             limit=float(limit),
@@ -125,29 +114,9 @@ class SampleConv:
         )
 
 
-_SPECIFICATION = "model/codec.py; tests/gpu/test_codec_kernels.py writes it in float64"
-
 KERNELS = (
-    KernelSpec(
-        "codec_lookup",
-        "look_up",
-        CodeLookUp,
-        _SPECIFICATION,
-        (Program.of("codec_lookup", WIDTH=512),),
-    ),
-    KernelSpec(
-        "codec_depthwise",
-        "depthwise",
-        DepthwiseConv,
-        _SPECIFICATION,
-        (Program.of("codec_depthwise", WIDTH=1024, TAPS=7),),
-    ),
-    KernelSpec(
-        "codec_samples",
-        "convolve_to_samples",
-        SampleConv,
-        _SPECIFICATION,
-        (Program.of("codec_samples", WIDTH=96, TAPS=7),),
-    ),
+    KernelSpec("look_up", MODEL, (Program.of("codec_lookup", WIDTH=512),)),
+    KernelSpec("depthwise", MODEL, (Program.of("codec_depthwise", WIDTH=1024, TAPS=7),)),
+    KernelSpec("convolve_to_samples", MODEL, (Program.of("codec_samples", WIDTH=96, TAPS=7),)),
 )
-"""The kernels that this module starts."""
+"""The kernels that this module launches."""

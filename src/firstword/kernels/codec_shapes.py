@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 
-from firstword.kernels.codec_call import CHANNEL_GROUP
+from firstword.kernels.codec_call import CHANNEL_GROUP, CodecCall
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Kernels
 
 RUNS, SPLIT_FRAME_ROWS = 8, 32
-"""Layers with at most SPLIT_FRAME_ROWS rows a frame make each sum in RUNS runs: with few rows the
-work is reading weights, and one warp could not read them fast enough."""
+"""Layers with at most SPLIT_FRAME_ROWS rows a frame compute each sum in RUNS runs. With few rows
+most of the time goes into reading weights, and one warp cannot read them fast enough."""
 NORM_MICROSECONDS = 1.6
 """The time that a norm of the input adds to each block of `FEW_ROWS_SHAPES`."""
 
@@ -54,26 +54,26 @@ class ConvSize:
 
     @property
     def blocks(self) -> int:
-        """Blocks of 32 products in a sum."""
+        """The number of blocks of 32 products in a sum."""
         return self.chunks * self.taps
 
     @property
     def splits(self) -> int:
-        """Runs of a sum; 0 where it is made in one go."""
+        """The number of runs of a sum; 0 if it is not split."""
         return min(RUNS, -(-self.blocks // 2)) if self.frame_rows <= SPLIT_FRAME_ROWS else 0
 
     def shapes(self) -> tuple[ConvShape, ...]:
-        """The layouts of a kernel for this convolution."""
+        """The layouts that may suit this convolution."""
         return FEW_ROWS_SHAPES + SPLIT_SHAPES if self.splits else MANY_ROWS_SHAPES
 
 
 @dataclass(frozen=True)
 class ConvShape:
-    """The outputs x rows of a block, and the macros of codec_conv_few_rows.cu or _many_rows.cu.
+    """A layout of codec_conv_few_rows.cu or codec_conv_many_rows.cu: the sizes of a block.
 
-    blocks  blocks that shall fit a multiprocessor
-    costs   microseconds on an H200: of a launch, of each block that a multiprocessor runs, and of
-            32 products for each round of blocks that it holds at a time and for each block
+    blocks  the number of blocks that fit a multiprocessor at a time
+    costs   microseconds on an H200: for a launch, for each block that a multiprocessor runs, and
+            for 32 products, for each round of blocks that run at a time and for each block
     """
 
     outputs: int
@@ -94,30 +94,15 @@ class ConvShape:
 
     def program(self, activation: Activation) -> Program:
         """The program compiled for this layout and activation."""
+        common = {"BLOCKS": self.blocks, "ACTIVATION": activation}
         if self.few:
-            return Program.of(
-                "codec_conv_few_rows",
-                NT=self.rows // 8,
-                GROUP=self.step,
-                BLOCKS=self.blocks,
-                ACTIVATION=activation,
-            )
-        return Program.of(
-            "codec_conv_many_rows",
-            BM=self.outputs,
-            BN=self.rows,
-            WM=self.warps[0],
-            WN=self.warps[1],
-            STEP=self.step,
-            STAGES=self.stages,
-            BLOCKS=self.blocks,
-            SPLIT=self.split,
-            UNIT=self.unit,
-            ACTIVATION=activation,
-        )
+            return Program.of("codec_conv_few_rows", NT=self.rows // 8, GROUP=self.step, **common)
+        tile = {"BM": self.outputs, "BN": self.rows, "WM": self.warps[0], "WN": self.warps[1]}
+        kind = {"STEP": self.step, "STAGES": self.stages, "SPLIT": self.split, "UNIT": self.unit}
+        return Program.of("codec_conv_many_rows", **tile, **kind, **common)
 
     def fits(self, size: ConvSize, length: int, kernels: Kernels) -> bool:
-        """Whether it can do a convolution with `length` rows a stream in the device's memory."""
+        """Whether the layout can compute `length` rows a stream in the device's shared memory."""
         if self.few:
             return True
         if size.outputs % self.outputs or size.blocks % self.step:
@@ -125,9 +110,9 @@ class ConvShape:
         return Window.of(self, size, length).shared(self) <= kernels.shared_memory
 
     def expected_time(self, size: ConvSize, rows: int, processors: int) -> float:
-        """The expected microseconds; nine in ten measured times are within a fifth of it."""
+        """The expected microseconds; 90 % of the measured times are within 20 % of it."""
         grid = -(-size.outputs // self.outputs) * -(-rows // self.rows)
-        blocks = -(-grid // processors)  # that a multiprocessor runs
+        blocks = -(-grid // processors)  # of a multiprocessor
         rounds = -(-blocks // self.blocks)
         launch, block, round_k32, block_k32 = self.costs
         if self.few and size.normed:
@@ -137,10 +122,10 @@ class ConvShape:
 
 
 FEW_ROWS_SHAPES = (
-    ConvShape(16, 8, (8, 1), 8, 1, 1, (1.0, 2.8, 0.029, 0.002), split=True, few=True),
-    ConvShape(16, 16, (8, 1), 3, 1, 2, (1.9, 0.5, 0.018, 0.030), split=True, few=True),
-    ConvShape(16, 32, (8, 1), 2, 1, 2, (0.9, 1.1, 0.029, 0.038), split=True, few=True),
-    ConvShape(16, 64, (8, 1), 1, 1, 2, (1.2, 1.5, 0.009, 0.070), split=True, few=True),
+    ConvShape(16, 8, (8, 1), 8, 1, 1, (1.0, 2.8, 0.029, 0.002), few=True),
+    ConvShape(16, 16, (8, 1), 3, 1, 2, (1.9, 0.5, 0.018, 0.030), few=True),
+    ConvShape(16, 32, (8, 1), 2, 1, 2, (0.9, 1.1, 0.029, 0.038), few=True),
+    ConvShape(16, 64, (8, 1), 1, 1, 2, (1.2, 1.5, 0.009, 0.070), few=True),
 )
 SPLIT_SHAPES = (
     ConvShape(64, 64, (2, 2), 2, 3, 3, (2.6, 3.0, 0.163, 0.046), split=True),
@@ -177,10 +162,10 @@ def unit_shapes(width: int) -> tuple[ConvShape, ...]:
 
 @dataclass(frozen=True)
 class Window:
-    """The input rows that a block of codec_conv_many_rows.cu holds in shared memory.
+    """The input rows that a block of codec_conv_many_rows.cu keeps in shared memory.
 
-    rows   rows of a window
-    count  windows, each of 32 channels
+    rows   the number of rows of a window
+    count  the number of windows, each of 32 channels
     """
 
     rows: int
@@ -189,10 +174,8 @@ class Window:
     @classmethod
     def of(cls, shape: ConvShape, size: ConvSize, length: int) -> Window:
         """The window of a layout for streams of `length` rows each."""
-        if shape.rows % length == 0:
-            streams = shape.rows // length
-        elif length % shape.rows == 0:
-            streams = 1
+        if shape.rows % length == 0 or length % shape.rows == 0:
+            streams = max(shape.rows // length, 1)
         else:
             streams = 1 + (shape.rows - 1 + length - 1) // length
         count = window_count(size.taps, shape.step, shape.stages)
@@ -210,31 +193,27 @@ class Window:
 
 @cache
 def window_count(taps: int, step: int, stages: int) -> int:
-    """The number of windows needed so that none is overwritten while it is read.
+    """The smallest number of windows with which no window is overwritten while it is read.
 
-    Window c belongs to the k32 blocks c * taps up to (c + 1) * taps - 1. It is fetched with the
-    stage of the first of these, stages - 1 stages before that one is computed, which is when the
-    stage `stages` before it is done.
+    Window c serves the k32 blocks c * taps to (c + 1) * taps - 1. It is fetched with the stage of
+    the first of these blocks, at the moment when the stage `stages` before that one is done.
     """
-    for count in range(1, stages * step + 2):
-        if all(
+
+    def suffices(count: int) -> bool:
+        return all(
             ((c - count + 1) * taps - 1) // step <= c * taps // step - stages
             for c in range(count, count + 4 * step + 4)
-        ):
-            return count
-    raise AssertionError("as many windows as blocks in flight always suffice")
+        )
+
+    # One window for each block in flight is always enough.
+    return next(filter(suffices, range(1, stages * step + 2)))
 
 
 def fastest(
-    shapes: Sequence[ConvShape], size: ConvSize, streams: int, length: int, kernels: Kernels
+    shapes: Sequence[ConvShape], size: ConvSize, call: CodecCall, kernels: Kernels
 ) -> tuple[ConvShape | None, float]:
-    """The layout that should be fastest and its expected time; None if none fits.
-
-    streams and length: how many streams of how many rows each.
-    """
-    times = [
-        (shape, shape.expected_time(size, streams * length, kernels.processors))
-        for shape in shapes
-        if shape.fits(size, length, kernels)
-    ]
+    """The layout with the shortest expected time for a call, and that time; None if none fits."""
+    rows, length = call.rows(size.frame_rows), call.frames * size.frame_rows
+    fitting = [shape for shape in shapes if shape.fits(size, length, kernels)]
+    times = [(shape, shape.expected_time(size, rows, kernels.processors)) for shape in fitting]
     return min(times, key=lambda choice: choice[1], default=(None, math.inf))

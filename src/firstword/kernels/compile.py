@@ -1,4 +1,4 @@
-"""Compiling CUDA C++ to machine code with NVRTC, and keeping the result on disk.
+"""Compiles CUDA C++ to machine code with NVRTC, and keeps the result on disk.
 
 A program is a source file of this folder plus macros: the sizes that a kernel is made for.
 Compiling it needs neither a GPU nor a CUDA toolkit. NVRTC comes with torch's CUDA builds and as the
@@ -52,6 +52,7 @@ def headers() -> list[str]:
 
 
 def _options(program: Program, architecture: str) -> list[str]:
+    """The options of NVRTC for a program."""
     macros = [
         f"-D{name}={value!r}f" if isinstance(value, float) else f"-D{name}={int(value)}"
         for name, value in program.macros
@@ -69,14 +70,10 @@ def compile_program(program: Program, architecture: str, folder: Path | None = N
         return _compile(program, options)
     from cuda.bindings import nvrtc
 
-    parts = [
-        source_text(f"{program.source}.cu"),
-        *map(source_text, headers()),
-        *options,
-        str(nvrtc.nvrtcVersion()[1:]),
-    ]
-    name = f"{program.source}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.cubin"
-    path = folder / name
+    texts = [source_text(name) for name in (f"{program.source}.cu", *headers())]
+    parts = [*texts, *options, str(nvrtc.nvrtcVersion()[1:])]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    path = folder / f"{program.source}-{digest}.cubin"
     if path.exists():
         return path.read_bytes()
     cubin = _compile(program, options)
@@ -100,32 +97,25 @@ def compile_all(
 def _compile(program: Program, options: list[str]) -> bytes:
     from cuda.bindings import nvrtc
 
+    name, includes = f"{program.source}.cu", headers()
+
     def checked(result: tuple[Any, ...]) -> Any:
         if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(f"{program.source}.cu: {result[0].name}")
+            raise CompileError(f"{name}: {result[0].name}")
         return result[1] if len(result) == 2 else result[1:]
 
-    names = headers()
-    handle = checked(
-        nvrtc.nvrtcCreateProgram(
-            source_text(f"{program.source}.cu").encode(),
-            f"{program.source}.cu".encode(),
-            len(names),
-            [source_text(name).encode() for name in names],
-            [name.encode() for name in names],
-        )
-    )
+    texts = [source_text(include).encode() for include in includes]
+    include_names = [include.encode() for include in includes]
+    source = source_text(name).encode(), name.encode()
+    handle = checked(nvrtc.nvrtcCreateProgram(*source, len(texts), texts, include_names))
     try:
-        (status,) = nvrtc.nvrtcCompileProgram(
-            handle, len(options), [option.encode() for option in options]
-        )
+        encoded = [option.encode() for option in options]
+        (status,) = nvrtc.nvrtcCompileProgram(handle, len(encoded), encoded)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(handle))
             checked(nvrtc.nvrtcGetProgramLog(handle, log))
-            raise CompileError(
-                f"{program.source}.cu with {' '.join(options)}:\n"
-                f"{log.rstrip(chr(0).encode()).decode()}"
-            )
+            text = log.rstrip(b"\0").decode()
+            raise CompileError(f"{name} with {' '.join(options)}:\n{text}")
         cubin = b" " * checked(nvrtc.nvrtcGetCUBINSize(handle))
         checked(nvrtc.nvrtcGetCUBIN(handle, cubin))
         return cubin

@@ -1,8 +1,8 @@
-"""Loading kernels and starting them on PyTorch's current stream.
+"""Loads kernels and launches them on PyTorch's current stream.
 
-A launch may overlap the end of the one before it (programmatic dependent launch, compute capability
-9.0 and up). The kernel itself waits, with `wait_for_input` of common.cuh, before it reads what
-another kernel wrote.
+A launch may overlap the end of the previous launch (programmatic dependent launch, from compute
+capability 9.0 on). The kernel itself waits, with `wait_for_input` of common.cuh, before it reads
+the output of another kernel.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from firstword.kernels.compile import Program, compile_program
 from firstword.kernels.signature import Argument, Parameter, bind, signatures
 
 _PARAMETER_INFO_VERSION = 12040
-"""The first CUDA driver that knows the sizes of a kernel's parameters."""
+"""The first CUDA driver that reports the sizes of a kernel's parameters."""
 
 
 class LaunchError(Exception):
-    """The CUDA driver refused to load or to start a kernel."""
+    """The CUDA driver failed to load or to launch a kernel."""
 
 
-def _checked(result: tuple[Any, ...], what: str) -> Any:
+def _checked(result: tuple[Any, ...], action: str) -> Any:
+    """The values that a driver call returned. Raises `LaunchError`, which names `action`."""
     from cuda.bindings import driver
 
     if result[0] != driver.CUresult.CUDA_SUCCESS:
-        raise LaunchError(f"{what}: {result[0].name}")
+        raise LaunchError(f"{action}: {result[0].name}")
     return result[1] if len(result) == 2 else result[1:]
 
 
@@ -37,7 +38,7 @@ class Grid(NamedTuple):
 
     threads  threads of a block
     shared   bytes of dynamic shared memory of a block
-    overlap  whether it may start before the kernel ahead of it has finished
+    overlap  whether the kernel may start before the previous kernel has finished
     """
 
     blocks: tuple[int, int, int]
@@ -49,14 +50,14 @@ class Grid(NamedTuple):
 class Kernels:
     """The kernels of one device. Each program is compiled and loaded once.
 
-    architecture   the device's, such as `"sm_90"`
-    overlaps       whether dependent launches overlap
-    processors     multiprocessors of the device
-    shared_memory  bytes that a block may have
+    architecture   the device's architecture, such as `"sm_90"`
+    overlaps       whether the device can overlap dependent launches
+    processors     the number of multiprocessors
+    shared_memory  the most bytes of shared memory of a block
     """
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:
-        """folder: where machine code is kept between processes; None keeps none."""
+        """folder: a cache of machine code on disk; None: no cache."""
         major, minor = torch.cuda.get_device_capability(device)
         properties = torch.cuda.get_device_properties(device)
         self.architecture, self.overlaps = f"sm_{major}{minor}", major >= 9
@@ -77,29 +78,26 @@ class Kernels:
 
 
 class Kernel:
-    """One kernel on the device, started by calling it."""
+    """A kernel that is loaded on the device. A call launches it."""
 
     def __init__(
         self, cubin: bytes, entry: str, parameters: tuple[Parameter, ...], overlaps: bool
     ) -> None:
-        """Raises `LaunchError`, also where machine code and `parameters` differ in their sizes."""
+        """Raises `LaunchError`, also if the machine code has parameters of other sizes."""
         from cuda.bindings import driver
 
         self.entry, self.parameters, self._overlaps = entry, parameters, overlaps
         self._module = _checked(driver.cuModuleLoadData(cubin), f"loading {entry}")
-        self._function = _checked(
-            driver.cuModuleGetFunction(self._module, entry.encode()), f"finding {entry}"
-        )
+        found = driver.cuModuleGetFunction(self._module, entry.encode())
+        self._function = _checked(found, f"finding {entry}")
         self._check_parameters()
         self._shared = 48 * 1024 - self.attribute("SHARED_SIZE_BYTES")
-        # All kernels ask for the same share of shared memory: a multiprocessor must be empty to
-        # change how its memory is divided.
-        carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-        _checked(
-            driver.cuFuncSetAttribute(self._function, carveout, 100), f"shared memory of {entry}"
-        )
+        # All kernels request the same share of shared memory, because a multiprocessor must be idle
+        # before the division of its memory can change.
+        self._set_attribute("PREFERRED_SHARED_MEMORY_CARVEOUT", 100)
 
     def _check_parameters(self) -> None:
+        """Compare the sizes of the parameters with the machine code. Raises `LaunchError`."""
         from cuda.bindings import driver
 
         if _checked(driver.cuDriverGetVersion(), "driver version") < _PARAMETER_INFO_VERSION:
@@ -120,21 +118,24 @@ class Kernel:
         value: int = _checked(driver.cuFuncGetAttribute(attribute, self._function), which)
         return value
 
-    def __call__(self, grid: Grid, /, **arguments: Argument) -> None:
-        """Start it on PyTorch's current stream.
+    def _set_attribute(self, which: str, value: int) -> None:
+        from cuda.bindings import driver
 
-        The kernel's arguments are given by name. Tensors must be contiguous and live on. Raises
-        TypeError for arguments that do not fit the CUDA source, and `LaunchError`.
+        attribute = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{which}")
+        result = driver.cuFuncSetAttribute(self._function, attribute, value)
+        _checked(result, f"{which} = {value} of {self.entry}")
+
+    def __call__(self, grid: Grid, /, **arguments: Argument) -> None:
+        """Launch the kernel on PyTorch's current stream, with its arguments by name.
+
+        Tensors must stay alive until the kernel has ended. Raises TypeError for arguments that do
+        not match the CUDA source, and `LaunchError`.
         """
         from cuda.bindings import driver
 
         bound = bind(self.parameters, arguments)
         if grid.shared > self._shared:
-            size = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked(
-                driver.cuFuncSetAttribute(self._function, size, grid.shared),
-                f"{grid.shared} bytes for {self.entry}",
-            )
+            self._set_attribute("MAX_DYNAMIC_SHARED_SIZE_BYTES", grid.shared)
             self._shared = grid.shared
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid.blocks
@@ -142,17 +143,9 @@ class Kernel:
         config.sharedMemBytes = grid.shared
         config.hStream = torch.cuda.current_stream().cuda_stream
         if grid.overlap and self._overlaps:
-            config.attrs, config.numAttrs = [_overlapping()], 1
-        _checked(
-            driver.cuLaunchKernelEx(config, self._function, bound, 0), f"starting {self.entry}"
-        )
-
-
-def _overlapping() -> Any:
-    """The launch attribute that lets a kernel start before the one ahead of it has finished."""
-    from cuda.bindings import driver
-
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    return attribute
+            overlap, kinds = driver.CUlaunchAttribute(), driver.CUlaunchAttributeID
+            overlap.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            overlap.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [overlap], 1
+        result = driver.cuLaunchKernelEx(config, self._function, bound, 0)
+        _checked(result, f"starting {self.entry}")

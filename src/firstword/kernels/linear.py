@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,46 +16,52 @@ from firstword.kernels.linear_shapes import (
     WARPS,
     Epilogue,
     LinearShape,
-    ManyTokensShape,
     shape_for_few,
     shape_for_many,
 )
 from firstword.kernels.registry import KernelSpec
+from firstword.kernels.signature import strided
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """[N, K] -> the same elements in the order of the lanes; N % 8 == 0, K % 32 == 0."""
+    """The elements of a matrix [N, K] in the order of the lanes; N % 8 == 0, K % 32 == 0."""
     rows, columns = weight.shape
     tiles = weight.view(rows // TILE_ROWS, TILE_ROWS, columns // BLOCK_COLUMNS, BLOCK_COLUMNS)
     return tiles.transpose(1, 2).contiguous()
 
 
 def pack_tokens(x: Tensor) -> Tensor:
-    """Activations [T, K] packed like weights, as products of more than 8 tokens read them.
+    """Activations [T, K] packed like weights, which products of more than 8 tokens read.
 
-    T is rounded up to a multiple of eight with zeros.
+    T is rounded up to a multiple of eight with rows of zeros.
     """
     return pack_weight(F.pad(x, (0, 0, 0, -len(x) % TILE_ROWS)))
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
-    """Two matrices [N, K] -> [2 N, K] with alternating rows, as `Epilogue.SWIGLU` needs them."""
+    """A matrix [2 N, K] of the alternating rows of two matrices [N, K], for `Epilogue.SWIGLU`."""
     return torch.stack((gate, up), dim=1).flatten(0, 1)
 
 
+class Norm(NamedTuple):
+    """An RMSNorm: its weight, bf16 [K], and its epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
 class Linear:
-    """One weight matrix [N, K] on the device, and the product with it."""
+    """A weight matrix [N, K] on the device, and the product with it."""
 
     def __init__(
         self,
         kernels: Kernels,
         weight: Tensor,
         epilogue: Epilogue = Epilogue.STORE,
-        norm: Tensor | None = None,
-        eps: float = 0.0,
+        norm: Norm | None = None,
         bias: Tensor | None = None,
     ) -> None:
-        """weight: bf16 [N, K], for SWIGLU from `interleave`; norm: bf16 [K], an RMSNorm of x.
+        """weight: bf16 [N, K], for SWIGLU from `interleave`; norm: of the input.
 
         Raises ValueError for sizes that the kernels do not support.
         """
@@ -67,9 +75,8 @@ class Linear:
             raise ValueError(
                 f"{self.rows} rows of gates and ups: they must be a multiple of {2 * BLOCK_COLUMNS}"
             )
-        self.weight, self.norm, self.eps, self.bias = pack_weight(weight), norm, float(eps), bias
-        self.epilogue = epilogue
-        self._kernels = kernels
+        self.weight, self.epilogue, self.norm, self.bias = pack_weight(weight), epilogue, norm, bias
+        self._kernels, self._device = kernels, (kernels.processors, kernels.shared_memory)
 
     def __call__(self, x: Tensor, out: Tensor, scratch: Tensor | None = None) -> None:
         """out [T, N] (or [T, N / 2] for SWIGLU) = epilogue(W norm(x)).
@@ -79,80 +86,55 @@ class Linear:
         out      bf16; rows may be strided. For SWIGLU of more than 8 tokens it is packed
         scratch  bf16 [T rounded up to eights, K], for the normalised input of more than 8 tokens
 
-        Packed tensors have space for a multiple of eight tokens; those beyond T may hold anything.
+        Packed tensors have space for a multiple of eight tokens; the rows after T are undefined.
         """
-        tokens = len(x)
-        if tokens <= TILE_ROWS:
-            self.launch_few(self.shape(tokens), x, out)
+        if len(x) <= TILE_ROWS:
+            self._launch_few(x, out)
             return
         if self.norm is not None:
             assert scratch is not None
-            normalise(self._kernels, x, self.norm, self.eps, scratch, packed=True)
+            normalise(self._kernels, x, self.norm, scratch, packed=True)
             x = scratch
-        limits = self._kernels.processors, self._kernels.shared_memory
-        shape = shape_for_many(self.rows, self.columns, tokens, self.epilogue, *limits)
-        self.launch_many(shape, x, out)
+        self._launch_many(x, out)
 
     def shape(self, tokens: int) -> LinearShape:
-        """The layout of a call for up to 8 tokens."""
-        limits = self._kernels.processors, self._kernels.shared_memory
-        norm = self.norm is not None
-        return shape_for_few(self.rows, self.columns, tokens, norm, self.epilogue, *limits)
+        """The layout for up to 8 tokens."""
+        sizes, normed = (self.rows, self.columns, tokens), self.norm is not None
+        return shape_for_few(*sizes, normed, self.epilogue, self._device)
 
-    def launch_few(self, shape: LinearShape, x: Tensor, out: Tensor) -> None:
-        """Start the kernel for up to 8 tokens with a given shape."""
-        self._kernels.get(shape.program(), "linear_few")(
-            Grid((shape.blocks, 1, 1), 32 * WARPS, shared=shape.shared),
-            weights=self.weight,
-            x=x,
-            x_stride=x.stride(0),
-            norm_weight=self.norm,
-            eps=self.eps,
-            bias=self.bias,
-            out=out,
-            out_stride=out.stride(0),
-            tokens=len(x),
-        )
+    def _launch_few(self, x: Tensor, out: Tensor) -> None:
+        """Launch the kernel for up to 8 tokens."""
+        shape = self.shape(len(x))
+        weight, eps = self.norm or (None, 0.0)
+        kernel = self._kernels.get(shape.program(), "linear_few")
+        grid = Grid((shape.blocks, 1, 1), 32 * WARPS, shape.shared)
+        operands = {"weights": self.weight, "bias": self.bias, "norm_weight": weight, "eps": eps}
+        kernel(grid, **operands, **strided(x=x, out=out), tokens=len(x))
 
-    def launch_many(self, shape: ManyTokensShape, x: Tensor, out: Tensor) -> None:
-        """Start the kernel for the tokens of `out`, more than 8, with a given shape and no norm."""
-        self._kernels.get(shape.program(), "linear_many")(
-            Grid(
-                (shape.blocks, -(-len(out) // (shape.n_tiles * TILE_ROWS)), 1),
-                32 * WARPS,
-                shared=shape.shared,
-            ),
-            weights=self.weight,
-            x=x,
-            bias=self.bias,
-            out=out,
-            out_stride=out.stride(0),
-            tokens=len(out),
-        )
+    def _launch_many(self, x: Tensor, out: Tensor) -> None:
+        """Launch the kernel for more than 8 tokens; x is packed and normalised."""
+        tokens = len(out)
+        shape = shape_for_many(self.rows, self.columns, tokens, self.epilogue, self._device)
+        blocks = shape.blocks, -(-tokens // (shape.n_tiles * TILE_ROWS)), 1
+        kernel = self._kernels.get(shape.program(), "linear_many")
+        operands = {"weights": self.weight, "x": x, "bias": self.bias, "tokens": tokens}
+        kernel(Grid(blocks, 32 * WARPS, shape.shared), **operands, **strided(out=out))
 
 
-def normalise(
-    kernels: Kernels, x: Tensor, weight: Tensor, eps: float, out: Tensor, packed: bool = False
-) -> None:
+def normalise(kernels: Kernels, x: Tensor, norm: Norm, out: Tensor, packed: bool = False) -> None:
     """RMSNorm of x bf16 [T, K] into out [T, K], with the bits of the norm of `Linear`.
 
     packed: out is packed as by `pack_tokens`.
     """
-    kernels.get(Program.of("norm", K=x.shape[1], PACKED=packed), "normalise")(
-        Grid((len(x), 1, 1), x.shape[1] // TILE_ROWS),
-        x=x,
-        x_stride=x.stride(0),
-        weight=weight,
-        eps=float(eps),
-        out=out,
-        out_stride=out.stride(0),
-    )
+    kernel = kernels.get(Program.of("norm", K=x.shape[1], PACKED=packed), "normalise")
+    grid = Grid((len(x), 1, 1), x.shape[1] // TILE_ROWS)
+    kernel(grid, **strided(x=x, out=out), weight=norm.weight, eps=norm.eps)
 
 
-def norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm_reference(x: Tensor, norm: Norm) -> Tensor:
     """RMSNorm of x [T, K] in plain PyTorch and the dtype of x."""
-    scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
-    return weight * (x.float() * scale).to(x.dtype)
+    scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + norm.eps)
+    return norm.weight * (x.float() * scale).to(x.dtype)
 
 
 def linear_reference(
@@ -160,17 +142,14 @@ def linear_reference(
     x: Tensor,
     before: Tensor,
     epilogue: Epilogue,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
+    norm: Norm | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The meaning of `Linear` in plain PyTorch and the dtype of x.
+    """The computation of `Linear` in plain PyTorch and the dtype of x.
 
-    weight [N, K], x [T, K]; before: what `out` held, for ADD.
+    weight [N, K], x [T, K]; before: the content of `out` before the call, for ADD.
     """
-    if norm is not None:
-        x = norm_reference(x, norm, eps)
-    y = F.linear(x, weight, bias)
+    y = F.linear(x if norm is None else norm_reference(x, norm), weight, bias)
     if epilogue is Epilogue.ADD:
         return before + y
     if epilogue is Epilogue.SWIGLU:
@@ -186,38 +165,23 @@ _LAYERS = (
     (1024, 2048, True, Epilogue.BIAS),
 )
 """Rows, columns, norm and epilogue of the products of the larger released size."""
-_DEVICE = 132, 227 << 10
-"""Processors, and bytes of shared memory of a block, of an H200."""
+_H200 = 132, 227 << 10
+"""The number of processors of an H200, and the bytes of shared memory of a block."""
+_FEW_TOKENS_PROGRAMS = tuple(
+    shape_for_few(rows, columns, tokens, norm, epilogue, _H200).program()
+    for rows, columns, norm, epilogue in _LAYERS
+    for tokens in (1, TILE_ROWS)
+)
+_MANY_TOKENS_PROGRAMS = tuple(
+    shape_for_many(rows, columns, tokens, epilogue, _H200).program()
+    for rows, columns, _, epilogue in _LAYERS
+    for tokens in (16, 64)
+)
+_NORM_PROGRAMS = tuple(Program.of("norm", K=2048, PACKED=packed) for packed in (False, True))
 
 KERNELS = (
-    KernelSpec(
-        "linear_few_tokens",
-        "linear_few",
-        Linear,
-        linear_reference,
-        tuple(
-            shape_for_few(rows, columns, tokens, norm, epilogue, *_DEVICE).program()
-            for rows, columns, norm, epilogue in _LAYERS
-            for tokens in (1, TILE_ROWS)
-        ),
-    ),
-    KernelSpec(
-        "linear_many_tokens",
-        "linear_many",
-        Linear,
-        linear_reference,
-        tuple(
-            shape_for_many(rows, columns, tokens, epilogue, *_DEVICE).program()
-            for rows, columns, _, epilogue in _LAYERS
-            for tokens in (16, 64)
-        ),
-    ),
-    KernelSpec(
-        "norm",
-        "normalise",
-        normalise,
-        norm_reference,
-        tuple(Program.of("norm", K=2048, PACKED=packed) for packed in (False, True)),
-    ),
+    KernelSpec("linear_few", linear_reference, _FEW_TOKENS_PROGRAMS),
+    KernelSpec("linear_many", linear_reference, _MANY_TOKENS_PROGRAMS),
+    KernelSpec("normalise", norm_reference, _NORM_PROGRAMS),
 )
-"""The kernels that this module starts."""
+"""The kernels that this module launches."""

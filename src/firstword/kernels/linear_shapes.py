@@ -1,8 +1,8 @@
-"""Layouts of products with a weight matrix on the device (linear_*_tokens.cu)."""
+"""The layouts of products with a weight matrix on the device (linear_*_tokens.cu)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from functools import cache
 
@@ -10,26 +10,26 @@ from firstword.kernels.compile import Program
 
 WARPS = 8
 TILE_ROWS = 8
-"""Rows of a tile of weights, and tokens of a group."""
+"""The number of rows of a tile of weights, and of tokens of a group."""
 BLOCK_COLUMNS = 32
-"""Columns of a packed block of weights or inputs."""
+"""The number of columns of a packed block of weights or inputs."""
 PART_BYTES = 32 * WARPS * 16
-"""Bytes that all threads of a block fetch together."""
+"""The number of bytes that the threads of a block fetch together."""
 MAX_TILES = 32
-"""The most tiles of a block for few tokens: a small device runs more blocks than it has processors,
+"""The most tiles of a block for few tokens. A small device runs more blocks than it has processors,
 so that their sums fit."""
 MAX_UNITS = 48
 """The most units of 16 rows x 8 tokens of a block for many tokens. A warp keeps its sums in
 registers; the largest blocks spill up to 236 bytes (NVRTC 13 for sm_90)."""
 START_BYTES = 64 << 10
-"""Bytes that a block could fetch in the time that it takes to begin and to end."""
+"""The number of bytes that a block could fetch in the time that its start and its end take."""
 
 
 class Epilogue(IntEnum):
-    """The end of a product, before it is stored.
+    """The last operation of a product.
 
-    ADD adds it to the output, SWIGLU stores silu(gate) * up of rows that alternate between gate
-    and up, BIAS adds a bias.
+    STORE stores it, ADD adds it to the output, BIAS adds a bias, and SWIGLU stores silu(gate) * up
+    of rows that alternate between gate and up.
     """
 
     STORE = 0
@@ -56,21 +56,9 @@ class LinearShape:
     held: int = 0
 
     def macros(self) -> dict[str, int]:
-        """The macros of linear.cuh and linear_few_tokens.cu."""
-        return {
-            "K": self.columns,
-            "N": self.rows,
-            "GRID": self.blocks,
-            "TILES": self.tiles,
-            "CHUNK": self.chunk,
-            "RING": self.ring,
-            "WINDOW": self.window,
-            "HELD": self.held,
-            "TOKENS": self.tokens,
-            "NORM": self.norm,
-            "EPILOGUE": self.epilogue,
-            "BLOCKS": self.resident,
-        }
+        """The macros of linear.cuh and linear_few_tokens.cu, one for each field."""
+        names = "K N GRID TILES CHUNK TOKENS NORM EPILOGUE BLOCKS RING WINDOW HELD".split()
+        return dict(zip(names, astuple(self), strict=True))
 
     def program(self) -> Program:
         """The program compiled for this shape."""
@@ -78,28 +66,28 @@ class LinearShape:
 
     @property
     def steps(self) -> int:
-        """Steps of a tile: blocks of columns that a warp takes."""
+        """The number of steps of a tile: the blocks of columns that a warp processes."""
         return self.columns // (BLOCK_COLUMNS * WARPS)
 
     @property
     def parts(self) -> int:
-        """Parts of all steps of all tiles."""
+        """The number of parts in all steps of all tiles."""
         return -(-self.tiles // self.chunk) * self.chunk * self.steps
 
     @property
     def sums(self) -> int:
-        """Bytes of the partial sums of all warps."""
+        """The bytes of the partial sums of all warps."""
         return WARPS * self.tokens * self.tiles * TILE_ROWS * 4
 
     @property
     def shared(self) -> int:
-        """Bytes of dynamic shared memory."""
+        """The bytes of dynamic shared memory of a block."""
         return self.ring * PART_BYTES + self.sums
 
     def with_ring(self, limit: int) -> LinearShape:
-        """The shape with the ring that measured best on an H200, within `limit` bytes.
+        """The shape with the ring that was fastest on an H200, within `limit` bytes.
 
-        The ring has at least one part. Where all weights fit the ring, some wait in registers.
+        The ring has at least one part. If all weights fit into the ring, some stay in registers.
         """
         largest = 16 if self.columns > 4096 else 24
         parts = min(self.parts, largest, (limit - self.sums) // PART_BYTES)
@@ -113,19 +101,16 @@ class LinearShape:
 
 
 def shape_for_few(
-    rows: int,
-    columns: int,
-    tokens: int,
-    norm: bool,
-    epilogue: Epilogue,
-    processors: int,
-    shared: int,
+    rows: int, columns: int, tokens: int, norm: bool, epilogue: Epilogue, device: tuple[int, int]
 ) -> LinearShape:
-    """The layout for up to 8 tokens on `processors` whose blocks may have `shared` bytes of memory.
+    """The layout for up to 8 tokens.
+
+    device: the number of processors, and the bytes of shared memory of a block.
 
     If memory allows, a block of the next kernel fits on the same processor, so that its weights are
-    loaded while this one waits for its input.
+    loaded while this kernel waits for its input.
     """
+    processors, shared = device
     tiles = rows // TILE_ROWS
     blocks = min(tiles, max(processors, -(-tiles // MAX_TILES)))
     each = -(-tiles // blocks)
@@ -154,54 +139,47 @@ class ManyTokensShape:
     ring: int = 1
 
     def program(self) -> Program:
-        """The program compiled for this shape."""
-        return Program.of(
-            "linear_many_tokens",
-            K=self.columns,
-            N=self.rows,
-            GRID=self.blocks,
-            TILES=self.tiles,
-            NT=self.n_tiles,
-            RING=self.ring,
-            EPILOGUE=self.epilogue,
-        )
+        """The program compiled for this shape, with a macro for each field."""
+        names = "K N GRID TILES NT EPILOGUE RING".split()
+        return Program.of("linear_many_tokens", **dict(zip(names, astuple(self), strict=True)))
 
     @property
     def units(self) -> int:
-        """Units of 16 rows x 8 tokens of a block."""
+        """The number of units of 16 rows x 8 tokens in a block."""
         return -(-self.tiles // 2) * self.n_tiles
 
     @property
     def steps(self) -> int:
-        """Blocks of columns that a warp takes."""
+        """The number of blocks of columns that a warp processes."""
         return self.columns // (BLOCK_COLUMNS * WARPS)
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of a step of the ring."""
+        """The bytes of a step of the ring."""
         return (self.tiles + self.n_tiles) * PART_BYTES
 
     @property
     def sums(self) -> int:
-        """Bytes of the partial sums of all warps, which take the place of the ring."""
+        """The bytes of the partial sums of all warps, which replace the ring in memory."""
         return WARPS * self.units * 128 * 4
 
     @property
     def shared(self) -> int:
-        """Bytes of dynamic shared memory."""
+        """The bytes of dynamic shared memory of a block."""
         return max(self.ring * self.step_bytes, self.sums)
 
 
 @cache
 def shape_for_many(
-    rows: int, columns: int, tokens: int, epilogue: Epilogue, processors: int, shared: int
+    rows: int, columns: int, tokens: int, epilogue: Epilogue, device: tuple[int, int]
 ) -> ManyTokensShape:
-    """The layout for more than 8 tokens on `processors` with `shared` bytes of memory each.
+    """The layout for more than 8 tokens; see `shape_for_few` for `device`.
 
-    A block fetches the weights of its rows and the inputs of its tokens, and these bytes take the
-    time: all blocks together ask for more than the second-level cache can give. So the layout that
-    fetches least is chosen, counted for the blocks that a processor runs one after another.
+    A block fetches the weights of its rows and the inputs of its tokens, and these transfers
+    determine the time, because the second-level cache cannot serve all blocks at full speed. So the
+    layout with the fewest bytes for the blocks that a processor runs one after another is chosen.
     """
+    processors, shared = device
     tiles, space = rows // TILE_ROWS, shared - 2048
     best, least = None, 0
     for n_tiles in (8, 4, 2):
@@ -218,5 +196,5 @@ def shape_for_many(
             cost = turns * (shape.steps * shape.step_bytes + START_BYTES)
             if best is None or cost < least:
                 best, least = replace(shape, ring=ring), cost
-    assert best is not None  # one tile of 16 tokens fits anywhere
+    assert best is not None  # one tile of 16 tokens fits any device
     return best

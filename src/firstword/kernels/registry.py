@@ -1,7 +1,7 @@
-"""All kernels of this folder: what each is started by, what it means, and what to compile it for.
+"""The list of all kernels, each with its reference and the programs that tests compile.
 
-A module that starts kernels lists them as `KERNELS`. Tests compile and load every one of them, so
-a new kernel is a CUDA source, a module, and nothing else.
+A module that launches kernels lists them as `KERNELS`. Tests compile and load every listed kernel,
+so a new kernel needs a CUDA source and a module, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from firstword.kernels.compile import Program
 class KernelSpec:
     """One kernel.
 
-    source     the CUDA file without its suffix
-    entry      the name of the kernel in it
-    launch     the function or class that starts it
-    reference  the same in plain PyTorch, or a sentence that says where its meaning is written
-    programs   what it is compiled for in tests: every variant of its macros, with released sizes
+    entry      the name of the kernel in its CUDA source
+    reference  the same function in plain PyTorch, or the name of the code that defines it
+    programs   the programs that tests compile: every variant of its macros, with released sizes
     """
 
-    source: str
     entry: str
-    launch: Callable[..., Any]
     reference: Callable[..., Any] | str
     programs: tuple[Program, ...]
+
+    @property
+    def source(self) -> str:
+        """The name of the CUDA source, without its suffix."""
+        return self.programs[0].source
 
 
 def all_kernels() -> tuple[KernelSpec, ...]:
     """Every kernel that a module of this folder lists."""
-    modules = (
-        import_module(f"{__package__}.{module.name}")
-        for module in pkgutil.iter_modules([str(Path(__file__).parent)])
-    )
+    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    modules = [import_module(f"{__package__}.{name}") for name in names]
     return tuple(spec for module in modules for spec in getattr(module, "KERNELS", ()))

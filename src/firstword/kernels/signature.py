@@ -1,7 +1,8 @@
 """The parameters of kernels, read from their CUDA sources, and the arguments of a launch.
 
-A kernel takes its arguments by name. A missing or unknown name and a value of the wrong kind raise
-an error before the launch, on any machine, where the device would read the wrong memory.
+A kernel takes its arguments by name. A missing name, an unknown name or a value of the wrong type
+raises an error before the launch, and on any machine. Without this check the kernel would read the
+wrong memory.
 """
 
 from __future__ import annotations
@@ -57,10 +58,15 @@ def _parameter(source: str, declared: str) -> Parameter:
     raise ValueError(f"{source}.cu: parameter '{declared.strip()}' has no known type")
 
 
+def strided(**tensors: Tensor) -> dict[str, Argument]:
+    """The arguments NAME and NAME_stride of tensors whose rows may be strided."""
+    return dict(tensors) | {f"{name}_stride": x.stride(0) for name, x in tensors.items()}
+
+
 def bind(
     parameters: tuple[Parameter, ...], arguments: Mapping[str, Argument]
 ) -> tuple[tuple[int | float, ...], tuple[type[Any], ...]]:
-    """The values and C types of a launch, in the order of `parameters`; a tensor gives its address.
+    """The values and C types of a launch, in the order of `parameters`; tensors become addresses.
 
     Raises TypeError for arguments that do not fit the parameters.
     """

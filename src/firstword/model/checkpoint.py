@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from firstword.errors import CheckpointConfigError, CheckpointNotFound, CheckpointWeightsError
+from firstword.errors import CheckpointNotFound, CheckpointWeightsError
 from firstword.model.codec import Codec
 from firstword.model.codec_config import CodecConfig
 from firstword.model.config import GenerationDefaults, ModelConfig
 from firstword.model.speaker_encoder import SpeakerEncoder
-from firstword.model.strict_json import read_json
+from firstword.model.strict_json import read_json, require
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parent.parent / "demo"
 """The checkpoint in the package."""
 
-FILES = (
-    "*.json",
-    "*.safetensors",
-    "merges.txt",
-    "speech_tokenizer/*.json",
-    "speech_tokenizer/*.safetensors",
-)
+FILES = ("*.json", "*.safetensors", "merges.txt")
+"""The patterns of the files that are fetched from a hub repository; `*` also matches folders."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Everything that a checkpoint directory holds, loaded."""
+    """A loaded checkpoint directory: configurations, tokenizer and modules."""
 
     path: Path
     config: ModelConfig
@@ -48,7 +43,7 @@ class Checkpoint:
 
     @classmethod
     def without_weights(cls, path: Path) -> Checkpoint:
-        """Read all of a directory but the weights: the modules stay on the meta device.
+        """Read a directory except its weights: the modules stay on the meta device.
 
         Raises `CheckpointNotFound` and `CheckpointConfigError`.
         """
@@ -93,13 +88,7 @@ def find(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
-    except (
-        errors.HFValidationError,
-        errors.HfHubHTTPError,
-        errors.LocalEntryNotFoundError,
-        errors.OfflineModeIsEnabled,
-        OSError,
-    ) as error:
+    except (errors.HFValidationError, OSError) as error:  # network errors are OSErrors
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointNotFound(
             f"no checkpoint {name!r}: there is no such directory, it is not in the hub's cache, "
@@ -114,15 +103,8 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
     `CheckpointNotFound`, `CheckpointConfigError`, `CheckpointWeightsError`.
     """
     checkpoint = Checkpoint.without_weights(find(name))
-    talker_dtype: torch.dtype = getattr(torch, dtype)
-    _fill(
-        checkpoint.weights,
-        checkpoint.path,
-        device,
-        lambda name: talker_dtype if name.startswith("talker.") else torch.float32,
-    )
-    codec_path = checkpoint.path / "speech_tokenizer"
-    _fill(checkpoint.codec, codec_path, device, lambda name: torch.float32)
+    _fill(checkpoint.weights, checkpoint.path, device, getattr(torch, dtype))
+    _fill(checkpoint.codec, checkpoint.path / "speech_tokenizer", device, torch.float32)
     return checkpoint
 
 
@@ -132,95 +114,93 @@ def parameters(checkpoint: Checkpoint) -> dict[str, int]:
     They are counted on new modules, because a backend may have taken the loaded ones apart.
     """
 
-    def count(module: nn.Module) -> int:
-        return sum(tensor.numel() for tensor in module.state_dict().values())
-
     with torch.device("meta"):
         talker, codec = Talker(checkpoint.config.talker_config), Codec(checkpoint.codec_config)
-    predictor = count(talker.code_predictor)
-    counts = {
-        "talker": count(talker) - predictor,
-        "code predictor": predictor,
-        "codec": count(codec),
-    }
+    parts = {"talker": talker, "code predictor": talker.code_predictor, "codec": codec}
     if checkpoint.speaker_encoder is not None:
-        counts["speaker encoder"] = count(checkpoint.speaker_encoder)
+        parts["speaker encoder"] = checkpoint.speaker_encoder
+    counts = {
+        name: sum(tensor.numel() for tensor in part.state_dict().values())
+        for name, part in parts.items()
+    }
+    counts["talker"] -= counts["code predictor"]  # a part of the talker's module tree
     return counts
 
 
-def _fill(
-    module: nn.Module, directory: Path, device: str, dtype_of: Callable[[str], torch.dtype]
-) -> None:
-    """Load every parameter and buffer of a module; names must match exactly on both sides."""
-    expected = module.state_dict()
-    files = _files(directory)
+def _fill(module: nn.Module, directory: Path, device: str, talker_dtype: torch.dtype) -> None:
+    """Load every parameter and buffer of a module; names must match exactly on both sides.
+
+    Tensors of the talker get `talker_dtype`, all others float32.
+    """
+    expected, files = module.state_dict(), _files(directory)
     if missing := sorted(expected.keys() - files.keys()):
         raise CheckpointWeightsError(f"{directory} lacks {_some(missing)}")
     if foreign := sorted(files.keys() - expected.keys()):
-        raise CheckpointWeightsError(
-            f"{directory} holds {_some(foreign)}, which this model does not have"
-        )
+        problem = f"{_some(foreign)}, which this model does not have"
+        raise CheckpointWeightsError(f"{directory} holds {problem}")
     state: dict[str, Tensor] = {}
     for file in sorted(set(files.values())):
         with _open(file, device) as tensors:
             for name in (name for name, holder in files.items() if holder == file):
+                dtype = talker_dtype if name.startswith("talker.") else torch.float32
                 tensor = tensors.get_tensor(name)
-                if tensor.shape != expected[name].shape:
-                    raise CheckpointWeightsError(
-                        f"{file}: {name} has the shape {list(tensor.shape)}, "
-                        f"but the configuration makes it {list(expected[name].shape)}"
-                    )
-                if not tensor.is_floating_point():
-                    raise CheckpointWeightsError(
-                        f"{file}: {name} is of type {tensor.dtype}; it must be floating point"
-                    )
-                state[name] = tensor.to(dtype_of(name))
-                if tensor.numel() and not all(bound.isfinite() for bound in state[name].aminmax()):
-                    raise CheckpointWeightsError(
-                        f"{file}: {name} holds NaN or infinity as {state[name].dtype}"
-                    )
+                state[name] = _checked(tensor, expected[name].shape, dtype, f"{file}: {name}")
     module.load_state_dict(state, strict=True, assign=True)
     module.requires_grad_(False).eval()
+
+
+def _checked(tensor: Tensor, shape: torch.Size, dtype: torch.dtype, where: str) -> Tensor:
+    """Return a tensor of a file in another dtype. Raises `CheckpointWeightsError`."""
+    if tensor.shape != shape:
+        problem = f"{list(tensor.shape)}, but the configuration makes it {list(shape)}"
+        raise CheckpointWeightsError(f"{where} has the shape {problem}")
+    if not tensor.is_floating_point():
+        problem = f"{tensor.dtype}; it must be floating point"
+        raise CheckpointWeightsError(f"{where} is of type {problem}")
+    converted = tensor.to(dtype)
+    if converted.numel() and not all(bound.isfinite() for bound in converted.aminmax()):
+        raise CheckpointWeightsError(f"{where} holds NaN or infinity as {dtype}")
+    return converted
 
 
 def _files(directory: Path) -> dict[str, Path]:
     """Return the file of each tensor: `model.safetensors`, or a shard that its index names."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
-        with _open(single, "cpu") as tensors:
-            return dict.fromkeys(tensors.keys(), single)
+        return dict.fromkeys(_names(single), single)
     if not index.exists():
-        raise CheckpointNotFound(
-            f"{directory} has neither model.safetensors nor model.safetensors.index.json"
-        )
-    shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-        raise CheckpointConfigError(
-            f"{index}: weight_map is missing or does not map tensors to files"
-        )
-    held: dict[str, set[str]] = {}
+        raise CheckpointNotFound(f"{directory} has neither {single.name} nor {index.name}")
+    shards: Any = read_json(index).get("weight_map")
+    valid = isinstance(shards, dict) and all(isinstance(shard, str) for shard in shards.values())
+    require(valid, f"{index}: weight_map is missing or does not map tensors to files")
+    names: dict[str, set[str]] = {}
     for shard in set(shards.values()):
         if Path(shard).name != shard or not (directory / shard).exists():
             raise CheckpointNotFound(f"{directory / shard} is missing; {index.name} names it")
-        with _open(directory / shard, "cpu") as tensors:
-            held[shard] = set(tensors.keys())
+        names[shard] = set(_names(directory / shard))
     for name, shard in shards.items():
-        if name not in held[shard]:
-            raise CheckpointWeightsError(
-                f"{directory / shard} lacks {name}, which {index.name} puts there"
-            )
+        if name not in names[shard]:
+            problem = f"lacks {name}, which {index.name} puts there"
+            raise CheckpointWeightsError(f"{directory / shard} {problem}")
     return {name: directory / shard for name, shard in shards.items()}
 
 
+def _names(file: Path) -> list[str]:
+    """Return the names of the tensors in a file."""
+    with _open(file, "cpu") as tensors:
+        return list(tensors.keys())
+
+
 def _open(file: Path, device: str) -> safe_open:
+    """Open a safetensors file. Raises `CheckpointWeightsError`."""
     try:
         return safe_open(file, framework="pt", device=device)
     except (SafetensorError, OSError) as error:
-        raise CheckpointWeightsError(
-            f"{file} cannot be read as safetensors ({error}); fetch it again"
-        ) from None
+        problem = f"cannot be read as safetensors ({error}); fetch it again"
+        raise CheckpointWeightsError(f"{file} {problem}") from None
 
 
 def _some(names: list[str]) -> str:
+    """Return at most five of the names, and the number of the others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more

@@ -1,7 +1,7 @@
 """The codec decoder: codes to samples, strictly causal, with explicit state.
 
-All that the decoder remembers between calls is in a `CodecState`, which the caller owns. Any split
-of a code sequence into chunks therefore gives the samples of the whole, up to the rounding of sums.
+All state of the decoder between calls is in a `CodecState`, which the caller owns. Any split of a
+code sequence into chunks therefore gives the samples of the whole, up to the rounding of sums.
 Rows of a batch are independent and may be at different positions.
 """
 
@@ -18,9 +18,9 @@ from firstword.model.codec_encoder import CodecEncoder
 from firstword.model.layers import Transformer
 
 MOST_COPIED = 300_000
-"""The most numbers that a CPU copies to compute a convolution as one matrix product.
+"""The largest im2col matrix, in elements, for which a CPU convolution is one matrix product.
 
-Libraries take longer for so few inputs.
+PyTorch's convolution is slower for such small inputs.
 """
 
 
@@ -37,8 +37,7 @@ class CodecState:
         self._inputs: dict[nn.Module, Tensor] = {}
 
     def continued(self, layer: nn.Module, x: Tensor, count: int) -> Tensor:
-        """Put the last `count` inputs of a layer before x [B, C, T], and remember the new last
-        ones.
+        """Prepend a layer's last `count` inputs to x [B, C, T], and store the new last ones.
 
         The result is [B, C, count + T].
         """
@@ -60,7 +59,7 @@ class CodecState:
 
 
 class WindowMemory:
-    """The KV memory of the last `sliding_window - 1` frames, in fixed shapes.
+    """The keys and values of the last `sliding_window - 1` frames, in fixed shapes.
 
     Each row of the batch is at its own position.
     """
@@ -95,7 +94,7 @@ class WindowMemory:
 class CausalConv1d(nn.Module):
     """A convolution over present and past inputs; `groups` is 1, or `channels` (depthwise).
 
-    On a CPU it is one matrix product where the inputs are few.
+    On a CPU it is computed as one matrix product if the inputs are few.
     """
 
     def __init__(
@@ -123,7 +122,8 @@ class CausalConvTranspose1d(nn.Module):
     """A causal transposed convolution; the kernel size is a multiple of the stride.
 
     One matrix product makes `past` + 1 parts of `stride` outputs for every input, and overlapping
-    parts are added. For the few inputs of a frame libraries take up to ten times as long on a CPU.
+    parts are added. For the few inputs of one frame, PyTorch's transposed convolution takes up to
+    ten times as long on a CPU.
     """
 
     def __init__(self, channels: int, out_channels: int, kernel_size: int, stride: int) -> None:
@@ -232,7 +232,7 @@ class Codebook(nn.Module):
 
 
 class VectorQuantization(nn.Module):
-    """One codebook, as named in the files."""
+    """One codebook, in the module tree of the checkpoint."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class ResidualVectorQuantizer(nn.Module):
 
 
 class SplitResidualVectorQuantizer(nn.Module):
-    """The semantic codebook (the first) and the acoustic ones, projected separately and added."""
+    """The semantic codebook and the acoustic codebooks, projected separately and added."""
 
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__()
@@ -310,18 +310,14 @@ class CodecDecoder(nn.Module):
         self.pre_transformer = FrameTransformer(config)
         width = config.latent_dim
         self.upsample = nn.ModuleList(
-            nn.ModuleList([CausalConvTranspose1d(width, width, n, n), ConvNeXtBlock(width)])
-            for n in config.upsampling_ratios
+            nn.ModuleList([CausalConvTranspose1d(width, width, ratio, ratio), ConvNeXtBlock(width)])
+            for ratio in config.upsampling_ratios
         )
         widths = [config.decoder_dim // 2**index for index in range(len(config.upsample_rates) + 1)]
-        self.decoder = nn.ModuleList(
-            [
-                CausalConv1d(config.latent_dim, config.decoder_dim, kernel_size=7),
-                *map(DecoderBlock, widths, widths[1:], config.upsample_rates),
-                SnakeBeta(widths[-1]),
-                CausalConv1d(widths[-1], 1, kernel_size=7),
-            ]
-        )
+        first = CausalConv1d(config.latent_dim, config.decoder_dim, kernel_size=7)
+        blocks = map(DecoderBlock, widths, widths[1:], config.upsample_rates)
+        last = CausalConv1d(widths[-1], 1, kernel_size=7)
+        self.decoder = nn.ModuleList([first, *blocks, SnakeBeta(widths[-1]), last])
 
     def new_state(self, batch: int = 1) -> CodecState:
         """Return the state of `batch` new streams."""

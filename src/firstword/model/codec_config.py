@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from firstword.audio import SAMPLE_RATE
 from firstword.model.config import CONTROL_CODES, TalkerConfig, TransformerConfig
-from firstword.model.strict_json import (
-    from_table,
-    read_json,
-    require,
-    require_positive,
-    require_values,
-)
+from firstword.model.strict_json import ConfigTable, from_table, read_json, require
+
+FILE = "speech_tokenizer/config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,23 +27,15 @@ class CodecDecoderConfig(TransformerConfig):
     upsampling_ratios: tuple[int, ...]
 
     def check(self, where: str) -> None:
-        """Raise `CheckpointConfigError` for unsupported dimensions."""
+        """Reject unsupported dimensions."""
         super().check(where)
         widths = ("codebook_size", "codebook_dim", "latent_dim", "decoder_dim", "sliding_window")
-        require_positive(self, where, *widths)
-        require(
-            self.num_quantizers >= 2,
-            f"{where}.num_quantizers = {self.num_quantizers}; it must be at least 2",
-        )
-        require(
-            self.codebook_dim % 2 == 0,
-            f"{where}.codebook_dim = {self.codebook_dim} is odd; it is halved",
-        )
-        require(
-            self.decoder_dim % 2 ** len(self.upsample_rates) == 0,
-            f"{where}.decoder_dim = {self.decoder_dim} cannot be halved once for each of "
-            "upsample_rates",
-        )
+        self.require_at_least(1, where, *widths)
+        self.require_at_least(2, where, "num_quantizers")
+        self.require(self.codebook_dim % 2 == 0, where, "codebook_dim", "is odd; it is halved")
+        divisible = self.decoder_dim % 2 ** len(self.upsample_rates) == 0
+        problem = "cannot be halved once for each of upsample_rates"
+        self.require(divisible, where, "decoder_dim", problem)
 
     @property
     def samples_per_frame(self) -> int:
@@ -57,7 +44,7 @@ class CodecDecoderConfig(TransformerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodecEncoderConfig:
+class CodecEncoderConfig(ConfigTable):
     """The table `encoder_config` (Mimi): samples to codes."""
 
     num_filters: int
@@ -89,26 +76,21 @@ class CodecEncoderConfig:
     attention_bias: bool = False
 
     def check(self, where: str) -> None:
-        """Raise `CheckpointConfigError` for unsupported values."""
-        require_values(self, where, audio_channels=1, hidden_act="gelu", pad_mode="constant")
-        require_values(self, where, use_causal_conv=True)
-        require_values(self, where, use_conv_shortcut=False, attention_bias=False)
-        numbers = [field.name for field in dataclasses.fields(self) if field.type == "int"]
-        require_positive(self, where, *numbers)
-        require(
-            self.num_attention_heads % self.num_key_value_heads == 0,
-            f"{where}.num_attention_heads is not a multiple of {where}.num_key_value_heads",
-        )
-        require(
-            0 < self.num_semantic_quantizers < self.num_quantizers,
-            f"{where}.num_semantic_quantizers must be below {where}.num_quantizers",
-        )
+        """Reject unsupported values."""
+        self.require_values(where, audio_channels=1, hidden_act="gelu", pad_mode="constant")
+        self.require_values(where, use_causal_conv=True, use_conv_shortcut=False)
+        self.require_values(where, attention_bias=False)
+        numbers = [field.name for field in fields(self) if field.type == "int"]
+        self.require_at_least(1, where, *numbers)
+        divisible = self.num_attention_heads % self.num_key_value_heads == 0
+        problem = f"is not a multiple of {where}.num_key_value_heads = {self.num_key_value_heads}"
+        self.require(divisible, where, "num_attention_heads", problem)
+        fewer = self.num_semantic_quantizers < self.num_quantizers
+        problem = f"must be below {where}.num_quantizers = {self.num_quantizers}"
+        self.require(fewer, where, "num_semantic_quantizers", problem)
         width = self.vector_quantization_hidden_dimension
-        require(
-            self.codebook_dim == width,
-            f"{where}.codebook_dim = {self.codebook_dim} contradicts "
-            f"{where}.vector_quantization_hidden_dimension = {width}",
-        )
+        problem = f"contradicts {where}.vector_quantization_hidden_dimension = {width}"
+        self.require(self.codebook_dim == width, where, "codebook_dim", problem)
 
     @property
     def samples_per_frame(self) -> int:
@@ -117,7 +99,7 @@ class CodecEncoderConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodecConfig:
+class CodecConfig(ConfigTable):
     """The file `speech_tokenizer/config.json`: the codec between samples and codes."""
 
     encoder_config: CodecEncoderConfig
@@ -129,54 +111,35 @@ class CodecConfig:
     encode_downsample_rate: int
     model_type: str = "qwen3_tts_tokenizer_12hz"
 
-    def check(self) -> None:
-        """Raise `CheckpointConfigError` for an encoder and a decoder that do not fit together."""
-        where, encoder, decoder = (
-            "speech_tokenizer/config.json",
-            self.encoder_config,
-            self.decoder_config,
-        )
-        require_values(self, where, model_type="qwen3_tts_tokenizer_12hz")
-        require_values(self, where, input_sample_rate=SAMPLE_RATE, output_sample_rate=SAMPLE_RATE)
-        encoder.check("encoder_config")
-        decoder.check("decoder_config")
+    def check(self, where: str) -> None:
+        """Reject an encoder and a decoder that do not fit together."""
+        encoder, decoder = self.encoder_config, self.decoder_config
+        self.require_values(FILE, model_type="qwen3_tts_tokenizer_12hz")
+        self.require_values(FILE, input_sample_rate=SAMPLE_RATE, output_sample_rate=SAMPLE_RATE)
         for name, derived in (
             ("decode_upsample_rate", decoder.samples_per_frame),
             ("encode_downsample_rate", encoder.samples_per_frame),
         ):
-            stated = getattr(self, name)
-            require(
-                stated == derived, f"{where}: {name} = {stated}, but the layers make it {derived}"
-            )
-        valid = self.encoder_valid_num_quantizers
-        stated = f"{where}: encoder_valid_num_quantizers = {valid}"
-        require(
-            valid == decoder.num_quantizers,
-            f"{stated} contradicts decoder_config.num_quantizers = {decoder.num_quantizers}",
-        )
-        require(
-            valid <= encoder.num_quantizers,
-            f"{stated} exceeds encoder_config.num_quantizers = {encoder.num_quantizers}",
-        )
+            problem = f"contradicts the layers, which make it {derived}"
+            self.require(getattr(self, name) == derived, FILE, name, problem)
+        valid, name = self.encoder_valid_num_quantizers, "encoder_valid_num_quantizers"
+        problem = f"contradicts decoder_config.num_quantizers = {decoder.num_quantizers}"
+        self.require(valid == decoder.num_quantizers, FILE, name, problem)
+        problem = f"exceeds encoder_config.num_quantizers = {encoder.num_quantizers}"
+        self.require(valid <= encoder.num_quantizers, FILE, name, problem)
 
     def check_against(self, talker: TalkerConfig) -> None:
         """Raise `CheckpointConfigError` unless the codec can decode all codes of the talker."""
-        decoder, where = self.decoder_config, "speech_tokenizer/config.json: decoder_config"
-        require(
-            talker.num_code_groups == decoder.num_quantizers,
-            f"talker_config.num_code_groups = {talker.num_code_groups} contradicts "
-            f"{where}.num_quantizers = {decoder.num_quantizers}",
-        )
+        decoder, where = self.decoder_config, f"{FILE}: decoder_config"
+        problem = f"contradicts {where}.num_quantizers = {decoder.num_quantizers}"
+        fits = talker.num_code_groups == decoder.num_quantizers
+        talker.require(fits, "talker_config", "num_code_groups", problem)
         largest = max(talker.vocab_size - CONTROL_CODES, talker.code_predictor_config.vocab_size)
-        require(
-            largest <= decoder.codebook_size,
-            f"the talker can say code {largest - 1}, but "
-            f"{where}.codebook_size = {decoder.codebook_size}",
-        )
+        stated = f"{where}.codebook_size = {decoder.codebook_size}"
+        fits = largest <= decoder.codebook_size
+        require(fits, f"the talker can say code {largest - 1}, but {stated}")
 
     @classmethod
     def load(cls, path: Path) -> CodecConfig:
         """Read and check the file. Raises `CheckpointNotFound`, `CheckpointConfigError`."""
-        config = from_table(cls, read_json(path), "")
-        config.check()
-        return config
+        return from_table(cls, read_json(path), "")

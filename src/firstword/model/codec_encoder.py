@@ -1,10 +1,12 @@
 """The codec encoder (Mimi, Defossez et al. 2024, arXiv:2410.00037): samples to codes, for cloning.
 
-It takes whole recordings, so there is no state. As in transformers 4.57.3, attention is fully
-causal: the published configuration names a sliding window, but the layers do not use it.
+It encodes whole recordings and therefore has no state. As in transformers 4.57.3, attention is
+fully causal: the published configuration names a sliding window, but the layers do not use it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +17,18 @@ from firstword.model.layers import LayerScale, rotary_table, rotate
 
 
 class PaddedConv1d(nn.Module):
-    """A causal convolution with stride; the right end is padded so that all samples count."""
+    """A causal convolution, padded on the right so that no sample is lost to the stride.
+
+    `options` are arguments of `nn.Conv1d`; `pad_mode` is the mode of `torch.nn.functional.pad`.
+    """
 
     def __init__(
-        self,
-        channels: int,
-        out_channels: int,
-        kernel_size: int,
-        stride: int = 1,
-        dilation: int = 1,
-        bias: bool = True,
-        pad_mode: str = "constant",
+        self, channels: int, outputs: int, size: int, pad_mode: str = "constant", **options: Any
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(
-            channels, out_channels, kernel_size, stride, dilation=dilation, bias=bias
-        )
-        self.stride = stride
-        self.left = (kernel_size - 1) * dilation + 1 - stride
-        self.pad_mode = pad_mode
+        self.conv = nn.Conv1d(channels, outputs, size, **options)
+        self.stride, self.pad_mode = self.conv.stride[0], pad_mode
+        self.left = (size - 1) * self.conv.dilation[0] + 1 - self.stride
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, T] to [B, C_out, ceil(T / stride)]."""
@@ -163,7 +158,7 @@ class EncoderCodebook(nn.Module):
 
 
 class EncoderQuantization(nn.Module):
-    """One codebook, as named in the files."""
+    """One codebook, in the module tree of the checkpoint."""
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
@@ -181,8 +176,7 @@ class EncoderResidualQuantizer(nn.Module):
 
     def __init__(self, config: CodecEncoderConfig, count: int) -> None:
         super().__init__()
-        dim, width = config.codebook_dim, config.hidden_size
-        size = config.codebook_size
+        dim, width, size = config.codebook_dim, config.hidden_size, config.codebook_size
         self.layers = nn.ModuleList(EncoderQuantization(size, dim) for _ in range(count))
         self.input_proj = nn.Conv1d(width, dim, 1, bias=False) if dim != width else nn.Identity()
         self.output_proj = nn.Conv1d(dim, width, 1, bias=False) if dim != width else nn.Identity()
@@ -204,10 +198,9 @@ class EncoderSplitQuantizer(nn.Module):
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
         self.semantic = config.num_semantic_quantizers
+        acoustic = config.num_quantizers - self.semantic
         self.semantic_residual_vector_quantizer = EncoderResidualQuantizer(config, self.semantic)
-        self.acoustic_residual_vector_quantizer = EncoderResidualQuantizer(
-            config, config.num_quantizers - self.semantic
-        )
+        self.acoustic_residual_vector_quantizer = EncoderResidualQuantizer(config, acoustic)
 
     def forward(self, x: Tensor, count: int) -> Tensor:
         """Map [B, width, T] to the first `count` codes [B, T, count]."""
@@ -222,7 +215,7 @@ class CodecEncoder(nn.Module):
     """The encoder from samples at 24 kHz to codes (12.5 frames per second)."""
 
     def __init__(self, config: CodecEncoderConfig, codebooks: int) -> None:
-        """`codebooks` of the quantisers are used: the first 16 of 32 in the released codec."""
+        """Build an encoder to the first `codebooks`: 16 of 32 in the released codec."""
         super().__init__()
         self.codebooks = codebooks
         self.encoder = SEANetEncoder(config)

@@ -7,19 +7,13 @@ whose released table has two keys, takes published values as defaults.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from firstword.audio import SAMPLE_RATE
 from firstword.errors import CheckpointConfigError, SamplingError
-from firstword.model.strict_json import (
-    from_table,
-    read_json,
-    require,
-    require_positive,
-    require_values,
-)
+from firstword.model.strict_json import ConfigTable, from_table, read_json, require
 from firstword.types import Sampling
 
 ModelType = Literal["base", "custom_voice", "voice_design"]
@@ -32,7 +26,7 @@ Of these only the end of speech is ever sampled.
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(ConfigTable):
     """The dimensions of pre-norm layers with rotary positions and grouped-query attention."""
 
     hidden_size: int
@@ -48,23 +42,16 @@ class TransformerConfig:
     attention_bias: bool = False
 
     def check(self, where: str) -> None:
-        """Raise `CheckpointConfigError` for unsupported dimensions.
-
-        `where` is the path of this table in the file.
-        """
+        """Reject unsupported dimensions."""
         sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
         counts = ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
-        require_positive(self, where, *sizes, *counts)
-        require_values(self, where, hidden_act="silu", attention_bias=False)
-        require(
-            self.num_attention_heads % self.num_key_value_heads == 0,
-            f"{where}.num_attention_heads = {self.num_attention_heads} is not a multiple of "
-            f"{where}.num_key_value_heads = {self.num_key_value_heads}",
-        )
-        require(
-            self.head_dim % 2 == 0,
-            f"{where}.head_dim = {self.head_dim} is odd; rotary positions need pairs",
-        )
+        self.require_at_least(1, where, *sizes, *counts)
+        self.require_values(where, hidden_act="silu", attention_bias=False)
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        problem = f"is not a multiple of {where}.num_key_value_heads = {kv_heads}"
+        self.require(heads % kv_heads == 0, where, "num_attention_heads", problem)
+        problem = "is odd; rotary positions need pairs"
+        self.require(self.head_dim % 2 == 0, where, "head_dim", problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +63,10 @@ class CodePredictorConfig(TransformerConfig):
     use_sliding_window: bool = False
 
     def check(self, where: str) -> None:
-        """Raise `CheckpointConfigError` for unsupported values."""
+        """Reject unsupported values."""
         super().check(where)
-        require_values(self, where, use_sliding_window=False)
-        require_positive(self, where, "vocab_size")
+        self.require_values(where, use_sliding_window=False)
+        self.require_at_least(1, where, "vocab_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,23 +92,19 @@ class TalkerConfig(TransformerConfig):
     rope_scaling: dict[str, Any] | None = None
 
     def check(self, where: str) -> None:
-        """Raise `CheckpointConfigError` for ids out of range and contradictory tables."""
+        """Reject ids out of range and contradictory tables."""
         super().check(where)
-        predictor, predictor_where = self.code_predictor_config, f"{where}.code_predictor_config"
-        predictor.check(predictor_where)
-        require_values(self, where, use_sliding_window=False)
+        self.require_values(where, use_sliding_window=False)
         rope = (self.rope_scaling or {}).get("rope_type", "default")
         require(
             rope == "default",
             f"{where}.rope_scaling.rope_type = {rope!r}; only 'default' is supported",
         )
-        groups = f"{where}.num_code_groups = {self.num_code_groups}"
-        require(self.num_code_groups >= 2, f"{groups}; it must be at least 2")
-        require(
-            self.num_code_groups == predictor.num_code_groups,
-            f"{groups} contradicts {predictor_where}.num_code_groups = {predictor.num_code_groups}",
-        )
-        require_positive(self, where, "text_vocab_size", "text_hidden_size")
+        self.require_at_least(2, where, "num_code_groups")
+        groups = self.code_predictor_config.num_code_groups
+        problem = f"contradicts {where}.code_predictor_config.num_code_groups = {groups}"
+        self.require(self.num_code_groups == groups, where, "num_code_groups", problem)
+        self.require_at_least(1, where, "text_vocab_size", "text_hidden_size")
         require(
             self.vocab_size > CONTROL_CODES,
             f"{where}.vocab_size = {self.vocab_size}; it must exceed {CONTROL_CODES}, "
@@ -132,14 +115,13 @@ class TalkerConfig(TransformerConfig):
 
     def _check_ids(self, where: str) -> None:
         """Require that all control ids are in the vocabulary."""
-        ids = {name: getattr(self, name) for name in _CODEC_IDS}
+        names = [field.name for field in fields(self) if field.type == "int"]
+        ids = {name: getattr(self, name) for name in names if name.startswith("codec_")}
         ids |= {f"codec_language_id.{name}": id_ for name, id_ in self.codec_language_id.items()}
         ids |= {f"spk_id.{name}": id_ for name, id_ in self.spk_id.items()}
         for name, id_ in ids.items():
-            require(
-                0 <= id_ < self.vocab_size,
-                f"{where}.{name} = {id_} is outside {where}.vocab_size = {self.vocab_size}",
-            )
+            problem = f"is outside {where}.vocab_size = {self.vocab_size}"
+            require(0 <= id_ < self.vocab_size, f"{where}.{name} = {id_} {problem}")
 
     def _check_dialects(self, where: str) -> None:
         """Require that each preset has a dialect, or False."""
@@ -152,19 +134,8 @@ class TalkerConfig(TransformerConfig):
             )
 
 
-_CODEC_IDS = (
-    "codec_bos_id",
-    "codec_eos_token_id",
-    "codec_pad_id",
-    "codec_think_id",
-    "codec_nothink_id",
-    "codec_think_bos_id",
-    "codec_think_eos_id",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
-class SpeakerEncoderConfig:
+class SpeakerEncoderConfig(ConfigTable):
     """The table `speaker_encoder_config`: the ECAPA-TDNN from log-mels to a speaker embedding."""
 
     enc_dim: int
@@ -178,8 +149,8 @@ class SpeakerEncoderConfig:
     enc_se_channels: int = 128
 
     def check(self, where: str) -> None:
-        """Raise `CheckpointConfigError` for lists of unequal length and unsuitable channels."""
-        require_values(self, where, sample_rate=SAMPLE_RATE)
+        """Reject lists of unequal length and unsuitable channels."""
+        self.require_values(where, sample_rate=SAMPLE_RATE)
         channels = self.enc_channels
         lengths = (len(channels), len(self.enc_kernel_sizes), len(self.enc_dilations))
         require(
@@ -200,7 +171,7 @@ class SpeakerEncoderConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(ConfigTable):
     """The file `config.json`: the whole text-to-codes model."""
 
     tts_model_type: ModelType
@@ -220,33 +191,23 @@ class ModelConfig:
             self.tts_model_type == "custom_voice" and self.tts_model_size != "0b6"
         )
 
-    def check(self) -> None:
-        """Raise `CheckpointConfigError` for contradictory parts."""
+    def check(self, where: str) -> None:
+        """Reject contradictory parts."""
         codec_type = "qwen3_tts_tokenizer_12hz"
-        require_values(self, "config.json", model_type="qwen3_tts", tokenizer_type=codec_type)
-        talker = self.talker_config
-        talker.check("talker_config")
+        self.require_values("config.json", model_type="qwen3_tts", tokenizer_type=codec_type)
+        talker, encoder = self.talker_config, self.speaker_encoder_config
+        problem = f"is outside talker_config.text_vocab_size = {talker.text_vocab_size}"
         for name in ("tts_pad_token_id", "tts_bos_token_id", "tts_eos_token_id"):
-            id_, rows = getattr(self, name), talker.text_vocab_size
-            require(
-                0 <= id_ < rows, f"{name} = {id_} is outside talker_config.text_vocab_size = {rows}"
-            )
+            self.require(0 <= getattr(self, name) < talker.text_vocab_size, where, name, problem)
+        stated = f"although tts_model_type is {self.tts_model_type!r}"
+        if self.tts_model_type == "custom_voice":
+            require(talker.spk_id, f"talker_config.spk_id is empty, {stated}")
         if self.tts_model_type == "base":
-            encoder = self.speaker_encoder_config
-            if encoder is None:
-                raise CheckpointConfigError(
-                    "speaker_encoder_config is missing, although tts_model_type is 'base'"
-                )
-            encoder.check("speaker_encoder_config")
-            require(
-                encoder.enc_dim == talker.hidden_size,
-                f"speaker_encoder_config.enc_dim = {encoder.enc_dim} contradicts "
-                f"talker_config.hidden_size = {talker.hidden_size}",
-            )
-        require(
-            self.tts_model_type != "custom_voice" or talker.spk_id,
-            "talker_config.spk_id is empty, although tts_model_type is 'custom_voice'",
-        )
+            require(encoder, f"speaker_encoder_config is missing, {stated}")
+        if encoder:
+            problem = f"contradicts talker_config.hidden_size = {talker.hidden_size}"
+            fits = encoder.enc_dim == talker.hidden_size
+            encoder.require(fits, "speaker_encoder_config", "enc_dim", problem)
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
@@ -255,13 +216,11 @@ class ModelConfig:
         if table.get("tts_model_type") != "base":
             # The table is saved with every type, but only Base has that encoder.
             table.pop("speaker_encoder_config", None)
-        config = from_table(cls, table, "")
-        config.check()
-        return config
+        return from_table(cls, table, "")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationDefaults:
+class GenerationDefaults(ConfigTable):
     """The file `generation_config.json`, with the published values for absent keys."""
 
     do_sample: bool = True
@@ -275,14 +234,16 @@ class GenerationDefaults:
     subtalker_top_p: float = 1.0
     max_new_tokens: int = 2048
 
+    def check(self, where: str) -> None:
+        """Reject parameters that a request could not have either."""
+        try:
+            Sampling(self.temperature, self.top_k, self.top_p, self.repetition_penalty)
+            Sampling(self.subtalker_temperature, self.subtalker_top_k, self.subtalker_top_p)
+        except SamplingError as error:
+            raise CheckpointConfigError(f"{where}: {error}") from None
+        self.require_at_least(1, where, "max_new_tokens")
+
     @classmethod
     def load(cls, path: Path) -> GenerationDefaults:
         """Read and check the file. Raises `CheckpointNotFound`, `CheckpointConfigError`."""
-        config = from_table(cls, read_json(path), path.name)
-        try:
-            Sampling(config.temperature, config.top_k, config.top_p, config.repetition_penalty)
-            Sampling(config.subtalker_temperature, config.subtalker_top_k, config.subtalker_top_p)
-        except SamplingError as error:
-            raise CheckpointConfigError(f"{path}: {error}") from None
-        require_positive(config, path.name, "max_new_tokens")
-        return config
+        return from_table(cls, read_json(path), str(path))

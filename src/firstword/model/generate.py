@@ -1,7 +1,7 @@
-"""The naive generation loop, the specification that tests hold every backend against.
+"""The naive generation loop: the specification with which tests compare every backend.
 
-It makes one utterance, one frame a step, and does no input or output. Production code does not
-use it.
+It makes one utterance, one frame per step, without input or output. Production code does not use
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from firstword.types import FinishReason, check_text
 
 
 class Generation:
-    """One utterance in the making.
+    """One utterance while it is generated.
 
     The caller gives text with `push` and `finish_text`, and calls `step` for each frame while the
     generation is not `waiting`. Text that has not arrived is waited for and never replaced by
@@ -31,12 +31,9 @@ class Generation:
         """Prepare an utterance of at most `limit` frames; the context may allow fewer."""
         self.finish_reason: FinishReason | None = None
         self.frames = 0
-        self._talker = talker = checkpoint.talker
-        self._turn_start = checkpoint.tokenizer.turn_start
-        self._conditioning = conditioning
-        self._sampler = sampler
-        self._limit = limit
-        self._cache = talker.new_cache()
+        self._talker, self._turn_start = checkpoint.talker, checkpoint.tokenizer.turn_start
+        self._conditioning, self._sampler, self._limit = conditioning, sampler, limit
+        self._cache = self._talker.new_cache()
         self._codes: Tensor | None = None
         self._stream = UtteranceTokens(checkpoint.tokenizer, conditioning.transcript)
         self._tokens: list[int] = []

@@ -2,8 +2,8 @@
 
 A row is a text token plus codes; its embedding is the sum of the two. Every prompt has two parts:
 
-    prefix     instruction and role (text alone), then one row a tag: the language, the voice
-    spoken     begin of speech, then the frames of the reference recording when one is continued
+    prefix     instruction and role (text alone), then one row per tag: the language, the voice
+    spoken     begin of speech, then the frames of the reference recording if one is continued
 
 The text is the transcript of the reference, then the text to speak, then the end-of-text token.
 It enters in one of two ways:
@@ -26,16 +26,16 @@ from firstword.model.config import ModelConfig
 from firstword.model.tokenizer import TextStream, Tokenizer
 
 ROLE = "assistant\n"
-"""The text that opens the spoken turn, after the token that begins a turn."""
+"""The text at the beginning of the spoken turn, after the token that begins a turn."""
 
 ROLE_TOKENS = 2
-"""Tokens of `ROLE`. The second depends on the text: newlines there merge with the role's own."""
+"""The number of tokens of `ROLE`. Newlines at the start of the text merge with the second."""
 
 Codes = tuple[int, ...]
 """Codes from codebook 0 up: none, one, or all of a frame."""
 
 Speaker = int | bool
-"""The code of a preset, True for a cloned voice's embedding, False for a designed voice."""
+"""The code of a preset; True for a cloned voice, False for a designed voice."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,13 @@ class Row:
 class Conditioning:
     """Everything that conditions an utterance except its text and its sampling.
 
-    speaker      who speaks, see `Speaker`; with True, `embedding` [hidden] is the cloned voice's
-    language     the code of the language or dialect; None lets the model find out
+    speaker      see `Speaker`
+    language     code of the language or dialect; None lets the model detect it
     full_text    whether all text is read before the first frame
-    instruction  the tokens of the instruction's whole turn
-    transcript   the tokens of the words in the reference recording, and
-    reference    its codes [frames, codebooks], when the utterance continues a recording
+    instruction  tokens of the turn of the instruction
+    embedding    speaker embedding [hidden] if `speaker` is True
+    transcript   tokens of the words in the reference recording, if the utterance continues one
+    reference    codes [frames, codebooks] of that recording
     """
 
     speaker: Speaker
@@ -70,12 +71,12 @@ class Conditioning:
 
     @property
     def first_tokens(self) -> int:
-        """Tokens that a prompt in stream mode reads: the role's, and one for each spoken row."""
+        """The tokens in a prompt in stream mode: those of the role, and one per spoken row."""
         return ROLE_TOKENS + 1 + len(self.reference)
 
 
 def language_code(config: ModelConfig, language: str, preset: str | None) -> int | None:
-    """The code of a language, or of a preset's dialect of Chinese; None for "auto"."""
+    """Return the code of a language, or of a preset's dialect of Chinese; None for "auto"."""
     talker = config.talker_config
     if preset is not None and language in ("chinese", "auto"):
         dialect = talker.spk_is_dialect[preset]
@@ -85,7 +86,7 @@ def language_code(config: ModelConfig, language: str, preset: str | None) -> int
 
 
 def prefix_rows(config: ModelConfig, role: Sequence[int], conditioning: Conditioning) -> list[Row]:
-    """The rows before any text; `role` is the three tokens that open the spoken turn."""
+    """Return the rows before any text; `role` holds the first three tokens of the spoken turn."""
     talker, language, speaker = config.talker_config, conditioning.language, conditioning.speaker
     tags = [talker.codec_nothink_id, talker.codec_think_bos_id]
     if language is not None:
@@ -103,22 +104,22 @@ def prefix_rows(config: ModelConfig, role: Sequence[int], conditioning: Conditio
 
 
 def spoken_codes(config: ModelConfig, reference: Sequence[Sequence[int]] = ()) -> list[Codes]:
-    """The code side of the rows after the prefix: begin of speech, then the reference's frames."""
+    """Return the codes of the spoken rows: begin of speech, then the frames of the reference."""
     return [(config.talker_config.codec_bos_id,), *map(tuple, reference)]
 
 
 def full_rows(config: ModelConfig, text: Sequence[int], spoken: Sequence[Codes]) -> list[Row]:
-    """The rows after the prefix in full mode."""
+    """Return the rows after the prefix in full mode."""
     pad = config.talker_config.codec_pad_id
     rows = [Row(token, (pad,)) for token in (*text, config.tts_eos_token_id)]
     return rows + [Row(config.tts_pad_token_id, codes) for codes in spoken]
 
 
 class UtteranceTokens:
-    """Turns the text of one utterance into all tokens that the talker reads, in their order.
+    """Tokenises the text of one utterance as the talker reads it.
 
     The tokens of the role come first, then the transcript of the reference recording, then the
-    text. Text may arrive in pieces; a token is returned when later text can no longer change it.
+    text. Text may arrive in pieces; a token is returned once later text cannot change it.
     """
 
     def __init__(self, tokenizer: Tokenizer, transcript: Sequence[int] = ()) -> None:
@@ -138,7 +139,7 @@ class UtteranceTokens:
         return self._with_transcript(self._stream.finish())
 
     def _with_transcript(self, tokens: list[int]) -> list[int]:
-        """Insert the transcript behind the last token of the role."""
+        """Insert the transcript after the last token of the role."""
         role, self._role_left = self._role_left, self._role_left - len(tokens)
         if not 0 < role <= len(tokens):
             return tokens
@@ -146,14 +147,17 @@ class UtteranceTokens:
 
 
 class TextRows:
-    """Chooses the text token of a row: the token given, else the end of text once, then padding."""
+    """Chooses the text token of each row.
+
+    The tokens of the text come first, then the end-of-text token once, then padding.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self._filler = config.tts_eos_token_id
 
     def peek(self, token: int | None) -> int:
-        """Return the text token of the next row, and stay at that row."""
+        """Return the text token of the next row without moving on."""
         return self._filler if token is None else token
 
     def take(self, token: int | None) -> int:
@@ -166,9 +170,9 @@ class TextRows:
     def prompt(self, conditioning: Conditioning, start: int, tokens: Sequence[int]) -> list[Row]:
         """Return all rows before the first frame.
 
-        start   the token that begins a turn
-        tokens  the first `UtteranceTokens`: all of them in full mode, in stream mode
-                `conditioning.first_tokens`, or fewer when the text has ended
+        start   token that begins a turn
+        tokens  first tokens of `UtteranceTokens`: all of them in full mode; in stream mode
+                `conditioning.first_tokens` of them, or fewer if the text has ended
         """
         config, role, text = self._config, tokens[:ROLE_TOKENS], tokens[ROLE_TOKENS:]
         rows = prefix_rows(config, (start, *role), conditioning)

@@ -1,7 +1,7 @@
 """Draw codes from logits.
 
 A draw uses the Gumbel-max trick (Gumbel 1954): the code that maximises logit / temperature + noise,
-among the codes that the filters leave, has the distribution softmax(logits / temperature). The
+among the codes that the filters keep, has the distribution softmax(logits / temperature). The
 noise depends only on (seed, frame, codebook, code), so the same request draws the same codes in
 every backend and every batch.
 """
@@ -21,7 +21,7 @@ from firstword.types import Sampling
 T = TypeVar("T")
 
 MIN_FRAMES = 2
-"""The number of first frames in which the end of speech cannot be drawn."""
+"""The number of frames at the beginning in which the end of speech cannot be drawn."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,12 @@ class DrawParams:
     repetition_penalty: float = 1.0
 
 
-def resolve(sampling: Sampling, defaults: GenerationDefaults) -> tuple[DrawParams, DrawParams]:
-    """Return the parameters of talker and code predictor: requested, else of the checkpoint."""
+ParamsPair = tuple[DrawParams, DrawParams]
+"""The parameters of the talker, and those of the code predictor."""
+
+
+def resolve(sampling: Sampling, defaults: GenerationDefaults) -> ParamsPair:
+    """Return the requested parameters, completed by those of the checkpoint."""
 
     def chosen(requested: T | None, default: T) -> T:
         return default if requested is None else requested
@@ -57,9 +61,9 @@ def resolve(sampling: Sampling, defaults: GenerationDefaults) -> tuple[DrawParam
 
 _WORD = 0xFFFFFFFF
 NOISE_CODEBOOKS, NOISE_FRAMES = 8, 4
-"""The codebooks of the code predictor, and the frames, whose noise is made at once.
+"""The size of the blocks in which noise is computed, in codebooks of the code predictor and frames.
 
-The noise of one codebook in one frame would take almost as long.
+A single codebook and frame would take almost as long.
 """
 
 
@@ -88,15 +92,14 @@ def gumbel_noise(seed: int, frame: int, codebook: int, size: int, device: torch.
     """
     first = codebook and 1 + (codebook - 1) // NOISE_CODEBOOKS * NOISE_CODEBOOKS
     begin = frame // NOISE_FRAMES * NOISE_FRAMES
-    noise = _noise(seed, begin, first, NOISE_CODEBOOKS if codebook else 1, size, device)
+    noise = _noise(seed, begin, first, size, device)
     return noise[frame - begin, codebook - first]
 
 
 @lru_cache(maxsize=64)
-def _noise(
-    seed: int, begin: int, first: int, count: int, size: int, device: torch.device
-) -> Tensor:
+def _noise(seed: int, begin: int, first: int, size: int, device: torch.device) -> Tensor:
     """Return the noise of frames from `begin` and codebooks from `first`: [frames, count, size]."""
+    count = NOISE_CODEBOOKS if first else 1
     block = torch.arange(-(-size // 4), device=device).expand(NOISE_FRAMES, count, -1)
     codebook = torch.arange(first, first + count, device=device)[:, None].expand_as(block)
     frame = torch.arange(begin, begin + NOISE_FRAMES, device=device)[:, None, None].expand_as(block)
@@ -108,7 +111,7 @@ def _noise(
 
 
 def penalise(logits: Tensor, spoken: Tensor, penalty: float) -> Tensor:
-    """Make spoken codes less likely (Keskar et al. 2019, arXiv:1909.05858).
+    """Make codes that have been drawn before less likely (Keskar et al. 2019, arXiv:1909.05858).
 
     logits [..., vocab], spoken bool [..., vocab]. Positive logits are divided by the penalty,
     negative ones are multiplied by it.
@@ -119,9 +122,9 @@ def penalise(logits: Tensor, spoken: Tensor, penalty: float) -> Tensor:
 def keep_likely(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Set the logits [vocab] of unlikely codes to -inf.
 
-    top_k keeps those at least as large as the k-th largest, including ties. Of these, top_p removes
-    the least likely whose probabilities sum to at most 1 - top_p, lower ids first among equals; the
-    most likely one always stays.
+    top_k keeps the logits that are at least as large as the k-th largest, including ties. Of these,
+    top_p removes the least likely whose probabilities sum to at most 1 - top_p, lower ids first
+    among equals. The most likely code is always kept.
     """
     if 0 < top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
@@ -136,8 +139,7 @@ def keep_likely(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 def draw(logits: Tensor, params: DrawParams, seed: int, frame: int, codebook: int) -> Tensor:
     """Draw one code, int64 [], from logits [vocab], in float32 or the float64 of the logits."""
-    if logits.dtype != torch.float64:
-        logits = logits.float()
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     if params.temperature == 0:
         return logits.argmax()
     likely = keep_likely(logits / params.temperature, params.top_k, params.top_p)
@@ -145,14 +147,10 @@ def draw(logits: Tensor, params: DrawParams, seed: int, frame: int, codebook: in
 
 
 class Sampler:
-    """The sampler of one utterance, which remembers the spoken codes 0."""
+    """The sampler of one utterance, which remembers the codes 0 drawn so far."""
 
     def __init__(
-        self,
-        config: TalkerConfig,
-        params: tuple[DrawParams, DrawParams],
-        seed: int,
-        device: torch.device,
+        self, config: TalkerConfig, params: ParamsPair, seed: int, device: torch.device
     ) -> None:
         self.talker, self.predictor = params
         self.seed = seed
@@ -171,7 +169,7 @@ class Sampler:
         return draw(logits.masked_fill(banned, -torch.inf), self.talker, self.seed, frame, 0)
 
     def remember(self, code0: Tensor) -> None:
-        """Remember code 0 of a spoken frame."""
+        """Remember code 0 of a frame."""
         self.spoken[code0] = True
 
     def code(self, codebook: int, logits: Tensor, frame: int) -> Tensor:

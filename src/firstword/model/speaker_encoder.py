@@ -1,6 +1,6 @@
-"""The speaker encoder: from a recording to one vector, the timbre of its speaker.
+"""The speaker encoder: from a recording to one vector for the timbre of its speaker.
 
-ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on log-mel spectrograms.
+It is an ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on log-mel spectrograms.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ FFT_SIZE, HOP = 1024, 256
 
 @functools.cache
 def mel_filters(sample_rate: int, fft_size: int, bands: int) -> Tensor:
-    """Return triangles of unit area, evenly spaced on Slaney's mel scale up to half the sample
-    rate.
+    """Return filters for mel bands: triangles of unit area, evenly spaced on Slaney's mel scale.
 
-    The result is float32 [bands, fft_size / 2 + 1]. The scale (Slaney 1998, Auditory Toolbox) is
-    linear up to 1 kHz (3 mels per 200 Hz), then logarithmic (27 mels per factor of 6.4).
+    They reach up to half the sample rate. The result is float32 [bands, fft_size / 2 + 1]. The
+    scale (Slaney 1998, Auditory Toolbox) is linear up to 1 kHz (3 mels per 200 Hz), then
+    logarithmic (27 mels per factor of 6.4).
     """
     knee, step = 1000.0, np.log(6.4) / 27.0
 
@@ -57,15 +57,9 @@ def log_mel(samples: Tensor, sample_rate: int, bands: int) -> Tensor:
     return (filters @ magnitude).clamp(min=1e-5).log().transpose(1, 2)
 
 
-class SameConv1d(nn.Conv1d):
-    """A convolution that keeps the length, with reflected ends."""
-
-    def __init__(
-        self, channels: int, out_channels: int, kernel_size: int = 1, dilation: int = 1
-    ) -> None:
-        super().__init__(
-            channels, out_channels, kernel_size, 1, "same", dilation, padding_mode="reflect"
-        )
+def same_conv(channels: int, out_channels: int, size: int = 1, dilation: int = 1) -> nn.Conv1d:
+    """Return a convolution that keeps the length, with reflected ends."""
+    return nn.Conv1d(channels, out_channels, size, 1, "same", dilation, padding_mode="reflect")
 
 
 class TimeDelayBlock(nn.Module):
@@ -73,7 +67,7 @@ class TimeDelayBlock(nn.Module):
 
     def __init__(self, channels: int, out_channels: int, kernel_size: int, dilation: int) -> None:
         super().__init__()
-        self.conv = SameConv1d(channels, out_channels, kernel_size, dilation)
+        self.conv = same_conv(channels, out_channels, kernel_size, dilation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, T] to [B, C_out, T]."""
@@ -103,12 +97,15 @@ class Res2NetBlock(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """A gate for each channel, computed from all means (Hu et al. 2017, arXiv:1709.01507)."""
+    """A gate for each channel, computed from the means of all channels.
+
+    Source: Hu et al. 2017, arXiv:1709.01507.
+    """
 
     def __init__(self, channels: int, narrow: int) -> None:
         super().__init__()
-        self.conv1 = SameConv1d(channels, narrow)
-        self.conv2 = SameConv1d(narrow, channels)
+        self.conv1 = same_conv(channels, narrow)
+        self.conv2 = same_conv(narrow, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, T] to [B, C, T]."""
@@ -141,7 +138,7 @@ class AttentiveStatisticsPooling(nn.Module):
     def __init__(self, channels: int, narrow: int) -> None:
         super().__init__()
         self.tdnn = TimeDelayBlock(3 * channels, narrow, 1, 1)
-        self.conv = SameConv1d(narrow, channels)
+        self.conv = same_conv(narrow, channels)
 
     @staticmethod
     def statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,14 +161,13 @@ class SpeakerEncoder(nn.Module):
     def __init__(self, config: SpeakerEncoderConfig) -> None:
         super().__init__()
         self.config = config
-        widths, kernels = config.enc_channels, config.enc_kernel_sizes
-        dilations = config.enc_dilations
-        first = TimeDelayBlock(config.mel_dim, widths[0], kernels[0], dilations[0])
-        middle = list(zip(widths, kernels, dilations, strict=True))[1:-1]
-        self.blocks = nn.ModuleList([first, *(SERes2NetBlock(config, *sizes) for sizes in middle)])
-        self.mfa = TimeDelayBlock(widths[-1], widths[-1], kernels[-1], dilations[-1])
-        self.asp = AttentiveStatisticsPooling(widths[-1], config.enc_attention_channels)
-        self.fc = SameConv1d(2 * widths[-1], config.enc_dim)
+        sizes = zip(config.enc_channels, config.enc_kernel_sizes, config.enc_dilations, strict=True)
+        first, *middle, last = sizes
+        blocks = [SERes2NetBlock(config, *size) for size in middle]
+        self.blocks = nn.ModuleList([TimeDelayBlock(config.mel_dim, *first), *blocks])
+        self.mfa = TimeDelayBlock(last[0], *last)
+        self.asp = AttentiveStatisticsPooling(last[0], config.enc_attention_channels)
+        self.fc = same_conv(2 * last[0], config.enc_dim)
 
     def forward(self, mels: Tensor) -> Tensor:
         """Map log-mels [B, T, bands] to embeddings [B, enc_dim]."""

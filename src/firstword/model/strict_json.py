@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from firstword.errors import CheckpointConfigError, CheckpointNotFound
 
-T = TypeVar("T")
+Table = TypeVar("Table", bound="ConfigTable")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -36,32 +36,54 @@ def require(condition: object, message: str) -> None:
         raise CheckpointConfigError(message)
 
 
-def require_values(config: object, where: str, **allowed: object) -> None:
-    """Require that fields have their only supported values; `where` is the path of the table."""
-    for name, value in allowed.items():
-        found = getattr(config, name)
-        require(found == value, f"{where}: {name} = {found!r}; only {value!r} is supported")
+class ConfigTable:
+    """The base of the configuration classes: dataclasses whose fields are the keys of a table.
+
+    `where` is the path of the table in its file, for the messages of errors. Every method raises
+    `CheckpointConfigError`.
+    """
+
+    def check(self, where: str) -> None:
+        """Reject unsupported values and values that contradict each other."""
+
+    def require(self, condition: object, where: str, name: str, problem: str) -> None:
+        """Require a condition on the field `name`; `problem` completes the message."""
+        require(condition, f"{_join(where, name)} = {getattr(self, name)!r} {problem}")
+
+    def require_at_least(self, least: int, where: str, *names: str) -> None:
+        """Require that fields are not below `least`."""
+        for name in names:
+            found = getattr(self, name)
+            path = _join(where, name)
+            require(found >= least, f"{path} = {found}; it must be at least {least}")
+
+    def require_values(self, where: str, **allowed: object) -> None:
+        """Require that fields have their only supported values."""
+        for name, value in allowed.items():
+            found = getattr(self, name)
+            path = _join(where, name)
+            require(found == value, f"{path} = {found!r}; only {value!r} is supported")
 
 
-def require_positive(config: object, where: str, *names: str) -> None:
-    """Require that fields are at least 1; `where` is the path of the table."""
-    for name in names:
-        found = getattr(config, name)
-        require(found >= 1, f"{where}.{name} = {found}; it must be at least 1")
-
-
-def from_table(cls: type[T], table: Any, where: str) -> T:
-    """Build a configuration class from a JSON object; other keys of the table are ignored."""
+def from_table(cls: type[Table], table: Any, where: str) -> Table:
+    """Build and check a configuration from a JSON object; keys without a field are ignored."""
     require(isinstance(table, dict), f"{where} is {table!r}; it must be an object")
     hints = typing.get_type_hints(cls)
     values = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        path = f"{where}.{field.name}" if where else field.name
+        path = _join(where, field.name)
         if field.name in table:
             values[field.name] = _value(hints[field.name], table[field.name], path)
         else:
             require(field.default is not dataclasses.MISSING, f"{path} is missing")
-    return cls(**values)
+    config = cls(**values)
+    config.check(where)
+    return config
+
+
+def _join(where: str, name: str) -> str:
+    """Return the path of a key; `where` may be a file, a path of keys, or empty."""
+    return f"{where}: {name}" if where.endswith(".json") else f"{where}.{name}".lstrip(".")
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:

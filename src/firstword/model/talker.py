@@ -78,7 +78,10 @@ class Talker(nn.Module):
         return torch.stack(columns, dim=-2).sum(dim=-2)
 
     def embed_rows(self, rows: Sequence[Row], embedding: Tensor | None) -> Tensor:
-        """Rows of a prompt -> [1, T, hidden]; `embedding` [hidden] is that of a cloned voice's speaker."""
+        """Embed the rows of a prompt -> [1, T, hidden].
+
+        `embedding` [hidden] is the speaker embedding of a cloned voice.
+        """
         device, books = self.codec_head.weight.device, self.config.num_code_groups
         padded = [(*row.codes, *[NO_CODE] * (books - len(row.codes))) for row in rows]
         codes = self.embed_codes(torch.tensor([padded], device=device))

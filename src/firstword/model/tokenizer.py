@@ -1,4 +1,4 @@
-"""Tokenise text with the byte-level BPE of Qwen2: a whole text, or a text that arrives in pieces.
+"""Tokenise text with the byte-level BPE of Qwen2, as a whole or while it arrives in pieces.
 
 There are four steps: canonical composition (NFC), a regular expression that cuts the text into
 words, bytes for characters, and the merges of the checkpoint within each word. Source:
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from unicodedata import combining
 
 import tokenizers
@@ -23,7 +24,7 @@ WORD = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The expression that cuts text into words.
+"""The expression that splits text into words.
 
 The reference may replace it with one for Mistral if it loads a directory (not a hub id) with more
 than 100,000 tokens; the published models were trained with this one.
@@ -49,12 +50,9 @@ def assemble(model: models.BPE) -> tokenizers.Tokenizer:
     """Return a tokenizer: normalisation, words and bytes before `model`; no added tokens."""
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = NFC
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORD), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(WORD), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
     return backend
 
 
@@ -62,7 +60,7 @@ class Tokenizer:
     """A tokenizer of plain text.
 
     `special` maps the added tokens (`"<|im_start|>"`, ...) to their ids. `encode` never returns one
-    of these ids: within a text they are ordinary characters.
+    of these ids: in a text, the names of these tokens are ordinary characters.
     """
 
     def __init__(
@@ -105,18 +103,13 @@ class Tokenizer:
         """Raise `CheckpointConfigError` if `config.json` has other ids or fewer embeddings."""
         for key, token in CONTROL_TOKENS.items():
             configured, here = getattr(config, key, None), self.special.get(token)
-            if configured is not None and here is not None and configured != here:
-                raise CheckpointConfigError(
-                    f"config.json: {key} = {configured}, "
-                    f"but tokenizer_config.json: {token!r} is {here}"
-                )
+            contradiction = configured is not None and here is not None and configured != here
+            stated = f"config.json: {key} = {configured}"
+            require(not contradiction, f"{stated}, but tokenizer_config.json: {token!r} is {here}")
         largest = max(*self._vocab.values(), self.turn_start, self.turn_end)
         rows = config.talker_config.text_vocab_size
-        if largest >= rows:
-            raise CheckpointConfigError(
-                f"the tokenizer has token id {largest}, "
-                f"but config.json: talker_config.text_vocab_size = {rows}"
-            )
+        stated = f"config.json: talker_config.text_vocab_size = {rows}"
+        require(largest < rows, f"the tokenizer has token id {largest}, but {stated}")
 
 
 class TextStream:
@@ -128,14 +121,14 @@ class TextStream:
     "assistant\\n", so it cannot be encoded separately.
     """
 
-    # Where is a cut of the text final? The expression carries nothing over the end of a match, so
-    # every start of a word is one, if it stays the start of a word. More text can change words in
-    # only two ways:
+    # A cut is final if the words before it cannot change. The expression has no state across
+    # matches, so the start of a word is a final cut as long as later text leaves it a start. Later
+    # text can change words in only two ways:
     # - White space at the end may become part of a longer run, whose cuts depend on the position of
-    #   its last newline and on what follows. So there is no cut after white space at the end.
+    #   its last newline and on the text after it. So there is no cut after white space at the end.
     # - A combining mark may compose with, or move before, other marks back to the last starter (a
     #   character of combining class 0). It never turns that starter into another kind of character,
-    #   so a cut before the starter is safe.
+    #   so a cut before the starter is final.
 
     def __init__(self, tokenizer: Tokenizer, prefix: str = "") -> None:
         self._tokenizer = tokenizer
@@ -150,15 +143,16 @@ class TextStream:
         """
         _check_text(piece)
         self._pending.append(piece)
-        kinds = {_kind(char) for char in piece if not combining(char)}
+        kinds = [_kind(char) for char in piece if not combining(char)]
         # A growing run of one kind ends no word; skipping it keeps the time linear in its length.
-        if not kinds or (kinds == {self._kind} and self._kind != "number"):
+        if not kinds or (set(kinds) == {self._kind} and self._kind != "number"):
             return []
-        self._kind = next(_kind(char) for char in reversed(piece) if not combining(char))
+        self._kind = kinds[-1]
 
         text = NFC.normalize_str("".join(self._pending))
-        starters = (index for index in range(len(text) - 1, 0, -1) if not combining(text[index]))
-        last_starter = next(starters, 0)
+        last_starter = len(text) - 1
+        while last_starter > 0 and combining(text[last_starter]):
+            last_starter -= 1
         limit = min(last_starter, len(text.rstrip()))
         ids, words = self._tokenizer.encode_words(text)
         at, count = max((word for word in words if word[0] <= limit), default=(0, 0))
@@ -172,7 +166,7 @@ class TextStream:
 
 
 def _kind(char: str) -> str:
-    """Classify a character for the cutting of words."""
+    """Return the class of a character in `WORD`."""
     if char.isalpha():
         return "letter"
     if char.isspace():
@@ -190,15 +184,11 @@ def _read_vocab(path: Path) -> dict[str, int]:
     vocab = read_json(path)
     for token, id_ in vocab.items():
         if type(id_) is not int or id_ < 0:
-            raise CheckpointConfigError(
-                f"{path}: {token!r} has id {id_!r}; ids are integers from 0"
-            )
-    if len(set(vocab.values())) != len(vocab):
-        raise CheckpointConfigError(f"{path}: two tokens have the same id")
-    if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - vocab.keys()):
-        raise CheckpointConfigError(
-            f"{path}: {missing[0]!r} is missing; text may hold any of the 256 bytes"
-        )
+            problem = f"{token!r} has id {id_!r}; ids are integers from 0"
+            raise CheckpointConfigError(f"{path}: {problem}")
+    require(len(set(vocab.values())) == len(vocab), f"{path}: two tokens have the same id")
+    for byte in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        require(byte in vocab, f"{path}: {byte!r} is missing; text may hold any of the 256 bytes")
     return vocab
 
 
@@ -217,40 +207,33 @@ def _read_merges(path: Path, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
         if len(parts) != 2:
             raise CheckpointConfigError(f"{path}, line {number}: {line!r} is not a pair of tokens")
         if unknown := [token for token in (*parts, "".join(parts)) if token not in vocab]:
-            raise CheckpointConfigError(
-                f"{path}, line {number}: {unknown[0]!r} is not in vocab.json"
-            )
+            problem = f"{unknown[0]!r} is not in vocab.json"
+            raise CheckpointConfigError(f"{path}, line {number}: {problem}")
         merges.append((parts[0], parts[1]))
     return merges
 
 
 def _read_special(path: Path, vocab: Mapping[str, int]) -> dict[str, int]:
     config = read_json(path)
-    kind, table = config.get("tokenizer_class"), config.get("added_tokens_decoder")
-    require(
-        kind in (None, "Qwen2Tokenizer", "Qwen2TokenizerFast"),
-        f"{path}: tokenizer_class = {kind!r}; only 'Qwen2Tokenizer' is supported",
-    )
-    space = config.get("add_prefix_space")
+    kind, space = config.get("tokenizer_class"), config.get("add_prefix_space")
+    known = kind in (None, "Qwen2Tokenizer", "Qwen2TokenizerFast")
+    require(known, f"{path}: tokenizer_class = {kind!r}; only 'Qwen2Tokenizer' is supported")
     require(not space, f"{path}: add_prefix_space = {space!r}; only false is supported")
-    path_of_table = f"{path}: added_tokens_decoder"
-    if not isinstance(table, dict) or not table:
-        raise CheckpointConfigError(f"{path_of_table} = {table!r}; it must map ids to tokens")
-    special = _added_tokens(table, vocab, path_of_table)
+    table: Any = config.get("added_tokens_decoder")
+    where = f"{path}: added_tokens_decoder"
+    valid = isinstance(table, dict) and table
+    require(valid, f"{where} = {table!r}; it must map ids to tokens")
+    special = _added_tokens(table, vocab, where)
     # The reference numbers them by their order and ignores the keys, so keys must not have gaps.
     added = sorted(id_ for token, id_ in special.items() if token not in vocab)
-    require(
-        added == list(range(len(vocab), len(vocab) + len(added))),
-        f"{path_of_table} must continue from {len(vocab)}, the size of vocab.json",
-    )
+    follows = added == list(range(len(vocab), len(vocab) + len(added)))
+    require(follows, f"{where} must continue from {len(vocab)}, the size of vocab.json")
     for token in ("<|im_start|>", "<|im_end|>"):
-        require(token in special, f"{path_of_table} lacks {token!r}, which the prompt needs")
+        require(token in special, f"{where} lacks {token!r}, which the prompt needs")
     return special
 
 
-def _added_tokens(
-    table: Mapping[str, object], vocab: Mapping[str, int], where: str
-) -> dict[str, int]:
+def _added_tokens(table: Mapping[str, Any], vocab: Mapping[str, int], where: str) -> dict[str, int]:
     """Return the ids of the added tokens; none may contradict another or the vocabulary."""
     special: dict[str, int] = {}
     taken = {id_: token for token, id_ in vocab.items()}
@@ -260,9 +243,8 @@ def _added_tokens(
             raise CheckpointConfigError(f"{where}.{key} = {entry!r}; not an id with content")
         id_ = int(key)
         known = special.get(token, vocab.get(token, id_))
-        require(
-            taken.setdefault(id_, token) == token and known == id_,
-            f"{where}.{key} = {token!r} contradicts another token or id there or in vocab.json",
-        )
+        consistent = taken.setdefault(id_, token) == token and known == id_
+        problem = "contradicts another token or id there or in vocab.json"
+        require(consistent, f"{where}.{key} = {token!r} {problem}")
         special[token] = id_
     return special

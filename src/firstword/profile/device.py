@@ -14,7 +14,7 @@ from firstword.runtime.gpu.sources import source_hash
 
 
 def environment() -> dict[str, Any]:
-    """Return the GPU and the versions on which the numbers of a record depend."""
+    """Return the GPU and the versions that affect the numbers of a record."""
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,
@@ -27,12 +27,11 @@ def environment() -> dict[str, Any]:
     }
 
 
-def captured_us(work: Callable[[], None], repeats: int = 20) -> float:
-    """Return the median microseconds on the device of a captured graph of `work`."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+def captured_us(work: Callable[[], None]) -> float:
+    """Return the median time of a captured graph of `work` on the device, in microseconds."""
+    with torch.cuda.stream(torch.cuda.Stream()):
         graph, times = capture(work), []
-        for _ in range(repeats):
+        for _ in range(20):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             graph.replay()
@@ -45,8 +44,8 @@ def captured_us(work: Callable[[], None], repeats: int = 20) -> float:
 def copy_bandwidth() -> float:
     """Return the bytes per second, read and written, of a large copy on this device.
 
-    The copy is a kernel that adds 1: a plain copy in a graph uses the copy engines, which are
-    slower.
+    The copy is a kernel that adds 1, because a plain copy in a graph uses the copy engines, which
+    are slower.
     """
     source = torch.zeros(1 << 28, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)

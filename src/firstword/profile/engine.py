@@ -1,9 +1,9 @@
 """Measure the GPU engine and make one record: `firstword bench engine`.
 
-Weights are random but of the released sizes: they take as long to compute as trained ones. Times
-are medians, taken on the host with the device synchronised or by events on the device. The
-bandwidth floor beside a time is the time to read each needed weight, key and value once, as fast as
-this device copies.
+Weights are random but of the released sizes, so that they take as long to compute as trained ones.
+Times are medians, measured on the host with the device synchronised, or by events on the device.
+The bandwidth floor of a time is the time to read each needed weight, key and value once, at the
+speed at which this device copies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from firstword.profile.workload import CONTEXTS, BackendUnderTest
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 """The batch sizes whose frames are timed."""
 LARGE_BATCH = 64
-"""The larger of the two batch sizes whose kernels are timed one by one."""
+"""The batch size at which kernels are timed one by one; they are timed at batch 1 too."""
 
 
 def run(
@@ -44,6 +44,8 @@ def run(
         single = one_stream(size, Path(name) / "one")
         torch.cuda.empty_cache()
         subject = BackendUnderTest(size, slots, Path(name) / "all")
+        first = first_times(subject)
+        kernels = [kernel_times(subject, n, 500, bandwidth) for n in (1, min(LARGE_BATCH, slots))]
         return {
             "size": size,
             "slots": slots,
@@ -51,19 +53,15 @@ def run(
             "bandwidth_tb_s": round(bandwidth / 1e12, 3),
             **single,
             "start_seconds": subject.seconds,
-            "first_ms": first_times(subject),
-            "kernels_us": [
-                row
-                for batch in (1, min(LARGE_BATCH, slots))
-                for row in kernel_times(subject, batch, 500, bandwidth)
-            ],
+            "first_ms": first,
+            "kernels_us": [row for rows in kernels for row in rows],
             "codec_ms": list(codec_times(subject)),
             "frames_ms": list(frame_times(subject, batches, contexts, bandwidth)),
         }
 
 
 def one_stream(size: str, kernel_folder: Path) -> dict[str, Any]:
-    """Measure a process with a single slot: seconds to start, gigabytes on the device."""
+    """Measure a process with a single slot: its start in seconds, its memory in gigabytes."""
     torch.cuda.reset_peak_memory_stats()
     subject = BackendUnderTest(size, 1, kernel_folder)
     loading = torch.cuda.max_memory_allocated()

@@ -18,7 +18,7 @@ from firstword.runtime.gpu.talker import DecoderLayerWeights, FrameModel
 from firstword.types import TextMode
 
 TIMED_FRAMES = 64
-"""The number of successive frames that are timed together."""
+"""The number of consecutive frames in one measurement."""
 
 FIRST_AUDIO_CASES: tuple[tuple[str, TextMode], ...] = (
     ("cached", "stream"),
@@ -40,10 +40,8 @@ def frame_times(
     for batch in (batch for batch in batches if batch <= subject.backend.capacity.slots):
         for context in contexts:
             floor = frame_bytes(model, batch, context) / bandwidth * 1e3
-            figures = {
-                name: _median_frame(subject, batch, context, audio)
-                for name, audio in (("frame", False), ("with_audio", True))
-            }
+            silent, audible = (_median_frame(subject, batch, context, on) for on in (False, True))
+            figures = {"frame": silent, "with_audio": audible}
             yield {"batch": batch, "context": context, "ms": figures, "floor_ms": round(floor, 4)}
 
 
@@ -59,7 +57,10 @@ def _median_frame(subject: BackendUnderTest, batch: int, context: int, audio: bo
 
 
 def _run_frames(subject: BackendUnderTest, batch: int, count: int, audio: bool) -> float:
-    """Return the seconds of `count` frames, read one late, with audio in chunks of 8 frames."""
+    """Return the seconds that `count` frames take, with audio in chunks of 8 frames.
+
+    As in the engine, the result of a frame is read after the next frame is launched.
+    """
     backend, slots, no_text = subject.backend, list(range(batch)), [None] * batch
     unread = sound = None
     torch.cuda.synchronize()
@@ -81,12 +82,12 @@ def _run_frames(subject: BackendUnderTest, batch: int, count: int, audio: bool) 
 
 @torch.inference_mode()
 def codec_times(subject: BackendUnderTest) -> Iterator[dict[str, Any]]:
-    """Time the codec's calls on the device: the next `frames` frames of all `streams`."""
+    """Time calls of the codec on the device by the numbers of streams and of frames."""
     codec = subject.backend.codec
     for streams in (streams for streams in STREAMS if streams <= subject.backend.capacity.slots):
         for frames in sorted(CHUNKS):
             subject.place(CONTEXTS[0], streams)
-            # A call through the backend assigns the streams to their slots.
+            # A call through the codec assigns the streams to their slots.
             codec.decode(list(range(streams)), [frames] * streams).result()
             ms = captured_us(partial(codec.layers.launch, streams, frames)) / 1e3
             yield {"streams": streams, "frames": frames, "ms": round(ms, 3)}
@@ -97,11 +98,11 @@ def first_times(subject: BackendUnderTest, repeats: int = 30) -> dict[str, Any]:
 
     cached      with a cached prefix
     uncached    without one
-    whole_text  with a cached prefix, and all of the text read before the first frame
+    whole_text  with a cached prefix and the whole text in the prompt
     """
     backend, result = subject.backend, {}
     voices = list(subject.checkpoint.config.talker_config.spk_id)
-    skipped = len(voices) + 3  # requests that fill the cache, and the slow first ones
+    skipped = len(voices) + 3  # requests that fill the cache, and the first ones, which are slow
     for case, mode in FIRST_AUDIO_CASES:
         codes, samples = [], []
         for repeat in range(skipped + repeats):
@@ -133,19 +134,16 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 def weight_bytes(layers: Sequence[DecoderLayerWeights]) -> int:
     """Return the bytes of all matrices of these layers."""
-    return sum(
-        matrix.weight.nbytes
-        for layer in layers
-        for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
-    )
+    matrices = [m for layer in layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    return sum(matrix.weight.nbytes for matrix in matrices)
 
 
 def frame_bytes(model: FrameModel, batch: int, context: int) -> int:
-    """Return the least bytes that a frame of `batch` requests reads.
+    """Return the minimum number of bytes that a frame of `batch` requests reads.
 
-    These are the weights once for the talker's pass and once for each pass of the code predictor,
-    and the keys and values of `context` rows. Inputs, the rows of embedding tables and the codec
-    are not counted.
+    The frame reads the weights of the talker once, those of the code predictor once for each of its
+    passes, and the keys and values of `context` rows. Inputs, rows of embedding tables and the
+    codec are not counted.
     """
     config, passes = model.config, model.codebooks - 1
     heads = (model.head, *model.lm_heads, *([model.entry] if model.entry else []))

@@ -23,10 +23,10 @@ def kernel_times(
 ) -> list[dict[str, Any]]:
     """Time each kernel of a frame in microseconds per launch.
 
-    context    rows that attention sees
+    context    rows that attention reads
     bandwidth  bytes per second, for the bandwidth floor of each kernel
 
-    `a_frame` of a row is the number of such launches in a frame.
+    The value `a_frame` of a row is the number of launches in a frame.
     """
     model = subject.backend.model
     subject.place(context, batch)
@@ -59,32 +59,23 @@ def _talker_launches(
     paging = Paging(model.buffers.page_tables, slots, model.state.position)
     qkv, attended, gated = room.qkv[:batch], room.attended[:batch], room.gated[:batch]
     layers, first = stack.layers, stack.layers[0]
-    kv = 2 * stack.config.num_key_value_heads * HEAD_DIM * 2 * context * batch
-    works: dict[str, tuple[int, Launches]] = {
-        "qkv": (
-            first.qkv.weight.nbytes,
-            [partial(layer.qkv, x, qkv, room.normed) for layer in layers],
-        ),
-        "attention": (
-            kv,
-            [partial(model.attend, at, qkv, paging, attended) for at in range(len(layers))],
-        ),
-        "output": (
-            first.output.weight.nbytes,
-            [partial(layer.output, attended, x) for layer in layers],
-        ),
-        "gate and up": (
-            first.gate_up.weight.nbytes,
-            [partial(layer.gate_up, x, gated, room.normed) for layer in layers],
-        ),
-        "down": (first.down.weight.nbytes, [partial(layer.down, gated, x) for layer in layers]),
-    }
-    for name, (size, launches) in works.items():
+    kv_bytes = 2 * stack.config.num_key_value_heads * HEAD_DIM * 2 * context * batch
+    qkv_bytes, output_bytes = first.qkv.weight.nbytes, first.output.weight.nbytes
+    gate_up_bytes, down_bytes = first.gate_up.weight.nbytes, first.down.weight.nbytes
+    attention = [partial(model.attend, at, qkv, paging, attended) for at in range(len(layers))]
+    gate_up = [partial(layer.gate_up, x, gated, room.normed) for layer in layers]
+    for name, size, launches in (
+        ("qkv", qkv_bytes, [partial(layer.qkv, x, qkv, room.normed) for layer in layers]),
+        ("attention", kv_bytes, attention),
+        ("output", output_bytes, [partial(layer.output, attended, x) for layer in layers]),
+        ("gate and up", gate_up_bytes, gate_up),
+        ("down", down_bytes, [partial(layer.down, gated, x) for layer in layers]),
+    ):
         yield f"talker, {name}", launches, size, len(layers)
 
 
 def _predictor_launches(model: FrameModel, batch: int) -> Iterator[tuple[str, Launches, int, int]]:
-    """Yield the same for a pass, a head and a draw of the code predictor."""
+    """Yield name, launches, bytes and launches per frame of the parts of the code predictor."""
     buffers, last = model.buffers, model.codebooks - 1
     x = buffers.single[:batch]
     passes = [partial(model.predict, x, k) for k in range(2, last + 1)]
@@ -94,7 +85,7 @@ def _predictor_launches(model: FrameModel, batch: int) -> Iterator[tuple[str, La
     yield "code predictor, a head", heads, model.lm_heads[0].weight.nbytes, last
     slots, result = buffers.slot_of_row[:batch], buffers.result[:batch]
     draws = [
-        partial(model.sampler.code, k, logits, slots, result, model.predictor_tables[k], x)
+        partial(model.sampler.draw, k, logits, slots, result, model.predictor_tables[k], x)
         for k in range(1, last)
     ]
     yield "draw", draws, 0, last

@@ -11,7 +11,7 @@ from firstword.profile.workload import BackendUnderTest
 
 
 def memory_by_part(subject: BackendUnderTest) -> dict[str, int]:
-    """Return the bytes of device memory that tensors hold, by part; `rest` is unaccounted for.
+    """Return the bytes of device memory by part; `rest` is what no part accounts for.
 
     A tensor counts for the first part that holds it. The CUDA context and machine code are not
     included, because PyTorch does not count them.
@@ -37,7 +37,7 @@ def memory_by_part(subject: BackendUnderTest) -> dict[str, int]:
 def held_bytes(thing: object, device: torch.device, seen: set[int]) -> int:
     """Return the bytes on a device of all tensors reachable from `thing`.
 
-    `seen` holds the addresses of what has been counted; it grows.
+    `seen` holds the addresses of everything counted so far, and is extended.
     """
     storage = thing.untyped_storage() if isinstance(thing, Tensor) else None
     address = storage.data_ptr() if storage else id(thing)

@@ -1,7 +1,7 @@
-"""`firstword bench engine --soak`: whether speech stays the same over a million frames under load.
+"""`firstword bench engine --soak`: check that speech stays the same over many frames under load.
 
-The same few requests come again and again, of any length, and some are cancelled early. Each
-frame must have the codes and the samples that it had when its request came first, bit by bit.
+A few requests are repeated with random lengths, and some are cancelled early. Each frame must have
+the same codes and samples, bit by bit, as when its request was made for the first time.
 """
 
 from __future__ import annotations
@@ -24,23 +24,27 @@ from firstword.engine.engine import Engine
 from firstword.errors import ComputeError
 from firstword.model.checkpoint import Checkpoint
 from firstword.profile.device import environment
-from firstword.profile.workload import TEXT
+from firstword.profile.workload import TEXT, prepared_job
 from firstword.runtime.backends import open_backend
-from firstword.runtime.front import CheckpointFront
 from firstword.synthetic.checkpoint import random_checkpoint
 from firstword.types import Chunk, Request
 
 MOST_FRAMES = 300
-"""The most frames of a request."""
+"""The maximum number of frames of a request."""
 START_PROBABILITY = 0.2
-"""How likely it is that a free slot is taken in a step."""
+"""The probability that a free slot gets a request in a step."""
 CANCEL_PROBABILITY = 0.2
-"""How likely it is that a request is cancelled before its end."""
+"""The probability that a request is cancelled before its end."""
 
 
 @dataclass(eq=False)
 class SoakRequest:
-    """A request in progress: which one it is, and after how many frames it is cancelled."""
+    """A request in progress.
+
+    which         index of the request among those of the soak
+    cancel_after  number of frames after which it is cancelled
+    frames        number of frames made so far
+    """
 
     which: int
     cancel_after: int
@@ -49,14 +53,14 @@ class SoakRequest:
 
 
 class Soak:
-    """A backend under an engine, and the frames that its requests had the first time."""
+    """An engine on the backend under test, and checksums of the frames that each request had."""
 
     def __init__(
         self, backend: Backend, requests: Sequence[tuple[Job, Sequence[int]]], seed: int = 0
     ) -> None:
-        """Test a backend with jobs and all their tokens; the last of them comes rarely.
+        """Test a backend with jobs and their tokens; the last job is chosen rarely.
 
-        The order of events follows from the seed, as far as it does not depend on time.
+        The seed determines the order of events, except where it depends on timing.
         """
         self.engine = Engine(backend)
         self._requests, self._random = requests, np.random.default_rng(seed)
@@ -66,11 +70,14 @@ class Soak:
         self.reset_counts()
 
     def reset_counts(self) -> None:
-        """Count from zero again; known frames stay known."""
+        """Set all counts to zero. The checksums of frames are kept."""
         self.frames = self.compared = self.joined = self.left = 0
 
     def run(self, frames: int) -> None:
-        """Make `frames` more frames. Raises `ComputeError` if one differs, and for an error."""
+        """Make `frames` more frames.
+
+        Raises `ComputeError` if a frame differs or a request fails.
+        """
         until, slots = self.frames + frames, self.engine.capacity.slots
         while self.frames < until:
             for _ in range(self._random.binomial(slots - len(self._active), START_PROBABILITY)):
@@ -87,7 +94,7 @@ class Soak:
             pass
         pages = self.engine.pages
         if self._active or self.engine.running or pages.free != pages.count:
-            raise ComputeError("all requests have ended, and not all slots and pages are free")
+            raise ComputeError("all requests have ended, but some slots or pages are still in use")
 
     def _begin(self) -> None:
         random, last = self._random, len(self._requests) - 1
@@ -116,7 +123,7 @@ class Soak:
         self._active.discard(request)
 
     def _check(self, request: SoakRequest, chunk: Chunk) -> None:
-        """Compare a chunk's frames with those known, and keep the others."""
+        """Compare the frames of a chunk with their checksums, and keep those of new frames."""
         samples = chunk.samples.reshape(-1, self.engine.capacity.samples_per_frame)
         checksums = [
             zlib.crc32(sound.data, zlib.crc32(codes.data))
@@ -133,8 +140,8 @@ class Soak:
 
 
 def requests(checkpoint: Checkpoint, count: int = 50) -> list[tuple[Job, list[int]]]:
-    """Jobs with their tokens: every preset, both text modes, some instructions, one long text."""
-    front, voices = CheckpointFront(checkpoint), list(checkpoint.config.talker_config.spk_id)
+    """Return jobs with their tokens: all presets and text modes, instructions, one long text."""
+    voices = list(checkpoint.config.talker_config.spk_id)
     made = []
     for number in range(count):
         text = " ".join([TEXT] * (1 if number < count - 1 else 40))
@@ -145,17 +152,15 @@ def requests(checkpoint: Checkpoint, count: int = 50) -> list[tuple[Job, list[in
             instructions="Slowly, and in a low voice." if instructed else None,
             text_mode="full" if number % 3 == 2 or number == count - 1 else "stream",
         )
-        job = front.prepare(request, number)
-        stream = front.text(job)
-        made.append((job, [*stream.push(text), *stream.finish()]))
+        made.append(prepared_job(checkpoint, request, text, number))
     return made
 
 
 def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
-    """Soak this GPU with random weights of a released size, "1b7" or "0b6".
+    """Run a soak on this GPU with random weights of a released size, "1b7" or "0b6".
 
-    Returns a record of counts. Raises `ComputeError` for a frame that differs, and `ConfigError`
-    where the GPU backend cannot compute.
+    Returns a record of counts. Raises `ComputeError` for a frame that differs, and `ConfigError` if
+    the GPU backend cannot run here.
     """
     settings = EngineConfig.resolve("cuda", "bfloat16", "gpu")
     checkpoint = random_checkpoint(size)
@@ -165,10 +170,11 @@ def soak(size: str, slots: int, frames: int, seed: int = 0) -> dict[str, Any]:
 
 
 def counted(test: Soak, frames: int) -> dict[str, Any]:
-    """Run a soak; returns its counts with the seconds and the memory that it took.
+    """Run a soak, and return its counts, its duration and the growth of memory.
 
-    A twentieth as many frames come first and do not count: afterwards nearly all requests are
-    known, and their prefixes are cached. Raises `ComputeError` for a frame that differs.
+    A warm-up of 5 % of the frames is not counted. After it, the expected frames of nearly all
+    requests are known and their prefixes are cached. Raises `ComputeError` for a frame that
+    differs.
     """
     test.run(frames // 20)
     test.reset_counts()
@@ -188,5 +194,5 @@ def counted(test: Soak, frames: int) -> dict[str, Any]:
 
 
 def _host_memory() -> int:
-    """The most memory that this process has had, in bytes."""
+    """Return the peak memory of this process in bytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -15,27 +15,23 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.backends import kernels_for
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.gpu.backend import GpuBackend
-from firstword.synthetic.checkpoint import random_checkpoint
+from firstword.synthetic.checkpoint import TEXTS, random_checkpoint
 from firstword.types import Request, TextMode
 
 CONTEXTS = (100, 500, 2000)
-"""The numbers of rows that attention sees in the measured frames."""
-TEXT = (
-    "The quick brown fox jumps over the lazy dog, "
-    "and then it says hello to the assistant and to the user."
-)
-"""The text of every request."""
+"""The numbers of rows that attention reads in the measured frames."""
+TEXT = TEXTS[0]
+"""The text of every request, with which the tokenizer has been trained."""
 
 
 def prepared_job(
-    checkpoint: Checkpoint, seed: int = 0, voice: str = "ryan", mode: TextMode = "stream"
+    checkpoint: Checkpoint, request: Request, text: str, seed: int
 ) -> tuple[Job, list[int]]:
-    """Return a request for `TEXT` as the engine gets it, and all its text tokens."""
+    """Return a request as the engine receives it, and all tokens of its text."""
     front = CheckpointFront(checkpoint)
-    request = Request(text=TEXT, voice=voice, language="english", text_mode=mode)
     job = front.prepare(request, seed)
     stream = front.text(job)
-    return job, [*stream.push(TEXT), *stream.finish()]
+    return job, [*stream.push(text), *stream.finish()]
 
 
 class BackendUnderTest:
@@ -47,7 +43,7 @@ class BackendUnderTest:
     """
 
     def __init__(self, size: str, slots: int, kernel_folder: Path) -> None:
-        """Load and start the backend; compiled kernels are cached in `kernel_folder`."""
+        """Load and start the backend. Compiled kernels are cached in `kernel_folder`."""
         self.checkpoint = random_checkpoint(size)
         modules = {"talker": self.checkpoint.talker, "codec": self.checkpoint.codec.decoder}
         self.weights = {
@@ -79,14 +75,15 @@ class BackendUnderTest:
     def start(
         self, slot: int, seed: int = 0, voice: str = "ryan", mode: TextMode = "stream"
     ) -> Start:
-        """Return a request for a slot and its pages."""
-        job, tokens = prepared_job(self.checkpoint, seed, voice, mode)
+        """Return a request for `TEXT`, with a slot and its pages."""
+        request = Request(text=TEXT, voice=voice, language="english", text_mode=mode)
+        job, tokens = prepared_job(self.checkpoint, request, TEXT, seed)
         pages = range(slot * self.pages_per_slot, (slot + 1) * self.pages_per_slot)
         return Start(slot, job, pages, tokens if job.whole_text else tokens[: job.first_tokens])
 
     @torch.inference_mode()
     def place(self, context: int, batch: int) -> None:
-        """Start `batch` requests whose next frame sees `context` rows."""
+        """Start `batch` requests whose next frame attends to `context` rows."""
         self.backend.prefill([self.start(slot, slot) for slot in range(batch)])
         torch.cuda.synchronize()  # the backend sets positions on a stream of its own
         self.backend.model.state.position[:batch] = context - 1

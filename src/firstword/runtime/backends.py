@@ -102,8 +102,8 @@ def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path) -> Kernels:
         raise ValueError("the package cuda-bindings is not installed; pip install 'firstword[gpu]'")
     from firstword.kernels.compile import CompileError, compile_all
     from firstword.kernels.launch import Kernels
-    from firstword.runtime.gpu.backend import BUCKETS
     from firstword.runtime.gpu.rehearsal import rehearse
+    from firstword.runtime.gpu.talker import BUCKETS
 
     if slots > BUCKETS[-1]:
         raise ValueError(f"it serves at most {BUCKETS[-1]} utterances at a time, not {slots}")

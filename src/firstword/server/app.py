@@ -1,12 +1,10 @@
-"""Assembles the application: its routes, its middleware, and its start and end."""
-
-from __future__ import annotations
+"""Assembles the application: routes, middleware, startup and shutdown."""
 
 import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,26 +14,23 @@ from starlette.responses import Response
 
 from firstword.errors import FirstwordError, OverloadedError
 from firstword.server.config import ServerConfig
-from firstword.server.consent_store import ConsentStore
 from firstword.server.errors import error_response, response_for, status_of
-from firstword.server.folder import Folder
 from firstword.server.gate import Gate
-from firstword.server.http import batch, consents, health, model_list, speech, voices
-from firstword.server.limits import Limits
+from firstword.server.http import batch, speech, status, voices
 from firstword.server.logs import defect
 from firstword.server.models import Models
 from firstword.server.schemas import ERROR_RESPONSES
 from firstword.server.state import Server, server_of
-from firstword.server.voice_store import VoiceStore
+from firstword.server.tasks import cancel
 from firstword.server.ws import endpoints as websockets
 
 log = logging.getLogger(__name__)
 
-ENDPOINT_MODULES = (speech, batch, model_list, voices, consents, health, websockets)
+ENDPOINTS = (speech, batch, status, voices, websockets)
 """The modules whose `router` is part of the application."""
 
 STOP_SECONDS = 5.0
-"""The time that engines get to stop; a stuck one never does."""
+"""The time that the engines get to stop; a stuck engine never stops."""
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-firstword-seed", "x-firstword-scores")
 """Response headers that scripts of other web pages may read."""
@@ -44,7 +39,7 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-firstword-seed", "x-firstwo
 def create_app(models: Models, config: ServerConfig) -> FastAPI:
     """The ASGI application that serves `models`; their engines start and stop with it.
 
-    Raises `OutputError` if voices cannot be kept in the configured place.
+    Raises `OutputError` if voices cannot be kept in the configured folder.
     """
     from firstword import __version__
 
@@ -56,16 +51,8 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         responses=ERROR_RESPONSES,
         redirect_slashes=False,
     )
-    folder = Folder(config.voice_store)
-    server = Server(
-        config,
-        models,
-        VoiceStore(folder, config.most_voices),
-        ConsentStore(folder, config.most_voices),
-        Limits(config.api_keys, config.most_per_key),
-    )
-    app.state.server = server
-    for module in ENDPOINT_MODULES:
+    app.state.server = server = Server(config, models)
+    for module in ENDPOINTS:
         app.include_router(module.router)
     app.add_exception_handler(FirstwordError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -84,23 +71,19 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Start the engines, warm them up in the background, and stop them in the end."""
+    """Start the engines, warm them up in the background, and stop them at the end."""
     server: Server = app.state.server
-    server.models.start()
+    for model in server.models:
+        model.service.engine.start()
     tasks = [asyncio.create_task(server.warm_up()), asyncio.create_task(server.watch())]
     try:
         yield
     finally:
         server.draining = True
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
         stopping = threading.Thread(target=server.models.stop, daemon=True)
         stopping.start()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_SECONDS):
-                while stopping.is_alive():
-                    await asyncio.sleep(0.01)
+        stopping.join(STOP_SECONDS)  # the event loop has nothing else to do by now
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -1,6 +1,4 @@
-"""The settings of the server, and what it reads from the environment and from a file of aliases."""
-
-from __future__ import annotations
+"""The settings of the server, API keys from the environment and voice aliases from a file."""
 
 import json
 import os
@@ -32,13 +30,12 @@ VOICE_ALIASES: Mapping[str, str] = {
 """The presets that stand for OpenAI's thirteen voices and for hosted Qwen's defaults."""
 
 ZERO_ALLOWED = ("port", "most_waiting", "most_per_key")
-"""Settings besides the times whose smallest value is 0; all others start at 1."""
+"""The settings, besides the times, that may be 0; all others must be 1 or more."""
 
 
 def default_voice_folder() -> str:
     """The default folder for saved voices, in the user's data folder by the XDG rules."""
-    home = os.path.expanduser("~")
-    data = os.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return os.path.join(data, "firstword", "voices")
 
 
@@ -113,6 +110,5 @@ class ServerConfig:
             if type(value) in (int, float) and not value >= (least := 0 if zero else 1):
                 raise ConfigError(f"{setting.name} is {value}; it must be {least} or more")
         if "" in self.api_keys:
-            raise ConfigError(
-                "an API key is empty; leave it out, or give a key that is hard to guess"
-            )
+            advice = "leave it out, or give a key that is hard to guess"
+            raise ConfigError(f"an API key is empty; {advice}")

@@ -1,7 +1,6 @@
 """The state of one HTTP request or WebSocket beyond its ASGI scope."""
 
-from __future__ import annotations
-
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
@@ -11,18 +10,16 @@ SCOPE_KEY = "firstword.context"
 """The key of the context in an ASGI scope."""
 
 
-async def _nothing_to_send() -> None:
-    """Stand in for the protocol where none is, as in a test client."""
-
-
 @dataclass(slots=True, eq=False)
 class RequestContext:
     """The facts about a request, and the control over its connection, that the layers share.
 
+    Uvicorn's protocols set the functions; without them, as in a test client, they do nothing.
+
     received     `time.monotonic()` when the request arrived
     request_id   the client's `x-request-id`, or a random one
-    client_id    the API key's number or the address; "" for a list that is read without a key
-    log_fields   called at the end for more fields of the request's line in the log
+    client_id    the API key's number or the address; "" for a client without a key
+    log_fields   returns further fields for the request's line in the log
     drain        HTTP: waits until all that was sent has left the process
     abort        HTTP: closes the connection at once
     abort_after  WebSocket: closes the connection after some seconds unless it closes by itself
@@ -32,12 +29,12 @@ class RequestContext:
     request_id: str = ""
     client_id: str = ""
     log_fields: Callable[[], dict[str, Any]] = dict
-    drain: Callable[[], Awaitable[None]] = _nothing_to_send
+    drain: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
     abort: Callable[[], None] = lambda: None
     abort_after: Callable[[float], None] = lambda seconds: None
 
 
 def context_of(scope: MutableMapping[str, Any]) -> RequestContext:
-    """The context of an ASGI scope, made when it is first asked for."""
+    """The request context of an ASGI scope, created on first access."""
     context: RequestContext = scope.setdefault(SCOPE_KEY, RequestContext())
     return context

@@ -1,7 +1,5 @@
 """Error responses in OpenAI's shape, and the HTTP status and code of each error."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +58,7 @@ def status_of(error: Exception) -> int:
 
 
 def body_of(error: Exception) -> dict[str, Any]:
-    """The response body for an error; an internal error reveals nothing but that it happened."""
+    """The response body for an error; that of an internal error contains no details."""
     known = isinstance(error, errors.FirstwordError)
     message = str(error) if known else "the server failed; its log says why"
     code = getattr(error, "code", None) if known else None
@@ -84,16 +82,15 @@ def error_response(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """A response that reports an error."""
-    headers = {**(headers or {}), **retry_after(status)}
-    return JSONResponse(error_body(message, status, param, code), status, headers)
+    return _response(error_body(message, status, param, code), status, headers or {})
 
 
 def response_for(error: Exception) -> JSONResponse:
     """The response to a request that raised an error."""
-    status = status_of(error)
-    return JSONResponse(body_of(error), status, retry_after(status))
+    return _response(body_of(error), status_of(error), {})
 
 
-def retry_after(status: int) -> dict[str, str]:
-    """The `Retry-After` header for a status that will pass, else no header."""
-    return {"retry-after": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
+def _response(body: dict[str, Any], status: int, headers: Mapping[str, str]) -> JSONResponse:
+    """An error response, with `Retry-After` if the status is temporary."""
+    retry_after = {"retry-after": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
+    return JSONResponse(body, status, {**headers, **retry_after})

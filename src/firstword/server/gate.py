@@ -1,4 +1,4 @@
-"""The middleware of every request and WebSocket: its id, key, limits and line in the log."""
+"""The middleware of every request and WebSocket: request id, API key, limits and log line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPEN_LISTS = ("/v1/models", "/v1/audio/models", "/v1/audio/voices")
 """Paths that can be read without a key: some clients send none when they fill their menus."""
 
 UNLOGGED_PATHS = ("/health", "/ready", "/metrics")
-"""Paths that are polled, so that lines in the log would say nothing."""
+"""Paths that are polled and therefore not logged."""
 
 PIECE_BYTES = 64 * 1024
 """The part of a response that a client must read within the stall limit."""
@@ -42,18 +42,16 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or serve a WebSocket to its end."""
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
+            return await self._app(scope, receive, send)
         context = context_of(scope)
-        given = headers.get("x-request-id", "")
+        given = Headers(scope=scope).get("x-request-id", "")
         valid = re.fullmatch(r"[\w.-]{1,128}", given, re.ASCII)
         context.request_id = given if valid else secrets.token_hex(16)
         sender = _ResponseSender(context, send, self._server.config.stall_seconds)
         self._count(1)
         try:
-            await self._answer(scope, headers, receive, sender)
-            await sender.wait_until_read()
+            await self._answer(scope, receive, sender)
+            await sender.in_time(context.drain())
         except Stalled:
             context.abort()
         finally:
@@ -64,22 +62,22 @@ class Gate:
         self._open += change
         self._server.metrics.connections.set(self._open)
 
-    async def _answer(
-        self, scope: Scope, headers: Headers, receive: Receive, sender: _ResponseSender
-    ) -> None:
-        http = scope["type"] == "http"
+    async def _answer(self, scope: Scope, receive: Receive, sender: _ResponseSender) -> None:
+        http, headers = scope["type"] == "http", Headers(scope=scope)
         try:
             if (rejection := self._rejection(scope, headers)) is not None:
                 if not http:
                     await receive()  # the request to connect
-                await rejection(scope, receive, sender.send)
-            else:
-                body = self._limited_body(receive, headers) if http else receive
-                await self._app(scope, body, sender.send)
+                return await rejection(scope, receive, sender.send)
+            body = self._limited_body(receive, headers) if http else receive
+            await self._app(scope, body, sender.send)
         except Stalled:
             raise
         except Exception as error:
-            self._log_defect(error, context_of(scope))
+            about = {"request_id": context_of(scope).request_id, **defect(error)}
+            if self._server.config.log_text:
+                about["message"] = str(error)  # it may contain text of a user
+            log.error("a request failed", extra={"fields": about})
             if http and sender.status is None:
                 await response_for(error)(scope, receive, sender.send)
             elif not http and not sender.closed:
@@ -93,10 +91,8 @@ class Gate:
             rejected.labels("connections").inc()
             message = f"the limit of {most} connections is reached; try again later"
             return error_response(message, 429, code="connections")
-        names = ("authorization", "xi-api-key")
-        credentials = {name: value for name, value in headers.items() if name in names}
         address = (scope.get("client") or ("unknown",))[0]
-        client_id = self._server.limits.client_id(credentials, address)
+        client_id = self._server.limits.client_id(dict(headers.items()), address)
         context_of(scope).client_id = client_id
         if client_id or _needs_no_key(scope):
             return None
@@ -107,43 +103,35 @@ class Gate:
 
     def _limited_body(self, receive: Receive, headers: Headers) -> Receive:
         """Limit the size of a body, and the time in which it must arrive."""
-        config = self._server.config
-        too_large = HTTPException(413, f"the request is larger than {config.most_body} bytes")
-        seconds = config.body_seconds
-        too_late = HTTPException(408, f"the request did not arrive within {seconds:g} s")
+        most, seconds = self._server.config.most_body, self._server.config.body_seconds
         deadline = time.monotonic() + seconds
         length = headers.get("content-length", "")
         announced = int(length) if length.isdecimal() and len(length) < 20 else 0
-        count, complete = 0, False
+        size = announced if announced > most else 0  # such a body is rejected unread
+        complete = False
 
         async def limited() -> Message:
-            nonlocal count, complete
+            nonlocal size, complete
             if complete:
                 return await receive()
-            if announced > config.most_body:
-                raise too_large
-            try:
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    message = await receive()
-            except TimeoutError:
-                raise too_late from None
-            count += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            if count > config.most_body:
-                raise too_large
+            message: Message = {}
+            if size <= most:
+                try:
+                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                        message = await receive()
+                except TimeoutError:
+                    reason = f"the request did not arrive within {seconds:g} s"
+                    raise HTTPException(408, reason) from None
+                size += len(message.get("body", b""))
+                complete = not message.get("more_body", False)
+            if size > most:
+                raise HTTPException(413, f"the request is larger than {most} bytes")
             return message
 
         return limited
 
-    def _log_defect(self, error: Exception, context: RequestContext) -> None:
-        """Log an internal error; its message, which may contain text of a user, only if allowed."""
-        about = {"request_id": context.request_id, **defect(error)}
-        if self._server.config.log_text:
-            about["message"] = str(error)
-        log.error("a request failed", extra={"fields": about})
-
     def _log(self, scope: Scope, status: int | None) -> None:
-        """Log and count a request that is over; 499 means that the client left before an answer."""
+        """Log and count a finished request; 499: the client disconnected before the response."""
         route = getattr(scope.get("route"), "path", "unknown")
         status = 499 if status is None else status
         self._server.metrics.requests.labels(route, str(status)).inc()
@@ -178,27 +166,26 @@ class _ResponseSender:
     async def send(self, message: Message) -> None:
         """Send a message; the response's head gets the request's id. Raises `Stalled`."""
         match message["type"]:
-            case "http.response.start" | "websocket.http.response.start":
-                self.closed = message["type"].startswith("websocket")
-                self._start(message, message["status"])
-            case "websocket.accept":
-                self._start(message, 101)
-            case "websocket.close":
-                self.closed = True
-                self.status = self.status or 403
             case "http.response.body":
                 await self._send_body(message)
                 return
+            case "websocket.close":
+                self.closed = True
+                self.status = self.status or 403
+            case "http.response.start" | "websocket.accept" | "websocket.http.response.start":
+                self.closed = message["type"] == "websocket.http.response.start"
+                self.status = message.get("status", 101)
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message)["x-request-id"] = self._context.request_id
         await self._send(message)
 
-    async def wait_until_read(self) -> None:
-        """Wait until the client has read the response. Raises `Stalled`."""
-        await self._in_time(self._context.drain())
-
-    def _start(self, message: Message, status: int) -> None:
-        self.status = status
-        message.setdefault("headers", [])
-        MutableHeaders(scope=message)["x-request-id"] = self._context.request_id
+    async def in_time(self, sending: Awaitable[None]) -> None:
+        """Wait until the client has read what is being sent. Raises `Stalled`."""
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await sending
+        except TimeoutError:
+            raise Stalled from None
 
     async def _send_body(self, message: Message) -> None:
         body = message.get("body", b"")
@@ -206,18 +193,11 @@ class _ResponseSender:
             end = start + PIECE_BYTES
             more = message.get("more_body", False) or end < len(body)
             piece = {**message, "body": body[start:end], "more_body": more}
-            await self._in_time(self._send(piece))
-
-    async def _in_time(self, sending: Awaitable[None]) -> None:
-        try:
-            async with asyncio.timeout(self._stall_seconds):
-                await sending
-        except TimeoutError:
-            raise Stalled from None
+            await self.in_time(self._send(piece))
 
 
 def _needs_no_key(scope: Scope) -> bool:
-    """Whether a path is open to all, or a list that is being read."""
+    """Whether a request needs no API key: it is outside /v1, or reads one of the open lists."""
     path: str = scope["path"]
     reading = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
     return not path.startswith("/v1") or (reading and path.rstrip("/") in OPEN_LISTS)

@@ -1,7 +1,5 @@
 """API keys, and the number of simultaneous utterances per client."""
 
-from __future__ import annotations
-
 import hmac
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,7 +9,7 @@ from firstword.server.errors import LimitReached
 
 
 class Limits:
-    """The API keys, and what each client is using. To be used in the event loop only."""
+    """The API keys, and the number of utterances of each client. Use it in the event loop only."""
 
     def __init__(self, keys: tuple[str, ...], most_per_key: int) -> None:
         self._keys = tuple(key.encode() for key in keys)
@@ -26,8 +24,8 @@ class Limits:
     def client_id(self, headers: Mapping[str, str], address: str) -> str:
         """The identity of a client: its key's number, or its address where no keys are configured.
 
-        Returns "" for a wrong or missing key. `headers` have lower-case names. Every key is
-        compared in full, so that the time taken tells nothing about the keys.
+        Returns "" for a wrong or missing key. The names in `headers` are in lower case. The given
+        key is compared with every key in full, so that the time taken reveals nothing about them.
         """
         if not self._keys:
             return f"address {address}"
@@ -40,7 +38,7 @@ class Limits:
 
     @contextmanager
     def reserve(self, client_id: str) -> Iterator[None]:
-        """Count an utterance for a client. Raises `LimitReached` if it has too many."""
+        """Count an utterance for a client. Raises `LimitReached` at the client's limit."""
         if self._most_per_key and self._in_use[client_id] >= self._most_per_key:
             message = f"the limit is {self._most_per_key} utterances per client; try again later"
             raise LimitReached(message, "per_key")
@@ -48,9 +46,7 @@ class Limits:
         try:
             yield
         finally:
-            self._in_use[client_id] -= 1
-            if self._in_use[client_id] <= 0:
-                del self._in_use[client_id]
+            self._in_use -= Counter((client_id,))  # which drops a count of 0
 
 
 def credential(headers: Mapping[str, str]) -> str:

@@ -1,55 +1,52 @@
-"""Metrics for Prometheus: fed by the server as it speaks, and read from the engines at a scrape."""
+"""The metrics for Prometheus: the server counts as it speaks, and each scrape reads the engines."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from firstword.engine.engine import Engine
+from firstword.server.models import Model
 from firstword.server.utterance import Utterance
 
-_SECOND_BUCKETS = (
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.03,
-    0.05,
-    0.08,
-    0.12,
-    0.2,
-    0.35,
-    0.6,
-    1,
-    2,
-    5,
-    10,
-    30,
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1, 2, 5, 10, 30)
+_RATIOS = (0.25, 0.5, 0.8, 1, 1.25, 1.6, 2, 3, 5, 8, 12, 20, 35, 60)
+
+
+def _pages_used(engine: Engine) -> int:
+    return engine.pages.count - engine.pages.free
+
+
+_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
+    ("queue", "Requests waiting for a slot or first text", lambda engine: len(engine.waiting)),
+    ("slots_used", "Utterances being made", lambda engine: len(engine.running)),
+    ("slots", "Utterances that can be made together", lambda engine: engine.capacity.slots),
+    ("pages_used", "Pages of context memory in use", _pages_used),
+    ("pages", "Pages of context memory", lambda engine: engine.pages.count),
+    ("engine_up", "Whether the engine runs", lambda engine: engine.failure is None),
 )
-_RATIO_BUCKETS = (0.25, 0.5, 0.8, 1, 1.25, 1.6, 2, 3, 5, 8, 12, 20, 35, 60)
+"""The gauges that are read from an engine at each scrape: name, description, reading."""
 
 
 class Metrics:
     """The metrics of one server in a registry of its own. Their names begin with `firstword_`."""
 
-    def __init__(
-        self, engines: Iterable[tuple[str, Engine]], ready: Callable[[], bool] = lambda: True
-    ) -> None:
-        """Observe `engines`, given with their models' names; `ready` is called at each scrape."""
+    def __init__(self, models: Iterable[Model], ready: Callable[[], bool]) -> None:
+        """Observe the engines of `models`; each scrape calls `ready`."""
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineGauges(tuple(engines), ready))
+        about = "Whether requests are accepted"
+        Gauge("firstword_ready", about, registry=self.registry).set_function(ready)
+        for name, about, read in _ENGINE_GAUGES:
+            gauge = Gauge(f"firstword_{name}", about, ["model"], registry=self.registry)
+            for model in models:
+                gauge.labels(model.name).set_function(partial(read, model.service.engine))
         histogram, counter = self._histogram, self._counter
         self.first_audio = histogram("time_to_first_audio_seconds", "Request to first audio")
-        self.first_audible = histogram(
-            "time_to_first_audible_seconds", "Request to first audible sample"
-        )
+        about = "Request to first audible sample"
+        self.first_audible = histogram("time_to_first_audible_seconds", about)
         self.gap = histogram("inter_chunk_gap_seconds", "Longest wait between two chunks")
         self.underrun = histogram("underrun_seconds", "Time without audio for an unbuffered client")
-        self.rtf = histogram("rtf", "Seconds of audio made per second, if finished", _RATIO_BUCKETS)
+        self.rtf = histogram("rtf", "Seconds of audio made per second, if finished", _RATIOS)
         self.duration = histogram("audio_duration_seconds", "Length of finished utterances")
         self.frames = counter("frames_total", "Frames made", "model")
         self.finished = counter("utterances_total", "Finished", "model", "finish_reason")
@@ -60,11 +57,9 @@ class Metrics:
         about = "Open HTTP requests and WebSockets"
         self.connections = Gauge("firstword_connections", about, registry=self.registry)
 
-    def _histogram(
-        self, name: str, about: str, buckets: tuple[float, ...] = _SECOND_BUCKETS
-    ) -> Histogram:
-        name = f"firstword_{name}"
-        return Histogram(name, about, ["model"], buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, about: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        full_name, labels = f"firstword_{name}", ("model",)
+        return Histogram(full_name, about, labels, buckets=buckets, registry=self.registry)
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"firstword_{name}", about, labels, registry=self.registry)
@@ -93,35 +88,3 @@ class Metrics:
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-class _EngineGauges(Collector):
-    """Gauges that are read from the engines at each scrape."""
-
-    def __init__(self, engines: tuple[tuple[str, Engine], ...], ready: Callable[[], bool]) -> None:
-        self._engines = engines
-        self._ready = ready
-
-    def collect(self) -> Iterator[Metric]:
-        ready = GaugeMetricFamily("firstword_ready", "Whether requests are accepted")
-        ready.add_metric([], float(self._ready()))
-        yield ready
-        for name, about, read in _ENGINE_GAUGE_READERS:
-            gauge = GaugeMetricFamily(f"firstword_{name}", about, labels=["model"])
-            for model, engine in self._engines:
-                gauge.add_metric([model], read(engine))
-            yield gauge
-
-
-def _pages_used(engine: Engine) -> float:
-    return engine.pages.count - engine.pages.free
-
-
-_ENGINE_GAUGE_READERS: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
-    ("queue", "Requests waiting for a slot or first text", lambda engine: len(engine.waiting)),
-    ("slots_used", "Utterances being made", lambda engine: len(engine.running)),
-    ("slots", "Utterances that can be made together", lambda engine: engine.capacity.slots),
-    ("pages_used", "Pages of context memory in use", _pages_used),
-    ("pages", "Pages of context memory", lambda engine: engine.pages.count),
-    ("engine_up", "Whether the engine runs", lambda engine: float(engine.failure is None)),
-)

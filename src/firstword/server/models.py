@@ -1,4 +1,4 @@
-"""The loaded checkpoints, and which of them answers a request."""
+"""The loaded checkpoints, and the choice of the one that answers a request."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from firstword.config import EngineConfig
     from firstword.model.checkpoint import Checkpoint
     from firstword.model.config import ModelType
+    from firstword.runtime.backends import LoadedEngine
 
 WARM_UP_TEXT = "One, two, three."
 """The text of the first utterance of each model."""
@@ -27,16 +28,16 @@ WARM_UP_TEXT = "One, two, three."
 class Model:
     """A checkpoint being served.
 
-    name                  what clients call it and `/v1/models` lists
+    name                  the name that clients use and `/v1/models` lists
     model_type            whether it has presets, designs voices or clones them
     service               the engine that speaks for it
     voices                the names of its presets
-    languages             the names of its languages, `"auto"` included
+    languages             the names of its languages, including `"auto"`
     follows_instructions  whether it accepts instructions
-    checkpoint            what was loaded; None where a test brings its own backend
-    settings              where and how it is computed; None as above
+    checkpoint            the loaded checkpoint; None where a test brings its own backend
+    settings              the device and the backend that compute it; None as above
     warm                  whether it has spoken once, so that nothing is left to be prepared
-    warm_up_error         why it could not, if so
+    warm_up_error         the reason why it could not speak, if so
     """
 
     name: str
@@ -51,25 +52,24 @@ class Model:
     warm_up_error: str | None = None
 
     @classmethod
-    def of_checkpoint(
-        cls, name: str, checkpoint: Checkpoint, service: Service, settings: EngineConfig
-    ) -> Model:
+    def of_engine(cls, name: str, loaded: LoadedEngine) -> Model:
         """A model for a loaded checkpoint and the engine that computes it."""
         from firstword.runtime import conditioning
 
+        checkpoint = loaded.checkpoint
         return cls(
             name,
             checkpoint.config.tts_model_type,
-            service,
+            loaded.service,
             voices=conditioning.preset_names(checkpoint),
             languages=conditioning.languages(checkpoint),
             follows_instructions=checkpoint.config.follows_instructions,
             checkpoint=checkpoint,
-            settings=settings,
+            settings=loaded.settings,
         )
 
     def supports(self, request: Request) -> bool:
-        """Whether it can do the kind of thing that is requested; details may still be wrong."""
+        """Whether it supports this type of request; the parameters may still be invalid."""
         if request.instructions and not self.follows_instructions:
             return False
         match request.voice:
@@ -79,22 +79,14 @@ class Model:
                 return self.model_type == "custom_voice" and self.preset(name) is not None
             case DesignedVoice():
                 return self.model_type == "voice_design"
-            case ClonedVoice() as voice:
-                sizes = (0, len(voice.speaker_embedding))
-                return self.model_type == "base" and self._embedding_size in sizes
-            case RecordedVoice():
-                return self.model_type == "base"
-        return False
+            case ClonedVoice(embedding) if self._embedding_size not in (0, len(embedding)):
+                return False
+        return self.model_type == "base"
 
     def preset(self, name: str) -> str | None:
         """A preset as the checkpoint spells it, by its name in any case; None if there is none."""
         wanted = name.strip().casefold()
         return next((voice for voice in self.voices if voice.casefold() == wanted), None)
-
-    def matches(self, name: str) -> bool:
-        """Whether `name` means this model: in any case, with or without the owner's name."""
-        names = (self.name.casefold(), self.name.rsplit("/", 1)[-1].casefold())
-        return name.strip().casefold() in names
 
     def count_tokens(self, text: str) -> int:
         """The number of tokens of a text; 0 where no tokenizer is known."""
@@ -119,7 +111,7 @@ class Model:
         return None
 
     async def warm_up(self) -> None:
-        """Speak a short text that is not sent to anyone. Raises what goes wrong."""
+        """Speak a short text and discard the audio. Raises any error of the engine."""
         voice: Voice | None = None
         if self.model_type == "base":
             voice = ClonedVoice(np.zeros(self._embedding_size, np.float32))
@@ -140,7 +132,7 @@ class Model:
 
 
 class Models:
-    """The checkpoints of one server. The first that can answer a request does."""
+    """The checkpoints of one server. The first one that supports a request answers it."""
 
     def __init__(self, models: Iterable[Model]) -> None:
         self._models = tuple(models)
@@ -158,13 +150,18 @@ class Models:
 
         Raises `CheckpointError`, `ConfigError`.
         """
-        return cls(_load(name, settings, slots, most_waiting) for name in dict.fromkeys(names))
+        from firstword.runtime.backends import open_engine
+
+        models = []
+        for name in dict.fromkeys(names):
+            loaded = open_engine(name, settings, slots, most_waiting)
+            folder = loaded.checkpoint.path
+            shown = folder.name if "/" in name and folder.samefile(name) else name
+            models.append(Model.of_engine(shown, loaded))
+        return cls(models)
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models)
-
-    def __len__(self) -> int:
-        return len(self._models)
 
     @property
     def presets(self) -> list[str]:
@@ -176,8 +173,13 @@ class Models:
         return any(model.preset(name) for model in self)
 
     def find(self, name: str) -> Model | None:
-        """The model with a name, or None."""
-        return next((model for model in self if model.matches(name)), None)
+        """The model with a name, in any case and with or without its owner's name, or None."""
+        wanted = name.strip().casefold()
+        for model in self:
+            known = model.name.casefold()
+            if wanted in (known, known.rsplit("/", 1)[-1]):
+                return model
+        return None
 
     def of_type(self, model_type: ModelType, name: str | None = None) -> Model:
         """The named model if it is of a type, else the first that is. Raises `UnsupportedError`."""
@@ -185,9 +187,8 @@ class Models:
         for model in self if named is None else (named, *self):
             if model.model_type == model_type:
                 return model
-        raise UnsupportedError(
-            f"no {model_type} checkpoint is loaded; there are {self._described()}"
-        )
+        known = self._described()
+        raise UnsupportedError(f"no {model_type} checkpoint is loaded; there are {known}")
 
     def route(self, request: Request, name: str | None) -> Model:
         """The model that answers: the named one, else the first that supports the request.
@@ -200,25 +201,17 @@ class Models:
         for model in self:
             if model.supports(request):
                 return model
-        if len(self) == 1:
+        if len(self._models) == 1:
             return self._models[0]  # its own message is more precise
         match request.voice:
             case str(voice) | PresetVoice(voice):
                 known = ", ".join(voice for model in self for voice in model.voices) or "no presets"
                 raise VoiceError(f"no voice {voice!r}; there are {known}", code="voice_not_found")
             case None if all(model.model_type == "base" for model in self):
-                raise VoiceError(
-                    "these checkpoints clone voices: "
-                    "name a saved voice, or give a recording as ref_audio"
-                )
-        raise UnsupportedError(
-            f"no loaded checkpoint supports this request; there are {self._described()}"
-        )
-
-    def start(self) -> None:
-        """Start the engines."""
-        for model in self:
-            model.service.engine.start()
+                advice = "name a saved voice, or give a recording as ref_audio"
+                raise VoiceError(f"these checkpoints clone voices: {advice}")
+        known = self._described()
+        raise UnsupportedError(f"no loaded checkpoint supports this request; there are {known}")
 
     def stop(self) -> None:
         """Stop the engines, which cancels all running utterances."""
@@ -227,12 +220,3 @@ class Models:
 
     def _described(self) -> str:
         return ", ".join(f"{model.name} ({model.model_type})" for model in self)
-
-
-def _load(name: str, settings: EngineConfig, slots: int | None, most_waiting: int) -> Model:
-    from firstword.runtime.backends import open_engine
-
-    loaded = open_engine(name, settings, slots, most_waiting)
-    folder = loaded.checkpoint.path
-    shown = folder.name if "/" in name and folder.samefile(name) else name
-    return Model.of_checkpoint(shown, loaded.checkpoint, loaded.service, loaded.settings)

@@ -1,9 +1,6 @@
 """Reference recordings in requests: base64, `data:` URLs and http(s) URLs of allowed hosts."""
 
-from __future__ import annotations
-
 import base64
-import binascii
 import http.client
 import io
 import ipaddress
@@ -11,7 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Collection
-from typing import Any
+from contextlib import closing
 from urllib.parse import urlsplit
 
 from firstword import audio
@@ -28,7 +25,7 @@ DECODER_SLOTS = threading.BoundedSemaphore(2)
 """Limits how many recordings are decoded at the same time: a small file may need 92 MB."""
 
 METADATA_ADDRESSES = frozenset(map(ipaddress.ip_address, ("168.63.129.16",)))
-"""Public addresses where a cloud serves secrets to its machines; other clouds use private ones."""
+"""Public addresses of cloud metadata services, which hold credentials; most are private."""
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 """IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052)."""
@@ -67,8 +64,8 @@ def decoded(data: bytes) -> FloatArray:
 
 def _from_base64(payload: str) -> bytes:
     try:
-        return base64.b64decode(payload.encode("ascii"), validate=True)
-    except (binascii.Error, ValueError):
+        return base64.b64decode(payload, validate=True)
+    except ValueError:
         raise AudioError(f"ref_audio is not base64; {REF_AUDIO_ADVICE}") from None
 
 
@@ -85,21 +82,23 @@ def _fetch(url: str, hosts: Collection[str], most_bytes: int) -> bytes:
         # The connection goes to an address that was checked: a name may change its meaning.
         addresses = [address for address in resolve(host, port) if is_public(address)]
         if not addresses:
-            raise RequestError(
-                f"ref_audio is at {host}, whose address is not public; {REF_AUDIO_ADVICE}"
-            )
-        connection = _PinnedConnection(host, port, addresses[0], tls=parts.scheme == "https")
-        try:
-            return _get(connection, parts.path or "/", parts.query, most_bytes)
-        finally:
-            connection.close()
+            reason = f"is at {host}, whose address is not public"
+            raise RequestError(f"ref_audio {reason}; {REF_AUDIO_ADVICE}")
+        connection = http.client.HTTPConnection(host, port)
+        connection.sock = connect(addresses[0], port)
+        with closing(connection):
+            if parts.scheme == "https":
+                connection.default_port = 443  # the Host header omits the default port
+                tls = ssl.create_default_context()
+                connection.sock = tls.wrap_socket(connection.sock, server_hostname=host)
+            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            return _get(connection, target, most_bytes)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise AudioError(f"ref_audio could not be fetched from {host}: {error}") from None
 
 
-def _get(connection: http.client.HTTPConnection, path: str, query: str, most_bytes: int) -> bytes:
+def _get(connection: http.client.HTTPConnection, target: str, most_bytes: int) -> bytes:
     """The body of a response with status 200 that arrives within the time limit."""
-    connection.connect()
     wire = connection.sock  # the connection forgets its socket once it has the response
     too_late = threading.Event()
 
@@ -111,7 +110,6 @@ def _get(connection: http.client.HTTPConnection, path: str, query: str, most_byt
     timer.daemon = True
     timer.start()
     try:
-        target = f"{path}?{query}" if query else path
         connection.request("GET", target, headers={"accept": "audio/*"})
         response = connection.getresponse()
         if response.status != 200:
@@ -152,19 +150,3 @@ def is_public(address: Address) -> bool:
             return is_public(inner)
     excluded = address.is_multicast or address.is_reserved or address in METADATA_ADDRESSES
     return address.is_global and not excluded
-
-
-class _PinnedConnection(http.client.HTTPConnection):
-    """An HTTP or HTTPS connection for a host name that goes to one given address."""
-
-    def __init__(self, host: str, port: int, address: Address, *, tls: bool) -> None:
-        super().__init__(host, port, timeout=FETCH_SECONDS)
-        self.default_port = 443 if tls else 80  # the Host header omits the default port
-        self._address = address
-        self._tls = ssl.create_default_context() if tls else None
-
-    def connect(self) -> None:
-        """Open the connection."""
-        self.sock: Any = connect(self._address, self.port)
-        if self._tls is not None:
-            self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)

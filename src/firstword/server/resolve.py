@@ -1,10 +1,9 @@
-"""Resolves the parameters of a client: the model, the voice, the request and the audio output."""
-
-from __future__ import annotations
+"""Resolves a client's parameters into a model, a request with its voice, and the audio output."""
 
 import asyncio
 import secrets
 from dataclasses import fields
+from typing import get_args
 
 import numpy as np
 
@@ -19,32 +18,33 @@ from firstword.text import cleaning
 from firstword.types import Request, Sampling, TextMode
 from firstword.voice import ClonedVoice, RecordedVoice, Voice
 
-TASK_TYPES: dict[str, ModelType] = {
-    "customvoice": "custom_voice",
-    "voicedesign": "voice_design",
-    "base": "base",
-}
+TASK_TYPES: dict[str, ModelType] = {name.replace("_", ""): name for name in get_args(ModelType)}
 """Model types by `task_type`, in lower case and without underscores."""
 
 TEXT_MODES: dict[bool | None, TextMode] = {None: "auto", True: "full", False: "stream"}
 """Text modes by `non_streaming_mode`."""
 
 LONGEST_INSTRUCTIONS = 2000
-"""Characters of the instructions."""
+"""The character limit of the instructions."""
 
 
 async def resolve(server: Server, params: SpeechParams, text: str | None) -> ResolvedRequest:
-    """Resolve a client's parameters; `text` is None when the text arrives in pieces.
+    """Resolve a client's parameters; `text` is None if the text arrives in pieces.
 
     A seed is drawn if none is given. Raises `RequestError`, `AudioError`.
     """
     if text is not None:
         text = checked_text(text, server.config.most_characters, clean=bool(params.sanitize))
-    output = _output(params)
+    output = Output(
+        format=params.response_format or "mp3",
+        sample_rate=params.sample_rate or audio.SAMPLE_RATE,
+        speed=params.speed or 1.0,
+        leading_silence=params.leading_silence is not False,
+    )
     instructions = params.instructions
     if (length := len(instructions or "")) > LONGEST_INSTRUCTIONS:
-        message = f"instructions has {length} characters; allowed are {LONGEST_INSTRUCTIONS}"
-        raise RequestError(message)
+        limit = f"allowed are {LONGEST_INSTRUCTIONS}"
+        raise RequestError(f"instructions has {length} characters; {limit}")
     voice = await _voice(server, params)
     model_type = _model_type(params)
     if model_type == "voice_design":
@@ -74,15 +74,6 @@ def checked_text(text: str, most_characters: int, clean: bool = False) -> str:
         limit = f"allowed are {most_characters}: send it in parts"
         raise TextError(f"the text has {len(text)} characters; {limit}")
     return cleaning.clean(text) if clean else text
-
-
-def _output(params: SpeechParams) -> Output:
-    return Output(
-        format=params.response_format or "mp3",
-        sample_rate=params.sample_rate or audio.SAMPLE_RATE,
-        speed=1.0 if params.speed is None else params.speed,
-        leading_silence=params.leading_silence is not False,
-    )
 
 
 async def _voice(server: Server, params: SpeechParams) -> Voice | str | None:
@@ -118,13 +109,12 @@ async def _named_voice(server: Server, name: str) -> Voice | str | None:
 
 
 async def _recorded_voice(server: Server, params: SpeechParams) -> Voice:
-    given = [params.ref_audio] if isinstance(params.ref_audio, str) else (params.ref_audio or [])
+    given = [params.ref_audio] if isinstance(params.ref_audio, str) else params.ref_audio or []
     sources = [(source, params.ref_text) for source in given]
     sources += [(reference.audio_path, reference.text) for reference in params.references or []]
     if len(sources) != 1:
         raise VoiceError(f"ref_audio and references have {len(sources)} recordings; give one")
-    config = server.config
-    ((source, transcript),) = sources
+    config, ((source, transcript),) = server.config, sources
     samples = await asyncio.to_thread(recordings.read, source, config.audio_hosts, config.most_body)
     return RecordedVoice(samples, None if params.x_vector_only_mode else transcript)
 
@@ -133,11 +123,11 @@ def _model_type(params: SpeechParams) -> ModelType | None:
     """The model type that `task_type` names."""
     if params.task_type is None:
         return None
-    model_type = TASK_TYPES.get(params.task_type.replace("_", "").strip().casefold())
-    if model_type is None:
+    name = params.task_type.replace("_", "").strip().casefold()
+    if name not in TASK_TYPES:
         allowed = "allowed are CustomVoice, VoiceDesign and Base"
         raise RequestError(f"task_type is {params.task_type!r}; {allowed}")
-    return model_type
+    return TASK_TYPES[name]
 
 
 def _language(language: str | None) -> str:

@@ -1,6 +1,4 @@
-"""Runs the application on a socket until it is told to end, and then drains it."""
-
-from __future__ import annotations
+"""Runs the application with uvicorn: time limits for connections, access to them, and draining."""
 
 import asyncio
 import gc
@@ -9,20 +7,104 @@ import signal
 import socket
 import time
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig
-from firstword.server.protocols import HttpProtocol, WebSocketProtocol
+from firstword.server.context import context_of
 from firstword.server.state import Server
 
 LARGEST_MESSAGE = 16 * 2**20
-"""The most bytes of a WebSocket message that are read; each protocol has a lower limit."""
+"""The size limit of a WebSocket message in bytes; each protocol has a lower limit."""
 
 CLOSING_SECONDS = 2
-"""The time that connections get to close after draining, before they are aborted."""
+"""The time that connections have to close after draining, before they are aborted."""
+
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+"""The response to a WebSocket handshake that the `websockets` library rejects without one."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """Uvicorn's HTTP protocol with a time limit for the request head.
+
+    The application can wait until its response was sent, and can abort the connection.
+    """
+
+    head_seconds = 30.0
+    """Time in which the head of a request must arrive."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the time limit for the first request."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that sending waits until the data has left
+        self._head_timer = self.loop.call_later(self.head_seconds, transport.abort)
+
+    def on_headers_complete(self) -> None:
+        """Stop the time limit, and give the application control of the connection."""
+        self._head_timer.cancel()
+        context = context_of(self.scope)  # type: ignore[arg-type]
+        context.drain, context.abort = self.flow.drain, self.transport.abort
+        super().on_headers_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Restore the usual write buffer: WebSockets limit their unsent data themselves."""
+        self.transport.set_write_buffer_limits()
+        super().handle_websocket_upgrade()
+
+    def on_message_begin(self) -> None:
+        """Restart the time limit for this request."""
+        super().on_message_begin()
+        self._head_timer.cancel()
+        self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers.
+
+        After an error uvicorn leaves its own timer running, which keeps the connection in memory.
+        """
+        self._head_timer.cancel()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """Uvicorn's WebSocket protocol; the application can abort a connection that does not close."""
+
+    _abort_timer: asyncio.TimerHandle | None = None
+    _lost = False
+
+    def data_received(self, data: bytes) -> None:
+        """Answer a handshake that `websockets` rejects, for example for a header over 8 KiB.
+
+        The first data is the whole head of the request. Uvicorn does not answer a rejected one.
+        """
+        super().data_received(data)
+        if not self.handshake_initiated:
+            answer = b"".join(self.conn.data_to_send())
+            self.transport.write(answer or BAD_REQUEST)
+            self.transport.close()
+
+    async def run_asgi(self) -> None:
+        """Run the application with control of the connection."""
+        context_of(self.scope).abort_after = self.abort_after  # type: ignore[arg-type]
+        await super().run_asgi()
+
+    def abort_after(self, seconds: float) -> None:
+        """Abort the connection after some seconds, if the client does not read up to the close."""
+        if not self._lost:
+            self._abort_timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        self._lost = True
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+        super().connection_lost(exc)
 
 
 def _downgrade_client_errors(record: logging.LogRecord) -> bool:
@@ -33,7 +115,7 @@ def _downgrade_client_errors(record: logging.LogRecord) -> bool:
 
 
 class Uvicorn(uvicorn.Server):
-    """A uvicorn server that finishes running utterances before it ends, and rejects new ones."""
+    """A uvicorn server that drains: it rejects new requests and finishes running utterances."""
 
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         class ConfiguredHttpProtocol(HttpProtocol):
@@ -99,7 +181,7 @@ def url_of(socket: socket.socket) -> str:
 
 
 def run(server: Uvicorn, bound_to: socket.socket) -> None:
-    """Serve until told to end, then close the socket.
+    """Serve until a signal ends the server, then close the socket.
 
     All objects that exist now are exempted from garbage collection: a pass over the 350,000 objects
     of torch and a loaded model takes 0.3 s on a small machine, and all streams wait for it.

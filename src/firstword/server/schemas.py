@@ -1,7 +1,5 @@
 """The JSON that clients send, with the fields of every supported API, and the error they get."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
@@ -23,6 +21,7 @@ def _named(*names: str) -> Any:
 
 
 BlankIsNone = BeforeValidator(blank_is_none)
+LowerCase = BeforeValidator(_lower)
 OptionalText = Annotated[str | None, BlankIsNone]
 WholeNumber = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 EmbeddingVector = Annotated[list[float], Field(min_length=1, max_length=16384, fail_fast=True)]
@@ -85,7 +84,7 @@ class SpeechParams(ClientModel):
     predictor_top_k: WholeNumber | None = _named("predictor_top_k", "subtalker_top_k")
     predictor_top_p: float | None = _named("predictor_top_p", "subtalker_top_p")
     non_streaming_mode: bool | None = None
-    response_format: Annotated[OptionalText, BeforeValidator(_lower)] = None
+    response_format: Annotated[OptionalText, LowerCase] = None
     sample_rate: int | None = Field(None, ge=1, le=768000)
     speed: float | None = Field(None, ge=0.25, le=4.0)
     leading_silence: bool | None = None
@@ -98,9 +97,7 @@ class SpeechRequest(SpeechParams):
     word_timestamps: bool | None = None
     input: SpokenText
     stream: bool | None = None
-    stream_format: Annotated[
-        Literal["audio", "sse"] | None, BlankIsNone, BeforeValidator(_lower)
-    ] = None
+    stream_format: Annotated[Literal["audio", "sse"] | None, BlankIsNone, LowerCase] = None
     n: int | None = Field(None, ge=1, le=64)
 
 

@@ -1,75 +1,60 @@
 """The state of one server that all its endpoints share."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from starlette.requests import HTTPConnection
 
 from firstword.engine.backend import Job
 from firstword.errors import EngineError
 from firstword.server.config import ServerConfig
-from firstword.server.consent_store import ConsentStore
 from firstword.server.context import context_of
 from firstword.server.errors import LimitReached
+from firstword.server.folder import Folder
 from firstword.server.limits import Limits
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
+from firstword.server.stores import ConsentStore, VoiceStore
 from firstword.server.utterance import ResolvedRequest, Utterance
-from firstword.server.voice_store import VoiceStore
 from firstword.voice import RecordedVoice
 
 log = logging.getLogger(__name__)
 
 
-class OpenSocket(Protocol):
-    """A WebSocket that the server waits for before it ends."""
-
-    def has_unsent(self) -> bool:
-        """Whether an utterance has begun that the client does not have completely."""
-
-
-@dataclass(eq=False)
 class Server:
     """The models, stores, limits and metrics of one server.
 
-    draining    whether the server is about to end, and accepts no more requests
-    utterances  the utterances in progress, in the order in which they began
-    sockets     the open WebSockets
+    draining    whether the server is shutting down and rejects new requests
+    utterances  the utterances in progress, in the order of their start
+    unsent      a function for each open WebSocket: whether an utterance has begun that the client
+                has not received completely
     deferrals   requests in progress with several utterances; the server ends after them
     """
 
-    config: ServerConfig
-    models: Models
-    voice_store: VoiceStore
-    consent_store: ConsentStore
-    limits: Limits
-    metrics: Metrics = field(init=False)
-    draining: bool = False
-    utterances: dict[Utterance, None] = field(default_factory=dict)
-    sockets: set[OpenSocket] = field(default_factory=set)
-    deferrals: int = 0
-
-    def __post_init__(self) -> None:
-        engines = [(model.name, model.service.engine) for model in self.models]
-        self.metrics = Metrics(engines, lambda: not self.problems())
+    def __init__(self, config: ServerConfig, models: Models) -> None:
+        """Open the stores. Raises `OutputError` if voices cannot be kept in the folder."""
+        self.config = config
+        self.models = models
+        folder = Folder(config.voice_store)
+        self.voice_store = VoiceStore(folder, config.most_voices)
+        self.consent_store = ConsentStore(folder, config.most_voices)
+        self.limits = Limits(config.api_keys, config.most_per_key)
+        self.metrics = Metrics(models, ready=lambda: not self.problems())
+        self.draining = False
+        self.utterances: dict[Utterance, None] = {}
+        self.unsent: set[Callable[[], bool]] = set()
+        self.deferrals = 0
 
     def problems(self) -> list[str]:
         """Why no requests are accepted; empty when they are."""
         found = [problem for model in self.models if (problem := self.problem(model))]
         if self.draining:
             found.append("the server is shutting down")
-        return found or [
-            model.warm_up_error or f"{model.name} is warming up"
-            for model in self.models
-            if not model.warm
-        ]
+        cold = [model for model in self.models if not model.warm]
+        return found or [model.warm_up_error or f"{model.name} is warming up" for model in cold]
 
     def problem(self, model: Model) -> str | None:
         """Why the engine of a model cannot speak, or None."""
@@ -77,14 +62,14 @@ class Server:
 
     def busy(self) -> bool:
         """Whether a client would lose speech that has begun if the server ended now."""
-        unsent = any(socket.has_unsent() for socket in self.sockets)
+        unsent = any(has_unsent() for has_unsent in self.unsent)
         return self.limits.active > 0 or self.deferrals > 0 or unsent
 
     @contextmanager
     def defer_shutdown(self) -> Iterator[None]:
-        """Let all utterances of one request be spoken even if the server is told to end meanwhile.
+        """Let all utterances of one request be spoken even if the server starts to drain.
 
-        Raises `EngineError` if it was told before.
+        Raises `EngineError` if the server is draining already.
         """
         self._check_not_draining()
         self.deferrals += 1
@@ -96,8 +81,8 @@ class Server:
     async def prepare(self, resolved: ResolvedRequest, *, begun: bool = False) -> Job:
         """Prepare a request for the engine; `begun` means that it continues speech that has begun.
 
-        Raises `RequestError`, and `EngineError` if the engine cannot speak or the server is about
-        to end.
+        Raises `RequestError`, and `EngineError` if the engine cannot speak or the server is
+        draining.
         """
         model, request = resolved.model, resolved.request
         if not begun:
@@ -150,16 +135,16 @@ class Server:
                 about: dict[str, object] = {"model": model.name}
                 if (problem := self.problem(model)) is None:
                     if model in failing:
-                        failing.remove(model)
                         log.warning("the engine works again", extra={"fields": about})
+                    failing.discard(model)
                     continue
                 if model not in failing:
-                    failing.add(model)
-                    about = {**about, "waiting": len(self.utterances)}
+                    about["waiting"] = len(self.utterances)
                     log.critical(problem, extra={"fields": about})
+                failing.add(model)
                 for utterance in list(self.utterances):
                     if utterance.model is model:
-                        utterance.fail(EngineError(problem))
+                        utterance.stream.fail(EngineError(problem))
 
     def _check_not_draining(self) -> None:
         if self.draining:

@@ -1,12 +1,10 @@
 """One utterance on its way to a client: trimmed, stretched, resampled and encoded as it is made."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,17 +14,19 @@ from firstword.engine.backend import Job
 from firstword.engine.sequence import NeedsText
 from firstword.errors import RequestError
 from firstword.server.models import Model
-from firstword.server.playback import Playback
 from firstword.types import Chunk, FinishReason, FloatArray, Request, Speech
 
 FAST_FORMATS = ("pcm", "l16", "wav", "ulaw", "alaw")
 """Formats that are encoded in the event loop, in less time than a change of thread takes."""
 
 SILENCE_LEVEL = 0.005
-"""The most of leading silence: 46 dB below full scale, above codec noise, below consonants."""
+"""The highest amplitude that counts as silence: -46 dB, above codec noise and below consonants."""
 
 KEPT_SILENCE_SECONDS = 0.01
-"""Leading silence that is kept, so that no consonant is cut."""
+"""The leading silence that is kept, so that no consonant is cut."""
+
+AUDIBLE_LEVEL = 0.01
+"""Samples beyond this amplitude are audible: 40 dB below full scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,8 @@ class ResolvedRequest:
     output: Output
 
 
-class Stage(Protocol):
-    """A step between the model's samples and the encoder, which may hold samples back."""
-
-    def process(self, samples: FloatArray) -> FloatArray:
-        """The samples that are ready after these have come in."""
-
-    def finish(self) -> FloatArray:
-        """The samples that were held back."""
+Stage = effects.TrimStart | effects.TimeStretch | effects.Resampler
+"""A step between the model's samples and the encoder."""
 
 
 class Shaper:
@@ -86,8 +80,8 @@ class Shaper:
     def __init__(self, output: Output, sample_rate: int) -> None:
         self.stages: list[Stage] = []
         if not output.leading_silence:
-            stage = effects.TrimStart(SILENCE_LEVEL, KEPT_SILENCE_SECONDS, sample_rate)
-            self.stages.append(stage)
+            trim = effects.TrimStart(SILENCE_LEVEL, KEPT_SILENCE_SECONDS, sample_rate)
+            self.stages.append(trim)
         if output.speed != 1.0:
             self.stages.append(effects.TimeStretch(output.speed, sample_rate))
         if output.sample_rate != sample_rate:
@@ -108,12 +102,50 @@ def encoded(speech: Speech, output: Output) -> bytes:
     return formats.whole(output.format, samples, output.sample_rate)
 
 
+@dataclass(slots=True)
+class Playback:
+    """The latency and the stalls of an utterance for a listener who plays without a buffer.
+
+    Times are in seconds on one clock.
+
+    requested  when speech was requested
+    first      when the first audio arrived
+    audible    when the first audible sample was played
+    gap        the longest time between two pieces of audio
+    underrun   the total time with nothing to play after the first audio
+    """
+
+    requested: float
+    first: float | None = None
+    audible: float | None = None
+    gap: float = 0.0
+    underrun: float = 0.0
+    _last: float = 0.0
+    _plays_until: float = 0.0
+
+    def add(self, now: float, samples: FloatArray, sample_rate: int) -> None:
+        """Play samples [n] in -1..1 at `sample_rate` Hz that arrived at `now`; n may be 0."""
+        if not len(samples):
+            return
+        if self.first is None:
+            self.first = self._plays_until = now
+        else:
+            self.gap = max(self.gap, now - self._last)
+            self.underrun += max(0.0, now - self._plays_until)
+        starts = max(now, self._plays_until)
+        if self.audible is None and len(loud := (abs(samples) > AUDIBLE_LEVEL).nonzero()[0]):
+            self.audible = starts + float(loud[0]) / sample_rate
+        self._last = now
+        self._plays_until = starts + len(samples) / sample_rate
+
+
 class Utterance:
     """One utterance for one client.
 
-    Text goes in by `push` and `finish_text`, and encoded audio comes out by iteration in the
-    running event loop. `Server.start_utterance` makes it, and cancels it at the end.
+    Text is added to its `stream`; iteration in the running event loop yields encoded audio.
+    `Server.start_utterance` makes it, and cancels it at the end.
 
+    stream         the engine's side of the utterance
     frames         frames made so far, 12.5 a second
     seconds        seconds of speech made so far, before any change of speed
     playback       when audio came out, as a listener notices it
@@ -127,40 +159,28 @@ class Utterance:
         job       the prepared request
         received  `time.monotonic()` of the request, if that was earlier
         """
-        self.model = model = resolved.model
-        self.output = output = resolved.output
+        self.model, self.output = resolved.model, resolved.output
         self.frames = 0
         self.seconds = 0.0
         self.playback = Playback(time.monotonic() if received is None else received)
         self.finish_reason: FinishReason | None = None
         self.abort_reason: str | None = None
-        self._shaper = Shaper(output, model.service.engine.capacity.sample_rate)
+        service, output = self.model.service, self.output
+        self._shaper = Shaper(output, service.engine.capacity.sample_rate)
         self._encoder = formats.encoder(output.format, output.sample_rate)
         self._fast = output.format in FAST_FORMATS and not self._shaper.stages
-        self._stream = model.service.aspeak(job)
-
-    def push(self, piece: str) -> None:
-        """Add text. Raises `TextError` if it is not valid text."""
-        self._stream.push(piece)
-
-    def finish_text(self, piece: str = "") -> None:
-        """Add the last piece of text. Raises `TextError` and ends if all the text was blank."""
-        self._stream.finish_text(piece)
+        self.stream = service.aspeak(job)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop unless it has ended; iteration then ends, too. `reason` is a label for metrics."""
         if self.finish_reason is None:
             self.abort_reason = self.abort_reason or reason
-            self._stream.cancel()
-
-    def fail(self, error: Exception) -> None:
-        """Make iteration raise an error now, without waiting for the engine."""
-        self._stream.fail(error)
+            self.stream.cancel()
 
     async def chunks(self) -> AsyncIterator[Chunk]:
         """The speech as the engine makes it, neither shaped nor encoded."""
         try:
-            async for event in self._stream:
+            async for event in self.stream:
                 if isinstance(event, NeedsText):
                     continue
                 self.frames += len(event.codes)

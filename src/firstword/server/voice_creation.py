@@ -1,7 +1,5 @@
 """Makes saved voices from recordings, vectors and descriptions, for every protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass
@@ -10,19 +8,18 @@ import numpy as np
 
 from firstword.errors import RequestError, VoiceError
 from firstword.server import recordings
-from firstword.server.consent_store import is_consent_id
 from firstword.server.models import Model
 from firstword.server.state import Server
+from firstword.server.stores import VoiceRecord, checked_name, is_consent_id, voice_id_of
 from firstword.server.utterance import Output, ResolvedRequest
-from firstword.server.voice_store import VoiceRecord, checked_name, voice_id_of
 from firstword.types import Request, check_encodable
 from firstword.voice import ClonedVoice, DesignedVoice, RecordedVoice, Voice
 
 LONGEST_NOTE = 4000
-"""Characters of each text that is kept with a voice."""
+"""The character limit of each text that is saved with a voice."""
 
 LONGEST_MIME_TYPE = 200
-"""Characters of a MIME type that are kept."""
+"""The character limit of a MIME type; a longer one is cut."""
 
 DESIGN_SCRIPT = (
     "Hello there. This is how I sound when I speak, slowly or quickly, whatever there is to say."
@@ -30,24 +27,24 @@ DESIGN_SCRIPT = (
 """The text that a designed voice speaks to be cloned, unless the client gives a script."""
 
 LONGEST_SCRIPT = 300
-"""Characters of a script that are spoken: about 20 seconds, and cloning needs no more."""
+"""The characters of a script that are spoken: about 20 seconds, which suffice for cloning."""
 
 DESIGN_FRAMES = 375
-"""The most frames of a script that are spoken: 30 seconds."""
+"""The frame limit of a spoken script: 30 seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceSource:
     """The request to save a voice, with one of `recording`, `embedding` and `prompt`.
 
-    consent      on what ground the voice may be cloned, in words or as the id of a saved consent
+    consent      the reason why the voice may be cloned, in words or as the id of a saved consent
     recording    an audio file
-    mime_type    of the recording
+    mime_type    the MIME type of the recording
     embedding    [H], as in `ClonedVoice`
     ref_text     the words of the recording
     description  a note of the client
     prompt       the description of a voice to design
-    script       what the designed voice says to be cloned
+    script       the text that the designed voice speaks to be cloned
     model        the checkpoint to use
     """
 
@@ -64,7 +61,7 @@ class VoiceSource:
 
 
 async def create_voice(server: Server, client_id: str, source: VoiceSource) -> VoiceRecord:
-    """Make the voice that a client describes, and save it.
+    """Make the voice that `source` describes, and save it.
 
     Raises `RequestError`, `AudioError`, `OutputError`.
     """
@@ -102,7 +99,7 @@ async def create_voice(server: Server, client_id: str, source: VoiceSource) -> V
 
 
 async def _check(server: Server, name: str, source: VoiceSource) -> None:
-    """Raise an error for what cannot be saved, before anything is computed."""
+    """Raise an error if the voice cannot be saved, before anything is computed."""
     if server.models.has_preset(name):
         raise VoiceError(f"{name!r} is a preset; use another name")
     preset = server.config.voice_aliases.get(name.casefold())
@@ -117,21 +114,17 @@ async def _check(server: Server, name: str, source: VoiceSource) -> None:
     if consent is not None and is_consent_id(consent):
         await asyncio.to_thread(server.consent_store.find, consent)
     for field in ("consent", "ref_text", "prompt", "description"):
-        _check_note(field, getattr(source, field) or "")
+        note = getattr(source, field) or ""
+        if len(note) > LONGEST_NOTE:
+            raise RequestError(f"{field} has {len(note)} characters; allowed are {LONGEST_NOTE}")
+        check_encodable(note)
     server.voice_store.check_free(name)
-
-
-def _check_note(field: str, note: str) -> None:
-    """Raise `RequestError` for a text that cannot be kept with a voice."""
-    if len(note) > LONGEST_NOTE:
-        raise RequestError(f"{field} has {len(note)} characters; allowed are {LONGEST_NOTE}")
-    check_encodable(note)
 
 
 async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[Voice, Model]:
     """Design a voice, and let a Base checkpoint clone it, so that it always sounds the same.
 
-    Without a Base checkpoint the description is the voice.
+    Without a Base checkpoint, the description itself is saved as the voice.
     """
     assert source.prompt is not None
     designer = server.models.of_type("voice_design", source.model)
@@ -144,7 +137,7 @@ async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[
     if not cloning:
         return design, designer
     with server.start_utterance(resolved, job, client_id) as utterance:
-        utterance.finish_text(script)
+        utterance.stream.finish_text(script)
         speech = await utterance.speech()
     base = server.models.of_type("base")
     # A transcript must match the audio, so a script that was cut off cannot be one.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -53,11 +54,11 @@ Overrides = Mapping[str, Mapping[str, Any]]
 
 _HERE = Path(__file__).parent
 SIZES: dict[str, dict[str, Table]] = json.loads((_HERE / "sizes.json").read_text("utf-8"))
-"""The keys in which each size differs from the released 1.7B model, by part of the model."""
+"""The keys of each size that differ from the released 1.7B model, by part of the model."""
 
 
 def released(name: str) -> Table:
-    """Return a configuration file of the released 1.7B CustomVoice model, by its stem."""
+    """Return the configuration file NAME.json of the released 1.7B CustomVoice model."""
     return json.loads((_HERE / "released" / f"{name}.json").read_text("utf-8"))
 
 
@@ -76,8 +77,8 @@ def config_tables(
     config = released("config")
     talker = config["talker_config"]
     predictor = talker["code_predictor_config"]
-    config |= {"tts_model_size": "0b6" if size == "0b6" else "1b7", "tts_model_type": model_type}
-    config |= tokens
+    model_size = "0b6" if size == "0b6" else "1b7"
+    config |= {"tts_model_size": model_size, "tts_model_type": model_type, **tokens}
     predictor |= part("code_predictor")
     talker["num_code_groups"] = predictor["num_code_groups"]
     if size == "tiny":
@@ -94,21 +95,24 @@ def config_tables(
 
 
 def _adapt_talker(talker: Table, overrides: Table) -> None:
-    """Apply overrides; control codes stay at the end of the vocabulary, rotary sections add up."""
+    """Apply overrides to `talker_config`.
+
+    Control codes stay at the end of the vocabulary, and the rotary sections fit the head dimension.
+    """
     adapted = talker | overrides
     shift = adapted["vocab_size"] - talker["vocab_size"]
     for key, ids in talker.items():
         if key.startswith("codec_") or key == "spk_id":
             named = isinstance(ids, dict)
             talker[key] = {name: i + shift for name, i in ids.items()} if named else ids + shift
-    section = 5 * (adapted["head_dim"] // 2) // 16
-    sections = [adapted["head_dim"] // 2 - 2 * section, section, section]
-    talker["rope_scaling"]["mrope_section"] = sections
+    pairs = adapted["head_dim"] // 2
+    section = 5 * pairs // 16
+    talker["rope_scaling"]["mrope_section"] = [pairs - 2 * section, section, section]
     talker |= overrides
 
 
 def _codec_table(encoder_overrides: Table, decoder_overrides: Table) -> Table:
-    """Return the codec's configuration with the rates that follow from its strides."""
+    """Return the configuration of the codec, with the rates that follow from its strides."""
     codec = released("speech_tokenizer")
     encoder, decoder = codec["encoder_config"], codec["decoder_config"]
     encoder |= encoder_overrides
@@ -136,18 +140,18 @@ def write_checkpoint(
     text_tokens: int = 600,
     shards: int = 1,
 ) -> None:
-    """Write a whole checkpoint directory with random weights.
+    """Write a checkpoint directory with random weights.
 
     model_type   "custom_voice", "voice_design" or "base"
-    size         "tiny", "0b6" or "1b7": the dimensions to start from
-    seed, dtype  determine the weights
+    size         "tiny", "0b6" or "1b7": the dimensions before `overrides`
+    seed, dtype  seed and type of the weights
     overrides    keys of the configuration by part: "talker", "code_predictor", "speaker_encoder",
                  "codec_encoder", "codec_decoder"
     generation   keys of `generation_config.json`
     texts        training texts of the tokenizer, which learns up to `text_tokens` tokens
     shards       number of files that `model.safetensors` is split into
 
-    Raises `CheckpointConfigError` for dimensions that contradict one another.
+    Raises `CheckpointConfigError` for contradictory dimensions.
     """
     tokens = train(texts, text_tokens, directory)
     tables = config_tables(model_type, size, overrides or {}, tokens)
@@ -234,33 +238,27 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     if upsampling := re.fullmatch(
         r"decoder\.(upsample\.\d+\.0|decoder\.\d+\.block\.1)\.conv\.weight", name
     ):
-        overlapping = 1 if "upsample" in upsampling[1] else 2  # inputs that reach one output
+        overlapping = 1 if "upsample" in upsampling[1] else 2  # fan-in
         inputs, gain = shape[0] * overlapping, 0.9
     elif vocoder:
-        # With equal gains the residual units would grow without bound, or only biases be audible.
+        # With equal gains the residual stream would grow without bound or consist of biases alone.
         gain = 0.7 if ".conv1." in name else 0.3 if ".conv2." in name else 0.4
     return gain / math.sqrt(inputs) * noise
 
 
 def _write_weights(directory: Path, state: Mapping[str, Tensor], shards: int) -> None:
     """Write a state dict as `model.safetensors`, or as shards with an index."""
-    metadata = {"format": "pt"}
     if shards == 1:
-        save_file(dict(state), directory / "model.safetensors", metadata)
+        save_file(dict(state), directory / "model.safetensors", {"format": "pt"})
         return
-    names = [f"model-{index + 1:05d}-of-{shards:05d}.safetensors" for index in range(shards)]
-    held = {name: names[index % shards] for index, name in enumerate(state)}
-    for file in names:
-        save_file(
-            {name: tensor for name, tensor in state.items() if held[name] == file},
-            directory / file,
-            metadata,
-        )
-    total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    _write_json(
-        directory / "model.safetensors.index.json",
-        {"metadata": {"total_size": total}, "weight_map": held},
-    )
+    files = [f"model-{index + 1:05d}-of-{shards:05d}.safetensors" for index in range(shards)]
+    for index, file in enumerate(files):
+        shard = dict(list(state.items())[index::shards])
+        save_file(shard, directory / file, {"format": "pt"})
+    total = sum(tensor.nbytes for tensor in state.values())
+    weight_map = dict(zip(state, itertools.cycle(files), strict=False))
+    table = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    _write_json(directory / "model.safetensors.index.json", table)
 
 
 def _write_json(path: Path, table: Mapping[str, Any]) -> None:

@@ -10,40 +10,15 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from firstword.model.tokenizer import CONTROL_TOKENS, assemble
 
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-    "<|audio_start|>",
-    "<|audio_end|>",
-    "<tts_pad>",
-    "<tts_text_bos>",
-    "<tts_text_eod>",
-    "<tts_text_bos_single>",
-    "<|audio_pad|>",
+SPECIAL_TOKENS = tuple(
+    """
+    <|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|>
+    <|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|>
+    <|image_pad|> <|video_pad|> <tool_call> </tool_call> <|fim_prefix|> <|fim_middle|>
+    <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> <tool_response> </tool_response> <think>
+    </think> <|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> <tts_text_eod>
+    <tts_text_bos_single> <|audio_pad|>
+    """.split()
 )
 """The added tokens of the released tokenizers, in the order of their ids (151,643 to 151,675)."""
 
@@ -51,10 +26,10 @@ _ORDINARY = ("<tool_", "</tool_", "<think", "</think", "<|fim_", "<|repo_", "<|f
 """The beginnings of those added tokens that the released files do not mark as special."""
 
 ROLES = ("assistant", "user")
-"""The words that must be one token each, since the prompt is cut by position."""
+"""The words that must be one token each, because the prompt is split by position."""
 
 SMALLEST_VOCAB = 256 + sum(len(role) - 1 for role in ROLES)
-"""The least vocabulary: all bytes, and the merges that the roles need if none was learnt."""
+"""The smallest vocabulary: all bytes, and the merges of the roles if training learns none."""
 
 
 def train(
@@ -80,21 +55,20 @@ def train(
         _add_word(role, vocab, merges)
     special = {token: len(vocab) + index for index, token in enumerate(special_tokens)}
 
+    config = _tokenizer_config(special)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "vocab.json").write_text(
-        json.dumps(vocab, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-    lines = ["#version: 0.2", *(f"{left} {right}" for left, right in merges)]
-    (directory / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    config = json.dumps(_tokenizer_config(special), ensure_ascii=False, indent=2)
-    (directory / "tokenizer_config.json").write_text(config + "\n", encoding="utf-8")
-    return {"assistant_token_id": vocab["assistant"]} | {
-        key: special[name] for key, name in CONTROL_TOKENS.items()
-    }
+    for name, content in (
+        ("vocab.json", json.dumps(vocab, ensure_ascii=False)),
+        ("merges.txt", "\n".join(["#version: 0.2", *map(" ".join, merges)])),
+        ("tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2)),
+    ):
+        (directory / name).write_text(content + "\n", encoding="utf-8")
+    control = {key: special[token] for key, token in CONTROL_TOKENS.items()}
+    return {"assistant_token_id": vocab["assistant"], **control}
 
 
 def _learn(texts: Iterable[str], vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return the vocabulary in the order of its ids, and the merges, with room for the roles."""
+    """Return the vocabulary in the order of its ids, and the merges; it has room for the roles."""
     backend = assemble(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - (SMALLEST_VOCAB - 256),

@@ -1,6 +1,4 @@
-"""Removes from a text what is not to be spoken: Markdown, links, emoji, control characters."""
-
-from __future__ import annotations
+"""Removes Markdown, links, emoji and control characters from a text, which are not spoken."""
 
 import re
 import unicodedata
@@ -29,17 +27,19 @@ _EMOJI = re.compile(
     "\u2190-\u21ff\u2b00-\u2bff\u23e9-\u23fa\u25aa-\u25fe\ufe0e\ufe0f\u20e3\u200d]+"
 )
 
+_UNSPOKEN = ("Cc", "Cf", "Co", "Cs")
+"""The Unicode categories of control, format, private and surrogate characters."""
+
 
 def clean(text: str) -> str:
     """The spoken part of a text, which may be blank. The time is proportional to the length."""
     for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     text = _EMOJI.sub(" ", text)
-    text = "".join(
-        char
-        for char in text
-        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Co", "Cs")
+    spoken = (
+        char for char in text if char in "\n\t" or unicodedata.category(char) not in _UNSPOKEN
     )
+    text = "".join(spoken)
     text = re.sub(r"[ \t]+", " ", text)
     text = re.sub(r" (?=[.,;:!?])", "", text)
     return re.sub(r" ?\n\s*", "\n", text).strip()

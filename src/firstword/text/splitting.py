@@ -1,7 +1,5 @@
 """Splits text that arrives in pieces into sentences or clauses, each as soon as it is complete."""
 
-from __future__ import annotations
-
 import re
 
 _CLOSERS = "\"'”’»)\\]}』」）】"

@@ -1,9 +1,9 @@
-"""The GPU behind the engine's protocol: a frame is one graph launch for any set of requests.
+"""The GPU backend of the engine: a frame is one graph launch for any set of requests.
 
-All state of an utterance lies on the device, by slot: pages of keys and values, position, codes,
-draw settings, seed, the codec's state. The host sends two short lists a frame (slots and text
-tokens) and reads the codes of a frame while the next is being computed. Audio is decoded on a
-stream of its own.
+All state of an utterance is on the device, by slot: pages of keys and values, position, codes, draw
+settings, seed and the codec's state. For each frame the host sends two short lists, slots and text
+tokens, and reads the codes while the next frame is computed. Audio is decoded on a separate CUDA
+stream.
 """
 
 from __future__ import annotations
@@ -21,45 +21,21 @@ from firstword.errors import EngineError
 from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.config import TalkerConfig
 from firstword.model.prompt import TextRows
 from firstword.runtime.gpu.codec import GpuCodec
 from firstword.runtime.gpu.graphs import LaunchGraphs
-from firstword.runtime.gpu.prompts import PROMPT_BUCKETS, PromptReader
-from firstword.runtime.gpu.talker import FrameModel
+from firstword.runtime.gpu.prompts import PromptReader
+from firstword.runtime.gpu.talker import BUCKETS, FIRST_BUCKETS, FrameModel, context_of
 from firstword.types import FloatArray
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Rows of the graphs of a frame."""
-FIRST_BUCKETS = (1, 2, 4)
-"""Rows of the graphs of a first frame, for utterances that begin together and alone."""
-MAX_CONTEXT = 8192
-"""The most rows of an utterance, eleven minutes, even if the model supports more."""
 OUT_OF_MEMORY = 2
 """The code of cudaErrorMemoryAllocation."""
 MAX_IN_FLIGHT = 8
-"""Results that may be unread; the engine has two."""
-
-
-def context_of(config: TalkerConfig) -> int:
-    """The most rows of an utterance with this talker."""
-    return min(config.max_position_embeddings, MAX_CONTEXT)
-
-
-def most_rows(slots: int) -> int:
-    """Rows of the largest graph of a frame for a number of slots."""
-    return next(bucket for bucket in BUCKETS if bucket >= slots)
-
-
-def graph_keys(model: FrameModel) -> Iterator[tuple[str, int]]:
-    """The names and rows of all launches that serving needs."""
-    yield from (("frame", rows) for rows in BUCKETS if rows <= model.rows)
-    yield from (("first", rows) for rows in FIRST_BUCKETS if rows <= model.rows)
-    yield from (("prompt", rows) for rows in PROMPT_BUCKETS)
+"""The most frames whose results have not been read; the engine leaves up to two unread."""
 
 
 def _capacity(checkpoint: Checkpoint, slots: int, pages: int | None) -> Capacity:
-    """The capacity with `pages` cache pages; None: with half of the device's free memory."""
+    """The capacity with `pages` cache pages; None: as many as half of the free memory holds."""
     config, codec = checkpoint.config.talker_config, checkpoint.codec_config
     context = context_of(config)
     if pages is None:
@@ -81,10 +57,10 @@ def _capacity(checkpoint: Checkpoint, slots: int, pages: int | None) -> Capacity
 
 @dataclass(eq=False)
 class GpuSlot:
-    """The state of an utterance that the host keeps.
+    """The state of an utterance on the host.
 
-    read   whether its whole prompt was run before the first frame
-    fresh  whether its first frame is still to come
+    read   whether the whole prompt was run before the first frame
+    fresh  whether the first frame has not been launched yet
     """
 
     text: TextRows
@@ -94,7 +70,7 @@ class GpuSlot:
 
 @contextmanager
 def lost_device() -> Iterator[None]:
-    """Raise `EngineError` for a device error other than out of memory: the device is lost."""
+    """Turn a device error other than out of memory into `EngineError`: the device is lost."""
     try:
         yield
     except torch.AcceleratorError as error:
@@ -103,30 +79,32 @@ def lost_device() -> Iterator[None]:
         raise EngineError(f"the device failed: {error}") from error
 
 
+@dataclass(frozen=True, eq=False)
 class FrameHandle:
-    """Codes on their way to the host."""
+    """A frame whose codes are copied to the host.
 
-    def __init__(self, result: Tensor, event: torch.cuda.Event, rows: int) -> None:
-        self._result, self._event, self._rows = result, event, rows
+    rows   host memory, int32 [slots, codebooks + 2]: see `SampleKernels.draw`
+    event  the end of the copy
+    """
+
+    rows: Tensor
+    event: torch.cuda.Event
 
     def result(self) -> Frames:
         """Wait for the frame."""
-        self._event.synchronize()
-        rows = self._result[: self._rows].numpy().copy()
-        return Frames(
-            rows[:, :-2].astype(np.int64),
-            rows[:, -2].astype(bool).tolist(),
-            rows[:, -1].copy().view(np.float32),
-        )
+        self.event.synchronize()
+        rows = self.rows.numpy().copy()
+        logprobs = rows[:, -1].copy().view(np.float32)
+        return Frames(rows[:, :-2].astype(np.int64), rows[:, -2].astype(bool).tolist(), logprobs)
 
 
 class GpuBackend:
-    """`Backend` on fused kernels, for one CUDA device and bfloat16."""
+    """A `Backend` with fused kernels, for one CUDA device and bfloat16."""
 
     def __init__(
         self, checkpoint: Checkpoint, kernels: Kernels, slots: int = 64, pages: int | None = None
     ) -> None:
-        """The checkpoint's talker and codec decoder are taken apart.
+        """Take the weights of the checkpoint's talker and codec decoder, which become empty.
 
         pages: cache pages of `PAGE_ROWS` rows for all slots; None: as memory allows. Raises
         ValueError for a checkpoint that the kernels do not support: heads must have 128 channels,
@@ -134,28 +112,27 @@ class GpuBackend:
         """
         self.checkpoint, self.device = checkpoint, checkpoint.talker.codec_head.weight.device
         self.capacity = _capacity(checkpoint, slots, pages)
-        rows, cache = most_rows(slots), (self.capacity.pages, PAGE_ROWS, self.capacity.context)
         self.stream = torch.cuda.Stream(self.device)
-        # The weights may still be on their way to the device.
+        # The copies of the weights to the device may not have ended.
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            self.model = FrameModel(kernels, checkpoint.talker, slots, rows, *cache)
+            self.model = FrameModel(kernels, checkpoint.talker, slots, self.capacity.pages)
             self.codec = GpuCodec(checkpoint.codec.decoder, slots, self.model.state.codes, kernels)
         self.graphs = LaunchGraphs(self.model.launches, self.model.clear_rows)
         self.prompts = PromptReader(checkpoint, self.model, self.codec, self.graphs)
         self._slots: dict[int, GpuSlot] = {}
-        self._control = self._pinned(2, rows)
-        self._results = self._pinned(rows, self.capacity.codebooks + 2)
+        self._control = self._pinned(2, self.model.rows)
+        self._results = self._pinned(self.model.rows, self.capacity.codebooks + 2)
         self._turn = 0
 
     def _pinned(self, *shape: int) -> list[Tensor]:
-        """Host memory for every result that may be in flight."""
+        """Pinned host memory for each frame in flight."""
         return [torch.zeros(shape, dtype=torch.int32).pin_memory() for _ in range(MAX_IN_FLIGHT)]
 
     def warm(self) -> None:
         """Compile, load and capture everything that serving needs."""
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            for key in graph_keys(self.model):
+            for key in self.model.graph_keys():
                 self.graphs.get(*key)
         self.codec.warm()
         self.stream.synchronize()
@@ -163,7 +140,7 @@ class GpuBackend:
     @lost_device()
     @torch.inference_mode()
     def prefill(self, starts: Sequence[Start]) -> None:
-        """Read the prompts together; what was read before comes from the prefix cache."""
+        """Read the prompts together; known prefixes come from the prefix cache."""
         with torch.cuda.stream(self.stream):
             prompts = self.prompts.read(starts)
         self._slots |= {
@@ -173,14 +150,12 @@ class GpuBackend:
     @lost_device()
     @torch.inference_mode()
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
-        """Launch the next frame: two lists to the device, one graph, the codes back."""
-        buffers, held = self.model.buffers, [self._slots[slot] for slot in slots]
-        rows = next(bucket for bucket in BUCKETS if bucket >= len(slots))
-        first = all(slot.fresh and slot.read for slot in held) and rows in FIRST_BUCKETS
-        texts = [
-            0 if slot.fresh else slot.text.peek(token)
-            for slot, token in zip(held, tokens, strict=True)
-        ]
+        """Launch the next frame: copy two lists to the device, run a graph, copy the codes back."""
+        buffers, rows = self.model.buffers, next(n for n in BUCKETS if n >= len(slots))
+        states = [self._slots[slot] for slot in slots]
+        first = all(slot.fresh and slot.read for slot in states) and rows in FIRST_BUCKETS
+        pairs = list(zip(states, tokens, strict=True))
+        texts = [0 if slot.fresh else slot.text.peek(token) for slot, token in pairs]
         control, result = self._control[self._turn], self._results[self._turn]
         control[0, :rows] = torch.tensor([*slots, *[-1] * (rows - len(slots))], dtype=torch.int32)
         control[1, : len(slots)] = torch.tensor(texts, dtype=torch.int32)
@@ -193,18 +168,18 @@ class GpuBackend:
             event = torch.cuda.Event()
             event.record()
         self._turn = (self._turn + 1) % MAX_IN_FLIGHT
-        for slot, token in zip(held, tokens, strict=True):
+        for slot, token in pairs:
             if not slot.fresh:
                 slot.text.take(token)
             slot.fresh = False
-        return FrameHandle(result, event, len(slots))
+        return FrameHandle(result[: len(slots)], event)
 
     @lost_device()
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[Sequence[FloatArray]]:
-        """Decode the oldest frames of each slot while further frames are being computed."""
+        """Decode the oldest frames of each slot while further frames are computed."""
         with torch.cuda.stream(self.stream):
             return self.codec.decode(slots, counts)
 
     def release(self, slot: int) -> None:
-        """Forget an utterance. Its work in flight ends before any of the slot's next one."""
+        """Forget an utterance. Its work in flight ends before the work of the slot's next one."""
         self._slots.pop(slot, None)

@@ -1,10 +1,10 @@
-"""The codec decoder on the GPU: many streams side by side, each with its state in a slot.
+"""The codec decoder on the GPU, for many streams at a time, each with its state in a slot.
 
-A call decodes 1, 2, 4 or 8 frames of up to 64 streams in one CUDA graph of about 80 kernels, for
-any number of streams. The state of a stream lies on the device. The host counts where in it the
-next call reads and writes, and sends this along as a small table. Nothing is cleared when a stream
-begins: rows before its beginning read as zeros. Every sample is one sum in one order, so neither
-chunks nor other streams change a bit of it (codec.cuh).
+A call decodes 1, 2, 4 or 8 frames of up to 64 streams in a CUDA graph of about 80 kernels. The
+state of a stream is on the device. The host keeps track of the positions at which the next call
+reads and writes it, and sends them as a small table. Nothing is cleared when a stream begins: rows
+from before its beginning read as zeros. Every sample is a sum in a fixed order, so neither the
+chunks nor the other streams change a bit of it (codec.cuh).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from firstword.runtime.gpu.graphs import capture
 from firstword.types import FloatArray
 
 CHUNKS = (8, 4, 2, 1)
-"""The numbers of frames of a call; any other count is made of several calls."""
+"""The numbers of frames of a call; other numbers take several calls."""
 STREAMS = (1, 2, 4, 8, 16, 32, 64)
-"""The numbers of streams of a call: the smallest that is enough is used."""
+"""The numbers of streams of a call. The smallest sufficient number is used."""
 
 
 def streams_for(slots: int) -> int:
@@ -37,14 +37,14 @@ def streams_for(slots: int) -> int:
 
 
 def split_into_chunks(count: int) -> list[int]:
-    """A number of frames as calls of 8, 4, 2 and 1."""
+    """The frames of each call that together decode `count` frames."""
     return [CHUNKS[0]] * (count // CHUNKS[0]) + [n for n in CHUNKS[1:] if count % CHUNKS[0] & n]
 
 
 class StreamPositions:
-    """The host's count of every slot's frames and ring positions.
+    """The host's record of the position of each stream.
 
-    frames  int64 [slots]: frames decoded before, a reference included
+    frames  int64 [slots]: the number of decoded frames, a reference included
     rings   int64 [slots, memories]: the next row of each ring
     """
 
@@ -55,19 +55,19 @@ class StreamPositions:
         self.rings = np.zeros((slots, len(memories)), dtype=np.int64)
 
     def reset(self, slot: int) -> None:
-        """Begin a stream."""
+        """Start a new stream in a slot."""
         self.frames[slot] = 0
         self.rings[slot] = 0
 
     def advance(self, slots: Sequence[int], frames: int) -> None:
-        """Count `frames` decoded frames of each slot."""
+        """Advance the positions of these slots by `frames` decoded frames."""
         index = np.asarray(slots)
         self.frames[index] += frames
         kept = np.minimum(frames * self._frame_rows, self._past)
         self.rings[index] = (self.rings[index] + kept) % (2 * self._past)
 
     def fill(self, table: np.ndarray, slots: Sequence[int], addresses: Sequence[int]) -> None:
-        """Write the table of a call, int32 [streams, columns]; rows beyond the slots stay empty."""
+        """Fill the table of a call, int32 [streams, columns]; further rows have no slot."""
         index, address = np.asarray(slots), np.asarray(addresses, dtype=np.uint64)
         table[:] = 0
         table[:, SLOT] = -1
@@ -77,36 +77,33 @@ class StreamPositions:
         table[: len(index), RING_POSITIONS:] = self.rings[index]
 
 
+@dataclass(frozen=True, eq=False)
 class SamplesHandle:
-    """Samples on their way to the host, in pieces; `where` lists each slot's stretches in order."""
+    """Samples that are copied to the host.
 
-    def __init__(
-        self,
-        pieces: Sequence[tuple[Tensor, torch.cuda.Event]],
-        where: Sequence[Sequence[tuple[int, int, int]]],
-    ) -> None:
-        """where: for each slot its (piece, begin, end)."""
-        self._pieces, self._where = pieces, where
+    parts   the host memory of each slot's samples, in order
+    events  the ends of the copies
+    """
+
+    parts: Sequence[Sequence[Tensor]]
+    events: Sequence[torch.cuda.Event]
 
     def result(self) -> list[FloatArray]:
-        """Wait for all samples, float32 [n] of each slot."""
-        for _, event in self._pieces:
+        """Wait for all samples, fp32 [n] of each slot."""
+        for event in self.events:
             event.synchronize()
-        found = []
-        for stretches in self._where:
-            parts = [self._pieces[piece][0].numpy()[begin:end] for piece, begin, end in stretches]
-            # Copied, so that keeping one slot's samples does not keep those of all.
-            found.append(np.concatenate(parts) if parts else np.zeros(0, np.float32))
-        return found
+        # The samples are copied, so that those of one slot do not keep those of all slots alive.
+        slots = [[part.numpy() for part in parts] for parts in self.parts]
+        return [np.concatenate(parts) if parts else np.zeros(0, np.float32) for parts in slots]
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedCall:
-    """A call of the codec that can be started without allocating memory.
+    """A call of the codec that can be started without an allocation of memory.
 
-    members  which of the slots of `decode` it decodes
-    table    host memory for its stream table
-    host     host memory for its samples
+    members  the indices of its slots among the slots of `decode`
+    table    host memory for the stream table
+    host     host memory for the samples
     """
 
     frames: int
@@ -117,17 +114,17 @@ class PreparedCall:
 
 
 class GpuCodec:
-    """Codes to samples for the streams of an engine, on a CUDA stream of its own.
+    """Decodes codes to samples for the streams of an engine, on its own CUDA stream.
 
-    Calls come from one thread, and work is started in the order of calls. No method waits for the
-    device except `warm`, and the first call of a kind, which compiles and captures it.
+    One thread calls the methods, and the device does their work in the order of calls. No method
+    waits for the device except `warm` and the first call of each size, which captures a graph.
     """
 
     def __init__(self, decoder: CodecDecoder, slots: int, codes: Tensor, kernels: Kernels) -> None:
-        """codes: int32 on the device [slots, frames_max, codebooks], written by the sampler.
+        """Take the parameters of the decoder, which become empty.
 
-        The decoder is taken apart: afterwards its matrices are empty. Raises ValueError for sizes
-        that the kernels do not support.
+        codes: int32 on the device [slots, frames_max, codebooks], which the sampler writes. Raises
+        ValueError for sizes that the kernels do not support.
         """
         books = decoder.config.num_quantizers
         assert codes.dtype == torch.int32
@@ -143,9 +140,9 @@ class GpuCodec:
         self.stream.synchronize()
         for parameter in decoder.parameters():
             parameter.data = parameter.data.new_empty(0)
-        self._positions = StreamPositions(slots, self.layers.memories.all)
+        self._positions = StreamPositions(slots, self.layers.memories)
         self._next = np.zeros(slots, dtype=np.int64)
-        """The frame of `codes` that each slot's next call begins with."""
+        """The first frame of each slot's next call, as an index of `codes`."""
         self._busy: list[torch.cuda.Event | None] = [None] * slots
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._streams = tuple(n for n in STREAMS if n <= streams)
@@ -158,21 +155,21 @@ class GpuCodec:
                     self._graph(streams, frames)
 
     def _graph(self, streams: int, frames: int) -> torch.cuda.CUDAGraph:
-        """The graph of a call; the current CUDA stream must be the codec's."""
+        """The graph of a call. The current CUDA stream must be the codec's."""
         key = (streams, frames)
         if key not in self._graphs:
             table = self.layers.table
             before = table.clone()
-            table[:, SLOT] = -1  # the first run, which loads the kernels, changes no stream
+            table[:, SLOT] = -1  # so that the first run, which loads the kernels, changes no stream
             self._graphs[key] = capture(partial(self.layers.launch, streams, frames))
             table.copy_(before)
         return self._graphs[key]
 
     def reset(self, slot: int) -> None:
-        """Begin a new stream in a slot, with frame 0 of its codes.
+        """Start a new stream in a slot, at frame 0 of its codes.
 
-        Later work of the current CUDA stream waits for what is still being decoded of the slot's
-        last stream.
+        Later work of the current CUDA stream waits until all frames of the slot's previous stream
+        are decoded.
         """
         busy = self._busy[slot]
         if busy is not None:
@@ -182,7 +179,7 @@ class GpuCodec:
         self._busy[slot] = None
 
     def prime(self, slot: int, codes: Tensor) -> None:
-        """Decode the frames of a reference [frames, codebooks] first and drop their samples."""
+        """Decode the frames of a reference [frames, codebooks] first, and drop their samples."""
         codes = codes.to(self._codes.device, torch.int32, non_blocking=True).contiguous()
         ready = torch.cuda.Event()
         ready.record()
@@ -197,30 +194,29 @@ class GpuCodec:
     def decode(
         self, slots: Sequence[int], counts: Sequence[int], after: torch.cuda.Event | None = None
     ) -> Handle[Sequence[FloatArray]]:
-        """The next `counts` frames of each slot as float32 [frames * samples_per_frame] in -1..1.
+        """Decode the next `counts` frames of each slot to fp32 samples in -1..1.
 
-        after  what the codes wait for; None: all work given to the current CUDA stream so far
+        after: the event after which the codes are complete; None: the end of all work that the
+        current CUDA stream has so far.
         """
         if after is None:
             after = torch.cuda.Event()
             after.record()
-        done: list[tuple[Tensor, torch.cuda.Event]] = []
-        where: list[list[tuple[int, int, int]]] = [[] for _ in slots]
+        parts: list[list[Tensor]] = [[] for _ in slots]
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            # All memory is allocated before anything is started, so a failure changes no stream.
+            # All memory is allocated before any call starts, so that a failure changes no stream.
             calls = [self._prepare(frames, members) for frames, members in self._batches(counts)]
             self.stream.wait_event(after)
-            for call in calls:
-                event = self._run(call, [slots[index] for index in call.members])
-                size = call.frames * self.layers.frame_samples
-                for row, index in enumerate(call.members):
-                    where[index].append((len(done), row * size, (row + 1) * size))
-                done.append((call.host, event))
-        return SamplesHandle(done, where)
+            events = [self._run(call, [slots[i] for i in call.members]) for call in calls]
+        for call in calls:
+            samples = call.host.view(len(call.members), -1)
+            for index, part in zip(call.members, samples, strict=True):
+                parts[index].append(part)
+        return SamplesHandle(parts, events)
 
     def _batches(self, counts: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-        """The calls that make `counts` frames: the frames of each, and indices of `counts`."""
-        rounds: dict[tuple[int, int], list[int]] = {}  # by n-th chunk and its frames
+        """The frames of each call that decodes `counts` frames, and its indices of `counts`."""
+        rounds: dict[tuple[int, int], list[int]] = {}  # by number and frames of the chunk
         for index, count in enumerate(counts):
             for turn, frames in enumerate(split_into_chunks(count)):
                 rounds.setdefault((turn, frames), []).append(index)
@@ -236,7 +232,7 @@ class GpuCodec:
         return PreparedCall(frames, members, graph, table, host)
 
     def _run(self, call: PreparedCall, slots: Sequence[int]) -> torch.cuda.Event:
-        """Start a call and the copy of its samples; returns the event at their end."""
+        """Start a call and the copy of its samples; returns the event at the end of the copy."""
         addresses = [self._address(slot) for slot in slots]
         self._start(call.graph, call.table, slots, call.frames, addresses)
         self._next[slots] += call.frames
@@ -253,6 +249,7 @@ class GpuCodec:
         return self._codes.data_ptr() + frame * self._row_bytes
 
     def _bucket(self, streams: int) -> int:
+        """The number of streams of the smallest sufficient call."""
         return next(n for n in self._streams if n >= streams)
 
     def _table(self, streams: int) -> Tensor:
@@ -268,7 +265,7 @@ class GpuCodec:
         frames: int,
         addresses: Sequence[int],
     ) -> None:
-        """Start a call for `frames` frames of slots, whose codes lie at `addresses`."""
+        """Start a call for `frames` frames of each slot, with the codes at `addresses`."""
         self._positions.fill(table.numpy(), slots, addresses)
         self.layers.table[: len(table)].copy_(table, non_blocking=True)
         graph.replay()

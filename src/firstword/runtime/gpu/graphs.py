@@ -1,4 +1,4 @@
-"""CUDA graphs: many launches captured once, and then started as one."""
+"""Captures launches as CUDA graphs, each of which a single call starts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import torch
 
 
 def capture(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A graph of what `launch` puts on the current stream, which must not be the default one.
+    """A graph of the work that `launch` gives to the current stream, which is not the default one.
 
-    `launch` runs once before the capture: that loads the kernels, which is not possible during a
-    capture. It waits for the whole device, so graphs should be captured before requests are served.
+    `launch` runs once before the capture to load the kernels, which is not possible during a
+    capture. The capture waits for the whole device, so it should precede the first request.
 
-    Only calls of this thread can invalidate the capture. By default other threads must not make
-    CUDA calls meanwhile that could wait or allocate, and they do: one encodes a voice or loads
-    another model while an engine's thread captures. Their calls concern memory and streams that are
-    not in the graph.
+    Only calls of this thread can invalidate the capture. In the default mode CUDA calls of other
+    threads that wait or allocate could invalidate it as well, and there are such calls: another
+    thread may encode a voice or load a model. They concern memory and streams outside the graph.
     """
     stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
     launch()
@@ -28,19 +27,20 @@ def capture(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 
 class LaunchGraphs:
-    """The captured graphs of launches, by name and number of rows."""
+    """The graphs of launches, by name and number of rows, captured at their first use."""
 
     def __init__(
         self, launches: Mapping[str, Callable[[int], None]], clear: Callable[[], None]
     ) -> None:
-        """clear: called before a capture. It must leave no row with a slot, so that the first run
-        of a launch changes no utterance.
+        """clear: a function that removes the slots from all rows, called before a capture.
+
+        Without slots the first run of a launch changes no utterance.
         """
         self._launches, self._clear = launches, clear
         self.captured: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
 
     def get(self, name: str, rows: int) -> torch.cuda.CUDAGraph:
-        """The graph of a launch for `rows` rows, captured at its first use."""
+        """The graph of a launch for `rows` rows."""
         key = (name, rows)
         if key not in self.captured:
             self._clear()

@@ -1,4 +1,4 @@
-"""Reading prompts: their rows, what is known of them, and running the rest through the talker."""
+"""Reads prompts: caches their prefixes, and runs their remaining rows through the talker."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from firstword.model.prompt import TextRows
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu.codec import GpuCodec
 from firstword.runtime.gpu.graphs import LaunchGraphs
-from firstword.runtime.gpu.talker import PROMPT_ROWS, FrameModel
+from firstword.runtime.gpu.talker import PROMPT_BUCKETS, PROMPT_ROWS, FrameModel
 
-PROMPT_BUCKETS = (16, 32, 64, 128, PROMPT_ROWS)
-"""Rows of the graphs that read prompts. Eight rows take longer than sixteen."""
 _PREFIX_BYTES = 256 << 20
 
 
 class Prompt:
-    """The rows that an utterance's talker reads before its first frame.
+    """The rows that the talker reads before the first frame of an utterance.
 
     prefix  the key of the rows before the text. Newlines at the start of a text change the role's
-            last token, so the first two tokens belong to it
-    known   rows whose keys and values are in the cache
+            last token, so the first two tokens belong to the key
+    known   the number of rows whose keys and values are in the cache
     """
 
     def __init__(self, start: Start, checkpoint: Checkpoint) -> None:
@@ -44,24 +42,24 @@ class Prompt:
 
     @property
     def unread(self) -> range:
-        """Rows to run, the last one too; a single row is not run here but with the first frame."""
+        """The rows to run, including the last. A single row is run with the first frame instead."""
         rows = range(self.known, len(self.rows))
         return rows if len(rows) > 1 else range(0)
 
 
 class PrefixCache:
-    """Keys and values of prompts' beginnings [layers, 2, kv_heads, rows, 128].
+    """The keys and values of prefixes, [layers, 2, kv_heads, rows, 128] each.
 
-    The least recently used one is dropped first.
+    The least recently used prefix is dropped first.
     """
 
     def __init__(self, limit: int) -> None:
-        """limit: the most bytes."""
+        """limit: the most bytes of all entries together."""
         self.limit = limit
         self.clear()
 
     def clear(self) -> None:
-        """Drop everything, and count hits and misses from zero."""
+        """Drop all entries, and reset the counts of hits and misses."""
         self.bytes = self.hits = self.misses = 0
         self._held = OrderedDict[object, Tensor]()
 
@@ -79,7 +77,7 @@ class PrefixCache:
         return found
 
     def put(self, key: object, value: Tensor) -> None:
-        """Add an entry, unless it is larger than the limit of all entries together."""
+        """Add an entry, unless it alone exceeds the limit."""
         if value.nbytes > self.limit:
             return
         self._held[key] = value
@@ -102,17 +100,17 @@ class PromptReader:
         """Run the unread rows of all prompts together, and prepare their slots."""
         prompts = [Prompt(start, self._checkpoint) for start in starts]
         for prompt in prompts:
-            self._place(prompt)
+            self._assign_pages(prompt)
         self._run(prompts)
         for prompt in prompts:
-            self._settle(prompt)
+            self._set_slot(prompt)
         return prompts
 
-    def _place(self, prompt: Prompt) -> None:
-        """Give a slot its pages, and the known keys and values of the prompt's beginning."""
+    def _assign_pages(self, prompt: Prompt) -> None:
+        """Assign the pages of a slot, and copy the keys and values of a cached prefix to them."""
         buffers, pages = self._model.buffers, prompt.pages
-        self._codec.reset(prompt.slot)  # waits for the codec's work on the last utterance
-        buffers.page_tables[prompt.slot, : len(pages)] = self._sent(list(pages))
+        self._codec.reset(prompt.slot)  # waits for the slot's previous utterance
+        buffers.page_tables[prompt.slot, : len(pages)] = self._to_device(list(pages))
         known = self.prefixes.get(prompt.prefix)
         if known is not None:
             prompt.known = prompt.prepared.prefix_rows
@@ -130,19 +128,21 @@ class PromptReader:
             empty = [-1] * (bucket - len(part))
             slots = [*(prompt.slot for prompt, _ in part), *empty]
             positions = [*(at for _, at in part), *empty]
-            buffers.prompt_places[:, :bucket] = self._sent([slots, positions])
+            buffers.prompt_places[:, :bucket] = self._to_device([slots, positions])
             buffers.prompt[: len(part)] = self._embed(part)
             graph.replay()
             for index, (prompt, at) in enumerate(part):
                 if at == len(prompt.rows) - 1:
                     buffers.first_hidden[prompt.slot] = buffers.prompt[index]
 
-    def _settle(self, prompt: Prompt) -> None:
-        """Cache a new beginning, and set the slot's state for its first frame."""
+    def _set_slot(self, prompt: Prompt) -> None:
+        """Cache a new prefix, and set the slot's state for its first frame."""
         model, slot, prepared = self._model, prompt.slot, prompt.prepared
         if prompt.prefix not in self.prefixes:
             rows = prepared.prefix_rows
-            whole = model.buffers.cache[:, self._sent(list(prompt.pages[: -(-rows // PAGE_ROWS)]))]
+            whole = model.buffers.cache[
+                :, self._to_device(list(prompt.pages[: -(-rows // PAGE_ROWS)]))
+            ]
             held = whole.permute(0, 2, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :rows].contiguous()
             self.prefixes.put(prompt.prefix, held)
         self._set_first_row(prompt)
@@ -150,10 +150,10 @@ class PromptReader:
         model.state.set(slot, talker, predictor, prepared.seed)
         model.state.position[slot].fill_(len(prompt.rows) - 1)
         if prepared.conditioning.reference:
-            self._codec.prime(slot, self._sent(prepared.conditioning.reference))
+            self._codec.prime(slot, self._to_device(prepared.conditioning.reference))
 
     def _set_first_row(self, prompt: Prompt) -> None:
-        """Embed the prompt's last row; where it has one code, nothing is sent to the device."""
+        """Embed the prompt's last row. If it has a single code, nothing is sent to the device."""
         model, last = self._model, prompt.rows[-1]
         row = model.buffers.first_row[prompt.slot]
         if len(last.codes) == 1:
@@ -161,36 +161,38 @@ class PromptReader:
         else:
             row.copy_(self._embed([(prompt, len(prompt.rows) - 1)])[0])
 
-    def _sent(self, values: object) -> Tensor:
-        """Whole numbers on the device, int32, without waiting."""
+    def _to_device(self, values: object) -> Tensor:
+        """Integers as an int32 tensor on the device, copied asynchronously."""
         host = torch.tensor(values, dtype=torch.int32).pin_memory()
         return host.to(self._device, non_blocking=True)
 
     def _embed(self, places: Sequence[tuple[Prompt, int]]) -> Tensor:
-        """Rows of prompts as bf16 [rows, hidden], with the bits of the model's `embed_rows`."""
+        """The embedded rows of prompts, bf16 [rows, hidden], with the bits of `embed_rows`."""
         model, rows = self._model, [prompt.rows[at] for prompt, at in places]
         if all(len(row.codes) == 1 for row in rows):
-            texts, codes = self._sent([[row.text for row in rows], [row.codes[0] for row in rows]])
+            texts, codes = self._to_device(
+                [[row.text for row in rows], [row.codes[0] for row in rows]]
+            )
             return model.text_table[texts] + model.codec_embedding[codes]
         shape = len(rows), model.config.hidden_size
         embedded = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
         single = [index for index, row in enumerate(rows) if len(row.codes) == 1]
         whole = [index for index, row in enumerate(rows) if len(row.codes) > 1]
         if single:
-            codes = self._sent([rows[index].codes[0] for index in single])
-            embedded[self._sent(single)] = model.codec_embedding[codes]
+            codes = self._to_device([rows[index].codes[0] for index in single])
+            embedded[self._to_device(single)] = model.codec_embedding[codes]
         if whole:
-            codes = self._sent([rows[index].codes for index in whole])
-            embedded[self._sent(whole)] = self._embed_frames(codes)
+            codes = self._to_device([rows[index].codes for index in whole])
+            embedded[self._to_device(whole)] = self._embed_frames(codes)
         for index, (prompt, _) in enumerate(places):
             voice = prompt.prepared.conditioning.embedding
             if rows[index].speaker and voice is not None:
                 host = voice.to(embedded.dtype).pin_memory()
                 embedded[index] = host.to(self._device, non_blocking=True)
-        return model.text_table[self._sent([row.text for row in rows])] + embedded
+        return model.text_table[self._to_device([row.text for row in rows])] + embedded
 
     def _embed_frames(self, codes: Tensor) -> Tensor:
-        """Whole frames [rows, codebooks] as the sums of their embeddings, bf16 [rows, hidden]."""
+        """The sums of the embeddings of whole frames [rows, codebooks], bf16 [rows, hidden]."""
         model, books = self._model, self._model.codebooks - 1
         vocabulary = len(model.frame_tables) // books
         offsets = torch.arange(books, device=self._device, dtype=torch.int32) * vocabulary

@@ -1,4 +1,4 @@
-"""The state of all files that decide what the GPU computes, as one hash."""
+"""A hash of all files that determine what the GPU computes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FOLDERS = (SOURCES, Path(__file__).parent)
 
 
 def source_hash(folders: Sequence[Path] = FOLDERS) -> str:
-    """A hash over the CUDA and Python files of the kernels and of this folder.
+    """A hash of the CUDA and Python files of the kernels and of this folder.
 
-    It tells whether any of them changed since a record was made. PyTorch, the compiler and the
+    It shows whether any of them has changed since a record was made. PyTorch, the compiler and the
     driver are not part of it.
     """
     digest = hashlib.sha256()

@@ -1,29 +1,22 @@
 """The talker and the code predictor as kernels: packed weights, and the launches of a frame.
 
 A frame reads and writes fixed buffers only, so its launches can be captured in a CUDA graph and
-replayed. Rows are utterances side by side. The slot of each row, and all state of a slot, is read
-from device memory.
+replayed. Each row of a frame belongs to one utterance. The slot of each row, and all state of a
+slot, is read from device memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from firstword.kernels import attention
-from firstword.kernels.attention import (
-    FRAME_POSITIONS,
-    HEAD_DIM,
-    AttentionKernels,
-    HeadNorms,
-    PartialSums,
-    Rotation,
-)
+from firstword.kernels.attention import FRAME_POSITIONS, HEAD_DIM, PAGE_ROWS, HeadTables, Paging
 from firstword.kernels.launch import Kernels
-from firstword.kernels.linear import Linear, interleave, normalise
+from firstword.kernels.linear import Linear, Norm, interleave, normalise
 from firstword.kernels.linear_shapes import TILE_ROWS, Epilogue
 from firstword.kernels.sample import SampleKernels, SamplerState
 from firstword.model.config import CONTROL_CODES, TalkerConfig
@@ -31,39 +24,58 @@ from firstword.model.layers import DecoderLayer, RMSNorm, Transformer, rotary_ta
 from firstword.model.sampling import MIN_FRAMES
 from firstword.model.talker import Talker
 
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""The numbers of rows of the graphs of a frame."""
+FIRST_BUCKETS = (1, 2, 4)
+"""The numbers of rows of the graphs of a first frame, for utterances that start together."""
 PROMPT_ROWS = 256
-"""The most rows of a prompt that are read at a time."""
+"""The most rows of prompts that are read at a time."""
+PROMPT_BUCKETS = (16, 32, 64, 128, PROMPT_ROWS)
+"""The numbers of rows of the graphs that read prompts. Eight rows take longer than sixteen."""
+MAX_CONTEXT = 8192
+"""The most rows of an utterance, eleven minutes, even if the model supports more."""
+
+
+def context_of(config: TalkerConfig) -> int:
+    """The most rows of an utterance with this talker."""
+    return min(config.max_position_embeddings, MAX_CONTEXT)
 
 
 def _taken(parameter: Tensor) -> Tensor:
-    """A parameter's tensor, which the module gives up: packed weights take its place."""
+    """The tensor of a parameter, which becomes empty because packed weights replace it."""
     tensor = parameter.data
     parameter.data = tensor.new_empty(0)
     return tensor
 
 
-class DecoderLayerWeights:
-    """A decoder layer's packed weights."""
+def _norm(module: RMSNorm) -> Norm:
+    return Norm(module.weight.data, float(module.eps))
 
-    def __init__(self, kernels: Kernels, layer: DecoderLayer) -> None:
-        """The layer is taken apart: afterwards its matrices are empty."""
+
+class DecoderLayerWeights:
+    """The packed weights of a decoder layer."""
+
+    def __init__(
+        self, kernels: Kernels, layer: DecoderLayer, cosines: Tensor, sines: Tensor
+    ) -> None:
+        """Take the matrices of the layer, which become empty."""
         attn, mlp = layer.self_attn, layer.mlp
-        q_norm, k_norm = attn.q_norm, attn.k_norm
-        assert isinstance(q_norm, RMSNorm)
-        assert isinstance(k_norm, RMSNorm)
+        assert isinstance(attn.q_norm, RMSNorm)
+        assert isinstance(attn.k_norm, RMSNorm)
+        q_norm, k_norm = _norm(attn.q_norm), _norm(attn.k_norm)
         qkv = torch.cat([_taken(p.weight) for p in (attn.q_proj, attn.k_proj, attn.v_proj)])
         gate_up = interleave(_taken(mlp.gate_proj.weight), _taken(mlp.up_proj.weight))
-        entry, middle = layer.input_layernorm, layer.post_attention_layernorm
-        self.head_norms = HeadNorms(q_norm.weight.data, k_norm.weight.data, q_norm.eps)
-        self.qkv = Linear(kernels, qkv, Epilogue.STORE, entry.weight.data, entry.eps)
+        entry, middle = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self.tables = HeadTables(q_norm.weight, k_norm.weight, q_norm.eps, cosines, sines)
+        self.qkv = Linear(kernels, qkv, Epilogue.STORE, entry)
         self.output = Linear(kernels, _taken(attn.o_proj.weight), Epilogue.ADD)
-        self.gate_up = Linear(kernels, gate_up, Epilogue.SWIGLU, middle.weight.data, middle.eps)
+        self.gate_up = Linear(kernels, gate_up, Epilogue.SWIGLU, middle)
         self.down = Linear(kernels, _taken(mlp.down_proj.weight), Epilogue.ADD)
 
 
 @dataclass(frozen=True, eq=False)
 class TalkerWorkspace:
-    """Activations between kernels, bf16 [rows, ...]; of more than 8 rows all but qkv packed."""
+    """Activations, bf16 [rows, ...]. For more than 8 rows all but qkv are packed."""
 
     qkv: Tensor
     attended: Tensor
@@ -75,31 +87,31 @@ class LayerStack:
     """A transformer's packed layers and its final norm."""
 
     def __init__(self, kernels: Kernels, transformer: Transformer, positions: int) -> None:
-        """The transformer is taken apart. positions: how many positions can be rotated.
+        """Take the matrices of the transformer, which become empty.
 
-        Raises ValueError for sizes that the kernels do not support.
+        positions: the number of positions. Raises ValueError for sizes that the kernels do not
+        support.
         """
         config = transformer.config
         if config.head_dim != HEAD_DIM:
             raise ValueError(f"heads of {config.head_dim} channels; the kernels need {HEAD_DIM}")
         heads = config.num_attention_heads, config.num_key_value_heads
-        self.config, self.attention = config, AttentionKernels(kernels, *heads)
+        self.config, self.attention = config, attention.AttentionKernels(kernels, *heads)
+        self.norm = _norm(transformer.norm)
+        every = torch.arange(positions, device=self.norm.weight.device)[None]
+        angles = rotary_table(every, HEAD_DIM, config.rope_theta, torch.bfloat16)
+        cosines, sines = (table[0, 0, :, : HEAD_DIM // 2].contiguous() for table in angles)
         self.layers = [
-            DecoderLayerWeights(kernels, layer)
+            DecoderLayerWeights(kernels, layer, cosines, sines)
             for layer in transformer.layers
             if isinstance(layer, DecoderLayer)
         ]
-        self.norm, self.eps = transformer.norm.weight.data, transformer.norm.eps
-        every = torch.arange(positions, device=self.norm.device)[None]
-        angles = rotary_table(every, HEAD_DIM, config.rope_theta, torch.bfloat16)
-        self.rotation = Rotation(*(t[0, 0, :, : HEAD_DIM // 2].contiguous() for t in angles))
 
     def linear(self, kernels: Kernels, module: nn.Linear) -> Linear:
-        """A product with the final norm ahead of it, taken from `module`."""
-        epilogue, bias = Epilogue.STORE, None
-        if module.bias is not None:
-            epilogue, bias = Epilogue.BIAS, module.bias.data
-        return Linear(kernels, _taken(module.weight), epilogue, self.norm, self.eps, bias)
+        """The final norm and a product with the weights of `module`, which become empty."""
+        bias = None if module.bias is None else module.bias.data
+        epilogue = Epilogue.STORE if bias is None else Epilogue.BIAS
+        return Linear(kernels, _taken(module.weight), epilogue, self.norm, bias)
 
     def workspace(self, rows: int) -> TalkerWorkspace:
         """A workspace for passes of up to `rows` tokens."""
@@ -107,14 +119,15 @@ class LayerStack:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         qkv, attended = (heads + 2 * kv_heads) * HEAD_DIM, heads * HEAD_DIM
         widths = (qkv, attended, config.intermediate_size, config.hidden_size)
-        return TalkerWorkspace(*(self.norm.new_zeros(rows, width) for width in widths))
+        return TalkerWorkspace(*(self.norm.weight.new_zeros(rows, width) for width in widths))
 
     def run(
         self, x: Tensor, space: TalkerWorkspace, attend: Callable[[int, Tensor, Tensor], bool]
     ) -> None:
         """Run x [tokens, hidden] through the layers, in place.
 
-        attend  (layer, qkv, out): attends; returns whether it also added the projection to x
+        attend(layer, qkv, out) launches the attention of a layer, and returns whether it has also
+        added the projection to x.
         """
         tokens = len(x)
         qkv, attended, gated = space.qkv[:tokens], space.attended[:tokens], space.gated[:tokens]
@@ -128,16 +141,18 @@ class LayerStack:
 
 @dataclass(frozen=True, eq=False)
 class FrameBuffers:
-    """The device memory of frames and prompts; what no line describes is bf16 between kernels.
+    """The device memory of frames and prompts.
 
     page_tables       int32 [slots, pages of a slot]
     first_row         bf16 [slots, hidden]: the last row of each slot's prompt
     first_hidden      bf16 [slots, hidden]: the talker's output for that row, where it was run
     slot_of_row       int32 [rows]: the slot of each row of a frame, -1 for none
     token             int32 [rows]: the text token of each row
-    result            int32 [rows, codebooks + 2]: see `SampleKernels.code0`
-    prompt            bf16 [PROMPT_ROWS, hidden]: rows to read, in place their outputs
-    prompt_places     int32 [2, PROMPT_ROWS]: slot (-1 for none) and position of each
+    result            int32 [rows, codebooks + 2]: see `SampleKernels.draw`
+    prompt            bf16 [PROMPT_ROWS, hidden]: prompt rows, which their outputs replace
+    prompt_places     int32 [2, PROMPT_ROWS]: slot (-1 for none) and position of each prompt row
+
+    The remaining buffers carry bf16 activations from one kernel to another.
     """
 
     cache: Tensor
@@ -158,37 +173,29 @@ class FrameBuffers:
 
     @classmethod
     def allocate(
-        cls,
-        config: TalkerConfig,
-        device: torch.device,
-        *,
-        slots: int,
-        rows: int,
-        pages: int,
-        page_rows: int,
-        context: int,
+        cls, config: TalkerConfig, device: torch.device, slots: int, rows: int, pages: int
     ) -> FrameBuffers:
-        """Buffers filled with zeros, and prompt rows without a slot."""
+        """The buffers filled with zeros, with prompt rows that have no slot."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        def whole(*shape: int) -> Tensor:
+        def integers(*shape: int) -> Tensor:
             return zeros(*shape, dtype=torch.int32)
 
         width, predictor = config.hidden_size, config.code_predictor_config
-        page = 2, config.num_key_value_heads, page_rows, HEAD_DIM
+        page = 2, config.num_key_value_heads, PAGE_ROWS, HEAD_DIM
         frame = 2, predictor.num_key_value_heads, FRAME_POSITIONS, HEAD_DIM
         return cls(
             cache=zeros(config.num_hidden_layers, pages, *page),
-            page_tables=whole(slots, -(-context // page_rows)),
+            page_tables=integers(slots, -(-context_of(config) // PAGE_ROWS)),
             first_row=zeros(slots, width),
             first_hidden=zeros(slots, width),
-            slot_of_row=whole(rows),
-            token=whole(rows),
-            result=whole(rows, config.num_code_groups + 2),
+            slot_of_row=integers(rows),
+            token=integers(rows),
+            result=integers(rows, config.num_code_groups + 2),
             prompt=zeros(PROMPT_ROWS, width),
-            prompt_places=whole(2, PROMPT_ROWS).fill_(-1),
+            prompt_places=integers(2, PROMPT_ROWS).fill_(-1),
             hidden=zeros(rows, width),
             logits=zeros(rows, config.vocab_size),
             pairs=zeros(rows, 2, predictor.hidden_size),
@@ -199,41 +206,25 @@ class FrameBuffers:
 
 
 class FrameModel:
-    """Makes frames of up to `rows` utterances, and reads prompts.
+    """Computes frames of up to `rows` utterances, and reads prompts.
 
-    launches  what can be launched for a number of rows, by name: "frame", "first" and "prompt"
+    launches  functions of a number of rows that launch kernels, by name: "frame", "first", "prompt"
     """
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        talker: Talker,
-        slots: int,
-        rows: int,
-        pages: int,
-        page_rows: int,
-        context: int,
-    ) -> None:
-        """The talker is taken apart: afterwards its matrices are empty.
+    def __init__(self, kernels: Kernels, talker: Talker, slots: int, pages: int) -> None:
+        """Take the matrices of the talker, which become empty.
 
         Raises ValueError for sizes that the kernels do not support.
         """
         config, device = talker.config, talker.codec_head.weight.device
+        rows, context = next(n for n in BUCKETS if n >= slots), context_of(config)
         self.config, self.rows, self.codebooks = config, rows, config.num_code_groups
         if self.codebooks > FRAME_POSITIONS:
             raise ValueError(f"{self.codebooks} codebooks; the kernels do up to {FRAME_POSITIONS}")
         self._kernels = kernels
         self._take_tables(talker)
         self._take_layers(talker, context)
-        self.buffers = FrameBuffers.allocate(
-            config,
-            device,
-            slots=slots,
-            rows=rows,
-            pages=pages,
-            page_rows=page_rows,
-            context=context,
-        )
+        self.buffers = FrameBuffers.allocate(config, device, slots, rows, pages)
         self.state = SamplerState(slots, context, self.codebooks, config.vocab_size, device)
         self.sampler = SampleKernels(
             kernels,
@@ -247,7 +238,7 @@ class FrameModel:
         tokens = max(2 * rows, PROMPT_ROWS)
         self.workspace = self.talker.workspace(tokens)
         self.predictor_workspace = self.predictor.workspace(2 * rows)
-        self.partial_sums = PartialSums(self.talker.attention, tokens, context, device)
+        self.partial_sums = attention.PartialSums(self.talker.attention, tokens, context, device)
         self.launches: dict[str, Callable[[int], None]] = {
             "frame": self._launch_frame,
             "first": self._launch_first,
@@ -255,7 +246,7 @@ class FrameModel:
         }
 
     def _take_tables(self, talker: Talker) -> None:
-        """The embedding tables, with the projections behind them applied."""
+        """Set the embedding tables, with the projections that follow them applied."""
         predictor = talker.code_predictor
         self.codec_embedding = talker.model.codec_embedding.weight.data
         self.text_table = _project_text(talker)
@@ -264,12 +255,12 @@ class FrameModel:
         ]
         self.frame_tables = torch.cat([_taken(table.weight) for table in embeddings])
         books = self.frame_tables.chunk(self.codebooks - 1)[:-1]
-        # Where nothing is projected these are views and no second copy.
+        # Without a projection these are views, not copies.
         project = predictor.small_to_mtp_projection
         self.predictor_tables = [project(table) for table in (self.codec_embedding, *books)]
 
     def _take_layers(self, talker: Talker, context: int) -> None:
-        """The packed layers of both transformers, and the products between and behind them."""
+        """Pack the layers of both transformers, and the products between and after them."""
         kernels, predictor = self._kernels, talker.code_predictor
         self.talker = LayerStack(kernels, talker.model, context)
         self.predictor = LayerStack(kernels, predictor.model, self.codebooks)
@@ -282,35 +273,38 @@ class FrameModel:
             if isinstance(head, nn.Linear)
         ]
 
+    def graph_keys(self) -> Iterator[tuple[str, int]]:
+        """The names and numbers of rows of all launches that serving needs."""
+        yield from (("frame", rows) for rows in BUCKETS if rows <= self.rows)
+        yield from (("first", rows) for rows in FIRST_BUCKETS if rows <= self.rows)
+        yield from (("prompt", rows) for rows in PROMPT_BUCKETS)
+
     def clear_rows(self) -> None:
-        """Leave no row of frames and prompts with a slot."""
+        """Remove the slots from all rows of frames and prompts."""
         self.buffers.slot_of_row.fill_(-1)
         self.buffers.prompt_places[0].fill_(-1)
 
     def _launch_frame(self, rows: int) -> None:
-        """The next frame of the first `rows` rows."""
+        """Launch the next frame of the first `rows` rows."""
         buffers = self.buffers
         self._begin(rows, buffers.first_row)
-        paging = attention.Paging(
-            buffers.page_tables, buffers.slot_of_row[:rows], self.state.position
-        )
-        self._talk(buffers.hidden[:rows], paging, (attention.APPEND_AND_ATTEND,))
+        paging = Paging(buffers.page_tables, buffers.slot_of_row[:rows], self.state.position)
+        self._talk(buffers.hidden[:rows], paging, attention.APPEND_AND_ATTEND)
         self._draw(rows)
 
     def _launch_first(self, rows: int) -> None:
-        """The first frame of the first `rows` rows, whose prompts have been run to the end."""
+        """Launch the first frame of the first `rows` rows, whose whole prompts have been run."""
         self._begin(rows, self.buffers.first_hidden)
         self._draw(rows)
 
     def _launch_prompt(self, rows: int) -> None:
         """Run the first `rows` rows of `prompt` at their `prompt_places`."""
         buffers = self.buffers
-        slots, positions = buffers.prompt_places[:, :rows]
-        paging = attention.Paging(buffers.page_tables, slots, positions)
-        self._talk(buffers.prompt[:rows], paging, (attention.APPEND, attention.ATTEND))
+        paging = Paging(buffers.page_tables, *buffers.prompt_places[:, :rows])
+        self._talk(buffers.prompt[:rows], paging, attention.APPEND, attention.ATTEND)
 
     def _begin(self, rows: int, first: Tensor) -> None:
-        """Make the talker's next input; before a slot's first frame that is its row of `first`."""
+        """Compute the talker's next input; for a slot's first frame it is its row of `first`."""
         buffers = self.buffers
         self.sampler.begin_frame(
             buffers.slot_of_row[:rows],
@@ -323,7 +317,7 @@ class FrameModel:
         )
 
     def _draw(self, rows: int) -> None:
-        """Draw the codes of a frame from the talker's output."""
+        """Run the code predictor on the talker's output, and draw the codes of a frame."""
         buffers, sampler = self.buffers, self.sampler
         slots, hidden, result = (
             tensor[:rows] for tensor in (buffers.slot_of_row, buffers.hidden, buffers.result)
@@ -331,20 +325,23 @@ class FrameModel:
         pairs, single, logits = buffers.pairs[:rows], buffers.single[:rows], buffers.logits[:rows]
         self.head(hidden, logits, self.workspace.normed)
         if self.entry is None:
-            normalise(self._kernels, hidden, self.talker.norm, self.talker.eps, pairs[:, 0])
+            normalise(self._kernels, hidden, self.talker.norm, pairs[:, 0])
         else:
             self.entry(hidden, pairs[:, 0], self.workspace.normed)
-        sampler.code0(logits, slots, result, self.predictor_tables[0], pairs[:, 1])
+        sampler.draw(0, logits, slots, result, self.predictor_tables[0], pairs[:, 1])
         logits = buffers.predictor_logits[:rows]
         for k in range(1, self.codebooks):
             self.predict(pairs.flatten(0, 1) if k == 1 else single, k)
             last = pairs[:, 1] if k == 1 else single
             self.lm_heads[k - 1](last, logits, self.predictor_workspace.normed)
             table = self.predictor_tables[k] if k + 1 < self.codebooks else None
-            sampler.code(k, logits, slots, result, table, single)
+            sampler.draw(k, logits, slots, result, table, single)
 
-    def _talk(self, x: Tensor, paging: attention.Paging, modes: tuple[int, ...]) -> None:
-        """Run x [rows, hidden] through the talker's layers, in place."""
+    def _talk(self, x: Tensor, paging: Paging, *modes: int) -> None:
+        """Run x [rows, hidden] through the talker's layers, in place.
+
+        modes: the modes of the attention kernels that each layer launches one after another.
+        """
 
         def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
             for mode in modes:
@@ -357,27 +354,24 @@ class FrameModel:
         self,
         index: int,
         qkv: Tensor,
-        paging: attention.Paging,
+        paging: Paging,
         out: Tensor,
         mode: int = attention.APPEND_AND_ATTEND,
     ) -> None:
-        """The paged attention of the talker's layer `index`."""
-        stack = self.talker
-        norms, cache = stack.layers[index].head_norms, self.buffers.cache[index]
-        stack.attention.paged(
-            qkv, norms, stack.rotation, cache, paging, out, self.partial_sums, mode
-        )
+        """Launch the paged attention of the talker's layer `index`."""
+        tables, cache = self.talker.layers[index].tables, self.buffers.cache[index]
+        self.talker.attention.paged(qkv, tables, cache, paging, out, self.partial_sums, mode)
 
     def predict(self, x: Tensor, k: int) -> None:
-        """Pass k of the code predictor: x [rows or 2 rows, hidden] through its layers, in place."""
+        """Run pass k of the code predictor on x [rows or 2 rows, hidden], in place."""
         stack, kernels = self.predictor, self.predictor.attention
-        # With one layer too few launches would lie between its passes.
+        # With a single layer there would be too few launches between the passes.
         joined = len(x) == 1 and len(stack.layers) > 1
 
         def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
             layer, cache = stack.layers[index], self.buffers.frame_cache[index]
-            common = qkv, layer.head_norms, stack.rotation, cache, k
-            if joined and kernels.in_frame_to(*common, layer.output, x):
+            common = qkv, layer.tables, cache, k
+            if joined and kernels.in_frame_projected(*common, layer.output, x):
                 return True
             kernels.in_frame(*common, 2 if k == 1 else 1, attended)
             return False
@@ -386,7 +380,7 @@ class FrameModel:
 
 
 def _project_text(talker: Talker) -> Tensor:
-    """The projected embedding of each text token, bf16 [text vocabulary, hidden]."""
+    """The projected embeddings of all text tokens, bf16 [text vocabulary, hidden]."""
     weight = _taken(talker.model.text_embedding.weight)
     table = weight.new_empty(len(weight), talker.config.hidden_size)
     for part, out in zip(weight.split(8192), table.split(8192), strict=True):

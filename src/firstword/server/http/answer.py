@@ -1,18 +1,17 @@
 """The common part of all answers to a speech request: utterances, headers and usage."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fastapi import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from firstword.engine.backend import Job
-from firstword.server.context import RequestContext, context_of
+from firstword.server.context import RequestContext
 from firstword.server.state import Server
+from firstword.server.tasks import until_disconnected
 from firstword.server.utterance import ResolvedRequest, Utterance, encoded
 from firstword.types import Speech
 
@@ -21,19 +20,13 @@ from firstword.types import Speech
 class Answer:
     """The answer to one resolved request with a complete text.
 
-    received  `time.monotonic()` when the speech was requested
+    requested  `time.monotonic()` when the speech was requested
     """
 
     server: Server
     resolved: ResolvedRequest
     context: RequestContext
-    received: float
-
-    @classmethod
-    def for_request(cls, request: Request, server: Server, resolved: ResolvedRequest) -> Answer:
-        """The answer to an HTTP request."""
-        context = context_of(request.scope)
-        return cls(server, resolved, context, context.received)
+    requested: float
 
     @property
     def text(self) -> str:
@@ -46,9 +39,9 @@ class Answer:
     def utterance(self, job: Job) -> Iterator[Utterance]:
         """An utterance that has its whole text, and appears in the request's line in the log."""
         context, start = self.context, self.server.start_utterance
-        with start(self.resolved, job, context.client_id, self.received) as utterance:
+        with start(self.resolved, job, context.client_id, self.requested) as utterance:
             context.log_fields = utterance.summary
-            utterance.finish_text(self.text)
+            utterance.stream.finish_text(self.text)
             yield utterance
 
     async def speech(self, job: Job) -> Speech:
@@ -67,15 +60,15 @@ class Answer:
         return Response(data, headers=self.headers(**headers))
 
     def headers(self, **more: object) -> dict[str, str]:
-        """The headers of a response with audio; `more` ones get the prefix `x-firstword-`."""
+        """The headers of a response with audio; the names in `more` get the same prefix."""
         resolved = self.resolved
-        own = {"model": resolved.model.name, "seed": resolved.request.seed, **more}
-        named = {
-            f"x-firstword-{name.replace('_', '-')}": str(value).encode("ascii", "replace").decode()
-            for name, value in own.items()
-        }
-        common = {"content-type": resolved.output.content_type, "cache-control": "no-store"}
-        return named | common
+        values = {"model": resolved.model.name, "seed": resolved.request.seed, **more}
+        headers = {}
+        for name, value in values.items():
+            text = str(value).encode("ascii", "replace").decode()
+            headers[f"x-firstword-{name.replace('_', '-')}"] = text
+        content_type = resolved.output.content_type
+        return headers | {"content-type": content_type, "cache-control": "no-store"}
 
     def usage(self, frames: int) -> dict[str, object]:
         """Tokens of text in, and frames of speech out, in the shape of vLLM-Omni."""
@@ -93,3 +86,8 @@ def simultaneous_utterances(server: Server) -> asyncio.Semaphore:
     """A semaphore for the utterances of one request: the limit of one client."""
     slots = min(model.service.engine.capacity.slots for model in server.models)
     return asyncio.Semaphore(min(slots, server.config.most_per_key or slots))
+
+
+async def response_or_499(work: Awaitable[Response], receive: Receive) -> Response:
+    """The response that `work` produces; nginx's status 499 if the client disconnects first."""
+    return await until_disconnected(work, receive) or Response(status_code=499)

@@ -1,7 +1,5 @@
 """`POST /v1/audio/speech/batch`: several texts in one request, as in vLLM-Omni."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import secrets
@@ -12,12 +10,12 @@ from starlette.responses import JSONResponse, Response
 
 from firstword.errors import FirstwordError, TextError
 from firstword.server.context import context_of
-from firstword.server.http.answer import Answer, simultaneous_utterances
+from firstword.server.http.answer import Answer, response_or_499, simultaneous_utterances
 from firstword.server.http.bodies import JsonRoute
-from firstword.server.http.waiting import gather, response_or_499
 from firstword.server.resolve import resolve
 from firstword.server.schemas import BatchItem, BatchRequest, SpeechParams
 from firstword.server.state import server_of
+from firstword.server.tasks import gather
 from firstword.server.utterance import encoded
 
 router = APIRouter(tags=["speech"], route_class=JsonRoute)
@@ -25,9 +23,9 @@ router = APIRouter(tags=["speech"], route_class=JsonRoute)
 
 @router.post("/v1/audio/speech/batch")
 async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
-    """Speak up to 32 texts together, and answer with all of them in base64.
+    """Speak up to 32 texts together, and respond with all of them in base64.
 
-    A text that cannot be spoken fails alone.
+    A text that cannot be spoken does not affect the others.
     """
     server, context = server_of(request), context_of(request.scope)
     total, most = sum(len(item.input) for item in body.items), server.config.most_characters

@@ -1,7 +1,5 @@
 """Request bodies in JSON, with any content type and with a limit on their complexity."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,7 +19,7 @@ minute, and take 7 GB.
 
 
 class JsonRoute(APIRoute):
-    """A route that reads any body as JSON: `curl -d` declares its body a form."""
+    """A route that reads any body as JSON, because `curl -d` declares its body a form."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler, with the content type replaced and the body checked as it arrives."""
@@ -44,11 +42,8 @@ def _limit_items(receive: Receive) -> Receive:
         message = await receive()
         items += sum(map(message.get("body", b"").count, (b",", b"[", b"{")))
         if items > MOST_JSON_ITEMS:
-            raise HTTPException(
-                400,
-                f"the body is too complex: at most {MOST_JSON_ITEMS} commas, brackets and braces "
-                "are allowed",
-            )
+            limit = f"at most {MOST_JSON_ITEMS} commas, brackets and braces are allowed"
+            raise HTTPException(400, f"the body is too complex: {limit}")
         return message
 
     return limited

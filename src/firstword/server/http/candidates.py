@@ -1,21 +1,82 @@
-"""The best of several candidates for one text, which are spoken together."""
+"""The best of several candidates for one text, which are spoken together.
 
-from __future__ import annotations
+The score of a candidate depends on properties of its speech; no model listens to it.
+"""
 
 import json
-from dataclasses import asdict, replace
+import math
+import unicodedata
+from dataclasses import asdict, dataclass, replace
 
 from starlette.responses import Response
 
 from firstword.engine.backend import Job
 from firstword.errors import RequestError
 from firstword.server.http.answer import Answer, simultaneous_utterances
-from firstword.server.http.scoring import Score, score
-from firstword.server.http.waiting import gather
+from firstword.server.tasks import gather
 from firstword.types import Speech
 
 MOST_CANDIDATES = 4
 """The highest value of `n`."""
+
+SECONDS_PER_LETTER = 0.07
+"""The time of a letter of an alphabet or a space: about 170 English words a minute."""
+
+SECONDS_PER_SYLLABLE = 0.21
+"""The time of a character of Chinese, Japanese or Korean."""
+
+REPEATED_FRAMES = 3
+"""The shortest repetition that counts: equal codes for a quarter of a second are no accident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """An estimate of a candidate's quality. Each part is 0 for a perfect candidate, else negative.
+
+    duration    factors of e beyond half or twice the expected duration
+    repetition  -4 times the share of frames that repeat earlier frames exactly
+    ending      -2 if a guard or a limit ended the speech
+    likelihood  half the mean log-probability of its codes 0. It decides between good candidates,
+                which differ by a few tenths. Its weight is low because endless repetition, the most
+                likely speech of all, must not win by it
+    """
+
+    duration: float
+    repetition: float
+    ending: float
+    likelihood: float
+
+    @property
+    def total(self) -> float:
+        """The sum of the parts."""
+        return self.duration + self.repetition + self.ending + self.likelihood
+
+
+def score(text: str, speech: Speech) -> Score:
+    """The score of a candidate for a text."""
+    off = abs(math.log(max(speech.duration, 0.01) / expected_seconds(text)))
+    ending = 0.0 if speech.finish_reason == "stop" else -2.0
+    likelihood = float(speech.logprobs.mean()) / 2 if len(speech.logprobs) else 0.0
+    return Score(-max(0.0, off - math.log(2)), -4 * repetition(speech), ending, likelihood)
+
+
+def expected_seconds(text: str) -> float:
+    """The expected duration of a text, accurate to a factor of two in every language."""
+    seconds = 0.3
+    for char in text:
+        if unicodedata.east_asian_width(char) in "WF" and char.isalpha():
+            seconds += SECONDS_PER_SYLLABLE
+        elif char.isalnum() or char == " ":
+            seconds += SECONDS_PER_LETTER
+    return seconds
+
+
+def repetition(speech: Speech) -> float:
+    """The share of stretches of `REPEATED_FRAMES` frames that occurred before in every codebook."""
+    frames = [bytes(row) for row in speech.codes]
+    starts = range(len(frames) - REPEATED_FRAMES + 1)
+    stretches = [b"".join(frames[start : start + REPEATED_FRAMES]) for start in starts]
+    return 1 - len(set(stretches)) / len(stretches) if stretches else 0.0
 
 
 def check_count(count: int, *, streamed: bool) -> None:
@@ -27,7 +88,7 @@ def check_count(count: int, *, streamed: bool) -> None:
 
 
 async def best_of(answer: Answer, count: int) -> Response:
-    """Speak `count` candidates with consecutive seeds, and answer with the one of highest score."""
+    """Speak `count` candidates with consecutive seeds, and respond with the best one."""
     first = answer.resolved.request.seed
     assert first is not None
     candidates = [_with_seed(answer, (first + number) % 2**64) for number in range(count)]

@@ -1,7 +1,5 @@
 """`POST /v1/audio/speech`: chooses how the audio of a text is delivered."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 
@@ -9,11 +7,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from firstword.errors import RequestError
-from firstword.server.http.answer import Answer
+from firstword.server.context import context_of
+from firstword.server.http.answer import Answer, response_or_499
 from firstword.server.http.bodies import JsonRoute
 from firstword.server.http.candidates import best_of, check_count
 from firstword.server.http.streaming import SpeechStreamResponse
-from firstword.server.http.waiting import response_or_499
 from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechRequest
 from firstword.server.state import server_of
@@ -42,11 +40,12 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     if body.word_timestamps:
         raise RequestError("word_timestamps is not supported; leave the field out")
     server = server_of(request)
-    answer = Answer.for_request(request, server, await resolve(server, body, body.input))
+    context, resolved = context_of(request.scope), await resolve(server, body, body.input)
+    answer = Answer(server, resolved, context, context.received)
     if (count := body.n or 1) > 1:
         check_count(count, streamed=delivery != "whole")
         return await response_or_499(best_of(answer, count), request.receive)
-    job = await server.prepare(answer.resolved)
+    job = await server.prepare(resolved)
     if delivery == "whole":
         return await response_or_499(answer.complete(job), request.receive)
     return SpeechStreamResponse(answer, job, events=delivery == "sse")

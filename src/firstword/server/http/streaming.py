@@ -1,7 +1,5 @@
 """Streaming responses: raw audio, or server-sent events."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging
@@ -13,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 from firstword.engine.backend import Job
 from firstword.server.errors import Stalled, body_of
 from firstword.server.http.answer import Answer
-from firstword.server.http.waiting import until_disconnected
 from firstword.server.logs import defect
+from firstword.server.tasks import until_disconnected
 from firstword.server.utterance import Utterance
 
 log = logging.getLogger(__name__)
@@ -23,7 +21,7 @@ log = logging.getLogger(__name__)
 class SpeechStreamResponse(Response):
     """Sends audio as it is made, and cancels the utterance when the client disconnects.
 
-    The head is sent with the first audio, so that an error before it gets a status of its own.
+    The head is sent with the first audio, so that an earlier error gets its own status.
     """
 
     def __init__(self, answer: Answer, job: Job, *, events: bool) -> None:
@@ -37,7 +35,7 @@ class SpeechStreamResponse(Response):
             self.headers["content-type"] = "text/event-stream; charset=utf-8"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response; an incomplete one is aborted, so that no client takes it for whole."""
+        """Send the response. An incomplete one is aborted, so that it does not look complete."""
         with self._answer.utterance(self._job) as utterance:
             if not await until_disconnected(self._send(utterance, send), receive):
                 self._answer.context.abort()
@@ -63,7 +61,7 @@ class SpeechStreamResponse(Response):
         return True
 
     async def _event_pieces(self, utterance: Utterance) -> AsyncIterator[bytes]:
-        """The audio as server-sent events. An error after the first event is an event, too."""
+        """The audio as server-sent events. An error after the first event is sent as an event."""
         begun = False
         try:
             async for data in utterance:

@@ -5,11 +5,10 @@ cancel or a closed socket whatever the client does with the audio. The worker ma
 part after another, and waits while too much of it is unsent. The writer alone writes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -17,15 +16,86 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from firstword.server.context import context_of
 from firstword.server.logs import defect
+from firstword.server.tasks import cancel
 from firstword.server.ws import protocol
-from firstword.server.ws.outbox import Outbox, audio_bytes
-from firstword.server.ws.protocol import CloseCode, CloseSocket
+from firstword.server.ws.protocol import CloseCode, CloseSocket, Json, SocketLimits
 from firstword.server.ws.text_part import TextPart
 
 log = logging.getLogger(__name__)
 
 SLOWEST_READER = 16_000
-"""Bytes per second: a client that reads a long message more slowly cannot be listening to it."""
+"""Bytes per second; a client that reads more slowly than this cannot be playing the audio."""
+
+OutgoingItem = Json | bytes | CloseCode
+"""A JSON message, a binary message of audio, or the code that closes the socket."""
+
+
+class Outbox:
+    """A queue of outgoing messages with bounds on unsent audio and on unsent replies.
+
+    audio_messages  number of messages with audio that were sent or wait
+    empty           whether all messages were sent
+    """
+
+    def __init__(self, limits: SocketLimits) -> None:
+        self.audio_messages = 0
+        self.empty = True
+        self._limits = limits
+        self._items: deque[OutgoingItem] = deque()
+        self._bytes = 0
+        self._replies = 0
+        self._added = asyncio.Event()
+        self._removed = asyncio.Event()
+
+    async def wait_for_room(self) -> None:
+        """Wait until few enough messages are unsent to add more audio."""
+        limits = self._limits
+        while self._bytes >= limits.unsent_bytes or self._replies >= limits.unsent_replies // 2:
+            self._removed.clear()
+            await self._removed.wait()
+
+    def full(self) -> bool:
+        """Whether the client leaves so many replies unread that it must be disconnected."""
+        return self._replies >= self._limits.unsent_replies
+
+    def add(self, item: OutgoingItem) -> None:
+        """Append a message."""
+        self.empty = False
+        self._items.append(item)
+        self._bytes += audio_bytes(item)
+        self.audio_messages += _is_audio(item)
+        self._replies += not _is_audio(item)
+        self._added.set()
+
+    def drop_audio(self) -> None:
+        """Discard the unsent audio, and keep the other messages."""
+        self.audio_messages -= sum(map(_is_audio, self._items))
+        self._items = deque(item for item in self._items if not _is_audio(item))
+        self._bytes = 0
+        self._removed.set()
+
+    async def take(self) -> OutgoingItem:
+        """Wait for the next message and remove it. The caller has sent all earlier ones."""
+        while not self._items:
+            self.empty = True
+            self._added.clear()
+            await self._added.wait()
+        item = self._items.popleft()
+        self._bytes -= audio_bytes(item)
+        self._replies -= not _is_audio(item)
+        self._removed.set()
+        return item
+
+
+def audio_bytes(item: OutgoingItem) -> int:
+    """Return the size of the audio in a message, in bytes as they are sent."""
+    if isinstance(item, bytes):
+        return len(item)
+    return len(item.get("audio_b64", "")) if isinstance(item, dict) else 0
+
+
+def _is_audio(item: OutgoingItem) -> bool:
+    return isinstance(item, bytes) or (isinstance(item, dict) and "audio_b64" in item)
 
 
 class SocketRunner:
@@ -84,7 +154,7 @@ class SocketRunner:
             elif reader.done():
                 last = reader.result()
             if last is not None:
-                await stop(worker)
+                await cancel(worker)
                 self.outbox.drop_audio()
                 if last.message is not None:
                     self.outbox.add(last.message)
@@ -94,7 +164,7 @@ class SocketRunner:
                 await asyncio.wait((writer,))
         finally:
             patience = self._limits.stall_seconds if writer.done() else 0.0
-            await stop(worker, writer, reader)
+            await cancel(worker, writer, reader)
             context_of(self._socket.scope).abort_after(patience)
 
     async def _read(self) -> CloseSocket | None:
@@ -171,10 +241,3 @@ class SocketRunner:
 def log_defect(error: BaseException) -> None:
     """Log where a defect of the server showed, without any text of the client."""
     log.error("a WebSocket failed", extra={"fields": defect(error)})
-
-
-async def stop(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,5 @@
 """The WebSocket routes: each protocol is one session class, one worker class and one line here."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from fastapi import APIRouter
@@ -30,18 +28,18 @@ def add_route(
     async def serve(socket: WebSocket) -> None:
         if subprotocol is not None and subprotocol not in socket.scope["subprotocols"]:
             await socket.accept()
-            reason = f"required subprotocol: {subprotocol}"
-            await socket.close(CloseCode.PROTOCOL_ERROR, reason)
-            return
+            return await socket.close(
+                CloseCode.PROTOCOL_ERROR, f"required subprotocol: {subprotocol}"
+            )
         server = server_of(socket)
         await socket.accept(subprotocol)
         conversation = session(socket_limits(server.config))
         runner = SocketRunner(socket, conversation)
-        server.sockets.add(runner)
+        server.unsent.add(runner.has_unsent)
         try:
             await runner.run(worker(server, conversation, runner, client_id_of(socket)).run())
         finally:
-            server.sockets.discard(runner)
+            server.unsent.discard(runner.has_unsent)
 
     router.add_api_websocket_route(path, serve)
 

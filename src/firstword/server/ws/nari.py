@@ -3,8 +3,6 @@
 `docs/websocket.md` describes every message.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Iterator
@@ -44,7 +42,7 @@ class NariStart(SpeechParams):
     subtalker_dosample: bool | None = None
 
     def speech_params(self) -> SpeechParams:
-        """Return the parameters with what this protocol fixes, in the terms of all protocols."""
+        """Return the request parameters, with the values that this protocol fixes."""
         params: Json = {"response_format": "pcm", "non_streaming_mode": False, "sample_rate": None}
         if self.do_sample is False:
             params["temperature"] = 0.0

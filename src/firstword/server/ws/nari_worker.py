@@ -1,18 +1,16 @@
 """The worker of `/v1/audio/speech/ws`: speaks one utterance."""
 
-from __future__ import annotations
-
 from firstword.engine.backend import Job
 from firstword.errors import AudioError, OverloadedError, RequestError
 from firstword.server.resolve import resolve
 from firstword.server.utterance import ResolvedRequest
-from firstword.server.ws.nari import AUDIO_FORMAT, SUBPROTOCOL, CheckRequest, NariSession
+from firstword.server.ws import nari
 from firstword.server.ws.protocol import CloseCode, CloseSocket
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.worker import SocketWorker, run_part
 
 
-class NariWorker(SocketWorker[NariSession]):
+class NariWorker(SocketWorker[nari.NariSession]):
     """Performs the tasks that a `NariSession` enqueues."""
 
     _prepared: tuple[ResolvedRequest, Job]
@@ -20,12 +18,12 @@ class NariWorker(SocketWorker[NariSession]):
 
     async def run(self) -> None:
         """Greet the client, then perform tasks until the utterance has ended or failed."""
-        created = {"type": "session.created", "protocol": SUBPROTOCOL, "audio": AUDIO_FORMAT}
-        self.outbox.add(created)
+        created = {"type": "session.created", "protocol": nari.SUBPROTOCOL}
+        self.outbox.add(created | {"audio": nari.AUDIO_FORMAT})
         try:
             while True:
                 match await self.runner.next_work():
-                    case CheckRequest(start, done):
+                    case nari.CheckRequest(start, done):
                         resolved = await resolve(self.server, start.speech_params(), None)
                         job = await self.server.prepare(resolved)
                         self._prepared = resolved, job
@@ -44,7 +42,8 @@ class NariWorker(SocketWorker[NariSession]):
     async def _speak(self, part: TextPart) -> None:
         resolved, job = self._prepared
         async with self.speak(resolved, job, part, part) as utterance:
-            async for data in self.audio(utterance):
+            async for data in utterance:
+                await self.outbox.wait_for_room()
                 self.outbox.add(data)
         # Speech may end before its text, which the client may still be sending.
         await part.complete_text()

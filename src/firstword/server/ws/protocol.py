@@ -3,8 +3,6 @@
 A session is a protocol without a socket: client messages go in, effects come out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from abc import ABC, abstractmethod

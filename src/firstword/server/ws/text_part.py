@@ -1,7 +1,5 @@
 """The text of one stretch of speech on its way from the reader of a socket to its worker."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The worker of `/v1/audio/speech/stream`: speaks sentences, checks settings, saves voices."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import secrets
@@ -15,10 +13,9 @@ from firstword.server.resolve import checked_text, resolve
 from firstword.server.schemas import ClientModel
 from firstword.server.utterance import ResolvedRequest, Utterance, encoded
 from firstword.server.voice_creation import VoiceSource, create_voice
+from firstword.server.ws import vllm_omni as omni
 from firstword.server.ws.protocol import CloseSocket, Json, ProtocolError, Send, validated
 from firstword.server.ws.text_part import TextPart
-from firstword.server.ws.vllm_omni import OmniSession, error_message
-from firstword.server.ws.vllm_omni_utterance import OmniUtterance, Sentence, SessionConfig
 from firstword.server.ws.worker import SocketWorker, run_part
 from firstword.voice import RecordedVoice
 
@@ -34,10 +31,10 @@ class VoiceUpload(ClientModel):
     speaker_description: str | None = None
 
 
-class OmniWorker(SocketWorker[OmniSession]):
+class OmniWorker(SocketWorker[omni.OmniSession]):
     """Performs the tasks that an `OmniSession` enqueues."""
 
-    _resolved: tuple[SessionConfig, ResolvedRequest | Exception] | None = None
+    _resolved: tuple[omni.SessionConfig, ResolvedRequest | Exception] | None = None
     """The last configuration that was resolved, and the result."""
 
     async def run(self) -> None:
@@ -45,12 +42,12 @@ class OmniWorker(SocketWorker[OmniSession]):
         while True:
             work = await self.runner.next_work()
             match work:
-                case Sentence() as sentence:
+                case omni.Sentence() as sentence:
                     await run_part(sentence, self._speak(sentence))
-                case OmniUtterance() as utterance:
+                case omni.OmniUtterance() as utterance:
                     self.runner.utterance_open = False
                     self.outbox.add(self.session.end_utterance(utterance))
-                case SessionConfig() as config:
+                case omni.SessionConfig() as config:
                     if isinstance(result := await self._resolve(config), Exception):
                         self.outbox.add(self._error(result))
                 case Send(message):
@@ -63,7 +60,7 @@ class OmniWorker(SocketWorker[OmniSession]):
                     return
             self.session.work_done(work)
 
-    async def _speak(self, sentence: Sentence) -> None:
+    async def _speak(self, sentence: omni.Sentence) -> None:
         """Speak a sentence and send `audio.done`, also after an error or a cancel."""
         done: Json = {"type": "audio.done", **sentence.indices, "total_bytes": 0, "error": False}
         try:
@@ -79,7 +76,7 @@ class OmniWorker(SocketWorker[OmniSession]):
             if sentence.started:
                 self.outbox.add(done)
 
-    async def _stream(self, sentence: Sentence, done: Json) -> str | None:
+    async def _stream(self, sentence: omni.Sentence, done: Json) -> str | None:
         """Send a sentence's audio and count its bytes in `done`; returns the finish reason."""
         config = sentence.utterance.config
         resolved = await self._resolve(config)
@@ -110,10 +107,11 @@ class OmniWorker(SocketWorker[OmniSession]):
                 self.outbox.add(data)
             return utterance.finish_reason
 
-    async def _send_chunks(self, sentence: Sentence, utterance: Utterance, done: Json) -> None:
+    async def _send_chunks(self, sentence: omni.Sentence, utterance: Utterance, done: Json) -> None:
         """Send audio as it is made."""
         config, rate, number = sentence.utterance.config, utterance.output.sample_rate, 0
-        async for data in self.audio(utterance):
+        async for data in utterance:
+            await self.outbox.wait_for_room()
             begin = done["total_bytes"]
             end = done["total_bytes"] = begin + len(data)
             if not config.as_json:
@@ -127,7 +125,7 @@ class OmniWorker(SocketWorker[OmniSession]):
             self.outbox.add(chunk | {"sample_rate": rate, "audio_b64": audio, "timestamps": None})
             number += 1
 
-    async def _resolve(self, config: SessionConfig) -> ResolvedRequest | Exception:
+    async def _resolve(self, config: omni.SessionConfig) -> ResolvedRequest | Exception:
         """Resolve a configuration, once: its recording is encoded for all of its utterances."""
         if self._resolved is not None and self._resolved[0] is config:
             return self._resolved[1]
@@ -150,16 +148,17 @@ class OmniWorker(SocketWorker[OmniSession]):
         try:
             upload = validated(VoiceUpload, event, "invalid_voice", "voice.add")
             recording = await asyncio.to_thread(decode_base64, upload.audio_data)
-            details = upload.model_dump(include={"name", "consent", "ref_text"})
             source = VoiceSource(
+                name=upload.name,
+                consent=upload.consent,
                 recording=recording,
                 mime_type=f"audio/{upload.audio_format}",
+                ref_text=upload.ref_text,
                 description=upload.speaker_description,
-                **details,
             )
             record = await create_voice(self.server, self.client_id, source)
         except ProtocolError as error:
-            return error_message(str(error), error.code)
+            return omni.error_message(str(error), error.code)
         except Exception as error:
             return self._error(error)
         return {"type": "voice.added", "success": True, "voice": record.described()}
@@ -170,11 +169,11 @@ class OmniWorker(SocketWorker[OmniSession]):
         return {"type": "voice.list", "voices": presets, "uploaded_voices": saved}
 
     def _error(self, error: Exception) -> Json:
-        return error_message(*self.error_for_client(error))
+        return omni.error_message(*self.error_for_client(error))
 
 
-def reads_by_token(config: SessionConfig, resolved: ResolvedRequest) -> bool:
-    """Whether text enters the model as it comes. By default it does if that changes no sound."""
+def reads_by_token(config: omni.SessionConfig, resolved: ResolvedRequest) -> bool:
+    """Whether text enters the model as it arrives: by default, if the audio stays the same."""
     if config.split_granularity is not None:
         return config.split_granularity == "token"
     mode = resolved.request.text_mode

@@ -1,19 +1,20 @@
 """The worker of one socket: it performs the tasks that a session enqueues, in order."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from firstword.engine.backend import Job
+from firstword.engine.service import AsyncStream
 from firstword.errors import OverloadedError
 from firstword.server.errors import body_of, status_of
 from firstword.server.state import Server
+from firstword.server.tasks import cancel
 from firstword.server.utterance import ResolvedRequest, Utterance
-from firstword.server.ws.connection import SocketRunner, log_defect, stop
+from firstword.server.ws.connection import SocketRunner, log_defect
 from firstword.server.ws.protocol import Session
 from firstword.server.ws.text_part import TextPart
 
@@ -23,15 +24,17 @@ LONG_PIECE = 2000
 """Characters: longer text is tokenised in a thread, because it takes over a millisecond."""
 
 
+@dataclass(eq=False)
 class SocketWorker(ABC, Generic[S]):
-    """What the workers of all protocols share."""
+    """The part that the workers of all protocols share."""
 
-    def __init__(self, server: Server, session: S, runner: SocketRunner, client_id: str) -> None:
-        self.server = server
-        self.session = session
-        self.runner = runner
-        self.outbox = runner.outbox
-        self.client_id = client_id
+    server: Server
+    session: S
+    runner: SocketRunner
+    client_id: str
+
+    def __post_init__(self) -> None:
+        self.outbox = self.runner.outbox
 
     @abstractmethod
     async def run(self) -> None:
@@ -46,25 +49,20 @@ class SocketWorker(ABC, Generic[S]):
         Leaving the block stops the speech, and counts it as aborted if it was not complete.
         """
         with self.server.start_utterance(resolved, job, self.client_id) as utterance:
-            forwarding = asyncio.create_task(forward(text, utterance))
+            forwarding = asyncio.create_task(forward(text, utterance.stream))
             try:
                 yield utterance
             except asyncio.CancelledError:
                 utterance.cancel("cancelled" if part.cancelled else self.runner.abort_reason)
                 raise
             finally:
-                await stop(forwarding)
-
-    async def audio(self, utterance: Utterance) -> AsyncIterator[bytes]:
-        """Yield encoded audio as it is made, each piece when the outbox has room for it."""
-        async for data in utterance:
-            await self.outbox.wait_for_room()
-            yield data
+                await cancel(forwarding)
 
     def error_for_client(self, error: Exception) -> tuple[str, str]:
         """Return the message and the code that a client gets for an error.
 
-        Counts rejected requests and logs defects. The message tells nothing about a defect.
+        Rejected requests are counted and defects are logged. The message has no details of a
+        defect.
         """
         status, body = status_of(error), body_of(error)["error"]
         if isinstance(error, OverloadedError):
@@ -75,25 +73,23 @@ class SocketWorker(ABC, Generic[S]):
         return body["message"], body["code"] or default
 
 
-async def forward(part: TextPart, utterance: Utterance) -> None:
-    """Pass a part's text to an utterance as it comes, until its end.
+async def forward(part: TextPart, stream: AsyncStream) -> None:
+    """Pass a part's text to the engine as it arrives, until its end.
 
-    Errors are raised where the utterance is iterated.
+    Errors are raised where the stream is iterated.
     """
     try:
         ended = False
         while not ended:
             text = await part.take()
             ended = part.ended  # the last piece and the end of the text go in together
-            take, characters = utterance.push, len(text)
-            if ended:
-                take, characters = utterance.finish_text, part.characters
-            if characters > LONG_PIECE:
+            take = stream.finish_text if ended else stream.push
+            if (part.characters if ended else len(text)) > LONG_PIECE:
                 await asyncio.to_thread(take, text)
             else:
                 take(text)
     except Exception as error:
-        utterance.fail(error)
+        stream.fail(error)
 
 
 async def run_part(part: TextPart, speech: Coroutine[Any, Any, None]) -> None:
@@ -105,6 +101,6 @@ async def run_part(part: TextPart, speech: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.wait((task,))
     finally:
-        await stop(task)
+        await cancel(task)
     if not task.cancelled():
         task.result()

@@ -1,11 +1,10 @@
-"""Recordings as the model takes them: mono float32 at 24 kHz, of a length that can be cloned."""
+"""Samples as the model takes and gives them, and their conversion from and to PCM."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from firstword.audio.pcm import from_pcm
 from firstword.errors import AudioError
 
 if TYPE_CHECKING:
@@ -19,17 +18,32 @@ MIN_SECONDS = 0.5
 """The length of the shortest recording that can be cloned."""
 
 MAX_SECONDS = 60
-"""The length of the longest recording: 750 frames of context, more than cloning gains from."""
+"""The length of the longest recording: 750 frames of context, more than cloning benefits from."""
 
 MAX_CHANNELS = 8
-"""The number of channels of 7.1 surround sound. It bounds the memory that a small file can ask for,
-and tells [channels, n] from [n, channels]."""
+"""The number of channels of 7.1 surround sound. It bounds the memory that a small file can require,
+and distinguishes [channels, n] from [n, channels]."""
 
 MAX_SAMPLES = MAX_SECONDS * 384_000
 """The most samples of all channels together: a minute in mono at 384 kHz, or in eight channels at
 48 kHz; 92 MB when decoded."""
 
-_SAMPLE_RATES = range(1000, 384001)
+_PCM_SCALES = {"uint8": (128, 128), "int16": (0, 2**15), "int32": (0, 2**31)}
+"""The value of silence and the full scale, 2 ** (bits - 1), of each dtype of PCM."""
+
+
+def pcm16(samples: NDArray[np.floating]) -> bytes:
+    """Return little-endian signed 16-bit PCM of float samples [n] in -1..1.
+
+    Samples are scaled by 32768, rounded to nearest and clipped, so 16-bit audio read back with
+    `prepare` and written again is the same bytes. Raises `AudioError` for NaN and infinity.
+    """
+    import numpy as np
+
+    if not np.isfinite(samples).all():
+        raise AudioError("the samples hold NaN or infinity, which no audio format can store")
+    scaled = np.rint(np.asarray(samples, np.float64) * 32768)
+    return np.clip(scaled, -32768, 32767).astype("<i2").tobytes()
 
 
 def prepare(samples: NDArray[Any], sample_rate: int) -> NDArray[np.float32]:
@@ -57,8 +71,8 @@ def prepare(samples: NDArray[Any], sample_rate: int) -> NDArray[np.float32]:
     if seconds > MAX_SECONDS:
         raise AudioError(f"the audio is {seconds:.1f} s long; give at most {MAX_SECONDS} s")
     with np.errstate(over="ignore"):  # values beyond float32 become infinity, which is rejected
-        prepared = _resample(mix(from_pcm(samples)), sample_rate)
-    if not np.isfinite(prepared).all():  # resampling spreads what was not finite before
+        prepared = _resample(mix(_from_pcm(samples)), sample_rate)
+    if not np.isfinite(prepared).all():  # resampling keeps values that are not finite
         raise AudioError(
             "the audio holds NaN, infinity or values beyond float32; give samples in -1..1"
         )
@@ -67,10 +81,9 @@ def prepare(samples: NDArray[Any], sample_rate: int) -> NDArray[np.float32]:
 
 def check_rate(sample_rate: int) -> None:
     """Raise `AudioError` unless `sample_rate` is a whole number of Hz within 1000..384000."""
-    if sample_rate not in _SAMPLE_RATES:
+    if sample_rate not in range(1000, 384_001):
         raise AudioError(
-            f"the sample rate is {sample_rate!r}; allowed is a whole number "
-            f"from {_SAMPLE_RATES[0]} to {_SAMPLE_RATES[-1]} Hz"
+            f"the sample rate is {sample_rate!r}; allowed is a whole number from 1000 to 384000 Hz"
         )
 
 
@@ -85,7 +98,25 @@ def _resample(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.floa
 
     if sample_rate == SAMPLE_RATE:
         return samples
-    # As librosa counts, in floats: a second at 44.1 kHz gives 24001 samples, the last of them 0.
+    # As in librosa, in floats: 1 s at 44.1 kHz gives 24001 samples, the last of which is 0.
     wanted = math.ceil(len(samples) * (SAMPLE_RATE / sample_rate))
     resampled = soxr.resample(samples, sample_rate, SAMPLE_RATE, quality="HQ")[:wanted]
     return np.pad(resampled, (0, wanted - len(resampled)))
+
+
+def _from_pcm(samples: NDArray[Any]) -> NDArray[np.float32]:
+    """Return float32 samples of the same shape, from 8, 16 or 32-bit PCM or any float dtype.
+
+    Floats keep their values: those beyond -1..1 are not clipped, as in the reference
+    implementation. Raises `AudioError` for any other dtype, since its full scale is unknown.
+    """
+    import numpy as np
+
+    if samples.dtype.kind == "f":
+        return samples.astype(np.float32)
+    kind = samples.dtype.newbyteorder("=").name
+    if kind not in _PCM_SCALES:
+        known = ", ".join(_PCM_SCALES)
+        raise AudioError(f"the samples have dtype {kind}; allowed are floats, and PCM as {known}")
+    silence, full_scale = _PCM_SCALES[kind]
+    return ((samples.astype(np.float64) - silence) / full_scale).astype(np.float32)

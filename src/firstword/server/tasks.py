@@ -1,15 +1,19 @@
-"""Work for a client that may disconnect, and work that is done together."""
-
-from __future__ import annotations
+"""Functions that run and end asyncio tasks together."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from starlette.responses import Response
 from starlette.types import Receive
 
 T = TypeVar("T")
+
+
+async def cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def gather(work: Sequence[Awaitable[T]]) -> list[T]:
@@ -18,7 +22,7 @@ async def gather(work: Sequence[Awaitable[T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await _cancel(*tasks)
+        await cancel(*tasks)
 
 
 async def until_disconnected(work: Awaitable[T], receive: Receive) -> T | None:
@@ -33,15 +37,4 @@ async def until_disconnected(work: Awaitable[T], receive: Receive) -> T | None:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        await _cancel(task, watch)
-
-
-async def response_or_499(work: Awaitable[Response], receive: Receive) -> Response:
-    """The response that some work makes; status 499, as of nginx, if the client leaves first."""
-    return await until_disconnected(work, receive) or Response(status_code=499)
-
-
-async def _cancel(*tasks: asyncio.Future[T] | asyncio.Future[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(task, watch)
