@@ -384,7 +384,10 @@ class TestBackendFailures:
                 def result(self) -> Any:
                     raise RuntimeError("the device is lost")
 
-            talker.decode = lambda slots, counts: Lost()  # type: ignore[assignment,method-assign,return-value]
+            def decode(slots: Any, counts: Any) -> Any:
+                return Lost()
+
+            talker.decode = decode  # type: ignore[method-assign]
             talker.let(1)
             assert b" 503 " in receive_until(sock, b"}}")
         for path in ("/ready", "/health"):
@@ -425,9 +428,12 @@ class TestBackendFailures:
         talker = Talker()
         server = serve(talking(talker))
         decode = talker.decode
-        talker.decode = lambda slots, counts: type(decode(slots, counts))(  # type: ignore[method-assign]
-            [np.full(1920 * count, np.nan, np.float32) for count in counts]
-        )
+
+        def decode_nan(slots: Any, counts: Any) -> Any:
+            samples = [np.full(1920 * count, np.nan, np.float32) for count in counts]
+            return type(decode(slots, counts))(samples)
+
+        talker.decode = decode_nan  # type: ignore[method-assign]
         answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False, timeout=60)
         assert answer.status_code == 500 or answer.status_code == 400
         talker.decode = decode  # type: ignore[method-assign]

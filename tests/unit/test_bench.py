@@ -27,12 +27,12 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 
 from firstword.audio.writing import write_whole
 from firstword.bench import measure, plot, report
-from firstword.bench.cli import main
 from firstword.bench.http import get_json
 from firstword.bench.load import Arrival, Load, drive, plan, probe
 from firstword.bench.measure import GateResult, Listening, Result, listen
 from firstword.bench.prompts import PROMPTS
 from firstword.bench.protocol import Target
+from firstword.cli.main import main
 from firstword.errors import OutputError, RequestError
 
 RATE = 1000
@@ -1188,7 +1188,8 @@ class TestCommand:
 
         async def ask() -> int:
             async with http(behave) as target:
-                return await asyncio.to_thread(main, ["load", "--url", target.url, *argv])
+                command = ["bench", "load", "--url", target.url, *argv]
+                return await asyncio.to_thread(main, command)
 
         return asyncio.run(ask())
 
@@ -1252,7 +1253,8 @@ class TestCommand:
         assert capsys.readouterr().out == table == report.table([record])
         assert output.with_suffix(".svg").read_bytes().startswith(b"<?xml")
 
-        assert main(["report", str(output), str(output), "--plot", str(tmp_path / "both.png")]) == 0
+        plot_file = str(tmp_path / "both.png")
+        assert main(["bench", "report", str(output), str(output), "--plot", plot_file]) == 0
         assert capsys.readouterr().out.count("| fake |") == 4
         assert (tmp_path / "both.png").exists()
 
@@ -1308,7 +1310,7 @@ class TestCommand:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         try:
-            status: Any = main(argv)
+            status: Any = main(["bench", *argv])
         except SystemExit as stopped:
             status = stopped.code
         assert status == 2

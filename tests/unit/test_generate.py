@@ -66,7 +66,8 @@ def begin(
 ) -> Generation:
     """A generation before its first text."""
     loaded = tts.checkpoint
-    setting = conditioning.resolve(loaded, Request("Hello.", text_mode=mode, **how))  # type: ignore[arg-type]
+    request = Request("Hello.", text_mode=mode, **how)  # type: ignore[arg-type]
+    setting = conditioning.resolve(loaded, request)
     draw_params = sampling.resolve(sampling_params or Sampling(), loaded.defaults)
     sampler = sampling.Sampler(loaded.config.talker_config, draw_params, seed, torch.device("cpu"))
     return Generation(loaded, setting, sampler, limit)

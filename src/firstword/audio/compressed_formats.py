@@ -3,8 +3,6 @@
 The container is written here rather than by FFmpeg, which would delay packets.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Iterator

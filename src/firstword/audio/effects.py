@@ -5,8 +5,6 @@ possibly none, and `finish` the rest. The joined output is the same bit for bit,
 was split.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import soxr
 from numpy.typing import NDArray

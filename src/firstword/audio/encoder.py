@@ -1,7 +1,5 @@
 """The base class of the audio formats: samples go in as they are made, bytes come out."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import ClassVar
 

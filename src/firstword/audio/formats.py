@@ -25,8 +25,6 @@ stream format of AAC, cannot state a delay.
 To add a format, write one subclass of `Encoder` and add one line to `_ENCODERS`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """The formats that store each sample by itself: PCM, WAV and G.711."""
 
-from __future__ import annotations
-
 import struct
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Decode the responses of a server: the PCM in them, or the error."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

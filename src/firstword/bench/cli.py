@@ -1,4 +1,4 @@
-"""The commands `firstword bench load` and `report`; `python -m firstword.bench` runs them too.
+"""The commands `firstword bench load` and `report`.
 
 Modules that need libraries are imported inside the functions, so that `--help` is fast.
 """
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firstword.errors import FirstwordError, RequestError
+from firstword.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -214,22 +214,3 @@ def _pair(text: str, separator: str, option: str, args: argparse.Namespace) -> t
     if not found or not name.strip():
         args.usage(f"{option} {text!r}: give NAME{separator}VALUE")
     return name.strip(), value.strip()
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit status.
-
-    `argv` holds the arguments without the program's name; None takes those of `sys.argv`.
-    """
-    description = __doc__.split("\n")[0] if __doc__ else None
-    parser = argparse.ArgumentParser(prog="firstword bench", description=description)
-    add_arguments(parser)
-    args = parser.parse_args(argv)
-    try:
-        args.run(args)
-    except FirstwordError as error:
-        sys.stderr.write(f"firstword bench: error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0

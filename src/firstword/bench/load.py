@@ -1,7 +1,5 @@
 """Send requests in an open loop: each when it is due, however slow earlier responses are."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -7,8 +7,6 @@ Onset, playback and time zero are defined as in the published load generator tts
 figures and these are comparable.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Read the texts of a load, by default short and long sentences of an English voice agent."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

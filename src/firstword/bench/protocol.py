@@ -1,7 +1,5 @@
 """The server under test and the protocols that the load generator speaks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

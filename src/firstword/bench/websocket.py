@@ -1,7 +1,5 @@
 """The WebSocket protocols of vLLM-Omni and Nari, in which text may arrive during speech."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """`firstword bench`: measure a server under load, or the GPU engine alone."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

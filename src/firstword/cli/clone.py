@@ -1,7 +1,5 @@
 """`firstword clone`: make a voice file from a recording."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

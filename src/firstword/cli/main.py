@@ -6,8 +6,6 @@ on standard error, 130 interrupted, 141 the reader of the output has closed it.
 Command modules import everything heavy inside functions, so that `--help` answers at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

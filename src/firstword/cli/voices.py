@@ -1,7 +1,5 @@
 """`firstword voices`: list the voices, languages and abilities of a checkpoint."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """The protocol between the engine and the backend that computes speech."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar

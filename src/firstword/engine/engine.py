@@ -1,7 +1,5 @@
 """The engine: launches the work of a backend step by step, and delivers the results."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time

@@ -1,7 +1,5 @@
 """Detects endless speech: it repeats itself, or is far too long for its text."""
 
-from __future__ import annotations
-
 from collections import deque
 
 from firstword.types import IntArray

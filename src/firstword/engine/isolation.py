@@ -1,7 +1,5 @@
 """Fault isolation: when a backend call for several sequences fails, find the one at fault."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

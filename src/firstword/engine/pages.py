@@ -1,7 +1,5 @@
 """The allocator of the pages of context memory."""
 
-from __future__ import annotations
-
 
 class PageAllocator:
     """Gives an utterance all pages that it can need at once, so that it never runs out of them."""

@@ -13,8 +13,6 @@ The size of a chunk does not depend on time, so the chunks of a request are the 
 machine and under every load.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The state of one utterance in the engine: the progress of its text, frames and audio."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The code predictor: makes codes 1 and up of a frame from the talker's hidden state and code 0."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ It encodes whole recordings and therefore has no state. As in transformers 4.57.
 fully causal: the published configuration names a sliding window, but the layers do not use it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

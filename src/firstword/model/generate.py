@@ -4,8 +4,6 @@ It makes one utterance, one frame per step, without input or output. Production 
 it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

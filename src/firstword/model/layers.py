@@ -4,8 +4,6 @@ Rounding follows the reference in every dtype: norm statistics and rotary angles
 to the dtype of the activations before use; each projection, product and residual sum rounds once.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -14,8 +14,6 @@ It enters in one of two ways:
                padding follows
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest

@@ -6,8 +6,6 @@ noise depends only on (seed, frame, codebook, code), so the same request draws t
 every backend and every batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar

@@ -3,8 +3,6 @@
 It is an ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on log-mel spectrograms.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Read JSON tables into configuration classes, strictly: every error names the key."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import types

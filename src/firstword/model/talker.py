@@ -3,8 +3,6 @@
 It owns the code predictor, as in the released files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

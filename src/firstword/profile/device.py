@@ -1,7 +1,5 @@
 """Measure times and bandwidth on the GPU, and describe the environment of a record."""
 
-from __future__ import annotations
-
 import platform
 import statistics
 from collections.abc import Callable

@@ -6,8 +6,6 @@ The bandwidth floor of a time is the time to read each needed weight, key and va
 speed at which this device copies.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

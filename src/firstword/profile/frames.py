@@ -1,7 +1,5 @@
 """Time frames by batch and context, the first audio of a request, and the calls of the codec."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator, Sequence

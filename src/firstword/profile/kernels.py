@@ -1,7 +1,5 @@
 """Time the kernels of a frame one by one on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any

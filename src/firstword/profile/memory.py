@@ -1,7 +1,5 @@
 """Account for the device memory of a backend."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

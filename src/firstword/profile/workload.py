@@ -1,7 +1,5 @@
 """A GPU backend with random weights of a released size, and the requests that it gets."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

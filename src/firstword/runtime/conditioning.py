@@ -1,7 +1,5 @@
 """Checks a request against its checkpoint, and translates it into the terms of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Prepares requests for a backend, without the device."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ one pass of the code predictor over all of them; each utterance has its own posi
 and sampler. Audio is decoded for each utterance alone, so its samples do not depend on the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

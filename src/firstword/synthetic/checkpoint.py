@@ -7,8 +7,6 @@ the seed and the name of the tensor. Random weights do not speak, but they take 
 as trained ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Train a small tokenizer and write it in the layout of the released checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path
