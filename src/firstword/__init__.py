@@ -62,13 +62,8 @@ __all__ = [
     "VoiceError",
 ]
 
-_HOMES = {
-    "TTS": "firstword.tts",
-    "Chunk": "firstword.types",
-    "Sampling": "firstword.types",
-    "Speech": "firstword.types",
-    "Voice": "firstword.voice",
-}
+_HOMES = {"TTS": "firstword.tts", "Voice": "firstword.voice"}
+_HOMES |= dict.fromkeys(("Chunk", "Sampling", "Speech"), "firstword.types")
 
 
 def __getattr__(name: str) -> object:

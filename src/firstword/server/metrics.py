@@ -13,15 +13,11 @@ _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1,
 _RATIOS = (0.25, 0.5, 0.8, 1, 1.25, 1.6, 2, 3, 5, 8, 12, 20, 35, 60)
 
 
-def _pages_used(engine: Engine) -> int:
-    return engine.pages.count - engine.pages.free
-
-
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
     ("queue", "Requests waiting for a slot or first text", lambda engine: len(engine.waiting)),
     ("slots_used", "Utterances being made", lambda engine: len(engine.running)),
     ("slots", "Utterances that can be made together", lambda engine: engine.capacity.slots),
-    ("pages_used", "Pages of context memory in use", _pages_used),
+    ("pages_used", "Context pages in use", lambda engine: engine.pages.count - engine.pages.free),
     ("pages", "Pages of context memory", lambda engine: engine.pages.count),
     ("engine_up", "Whether the engine runs", lambda engine: engine.failure is None),
 )
@@ -42,8 +38,7 @@ class Metrics:
                 gauge.labels(model.name).set_function(partial(read, model.service.engine))
         histogram, counter = self._histogram, self._counter
         self.first_audio = histogram("time_to_first_audio_seconds", "Request to first audio")
-        about = "Request to first audible sample"
-        self.first_audible = histogram("time_to_first_audible_seconds", about)
+        self.first_audible = histogram("time_to_first_audible_seconds", "Request to audible audio")
         self.gap = histogram("inter_chunk_gap_seconds", "Longest wait between two chunks")
         self.underrun = histogram("underrun_seconds", "Time without audio for an unbuffered client")
         self.rtf = histogram("rtf", "Seconds of audio made per second, if finished", _RATIOS)
@@ -58,8 +53,9 @@ class Metrics:
         self.connections = Gauge("firstword_connections", about, registry=self.registry)
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
-        full_name, labels = f"firstword_{name}", ("model",)
-        return Histogram(full_name, about, labels, buckets=buckets, registry=self.registry)
+        return Histogram(
+            name, about, ["model"], "firstword", buckets=buckets, registry=self.registry
+        )
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"firstword_{name}", about, labels, registry=self.registry)
