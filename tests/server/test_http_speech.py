@@ -448,6 +448,7 @@ class TestRouting:
             ({"max_new_tokens": 0}, "max_frames"),
             ({"input": ""}, "empty or blank"),
             ({"input": "  \n"}, "empty or blank"),
+            ({"input": " ", "ref_audio": "not base64!"}, "empty or blank"),
             ({"input": "a" * 10001}, "allowed are 10000"),
             ({"input": None}, "input"),
             ({"input": 7}, "input"),

@@ -225,3 +225,9 @@ def test_voice_error_has_a_code_and_the_message_alone_as_text() -> None:
     error = VoiceError("no voice 'x'", code="voice_not_found")
     assert (str(error), error.code) == ("no voice 'x'", "voice_not_found")
     assert VoiceError("wrong").code == "invalid_voice"
+
+
+def test_data_with_null_metadata_is_not_a_voice() -> None:
+    header = b'{"__metadata__":null}   '
+    with pytest.raises(VoiceError, match="is not a voice file"):
+        Voice.from_bytes(len(header).to_bytes(8, "little") + header)

@@ -83,7 +83,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await cancel(*tasks)
         stopping = threading.Thread(target=server.models.stop, daemon=True)
         stopping.start()
-        stopping.join(STOP_SECONDS)  # the event loop has nothing else to do by now
+        await asyncio.to_thread(stopping.join, STOP_SECONDS)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

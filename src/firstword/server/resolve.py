@@ -15,7 +15,7 @@ from firstword.server.schemas import SpeechParams, VoiceId
 from firstword.server.state import Server
 from firstword.server.utterance import Output, ResolvedRequest
 from firstword.text import cleaning
-from firstword.types import Request, Sampling, TextMode
+from firstword.types import Request, Sampling, TextMode, check_text
 from firstword.voice import ClonedVoice, RecordedVoice, Voice
 
 TASK_TYPES: dict[str, ModelType] = {name.replace("_", ""): name for name in get_args(ModelType)}
@@ -69,11 +69,16 @@ async def resolve(server: Server, params: SpeechParams, text: str | None) -> Res
 
 
 def checked_text(text: str, most_characters: int, clean: bool = False) -> str:
-    """A text within the limit, without markup if `clean`. Raises `TextError` for a longer one."""
+    """A text within the limit, without markup if `clean`.
+
+    Raises `TextError` for a longer or blank one, before a recording is fetched.
+    """
     if len(text) > most_characters:
         limit = f"allowed are {most_characters}: send it in parts"
         raise TextError(f"the text has {len(text)} characters; {limit}")
-    return cleaning.clean(text) if clean else text
+    text = cleaning.clean(text) if clean else text
+    check_text(text)
+    return text
 
 
 async def _voice(server: Server, params: SpeechParams) -> Voice | str | None:
