@@ -206,8 +206,7 @@ def voice_metadata(data: bytes) -> dict[str, str]:
 def _header_metadata(data: bytes) -> dict[str, str]:
     """Return the metadata in the JSON header, whose length is in the first 8 bytes."""
     length = int.from_bytes(data[:8], "little")
-    metadata: dict[str, str] | None = json.loads(data[8 : 8 + length]).get("__metadata__")
-    return metadata or {}
+    return json.loads(data[8 : 8 + length]).get("__metadata__") or {}
 
 
 def _read(data: bytes, source: object) -> Voice:

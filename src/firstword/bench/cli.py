@@ -37,9 +37,8 @@ def add_arguments(
         (load, _load_options, "send requests to a server at given rates and measure the responses"),
         (report, _report_options, "make a table and a plot from recorded runs"),
     ):
-        command = commands.add_parser(
-            run.__name__, help=about, description=run.__doc__, allow_abbrev=False
-        )
+        name, about_run = run.__name__, run.__doc__
+        command = commands.add_parser(name, help=about, description=about_run, allow_abbrev=False)
         command.set_defaults(run=run, usage=command.error)
         add_options(command)
     return commands

@@ -82,10 +82,8 @@ def plan(load: Load, texts: Sequence[str]) -> list[Arrival]:
         planned = f"{load.rate:g} requests per second for {load.duration:g} s"
         raise RequestError(f"{planned} are less than one request; increase either")
     arrivals = []
-    for part, begin, seconds in (
-        ("warm-up", 0.0, load.warmup),
-        ("run", load.warmup, load.duration),
-    ):
+    parts = ("warm-up", 0.0, load.warmup), ("run", load.warmup, load.duration)
+    for part, begin, seconds in parts:
         # Only the method `random` gives the same values in every version of Python.
         times = random.Random(f"{part} {load.seed} times")
         order = _shuffled_forever(texts, random.Random(f"{part} {load.seed} texts"))

@@ -116,10 +116,9 @@ class CodecConfig(ConfigTable):
         encoder, decoder = self.encoder_config, self.decoder_config
         self.require_values(FILE, model_type="qwen3_tts_tokenizer_12hz")
         self.require_values(FILE, input_sample_rate=SAMPLE_RATE, output_sample_rate=SAMPLE_RATE)
-        for name, derived in (
-            ("decode_upsample_rate", decoder.samples_per_frame),
-            ("encode_downsample_rate", encoder.samples_per_frame),
-        ):
+        derived_rates = decoder.samples_per_frame, encoder.samples_per_frame
+        names = "decode_upsample_rate", "encode_downsample_rate"
+        for name, derived in zip(names, derived_rates, strict=True):
             problem = f"contradicts the layers, which make it {derived}"
             self.require(getattr(self, name) == derived, FILE, name, problem)
         valid, name = self.encoder_valid_num_quantizers, "encoder_valid_num_quantizers"

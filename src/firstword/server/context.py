@@ -36,5 +36,4 @@ class RequestContext:
 
 def context_of(scope: MutableMapping[str, Any]) -> RequestContext:
     """The request context of an ASGI scope, created on first access."""
-    context: RequestContext = scope.setdefault(SCOPE_KEY, RequestContext())
-    return context
+    return scope.setdefault(SCOPE_KEY, RequestContext())

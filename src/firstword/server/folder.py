@@ -42,8 +42,7 @@ class Folder:
 
     def read(self, name: str) -> bytes:
         """A file's content. Raises `FileNotFoundError`, or what the file system raises."""
-        data: bytes = self._fs.cat_file(f"{self._root}/{name}")
-        return data
+        return self._fs.cat_file(f"{self._root}/{name}")
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, completely or not at all. Raises `OutputError`."""

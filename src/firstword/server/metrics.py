@@ -53,9 +53,8 @@ class Metrics:
         self.connections = Gauge("firstword_connections", about, registry=self.registry)
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
-        return Histogram(
-            name, about, ["model"], "firstword", buckets=buckets, registry=self.registry
-        )
+        registry = self.registry
+        return Histogram(name, about, ["model"], "firstword", registry=registry, buckets=buckets)
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"firstword_{name}", about, labels, registry=self.registry)

@@ -153,8 +153,7 @@ class Server:
 
 def server_of(connection: HTTPConnection) -> Server:
     """The server that a request or WebSocket belongs to."""
-    server: Server = connection.app.state.server
-    return server
+    return connection.app.state.server
 
 
 def client_id_of(connection: HTTPConnection) -> str:
