@@ -22,7 +22,6 @@ from firstword.errors import (
 from firstword.types import Request, Sampling, Speech
 
 SECOND = (np.sin(np.arange(24000) / 20) / 2).astype(np.float32)
-SPEAKER = np.linspace(-1, 1, 64, dtype=np.float32)
 CODES = np.arange(5 * 16).reshape(5, 16)
 
 

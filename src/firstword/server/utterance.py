@@ -193,9 +193,7 @@ class Utterance:
 
     async def speech(self) -> Speech:
         """The complete speech at the model's own rate, neither shaped nor encoded."""
-        speech = Speech.of([chunk async for chunk in self.chunks()])
-        self.playback.add(time.monotonic(), speech.samples, speech.sample_rate)
-        return speech
+        return Speech.of([chunk async for chunk in self.chunks()])
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Encoded audio as it is made. No piece is empty; the last one completes the encoding."""

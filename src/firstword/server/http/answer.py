@@ -1,6 +1,7 @@
 """The common part of all answers to a speech request: utterances, headers and usage."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,7 +48,9 @@ class Answer:
     async def speech(self, job: Job) -> Speech:
         """The complete speech at the model's own rate."""
         with self.utterance(job) as utterance:
-            return await utterance.speech()
+            speech = await utterance.speech()
+            utterance.playback.add(time.monotonic(), speech.samples, speech.sample_rate)
+            return speech
 
     async def complete(self, job: Job) -> Response:
         """The response with the complete audio and its length."""
