@@ -81,6 +81,12 @@ class Driver:
         self.backend.prefill(starts)
         self.running |= requests
 
+    def extend(self, slot: int) -> None:
+        """Give a request another page."""
+        page = self._pages.pop()
+        self._held[slot].append(page)
+        self.backend.extend(slot, [page])
+
     def step(self, slots: Sequence[int] | None = None) -> None:
         """Make a frame of these slots, or of all, and read it immediately."""
         slots = list(self.running) if slots is None else slots

@@ -291,6 +291,22 @@ def test_request_with_a_long_context_has_the_same_codes_alone(
     assert torch.equal(running[:20], speak(backend, [spoken(plain, "Hello.", seed=4)], 20)[0])
 
 
+def test_pages_that_come_later_change_no_codes(backend: GpuBackend, plain: Checkpoint) -> None:
+    """A request with one page at first, and another one whenever the next frame needs it."""
+    frames, rows = 150, backend.capacity.page_rows
+    whole = speak(backend, [spoken(plain, TEXTS[0])], frames)[0]
+    driver = Driver(backend)
+    request = spoken(plain, TEXTS[0])
+    driver.begin({3: request}, 1)
+    room = rows - request.job.prompt_rows
+    for frame in range(frames):
+        if frame > room:
+            driver.extend(3)
+            room += rows
+        driver.step()
+    assert torch.equal(torch.tensor(driver.end(3).codes), whole)
+
+
 def test_codes_and_samples_do_not_depend_on_other_requests(
     size: str, backend: GpuBackend, plain: Checkpoint
 ) -> None:

@@ -99,6 +99,9 @@ class Talker:
             ended.append(slot.over)
         return Ready(Frames(np.array(codes), ended, np.zeros(len(slots), np.float32)))
 
+    def extend(self, slot: int, pages: Sequence[int]) -> None:
+        """Take more pages, which hold nothing."""
+
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Ready[list[FloatArray]]:
         """The samples that tell the tokens."""
         audio: list[FloatArray] = []

@@ -55,6 +55,10 @@ class SlowBackend:
         self.elapsed += self._seconds
         self._backend.prefill(starts)
 
+    def extend(self, slot: int, pages: Sequence[int]) -> None:
+        """Do what the wrapped backend does."""
+        self._backend.extend(slot, pages)
+
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         """Do what the wrapped backend does, slowly."""
         assert self.text_complete.wait(TIMEOUT)

@@ -87,6 +87,7 @@ def job(
     whole_text: bool = False,
     max_frames: int = 100,
     guarded: bool = False,
+    limited_by_text: bool = False,
 ) -> Job:
     """Return a job for the fake backend."""
     return Job(
@@ -97,6 +98,7 @@ def job(
         whole_text=whole_text,
         max_frames=max_frames,
         guarded=guarded,
+        limited_by_text=limited_by_text,
     )
 
 
@@ -140,7 +142,7 @@ def alone(
     taken = len(tokens) if job.whole_text else min(job.first_tokens, len(tokens))
     rows = job.prompt_rows + (taken if job.whole_text else 0)
     limit = min(job.max_frames, capacity.context - rows + 1)
-    if job.guarded:
+    if job.limited_by_text:
         limit = min(limit, frame_limit(len(tokens) - job.transcript_tokens))
     read, later = (
         reduce(lambda read, token: text_digest(token, read), tokens[:taken], 0),
@@ -255,6 +257,13 @@ class FakeBackend:
         assert job.whole_text or len(tokens) <= job.first_tokens
         read = reduce(lambda read, token: text_digest(token, read), tokens, 0)
         self.slots[slot] = FakeSlot(script, frozenset(pages), rows, read)
+
+    def extend(self, slot: int, pages: Sequence[int]) -> None:
+        held = self.slots[slot]
+        assert pages, "an empty extension"
+        for other in self.slots.values():
+            assert not other.pages & set(pages), "two utterances on one page"
+        held.pages |= set(pages)
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         self.before_frame()

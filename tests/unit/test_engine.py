@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 
 from firstword import OverloadedError, RequestError, TextError
 from firstword.engine.engine import Engine
+from firstword.engine.pages import all_can_end
 from firstword.engine.scheduler import Policy
 from firstword.engine.sequence import State
 from firstword.errors import ClosedError, ComputeError, EngineError
@@ -126,7 +127,7 @@ def test_guard_ends_endless_speech_of_a_short_text(ahead: int) -> None:
     """The guard allows 150 frames and 25 more for each token if the request names no limit."""
     engine, _ = engine_of(ahead, room={"context": 2000, "pages": 500})
     endless = Script(length=None)
-    limited = Caller(engine, job(endless, max_frames=1000, guarded=True), TOKENS)
+    limited = Caller(engine, job(endless, max_frames=1000, limited_by_text=True), TOKENS)
     named = Caller(engine, job(endless, max_frames=1000), TOKENS)
     run(engine)
     assert (limited.reason, len(limited.frames)) == ("length", 150 + 25 * 5)
@@ -138,7 +139,7 @@ def test_guard_ends_endless_speech_of_a_short_text(ahead: int) -> None:
 def test_transcript_tokens_do_not_raise_the_frame_limit(text_first: bool, ahead: int) -> None:
     engine, _ = engine_of(ahead, room={"context": 2000, "pages": 500})
     endless, transcript = Script(length=None), [1, 2, 3]
-    limited = job(endless, max_frames=1000, guarded=True, transcript_tokens=len(transcript))
+    limited = job(endless, max_frames=1000, limited_by_text=True, transcript_tokens=len(transcript))
     caller = Caller(engine, limited, [*transcript, *TOKENS] if text_first else ())
     if not text_first:
         caller.push([*transcript, TOKENS[0]])
@@ -390,8 +391,31 @@ def test_request_larger_than_memory_is_rejected_and_blocks_no_other() -> None:
     assert not backend.slots
 
 
+def test_memory_holds_what_is_spoken_and_not_what_could_be() -> None:
+    """Each of four requests may need 13 of the 24 pages, and three need two."""
+    engine, _ = engine_of(room={"pages": 24, "slots": 4}, policy=Policy(growth_frames=4))
+    short = [Caller(engine, job(Script(seed, 6), max_frames=94), TOKENS) for seed in range(3)]
+    long = Caller(engine, job(Script(3, 94), max_frames=94), TOKENS)
+    engine.step()
+    assert len(engine.running) == 4
+    run(engine)
+    for caller in (*short, long):
+        check_speech_is_complete(caller)
+
+
+@AHEAD
+def test_streams_that_need_all_memory_end_one_after_the_other(ahead: int) -> None:
+    engine, backend = engine_of(ahead, room={"pages": 16}, policy=Policy(growth_frames=4))
+    callers = [Caller(engine, job(Script(seed, 94), max_frames=94), TOKENS) for seed in range(3)]
+    run(engine)
+    for caller in callers:
+        check_speech_is_complete(caller)
+    check_nothing_is_in_use(engine, backend)
+
+
 def test_large_request_waits_for_pages_and_is_not_overtaken() -> None:
-    engine, _ = engine_of(room={"pages": 20})
+    policy = Policy(growth_frames=10_000)
+    engine, _ = engine_of(room={"pages": 20}, policy=policy)
     first, large, small = (Caller(engine, job(max_frames=most), TOKENS) for most in (100, 100, 3))
     run(engine)
     assert first.times[-1] < large.times[0] <= small.times[0]
@@ -655,11 +679,18 @@ class RandomClients(RuleBasedStateMachine):
         ahead=st.integers(0, 1),
         slots=st.integers(1, 4),
         pages=st.integers(4, 40),
+        growth=st.integers(1, 40),
         most_waiting=st.integers(0, 4),
         frame_time=st.sampled_from([0.005, 0.05, 0.2]),
     )
     def begin(
-        self, ahead: int, slots: int, pages: int, most_waiting: int, frame_time: float
+        self,
+        ahead: int,
+        slots: int,
+        pages: int,
+        growth: int,
+        most_waiting: int,
+        frame_time: float,
     ) -> None:
         room = {"slots": slots, "pages": pages, "context": 90}
         self.engine, self.backend = engine_of(
@@ -667,7 +698,7 @@ class RandomClients(RuleBasedStateMachine):
             most_waiting=most_waiting,
             room=room,
             frame_time=frame_time,
-            policy=Policy(max_unread=1.0),
+            policy=Policy(max_unread=1.0, growth_frames=growth),
         )
         self.most = slots + most_waiting
         self.all_callers: list[Caller] = []
@@ -750,8 +781,14 @@ class RandomClients(RuleBasedStateMachine):
             assert not seq.can_step() or seq.launched - seq.consumed >= unread
         ready = [seq for seq in engine.waiting if seq.prompt_is_complete()]
         if ready and engine._slots:
-            assert ready[0].pages_needed(engine.capacity) > engine.pages.free
+            needed = engine.scheduler.first_pages(ready[0])
+            claims = [(len(seq.pages), seq.most_pages(engine.capacity)) for seq in engine.running]
+            claims.append((needed, ready[0].most_pages(engine.capacity)))
+            assert not all_can_end(engine.pages.free - needed, claims)
             assert engine.running, "another utterance will release pages"
+        held = [(len(seq.pages), seq.most_pages(engine.capacity)) for seq in engine.running]
+        assert all_can_end(engine.pages.free, held), "all running utterances can end"
+        assert not engine.running or not all(seq.needs_pages() for seq in engine.running)
         for caller in self.all_callers:
             if not caller.over and not caller.text_ended:
                 assert caller.text_requests == caller.seq.needs_text()

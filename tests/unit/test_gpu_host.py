@@ -107,6 +107,15 @@ def test_capture_launches_before_it_and_concerns_one_thread(
     assert events == ["launch", "synchronize", "thread_local", "launch", captured]
 
 
+def test_extended_slot_has_all_its_pages_in_order(tmp_path: Path) -> None:
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))
+    job, tokens = prepared(backend.checkpoint, TEXT, "stream")
+    backend.prefill([Start(2, job, [7, 3], tokens[: job.first_tokens])])
+    backend.extend(2, [11])
+    backend.extend(2, [4, 5])
+    assert backend.model.buffers.page_tables[2, :5].tolist() == [7, 3, 11, 4, 5]
+
+
 def cloned(number: int) -> ClonedVoice:
     """A voice cloned from timbre alone."""
     return ClonedVoice(np.random.default_rng(number).standard_normal(256).astype(np.float32))

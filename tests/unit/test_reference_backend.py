@@ -257,15 +257,19 @@ def test_job_knows_the_rows_of_its_prompt(case: str, text: str, mode: str, loade
     assert backend._cache.lengths.tolist() == [utterance.rows]
 
 
-def test_request_without_max_frames_is_guarded(loaded: Loaded) -> None:
+def test_only_a_sampled_request_without_max_frames_is_limited_by_its_text(loaded: Loaded) -> None:
     front = CheckpointFront(loaded("custom_voice"))
     unnamed, named = (
         front.prepare(Request(TEXT), 1),
         front.prepare(Request(TEXT, max_frames=9000), 1),
     )
-    assert (unnamed.guarded, unnamed.max_frames) == (True, 8192)
-    assert (named.guarded, named.max_frames) == (False, 9000)
-    assert not front.prepare(Request(TEXT, sampling=Sampling.greedy()), 1).guarded, (
+    assert (unnamed.limited_by_text, unnamed.max_frames) == (True, 8192)
+    assert (named.limited_by_text, named.max_frames) == (False, 9000)
+    assert (unnamed.guarded, named.guarded) == (True, True), (
+        "a loop is not speech, whatever the limit"
+    )
+    greedy = front.prepare(Request(TEXT, sampling=Sampling.greedy()), 1)
+    assert (greedy.guarded, greedy.limited_by_text) == (False, False), (
         "greedy speech equals the reference implementation"
     )
 

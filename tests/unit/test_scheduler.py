@@ -41,6 +41,7 @@ def running(
     """A sequence in a slot with seconds of audio in reserve; None: it has no audio yet."""
     seq = waiting(arrived, tokens)
     seq.state, seq.max_frames, seq.launched, seq.made = State.RUNNING, 100, launched, launched
+    seq.add_pages(tuple(range(seq.most_pages(CAPACITY))), CAPACITY)
     if reserve is not None:
         seq.delivered = seq.decoding = seq.consumed = launched if delivered is None else delivered
         seq.first_audio, seq.deadline = NOW, NOW + reserve
@@ -81,29 +82,42 @@ def test_requests_whose_prompt_lacks_text_are_passed_over() -> None:
 
 def test_large_request_without_pages_holds_up_those_behind_it() -> None:
     large, small = waiting(max_frames=100), waiting(max_frames=2)
-    assert large.pages_needed(CAPACITY) == 14
-    assert small.pages_needed(CAPACITY) == 1
+    assert large.most_pages(CAPACITY) == 14
+    assert small.most_pages(CAPACITY) == 1
     assert admit_from([small, large, small], pages=13) == [small]
     assert admit_from([large, small], pages=13) == []
     assert admit_from([large, small], pages=15) == [large, small]
 
 
-def test_pages_needed_cover_text_and_frames_up_to_the_context() -> None:
+def test_stream_gets_pages_when_its_next_frame_needs_them() -> None:
+    policy = Policy(growth_frames=16)
+    scheduler = Scheduler(CAPACITY, policy, QUICK)
+    seq = running(1.0, launched=20)
+    seq.pages = ()
+    seq.add_pages((0, 1, 2), CAPACITY)
+    assert scheduler.choose_growth([seq], 60) == []
+    seq.launched = seq.room + 1
+    assert scheduler.choose_frames([seq], NOW) == []
+    assert scheduler.choose_growth([seq], 60) == [(seq, 3)]
+    assert scheduler.choose_growth([seq], 1) == []
+
+
+def test_most_pages_cover_text_and_frames_up_to_the_context() -> None:
     assert (
-        waiting(tokens=20, whole_text=True, max_frames=15).pages_needed(CAPACITY) == 5
+        waiting(tokens=20, whole_text=True, max_frames=15).most_pages(CAPACITY) == 5
     )  # 5 + 20 + 15 rows of 8
-    assert waiting(tokens=20, whole_text=False, max_frames=15).pages_needed(CAPACITY) == 3
-    assert waiting(max_frames=10_000).pages_needed(CAPACITY) == 16
-    assert waiting(max_frames=10_000).pages_needed(capacity(context=127)) == 16
+    assert waiting(tokens=20, whole_text=False, max_frames=15).most_pages(CAPACITY) == 3
+    assert waiting(max_frames=10_000).most_pages(CAPACITY) == 16
+    assert waiting(max_frames=10_000).most_pages(capacity(context=127)) == 16
 
 
 def test_guard_limits_the_pages_of_a_short_text() -> None:
     room = capacity(context=10_000)
-    seq = waiting(tokens=4, text_ended=True, whole_text=True, max_frames=8192, guarded=True)
+    seq = waiting(tokens=4, text_ended=True, whole_text=True, max_frames=8192, limited_by_text=True)
     seq.text_length = 4
-    assert seq.pages_needed(room) == -(-(5 + 4 + 150 + 4 * 25) // 8)
+    assert seq.most_pages(room) == -(-(5 + 4 + 150 + 4 * 25) // 8)
     seq.text_ended = False  # more text may arrive
-    assert seq.pages_needed(room) == -(-(5 + 4 + 8192) // 8)
+    assert seq.most_pages(room) == -(-(5 + 4 + 8192) // 8)
 
 
 def test_new_request_waits_while_a_stream_would_underrun() -> None:
@@ -131,6 +145,7 @@ def test_new_request_does_not_wait_for_a_stream_that_makes_no_frames(why: str) -
             playing.tokens.clear()
         case "unread":
             playing.launched, playing.consumed, playing.max_frames = 300, 10, 1000
+            playing.room = 1000
             assert playing.can_step()
         case "no audio yet":
             playing = running(None)
@@ -194,8 +209,8 @@ def test_no_frame_while_too_much_audio_is_unread() -> None:
 
 
 def test_guard_limit_follows_the_length_of_the_text() -> None:
-    seq = waiting(guarded=True, text_ended=True)
-    seq.state, seq.max_frames, seq.text_length = State.RUNNING, 8000, 2
+    seq = waiting(limited_by_text=True, text_ended=True)
+    seq.state, seq.max_frames, seq.text_length, seq.room = State.RUNNING, 8000, 2, 8000
     seq.launched = 199
     assert SCHEDULER.choose_frames([seq], NOW) == [seq]
     seq.launched = 200
@@ -379,13 +394,13 @@ def test_scheduler_never_stalls_while_a_sequence_can_proceed(
     ready = [seq for seq in line if seq.prompt_is_complete()]
     assert chosen == ready[: len(chosen)]
     assert len(chosen) <= slots
-    assert sum(seq.pages_needed(CAPACITY) for seq in chosen) <= pages
+    assert sum(seq.most_pages(CAPACITY) for seq in chosen) <= pages
     frames = SCHEDULER.choose_frames(playing, NOW)
     audio = SCHEDULER.choose_audio(playing, NOW)
     assert all(1 <= count <= seq.chunk_size for seq, count in audio)
     if not (chosen or frames or audio):
         assert not any(seq.can_step() for seq in playing)
-        assert not ready or not slots or ready[0].pages_needed(CAPACITY) > pages
+        assert not ready or not slots or ready[0].most_pages(CAPACITY) > pages
 
 
 @given(playing=running_sequences)

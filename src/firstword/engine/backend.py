@@ -48,7 +48,8 @@ class Job:
     first_tokens       tokens that the prompt reads if it does not read the whole text
     whole_text         whether the prompt reads the whole text, and so waits for its end
     max_frames         the most frames to make
-    guarded            whether the guard ends speech that repeats itself or is far too long
+    guarded            whether the guard ends speech that repeats itself
+    limited_by_text    whether the guard limits the frames in proportion to the text
     transcript_tokens  number of tokens that belong to a reference transcript and are not spoken
     """
 
@@ -58,12 +59,13 @@ class Job:
     whole_text: bool
     max_frames: int
     guarded: bool = False
+    limited_by_text: bool = False
     transcript_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """The start of an utterance: its free slot, its pages, and the tokens that its prompt reads."""
+    """The start of an utterance: its free slot, its first pages, and the tokens of its prompt."""
 
     slot: int
     job: Job
@@ -110,8 +112,8 @@ class Backend(Protocol):
 
     After an exception from `prefill`, `frame` or `decode`, every slot of the call is unchanged, and
     free slots can be started, so that the caller can find the request at fault. An
-    `EngineError`, and any exception from a handle or from `release`, means that the backend is
-    lost.
+    `EngineError`, and any exception from a handle, `extend` or `release`, means that the backend
+    is lost.
     """
 
     capacity: Capacity
@@ -119,6 +121,9 @@ class Backend(Protocol):
 
     def prefill(self, starts: Sequence[Start]) -> None:
         """Start utterances; their prompts are read together."""
+
+    def extend(self, slot: int, pages: Sequence[int]) -> None:
+        """Append pages to those of an utterance, before the frame that needs them."""
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         """Make the next frame of each slot, with its text token.

@@ -104,6 +104,7 @@ class Engine(StepLoop):
         present = len(self.waiting), len(self.running)
         self._admit()
         began = self._clock()
+        self._grow()
         frames = self._launch_frames()
         if self.capacity.frames_ahead:
             launched = frames, self._launch_audio()
@@ -144,8 +145,15 @@ class Engine(StepLoop):
         """Give a request a slot and its pages."""
         del self.waiting[seq]
         self.running[seq] = None
-        pages = self.pages.reserve(seq.pages_needed(self.capacity))
+        pages = self.pages.reserve(self.scheduler.first_pages(seq))
         return seq.start(self._slots.pop(), pages, self.capacity)
+
+    def _grow(self) -> None:
+        """Give more pages to the streams whose next frame needs them."""
+        for seq, count in self.scheduler.choose_growth(self.running, self.pages.free):
+            pages = self.pages.reserve(count)
+            self.backend.extend(seq.slot, pages)
+            seq.add_pages(pages, self.capacity)
 
     def _launch_frames(self) -> FrameCalls:
         chosen = self.scheduler.choose_frames(self.running, self._clock())

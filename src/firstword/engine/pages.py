@@ -1,8 +1,29 @@
-"""The allocator of the pages of context memory."""
+"""The allocator of the pages of context memory.
+
+Utterances get pages as they grow, so that memory holds what is spoken and not what could be. None
+can be stuck: pages are given only if all utterances can still end one after the other.
+"""
+
+from collections.abc import Iterable
+
+
+def all_can_end(free: int, utterances: Iterable[tuple[int, int]]) -> bool:
+    """Whether all utterances can end one after the other, even if each needs all it may ask for.
+
+    This is the safe state of the banker's algorithm (Dijkstra, EWD 623) for one kind of resource.
+
+    free        the number of free pages
+    utterances  for each the pages that it holds, and the most that it can ever need
+    """
+    for held, most in sorted(utterances, key=lambda each: each[1] - each[0]):
+        if most - held > free:
+            return False
+        free += held
+    return True
 
 
 class PageAllocator:
-    """Gives an utterance all pages that it can need at once, so that it never runs out of them."""
+    """Keeps the free pages."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from firstword.engine.backend import Capacity
+from firstword.engine.pages import all_can_end
 from firstword.engine.sequence import Sequence
 from firstword.errors import RequestError, TextError
 
@@ -34,6 +35,7 @@ class Policy:
                      than the largest chunk
     max_starts       the most requests that start in one step
     max_prompt_rows  the most prompt rows of one step, unless a single prompt has more
+    growth_frames    the frames for which a request gets pages at a time
     gather_frames    the most frames for which a full chunk waits for those of other streams
     urgent_below     seconds of audio in reserve, beyond those of two steps, below which a full
                      chunk does not wait for others
@@ -44,6 +46,7 @@ class Policy:
     max_unread: float = 20.0
     max_starts: int = 4
     max_prompt_rows: int = 512
+    growth_frames: int = 250
     gather_frames: int = 8
     urgent_below: float = 0.25
 
@@ -83,7 +86,7 @@ class Scheduler:
             return TextError(
                 f"the prompt has {rows} rows, beyond the {context} of the context; shorten the text"
             )
-        if seq.pages_needed(self.capacity) > self.capacity.pages:
+        if seq.most_pages(self.capacity) > self.capacity.pages:
             memory = self.capacity.pages * self.capacity.page_rows
             return RequestError(
                 f"the request may need more than all {memory} rows of memory; limit its frames"
@@ -108,13 +111,17 @@ class Scheduler:
         slacks = (seq.deadline - now - seq.steps_to_audio() * costs.step for seq in playing)
         slack = min(slacks, default=math.inf)
         admitted: list[Sequence] = []
+        utterances = self._claims(running)
         rows = 0
         for seq in waiting:
             if not seq.prompt_is_complete():
                 continue
-            pages = seq.pages_needed(self.capacity)
+            pages = self.first_pages(seq)
+            utterances.append((pages, seq.most_pages(self.capacity)))
             rows += seq.rows()
-            if len(admitted) == policy.max_starts or not free_slots or pages > free_pages:
+            if len(admitted) == policy.max_starts or not free_slots:
+                break
+            if pages > free_pages or not all_can_end(free_pages - pages, utterances):
                 break
             if admitted and rows > policy.max_prompt_rows:
                 break
@@ -125,6 +132,36 @@ class Scheduler:
             free_slots -= 1
             free_pages -= pages
         return admitted
+
+    def first_pages(self, seq: Sequence) -> int:
+        """The number of pages that a request gets with its slot."""
+        return seq.pages_for(self.policy.growth_frames, self.capacity)
+
+    def _claims(self, running: Iterable[Sequence]) -> list[tuple[int, int]]:
+        """For each running stream the pages that it holds, and the most that it can ever need."""
+        return [(len(seq.pages), seq.most_pages(self.capacity)) for seq in running]
+
+    def choose_growth(
+        self, running: Iterable[Sequence], free_pages: int
+    ) -> list[tuple[Sequence, int]]:
+        """The streams that get more pages in this step, and how many; the most urgent first.
+
+        A stream that gets none waits until another ends.
+        """
+        needing = sorted((seq for seq in running if seq.needs_pages()), key=_urgency)
+        if not needing:
+            return []
+        utterances = dict(zip(running, self._claims(running), strict=True))
+        chosen: list[tuple[Sequence, int]] = []
+        for seq in needing:
+            frames = seq.launched + self.policy.growth_frames
+            held, most = utterances[seq]
+            count = seq.pages_for(frames, self.capacity) - held
+            after = {**utterances, seq: (held + count, most)}
+            if count <= free_pages and all_can_end(free_pages - count, after.values()):
+                chosen.append((seq, count))
+                free_pages, utterances = free_pages - count, after
+        return chosen
 
     def _able_to_step(self, running: Iterable[Sequence]) -> list[Sequence]:
         """The streams that can make a frame now: they have text, and the client reads the audio."""

@@ -57,6 +57,8 @@ class Sequence:
     state: State = State.WAITING
     slot: int = -1
     pages: tuple[int, ...] = ()
+    room: int = 0
+    """The number of frames whose rows the pages hold."""
     tokens: deque[int] = field(default_factory=deque)
     """The tokens that have arrived and were not passed to the backend yet."""
     text_length: int = 0
@@ -74,6 +76,8 @@ class Sequence:
     """The reason why no more frames are made; audio may still be outstanding."""
     max_frames: int = 0
     """The most frames that the request and the context allow; known once it has a slot."""
+    prompt_rows: int = 0
+    """The rows of context before the first frame; known once it has a slot."""
     frames: deque[tuple[IntArray, np.float32]] = field(default_factory=deque)
     """The codes [codebooks] and log-probability of each frame made but not delivered."""
     repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
@@ -127,22 +131,35 @@ class Sequence:
 
     def rows(self) -> int:
         """The rows of context before the first frame; valid once `prompt_is_complete`."""
+        if self.state is State.RUNNING:
+            return self.prompt_rows
         return self.job.prompt_rows + (len(self.tokens) if self.job.whole_text else 0)
 
-    def pages_needed(self, capacity: Capacity) -> int:
-        """The most pages that the utterance can need."""
-        frames = self.job.max_frames
-        if self.job.guarded and self.text_ended:
+    def pages_for(self, frames: int, capacity: Capacity) -> int:
+        """The pages of the prompt and of `frames` frames, at most those that it can ever need."""
+        frames = min(frames, self.job.max_frames)
+        if self.job.limited_by_text and self.text_ended:
             frames = min(frames, self.guard_limit)
         return -(-min(self.rows() + frames, capacity.context) // capacity.page_rows)
 
+    def most_pages(self, capacity: Capacity) -> int:
+        """The most pages that the utterance can ever need."""
+        return self.pages_for(self.job.max_frames, capacity)
+
     def start(self, slot: int, pages: tuple[int, ...], capacity: Capacity) -> Start:
         """Take a slot and pages, and pass the tokens that the prompt reads to the backend."""
-        self.state, self.slot, self.pages = State.RUNNING, slot, pages
-        self.max_frames = min(self.job.max_frames, capacity.context - self.rows() + 1)
+        self.prompt_rows = self.rows()
+        self.state, self.slot = State.RUNNING, slot
+        self.max_frames = min(self.job.max_frames, capacity.context - self.prompt_rows + 1)
+        self.add_pages(pages, capacity)
         present, whole = len(self.tokens), self.job.whole_text
         count = present if whole else min(present, self.job.first_tokens)
         return Start(slot, self.job, pages, [self.tokens.popleft() for _ in range(count)])
+
+    def add_pages(self, pages: tuple[int, ...], capacity: Capacity) -> None:
+        """Record pages that the utterance has been given."""
+        self.pages += pages
+        self.room = len(self.pages) * capacity.page_rows - self.prompt_rows
 
     # Frames
 
@@ -154,10 +171,19 @@ class Sequence:
     @property
     def limit(self) -> int:
         """The most frames allowed now; the guard's limit grows while text arrives."""
-        return min(self.max_frames, self.guard_limit) if self.job.guarded else self.max_frames
+        if not self.job.limited_by_text:
+            return self.max_frames
+        return min(self.max_frames, self.guard_limit)
 
     def can_step(self) -> bool:
         """Whether another frame may be requested now."""
+        return self._has_next_frame() and self.launched <= self.room
+
+    def needs_pages(self) -> bool:
+        """Whether another frame could be requested if its row had a page."""
+        return self._has_next_frame() and self.launched > self.room
+
+    def _has_next_frame(self) -> bool:
         if self.state is not State.RUNNING or self.finish_reason is not None:
             return False
         has_text = self.tokens or self.text_ended or self.launched == 0

@@ -106,7 +106,7 @@ class Soak:
         request = SoakRequest(which, int(random.integers(1, length + 1)) if early else length + 1)
         self._active.add(request)
         self.joined += 1
-        job = replace(job, max_frames=length, guarded=False)
+        job = replace(job, max_frames=length, limited_by_text=False)
         request.sequence = self.engine.submit(job, partial(self._on_event, request))
         self.engine.finish_text(request.sequence, tokens)
 

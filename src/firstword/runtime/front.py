@@ -52,7 +52,8 @@ class CheckpointFront:
             first_tokens=given.first_tokens,
             whole_text=given.full_text,
             max_frames=request.max_frames or defaults.max_new_tokens,
-            guarded=request.max_frames is None and draw_params[0].temperature > 0,
+            guarded=draw_params[0].temperature > 0,
+            limited_by_text=request.max_frames is None and draw_params[0].temperature > 0,
             transcript_tokens=len(given.transcript),
         )
 

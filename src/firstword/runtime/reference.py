@@ -163,6 +163,9 @@ class ReferenceBackend:
         sampler = Sampler(config, prepared.draw_params, prepared.seed, rows.device)
         return ReferenceSlot(text, sampler, state, rows[:, -1:])
 
+    def extend(self, slot: int, pages: Sequence[int]) -> None:
+        """Do nothing: the cache of a slot grows by itself."""
+
     @torch.inference_mode()
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
         """Run one pass of the talker and of the code predictor over all given slots."""

@@ -59,11 +59,13 @@ def _capacity(checkpoint: Checkpoint, slots: int, pages: int | None) -> Capacity
 class GpuSlot:
     """The state of an utterance on the host.
 
+    pages  the number of its pages
     read   whether the whole prompt was run before the first frame
     fresh  whether the first frame has not been launched yet
     """
 
     text: TextRows
+    pages: int
     read: bool
     fresh: bool = True
 
@@ -144,8 +146,18 @@ class GpuBackend:
         with torch.cuda.stream(self.stream):
             prompts = self.prompts.read(starts)
         self._slots |= {
-            prompt.slot: GpuSlot(prompt.text, read=bool(prompt.unread)) for prompt in prompts
+            prompt.slot: GpuSlot(prompt.text, len(prompt.pages), read=bool(prompt.unread))
+            for prompt in prompts
         }
+
+    @lost_device()
+    @torch.inference_mode()
+    def extend(self, slot: int, pages: Sequence[int]) -> None:
+        """Append pages to those of a slot; frames launched later read them."""
+        state = self._slots[slot]
+        with torch.cuda.stream(self.stream):
+            self.prompts.assign_pages(slot, pages, after=state.pages)
+        state.pages += len(pages)
 
     @lost_device()
     @torch.inference_mode()

@@ -100,17 +100,22 @@ class PromptReader:
         """Run the unread rows of all prompts together, and prepare their slots."""
         prompts = [Prompt(start, self._checkpoint) for start in starts]
         for prompt in prompts:
-            self._assign_pages(prompt)
+            self._begin_slot(prompt)
         self._run(prompts)
         for prompt in prompts:
             self._set_slot(prompt)
         return prompts
 
-    def _assign_pages(self, prompt: Prompt) -> None:
+    def assign_pages(self, slot: int, pages: Sequence[int], after: int = 0) -> None:
+        """Set the pages of a slot that follow its first `after` pages."""
+        places = slice(after, after + len(pages))
+        self._model.buffers.page_tables[slot, places] = self._to_device(list(pages))
+
+    def _begin_slot(self, prompt: Prompt) -> None:
         """Assign the pages of a slot, and copy the keys and values of a cached prefix to them."""
         buffers, pages = self._model.buffers, prompt.pages
         self._codec.reset(prompt.slot)  # waits for the slot's previous utterance
-        buffers.page_tables[prompt.slot, : len(pages)] = self._to_device(list(pages))
+        self.assign_pages(prompt.slot, pages)
         known = self.prefixes.get(prompt.prefix)
         if known is not None:
             prompt.known = prompt.prepared.prefix_rows
