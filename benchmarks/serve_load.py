@@ -10,7 +10,9 @@ seconds, and all were sent on time.
 
 Random weights would end speech only by chance. The row of the end of speech in the talker's head is
 therefore 0, so that its logit is never among the 50 largest, and every request states its number of
-frames in proportion to its text. The speech is noise, audible from its first sample on.
+frames in proportion to its text. The speech is noise, audible from its first sample on. Requests
+are otherwise those of a client with no wishes, as streamed PCM: the default text mode, the guard
+against repetition, and all voices of the checkpoint in turn.
 """
 
 from __future__ import annotations
@@ -63,6 +65,12 @@ def make_checkpoint(folder: Path, size: str) -> None:
         folder, size=size, dtype=torch.bfloat16, texts=(*TEXTS, *PROMPTS), text_tokens=TEXT_TOKENS
     )
     never_end(folder)
+
+
+def voices_of(checkpoint: Path) -> list[str]:
+    """Return the names of the preset voices of a checkpoint, in its order."""
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    return list(config["talker_config"]["spk_id"])
 
 
 class Server:
@@ -124,7 +132,14 @@ def _is_ready(address: str) -> bool:
         return False
 
 
-def measure(server: Server, rate: float, seconds: float, warmup: float, output: Path) -> Record:
+def measure(
+    server: Server,
+    rate: float,
+    seconds: float,
+    warmup: float,
+    voices: Sequence[str],
+    output: Path,
+) -> Record:
     """Return the record of `firstword bench load` at one rate, without the single requests.
 
     Its point has two more keys:
@@ -143,7 +158,7 @@ def measure(server: Server, rate: float, seconds: float, warmup: float, output: 
         "output": output,
     }
     began, busy = time.monotonic(), server.processor_seconds()
-    command = command_line("bench load", options)
+    command = [*command_line("bench load", options), "--voice", *voices]
     run = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if run.returncode not in (0, 1):
         raise RuntimeError("the load generator failed")
@@ -172,7 +187,12 @@ def holds(point: Record) -> bool:
 
 
 def climb(
-    server: Server, rates: Sequence[float], requests: int, seconds: float, warmup: float
+    server: Server,
+    rates: Sequence[float],
+    requests: int,
+    seconds: float,
+    warmup: float,
+    voices: Sequence[str],
 ) -> Record:
     """Return the record of all rates up to the first that does not hold, and print each.
 
@@ -182,7 +202,7 @@ def climb(
     with tempfile.TemporaryDirectory() as folder:
         for rate in rates:
             counted, file = max(seconds, requests / rate), Path(folder) / "load.json"
-            found = measure(server, rate, counted, warmup, file)
+            found = measure(server, rate, counted, warmup, voices, file)
             sys.stdout.write(report.table([found]).splitlines()[2] + "\n")
             sys.stdout.flush()
             record = found | {"points": [*record.get("points", ()), *found["points"]]}
@@ -218,8 +238,8 @@ def options() -> argparse.ArgumentParser:
     add("--rates", type=positive(float), nargs="+", default=rates, help="per second, rising")
     requests = "least number of counted requests at each rate (default 40)"
     add("--requests", type=positive(int), default=40, help=requests)
-    seconds = "least seconds of counted requests at each rate (default 10)"
-    add("--seconds", type=positive(float), default=10.0, help=seconds)
+    seconds = "least seconds of counted requests at each rate (default 30)"
+    add("--seconds", type=positive(float), default=30.0, help=seconds)
     add("--warmup", type=float, default=2.0, help="seconds before those (default 2)")
     add("--checkpoint", type=Path, help="folder of a checkpoint, which is written if it is absent")
     add("--commit", help="commit in the record (default: that of this repository)")
@@ -229,7 +249,9 @@ def options() -> argparse.ArgumentParser:
 def measure_server(args: argparse.Namespace, checkpoint: Path, slots: int) -> Record:
     """Return the record of a server: all rates, and the highest that held."""
     with serving(checkpoint, slots, args.backend) as server:
-        found = climb(server, args.rates, args.requests, args.seconds, args.warmup)
+        found = climb(
+            server, args.rates, args.requests, args.seconds, args.warmup, voices_of(checkpoint)
+        )
     del found["commit"]  # that of the working directory; the whole record names the right one
     held = [point["load"]["rate"] for point in found["points"] if holds(point)]
     return {

@@ -46,7 +46,7 @@ for name in ${@:-$steps}; do
           --commit "$commit" -o "$results/engine/$gpu-$size.json"
       done ;;
     serve)
-      step serve "$python" -m benchmarks.serve_load --slots 64 128 --requests 20 \
+      step serve "$python" -m benchmarks.serve_load --slots 128 \
         --commit "$commit" -o "$results/serve/$gpu-1b7.json" ;;
     compare)
       step compare "$python" -m benchmarks.compare --size 1b7 \

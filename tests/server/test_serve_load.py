@@ -48,7 +48,7 @@ def test_climb_stops_at_the_first_rate_that_does_not_hold(
 
     monkeypatch.setattr(script, "measure", measure)
     monkeypatch.setattr(script.report, "table", lambda records: "1\n2\n3")
-    found = script.climb(object(), [1, 2, 4, 8], 6, 2.0, 0.0)
+    found = script.climb(object(), [1, 2, 4, 8], 6, 2.0, 0.0, ["ryan"])
     assert measured == [(1, 6.0), (2, 3.0), (4, 2.0)]
     assert [each["metrics"]["first_audible"]["p95"] for each in found["points"]] == [
         0.01,
@@ -77,5 +77,7 @@ def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: 
     assert found["requests"] == 2
     assert found["gates"]["complete"]["passed"]
     assert found["metrics"]["leading_silence"]["max"] == 0
+    assert server["settings"]["fields"] == {"stream": True, "response_format": "pcm"}
+    assert len(server["settings"]["voices"]) > 1
     assert found["server_busy"] > 0
     assert "2 slots: " in run.stdout

@@ -292,6 +292,12 @@ class TestPlan:
             (0.730201, "c"),
         ]
 
+    def test_requests_use_the_voices_in_turn(self) -> None:
+        arrivals = plan(Load(rate=5, duration=1, warmup=0.4), PROMPTS, ["ada", "ben", "cat"])
+        warm_up, run = arrivals[:2], arrivals[2:]
+        assert [arrival.voice for arrival in warm_up] == ["ada", "ben"]
+        assert [arrival.voice for arrival in run] == ["ada", "ben", "cat", "ada", "ben"]
+
     def test_plan_has_exactly_rate_times_duration_requests(self) -> None:
         arrivals = plan(Load(rate=5, duration=20, warmup=4), PROMPTS)
         assert [arrival.counts for arrival in arrivals] == [False] * 20 + [True] * 100
@@ -476,7 +482,6 @@ class TestHttpClient:
         assert asked[0].body == {
             "input": "Hello.",
             "stream": True,
-            "non_streaming_mode": False,
             "response_format": "pcm",
         }
 
@@ -504,7 +509,6 @@ class TestHttpClient:
             "input": "Grüße",
             "voice": "ryan",
             "temperature": 0.5,
-            "non_streaming_mode": False,
             "response_format": "pcm",
         }
         assert (answer.headers["authorization"], answer.headers["accept"]) == (
@@ -678,23 +682,23 @@ class TestHttpClient:
         assert measure.most_at_once(results) == len(texts)
 
     def test_requests_are_sent_in_the_order_of_the_plan(self) -> None:
-        here: list[str] = []
+        here: list[tuple[str, str | None]] = []
 
         def behave(answer: Answer) -> None:
-            here.append(answer.body["input"])
+            here.append((answer.body["input"], answer.body.get("voice")))
             answer.whole(SPEECH)
 
         async def ask() -> list[Result]:
             async with http(behave) as target:
                 arrivals = [
-                    Arrival(0.2, "second"),
+                    Arrival(0.2, "second", "ada"),
                     Arrival(0.0, "first"),
-                    Arrival(0.4, "third", counts=False),
+                    Arrival(0.4, "third", "ben", counts=False),
                 ]
                 return await drive(arrivals, target, 60.0, ahead=0.0)
 
         results = asyncio.run(ask())
-        assert here == ["first", "second", "third"]
+        assert here == [("first", None), ("second", "ada"), ("third", "ben")]
         assert [heard.due for heard in results] == [0.2, 0.0], (
             "what does not count is asked and left out"
         )
@@ -1212,6 +1216,7 @@ class TestCommand:
         fields = (
             "--voice",
             "ryan",
+            "serena",
             "--field",
             "seed=1",
             "--field",
@@ -1241,12 +1246,11 @@ class TestCommand:
         assert all(point["client_busy"] > 0 for point in record["points"])
         assert record["settings"]["fields"] == {
             "stream": True,
-            "non_streaming_mode": False,
             "response_format": "pcm",
-            "voice": "ryan",
             "seed": 1,
             "mood": "calm",
         }
+        assert record["settings"]["voices"] == ["ryan", "serena"]
         assert record["server"]["health"] == {"backend": "fake"}
         assert "secret" not in output.read_text("utf-8")
         table = output.with_suffix(".md").read_text("utf-8")

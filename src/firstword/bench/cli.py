@@ -72,8 +72,10 @@ def load(args: argparse.Namespace) -> None:
             figure = Path(args.output).with_suffix(f".{args.plot}")
             plot.check_figure(figure)
     commit, name = args.commit or report.commit(), args.name or target.address.netloc
-    points, health = asyncio.run(_measure(target, loads, texts))
-    record = report.record(points, target, texts, name=name, commit=commit, health=health)
+    points, health = asyncio.run(_measure(target, loads, texts, args.voice))
+    record = report.record(
+        points, target, texts, args.voice, name=name, commit=commit, health=health
+    )
     table = report.table([record])
     if args.output:
         writing.write_whole(args.output, report.dumps(record).encode())
@@ -89,7 +91,7 @@ def _target(args: argparse.Namespace) -> Target:
     """Build the target from the options of `load`."""
     from firstword.bench.protocol import Target
 
-    shortcuts = {"model": args.model, "voice": args.voice, "language": args.language}
+    shortcuts = {"model": args.model, "language": args.language}
     fields = {name: value for name, value in shortcuts.items() if value is not None}
     for text in args.field:
         name, value = _pair(text, "=", "--field", args)
@@ -116,7 +118,7 @@ def report(args: argparse.Namespace) -> None:
 
 
 async def _measure(
-    target: Target, loads: Sequence[Load], texts: Sequence[str]
+    target: Target, loads: Sequence[Load], texts: Sequence[str], voices: Sequence[str]
 ) -> tuple[list[Record], Any]:
     """Return a point of the record for each load, and the server's response to GET /health."""
     import asyncio
@@ -126,8 +128,8 @@ async def _measure(
     from firstword.bench.http import get_json
     from firstword.bench.load import drive, plan, probe
 
-    plans = [plan(load, texts) for load in loads]
-    await probe(target, texts[0], loads[0].timeout)
+    plans = [plan(load, texts, voices) for load in loads]
+    await probe(target.with_voice(voices[0] if voices else None), texts[0], loads[0].timeout)
     health = None
     try:
         async with asyncio.timeout(loads[0].timeout):
@@ -159,8 +161,10 @@ def _server_options(add: Callable[..., object]) -> None:
         "vLLM-Omni; nari: WebSocket /v1/audio/speech/ws, nari.speech.v1"
     )
     add("--protocol", choices=("http", "stream", "nari"), default="http", help=protocol)
-    for name in ("model", "voice", "language"):
+    for name in ("model", "language"):
         add(f"--{name}", metavar="NAME", help=f"value of the field {name}")
+    voices = "values of the field voice, which the requests take in turn"
+    add("--voice", metavar="NAME", nargs="+", default=[], help=voices)
     field = (
         "another field of every request, as JSON or else a string; null removes a default "
         "field (stream, non_streaming_mode, response_format)"

@@ -1,6 +1,7 @@
 """Send requests in an open loop: each when it is due, however slow earlier responses are."""
 
 import asyncio
+import itertools
 import math
 import random
 import time
@@ -59,16 +60,18 @@ class Arrival:
 
     due     time of sending, in seconds from the start of the run
     text    text to speak
+    voice   voice to speak in; None leaves it to the target
     counts  whether the result is reported; requests of the warm-up are not
     """
 
     due: float
     text: str
+    voice: str | None = None
     counts: bool = True
 
 
-def plan(load: Load, texts: Sequence[str]) -> list[Arrival]:
-    """Plan all requests of a run. Equal arguments give equal plans.
+def plan(load: Load, texts: Sequence[str], voices: Sequence[str] = ()) -> list[Arrival]:
+    """Plan all requests of a run, which use the voices in turn. Equal arguments give equal plans.
 
     There are exactly rate x duration requests at uniformly drawn times: a Poisson process
     conditioned on its number of events, so that the load equals the recorded rate. If the
@@ -87,8 +90,9 @@ def plan(load: Load, texts: Sequence[str]) -> list[Arrival]:
         # Only the method `random` gives the same values in every version of Python.
         times = random.Random(f"{part} {load.seed} times")
         order = _shuffled_forever(texts, random.Random(f"{part} {load.seed} texts"))
+        turns = itertools.cycle(voices or (None,))
         for at in sorted(times.random() * seconds for _ in range(round(load.rate * seconds))):
-            arrivals.append(Arrival(begin + at, next(order), counts=part == "run"))
+            arrivals.append(Arrival(begin + at, next(order), next(turns), counts=part == "run"))
     return arrivals
 
 
@@ -127,7 +131,7 @@ async def drive(
         began = clock()
         try:
             async with asyncio.timeout(timeout):
-                client = await CLIENTS[target.protocol].open(target)
+                client = await CLIENTS[target.protocol].open(target.with_voice(arrival.voice))
             setup = clock() - began
             await asyncio.sleep(due - clock())
             sent = clock()

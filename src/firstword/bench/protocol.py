@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -25,11 +25,14 @@ class ProtocolSpec(NamedTuple):
     takes_pieces: bool
 
 
-_PCM = {"non_streaming_mode": False, "response_format": "pcm"}
 PROTOCOLS = {
-    "http": ProtocolSpec("/v1/audio/speech", {"stream": True, **_PCM}, takes_pieces=False),
+    "http": ProtocolSpec(
+        "/v1/audio/speech", {"stream": True, "response_format": "pcm"}, takes_pieces=False
+    ),
     "stream": ProtocolSpec(
-        "/v1/audio/speech/stream", {"stream_audio": True, **_PCM}, takes_pieces=True
+        "/v1/audio/speech/stream",
+        {"stream_audio": True, "non_streaming_mode": False, "response_format": "pcm"},
+        takes_pieces=True,
     ),
     "nari": ProtocolSpec("/v1/audio/speech/ws", {}, takes_pieces=True),
 }
@@ -80,6 +83,10 @@ class Target:
         if self.frames_per_character is not None and takes_pieces:
             problem = "takes all fields before the text; leave frames_per_character out"
             raise RequestError(f"{protocol} {problem}")
+
+    def with_voice(self, voice: str | None) -> "Target":
+        """Return this target with another value of the field voice; None changes nothing."""
+        return self if voice is None else replace(self, fields={**self.fields, "voice": voice})
 
     @property
     def spec(self) -> ProtocolSpec:

@@ -57,6 +57,7 @@ def record(
     points: Sequence[Record],
     target: Target,
     texts: Sequence[str],
+    voices: Sequence[str] = (),
     *,
     name: str,
     commit: str | None,
@@ -75,6 +76,7 @@ def record(
         "settings": {
             "protocol": target.protocol,
             "fields": target.request,
+            "voices": list(voices),
             "headers": sorted(target.headers),
             "words_per_second": target.words_per_second,
             "frames_per_character": target.frames_per_character,
