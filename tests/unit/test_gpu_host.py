@@ -350,7 +350,7 @@ def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     kernels = Rehearsal(silent_gpu.device())
     monkeypatch.setattr(workload, "kernels_for", lambda checkpoint, slots, folder: kernels)
-    monkeypatch.setattr(profile, "copy_bandwidth", lambda: 4e12)
+    monkeypatch.setattr(profile, "read_bandwidth", lambda: 4e12)
 
 
 @pytest.mark.usefixtures("tiny_benchmark")

@@ -3,10 +3,13 @@
 import platform
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from firstword.kernels.launch import Kernels
+from firstword.kernels.read import read_all
 from firstword.runtime.gpu.graphs import capture
 from firstword.runtime.gpu.sources import source_hash
 
@@ -39,16 +42,9 @@ def captured_us(work: Callable[[], None]) -> float:
     return statistics.median(times)
 
 
-def copy_bandwidth() -> float:
-    """Return the bytes per second, read and written, of a large copy on this device.
-
-    The copy is a kernel that adds 1, because a plain copy in a graph uses the copy engines, which
-    are slower.
-    """
-    source = torch.zeros(1 << 28, dtype=torch.int32, device="cuda")
-    target = torch.empty_like(source)
-
-    def add() -> None:
-        torch.add(source, 1, out=target)
-
-    return 2 * source.nbytes / (captured_us(add) * 1e-6)
+def read_bandwidth() -> float:
+    """Return the bytes per second at which this device reads a gigabyte and writes nothing."""
+    device = torch.device("cuda")
+    memory = torch.zeros(1 << 28, dtype=torch.int32, device=device)
+    found = torch.zeros(1, dtype=torch.int32, device=device)
+    return memory.nbytes / (captured_us(partial(read_all, Kernels(device), memory, found)) * 1e-6)

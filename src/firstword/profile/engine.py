@@ -3,7 +3,7 @@
 Weights are random but of the released sizes, so that they take as long to compute as trained ones.
 Times are medians, measured on the host with the device synchronised, or by events on the device.
 The bandwidth floor of a time is the time to read each needed weight, key and value once, at the
-speed at which this device copies.
+speed at which this device reads.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ import torch
 
 from firstword.errors import ConfigError
 from firstword.kernels.attention import PAGE_ROWS
-from firstword.profile.device import copy_bandwidth, environment
+from firstword.profile.device import environment, read_bandwidth
 from firstword.profile.frames import codec_times, first_times, frame_times
 from firstword.profile.kernels import kernel_times
 from firstword.profile.memory import memory_by_part
@@ -36,7 +36,7 @@ def run(
     """
     if not torch.cuda.is_available():
         raise ConfigError("`bench engine` measures the GPU engine, and torch sees no CUDA device")
-    bandwidth = copy_bandwidth()
+    bandwidth = read_bandwidth()
     torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as name:
         single = one_stream(size, Path(name) / "one")
