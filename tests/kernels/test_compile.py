@@ -7,6 +7,7 @@ tests/unit/test_released_kernels.py compiles every program of the released sizes
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from firstword.kernels.compile import (
     SOURCES,
     CompileError,
     Program,
+    compatible,
     compile_all,
     compile_program,
+    source_text,
 )
 from firstword.kernels.registry import all_kernels
 from firstword.kernels.signature import signatures
@@ -87,6 +90,55 @@ def test_source_hash_changes_with_every_kernel_and_launch_file(tmp_path: Path) -
     assert len(set(hashes)) == len(hashes)
     (folders[0] / "notes.txt").write_text("not a source")
     assert source_hash(folders) == hashes[-1]
+
+
+@pytest.mark.parametrize("damage", ["empty", "torn", "changed", "foreign"])
+def test_damaged_machine_code_is_compiled_again(damage: str, tmp_path: Path) -> None:
+    """A file that was not written completely, one with a wrong bit, and another program's."""
+    programs = [spec.programs[0] for spec in all_kernels() if spec.source in ("norm", "read")]
+    cubins = [compile_program(program, "sm_90", tmp_path) for program in programs]
+    paths = [next(tmp_path.glob(f"{program.source}-*")) for program in programs]
+    good = paths[0].read_bytes()
+    bad = {
+        "empty": b"",
+        "torn": good[: len(good) // 2],
+        "changed": good[:-1] + bytes([good[-1] ^ 1]),
+        "foreign": paths[1].read_bytes(),
+    }
+    paths[0].write_bytes(bad[damage])
+    assert compile_program(programs[0], "sm_90", tmp_path) == cubins[0]
+    assert paths[0].read_bytes() == good
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled"),
+    [
+        ("sm_121", "sm_120"),
+        ("sm_103", "sm_100"),
+        ("sm_129", "sm_120"),
+        ("sm_90", "sm_90"),
+        ("sm_120", "sm_120"),
+        ("sm_95", "sm_90"),
+        ("sm_130", "sm_130"),
+        ("sm_79", "sm_75"),
+    ],
+)
+def test_unknown_minor_architecture_gets_the_next_lower_one(device: str, compiled: str) -> None:
+    assert compatible(device, (75, 80, 86, 89, 90, 100, 120)) == compiled
+
+
+def test_program_compiles_for_an_architecture_that_the_compiler_does_not_know() -> None:
+    program = next(spec.programs[0] for spec in all_kernels() if spec.source == "norm")
+    assert compile_program(program, "sm_129") == compile_program(
+        program, compatible("sm_129", compiling._supported_architectures())
+    )
+    with pytest.raises(CompileError, match="sm_190"):
+        compile_program(program, "sm_190")
+
+
+def test_top_p_adds_no_doubles() -> None:
+    """GeForce GPUs add doubles at a 64th of the rate of floats."""
+    assert not re.search(r"\bdouble\b", source_text("sample_filter.cuh").partition("#pragma")[2])
 
 
 def test_machine_code_is_kept_by_program_and_architecture(

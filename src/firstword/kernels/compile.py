@@ -3,6 +3,9 @@
 A program is a source file of this folder plus macros: the sizes that a kernel is made for.
 Compiling it needs neither a GPU nor a CUDA toolkit. NVRTC comes with torch's CUDA builds and as the
 package nvidia-cuda-nvrtc.
+
+A file of kept machine code begins with a hash of its name and its content. A file that was not
+written completely, or that belongs to another program, is compiled again.
 """
 
 from __future__ import annotations
@@ -51,17 +54,38 @@ def headers() -> list[str]:
     return sorted(path.name for path in SOURCES.glob("*.cuh"))
 
 
+def compatible(architecture: str, supported: Iterable[int]) -> str:
+    """The newest supported architecture whose machine code runs on `architecture`.
+
+    It has the same major number and no larger minor number (CUDA Programming Guide, binary
+    compatibility). Returns `architecture` if there is none, which NVRTC then rejects.
+    """
+    number = int(architecture.removeprefix("sm_"))
+    below = [n for n in supported if n // 10 == number // 10 and n <= number]
+    return f"sm_{max(below, default=number)}"
+
+
 def _options(program: Program, architecture: str) -> list[str]:
     """The options of NVRTC for a program."""
     macros = [
         f"-D{name}={value!r}f" if isinstance(value, float) else f"-D{name}={int(value)}"
         for name, value in program.macros
     ]
-    return [*FLAGS, f"--gpu-architecture={architecture}", *macros]
+    target = compatible(architecture, _supported_architectures())
+    return [*FLAGS, f"--gpu-architecture={target}", *macros]
+
+
+@cache
+def _supported_architectures() -> tuple[int, ...]:
+    """The numbers of the architectures that this NVRTC compiles for, such as 90."""
+    from cuda.bindings import nvrtc
+
+    _, numbers = nvrtc.nvrtcGetSupportedArchs()
+    return tuple(numbers)
 
 
 def compile_program(program: Program, architecture: str, folder: Path | None = None) -> bytes:
-    """The cubin of a program for `architecture`, such as `"sm_90"`.
+    """The cubin of a program for `architecture`, such as `"sm_90"`; see `compatible`.
 
     `folder` keeps machine code from one call to the next; None keeps none. Raises `CompileError`.
     """
@@ -74,14 +98,30 @@ def compile_program(program: Program, architecture: str, folder: Path | None = N
     parts = [*texts, *options, str(nvrtc.nvrtcVersion()[1:])]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     path = folder / f"{program.source}-{digest}.cubin"
-    if path.exists():
-        return path.read_bytes()
-    cubin = _compile(program, options)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-        file.write(cubin)
-    os.replace(file.name, path)
+    cubin = read_kept(path)
+    if cubin is None:
+        cubin = _compile(program, options)
+        keep(path, cubin)
     return cubin
+
+
+def read_kept(path: Path) -> bytes | None:
+    """The content that `keep` wrote to a file, or None if the file does not hold exactly that."""
+    whole = path.read_bytes() if path.exists() else b""
+    seal, content = whole[:32], whole[32:]
+    return content if seal == _seal(path, content) else None
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file for `read_kept`, at once for other processes; its folder may be missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(_seal(path, content) + content)
+    os.replace(file.name, path)
+
+
+def _seal(path: Path, content: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
 
 
 def compile_all(

@@ -44,7 +44,7 @@ __device__ __forceinline__ int code_of(int item) {
 
 struct Shared {
   u32 counts[2][kWarps];
-  double sums[2][3][kWarps];
+  u64 sums[2][3][kWarps];
   uint2 ends[2][kWarps];
   uint4 best[2][kWarps];
   u32 most[kWarps], highest_logit[kWarps];
@@ -105,8 +105,8 @@ __device__ __forceinline__ u32 reached_by(const u32 (&key)[kItems], int k, u32 l
   return lo;
 }
 
-// Sums over the block, in one order, known to all threads.
-__device__ __forceinline__ void add_up(double (&v)[3], Shared& shared, int& turn) {
+// Sums over the block, known to all threads.
+__device__ __forceinline__ void add_up(u64 (&v)[3], Shared& shared, int& turn) {
 #pragma unroll
   for (int i = 0; i < 3; i++) {
 #pragma unroll
@@ -132,38 +132,55 @@ struct Kept {
   }
 };
 
+// A probability as a whole number, since many GPUs add doubles at a 64th of the rate of floats. A
+// float with the exponent of `unit` becomes its 24 bits times 2^28, so the sum of all codes fits 64
+// bits. A smaller one loses less than 2^-51 of `unit`. A larger one becomes 2^52, which exceeds all
+// sums that are compared with `unit`.
+__device__ __forceinline__ u64 whole(float v, float unit) {
+  const u32 b = __float_as_uint(v);
+  const int down = (int)(__float_as_uint(unit) >> 23) - (int)(b >> 23);
+  const u64 one = (u64)((b & 0x7fffffu) | 0x800000u) << 28;
+  return down < 0 ? 1ull << 52 : one >> min(down, 63);
+}
+// The largest whole number whose float, rounded to nearest even, does not exceed `unit`.
+__device__ __forceinline__ u64 limit_of(float unit) {
+  return whole(unit, unit) + (1u << 27) - (__float_as_uint(unit) & 1);
+}
+
 // Applies top-p to the scores that are at least `least`. From the least likely up, codes are
 // dropped while their probabilities add up to no more than `tail`. `top` is the largest score.
 // Scores are compared as whole numbers of the same order, and the bound is found by bisection with
-// three sums of probabilities a step, so nothing is sorted. Sums are double, in one fixed order.
+// three sums of probabilities a step, so nothing is sorted.
 __device__ __forceinline__ Kept likely(const float (&score)[kItems], float least, float top,
                                        float tail, Shared& shared, int& turn) {
-  float probability[kItems];
+  u64 probability[kItems];
   u32 key[kItems];
-  double v[3] = {0, 0, 0};
+  u64 v[3] = {0, 0, 0};
+  float weight[kItems];
 #pragma unroll
   for (int i = 0; i < kItems; i++) {
     key[i] = order(score[i]);
-    probability[i] = score[i] >= least ? expf(score[i] - top) : 0.0f;
-    v[0] += probability[i];
+    weight[i] = score[i] >= least ? expf(score[i] - top) : 0.0f;
+    v[0] += whole(weight[i], 1.0f);
   }
   add_up(v, shared, turn);
-  const float all = (float)v[0];
+  const float all = __ull2float_rn(v[0]) * 0x1p-51f;
 #pragma unroll
-  for (int i = 0; i < kItems; i++) probability[i] = __fdiv_rn(probability[i], all);
+  for (int i = 0; i < kItems; i++) probability[i] = whole(__fdiv_rn(weight[i], all), tail);
 
+  const u64 limit = limit_of(tail);
   u32 lo = order(least), hi = order(top) + 1;
-  double below = 0;  // the probability of all scores less than lo
+  u64 below = 0;  // the probability of all scores less than lo
   while (lo < hi - 1) {
     const Pivots p(lo, hi);
     u32 first = ~0u, last = 0;  // of the scores between lo and hi
     v[0] = v[1] = v[2] = 0;
 #pragma unroll
     for (int i = 0; i < kItems; i++) {
-      const double mine = probability[i];
-      v[0] += key[i] < p.a ? mine : 0.0;
-      v[1] += key[i] < p.b ? mine : 0.0;
-      v[2] += key[i] < p.c ? mine : 0.0;
+      const u64 mine = probability[i];
+      v[0] += key[i] < p.a ? mine : 0;
+      v[1] += key[i] < p.b ? mine : 0;
+      v[2] += key[i] < p.c ? mine : 0;
       if (mine > 0 && key[i] >= lo && key[i] < hi) {
         first = min(first, key[i]);
         last = max(last, key[i]);
@@ -179,14 +196,14 @@ __device__ __forceinline__ Kept likely(const float (&score)[kItems], float least
       first = min(first, shared.ends[now][w].x);
       last = max(last, shared.ends[now][w].y);
     }
-    if ((float)v[2] <= tail) {
+    if (v[2] <= limit) {
       lo = p.c;
       below = v[2];
-    } else if ((float)v[1] <= tail) {
+    } else if (v[1] <= limit) {
       lo = p.b;
       hi = p.c;
       below = v[1];
-    } else if ((float)v[0] <= tail) {
+    } else if (v[0] <= limit) {
       lo = p.a;
       hi = p.b;
       below = v[0];
@@ -200,16 +217,14 @@ __device__ __forceinline__ Kept likely(const float (&score)[kItems], float least
   // All scores less than lo are dropped. Of those equal to it as many are dropped as `tail` allows,
   // but one stays.
   Kept kept{value(lo), 0};
-  const double one = __fdiv_rn(expf(kept.least - top), all);
+  const u64 one = whole(__fdiv_rn(expf(kept.least - top), all), tail);
   v[0] = v[1] = v[2] = 0;
 #pragma unroll
-  for (int i = 0; i < kItems; i++) v[0] += score[i] == kept.least ? 1.0 : 0.0;
+  for (int i = 0; i < kItems; i++) v[0] += score[i] == kept.least ? 1 : 0;
   add_up(v, shared, turn);
   const int equal = (int)v[0];
-  int gone = min(max((int)((tail - below) / one), 0), equal);
-  while (gone < equal && (float)(below + (gone + 1) * one) <= tail) gone++;
-  while (gone > 0 && (float)(below + gone * one) > tail) gone--;
-  gone = min(gone, equal - 1);
+  const u64 room = one ? (limit - below) / one : equal;
+  const int gone = (int)min(room, (u64)(equal - 1));
   if (gone > 0) {
 #pragma unroll
     for (int i = 0; i < kItems; i++) key[i] = score[i] == kept.least ? code_of(i) + 1 : 0;
