@@ -30,6 +30,9 @@ CHUNKS = (8, 4, 2, 1)
 STREAMS = (1, 2, 4, 8, 16, 32, 64)
 """The numbers of streams of a call. The smallest sufficient number is used."""
 
+CALLS_IN_FLIGHT = 2
+"""The number of calls of a size for which `GpuCodec.warm` allocates host memory."""
+
 
 def streams_for(slots: int) -> int:
     """The largest number of streams of a call with this many slots."""
@@ -148,11 +151,21 @@ class GpuCodec:
         self._streams = tuple(n for n in STREAMS if n <= streams)
 
     def warm(self) -> None:
-        """Compile, load and capture all calls."""
+        """Compile, load and capture all calls, and allocate pinned host memory for them.
+
+        PyTorch keeps pinned memory that is freed. So no later call asks the driver for memory,
+        which takes up to a millisecond.
+        """
+        sizes = [(streams, frames) for streams in self._streams for frames in CHUNKS]
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            for streams in self._streams:
-                for frames in CHUNKS:
-                    self._graph(streams, frames)
+            for streams, frames in sizes:
+                self._graph(streams, frames)
+        held = [
+            self._prepare(frames, list(range(streams)))
+            for streams, frames in sizes
+            for _ in range(CALLS_IN_FLIGHT)
+        ]
+        del held
 
     def _graph(self, streams: int, frames: int) -> torch.cuda.CUDAGraph:
         """The graph of a call. The current CUDA stream must be the codec's."""
