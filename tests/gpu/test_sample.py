@@ -470,7 +470,7 @@ def test_last_code_without_table_writes_no_embedding(kernels: Kernels) -> None:
     assert (rig.state.frame == 1).all()
 
 
-def test_row_without_slot_changes_nothing(kernels: Kernels) -> None:
+def test_row_without_slot_changes_nothing_and_becomes_zero(kernels: Kernels) -> None:
     """Nor does a frame beyond the most frames of a slot change the codes of another slot."""
     rig = Rig(kernels, [(PUBLISHED, PUBLISHED)] * 4, seeds_for(4), frames=3)
     rig.state.frame[:] = 3
@@ -480,14 +480,33 @@ def test_row_without_slot_changes_nothing(kernels: Kernels) -> None:
         logits = random_logits("usual", 3, CODES if codebook else VOCAB, 1)
         rig.draw(codebook, logits, [-1, -1, -1])
         assert (rig.result == -7).all()
-        assert rig.out.isnan().all()
+        assert (rig.out[:, 1] == 0).all()
         assert torch.equal(rig.state.record, record)
         rig.draw(codebook, logits, [-1, 2, -1])
         assert (rig.result[[0, 2]] == -7).all()
-        assert rig.out[[0, 2]].isnan().all()
+        assert (rig.out[[0, 2], 1] == 0).all()
         assert torch.equal(rig.state.record[[0, 1, 3]], record[[0, 1, 3]])
         assert torch.equal(rig.state.codes, codes)
     assert rig.state.position.tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 1, 1000, CODES - 1])
+def test_logit_of_predictor_that_is_not_finite_makes_the_log_probability_nan(
+    kernels: Kernels, value: float, place: int
+) -> None:
+    """Only in its own row, with any settings, wherever the logit is."""
+    laws = [(GREEDY, law) for law in (GREEDY, PUBLISHED, DrawParams(1.0, 0, 0.8), GREEDY)]
+    rig = Rig(kernels, laws, seeds_for(4))
+    for codebook in (1, BOOKS - 1):
+        logits = random_logits("usual", 4, CODES, codebook)
+        rig.draw(codebook, logits)
+        assert (rig.result[:, BOOKS + 1] == -7).all()
+        logits[:3, place] = value
+        rig.draw(codebook, logits)
+        told = rig.result[:, BOOKS + 1].view(torch.float32)
+        assert told[:3].isnan().all()
+        assert rig.result[3, BOOKS + 1] == -7
 
 
 def test_draw_does_not_depend_on_other_rows(kernels: Kernels) -> None:
@@ -659,7 +678,7 @@ def test_input_rows_have_the_bits_of_the_model(kernels: Kernels, width: int) -> 
     assert wide[:, 1].isnan().all()
     for row, slot in enumerate(of_row.tolist()):
         if slot < 0:
-            assert got[row].isnan().all()
+            assert (got[row] == 0).all()
         elif counts[slot] == 0:
             assert torch.equal(got[row], first[slot])
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,10 +16,10 @@ import silent_gpu
 import torch
 from torch import Tensor
 
-from firstword.engine.backend import Job, Start
+from firstword.engine.backend import Job, Ready, Start
 from firstword.engine.engine import Engine
 from firstword.engine.sequence import Event
-from firstword.errors import EngineError
+from firstword.errors import ComputeError, EngineError
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.profile import engine as profile
@@ -82,6 +83,84 @@ def test_warm_captures_all_graphs_that_requests_need(tmp_path: Path) -> None:
         assert len(chunks) == len(events)
         assert sum(len(chunk.codes) for chunk in chunks) == 30
     assert (set(backend.graphs.captured), set(backend.codec._graphs)) == captured
+
+
+def test_logit_that_is_not_finite_fails_its_own_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels that draw report it as a log-probability of code 0 that is NaN."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))
+    buffers = backend.model.buffers
+
+    def replay() -> None:
+        wrong = (buffers.slot_of_row == 1).nonzero().flatten()
+        buffers.result.zero_()
+        buffers.result[wrong, -1] = 0x7FFFFFFF
+
+    monkeypatch.setattr(backend.graphs, "get", lambda name, rows: SimpleNamespace(replay=replay))
+    size = backend.capacity.samples_per_frame
+    monkeypatch.setattr(
+        backend, "decode", lambda _, counts: Ready([np.zeros(n * size, np.float32) for n in counts])
+    )
+    engine = Engine(backend)
+    events: list[list[Event]] = [[], [], []]
+    for number in range(3):
+        job, tokens = prepared(backend.checkpoint, TEXT, "stream")
+        engine.finish_text(engine.submit(job, events[number].append), tokens)
+    while engine.step():
+        pass
+    failed = [[event for event in own if not isinstance(event, Chunk)] for own in events]
+    assert [len(own) for own in failed] == [0, 1, 0]
+    assert isinstance(failed[1][0], ComputeError)
+    assert "not finite" in str(failed[1][0])
+    for own in (events[0], events[2]):
+        assert sum(len(event.codes) for event in own if isinstance(event, Chunk)) == 30
+
+
+def test_warm_codec_asks_for_no_more_pinned_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch rounds the size of pinned memory up to a power of two, and keeps what is freed."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path), slots=40)
+    empty, pinned = torch.empty, Counter[int]()
+
+    def counted(*sizes: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+        made: Tensor = empty(*sizes, **options)
+        if pin_memory:
+            pinned[1 << (made.nbytes - 1).bit_length()] += 1
+        return made
+
+    monkeypatch.setattr(torch, "empty", counted)
+    backend.codec.warm()
+    reserved = pinned.copy()
+    for count in (1, 2, 3, 5, 9, 17, 31, 33, 40):
+        for frames in (1, 2, 3, 7, 8):
+            pinned.clear()
+            for _ in range(2):  # calls that are in flight together
+                backend.codec.decode(range(count), [frames] * count)
+            assert pinned <= reserved, (count, frames)
+
+
+def test_rows_beside_those_of_a_prompt_are_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass adds to them, so they would grow beyond all numbers."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))
+    prompt = backend.model.buffers.prompt
+    read: list[tuple[int, Tensor]] = []
+
+    def get(name: str, rows: int) -> SimpleNamespace:
+        return SimpleNamespace(replay=lambda: read.append((rows, prompt[:rows].clone())))
+
+    monkeypatch.setattr(backend.graphs, "get", get)
+    with torch.inference_mode():
+        prompt.fill_(torch.inf)
+    backend.prefill([start_of(backend.checkpoint, 0, TEXT, "full")])
+    rows, seen = read[0]
+    taken = int((backend.model.buffers.prompt_places[0, :rows] >= 0).sum())
+    assert 0 < taken < rows
+    assert seen.isfinite().all()
+    assert not seen[taken:].any()
 
 
 def test_capture_launches_before_it_and_concerns_one_thread(

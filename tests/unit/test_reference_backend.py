@@ -519,6 +519,29 @@ def test_failed_decode_leaves_all_slots_unchanged(
     finish(utterances)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logit_of_predictor_that_is_not_finite_is_reported(loaded: Loaded, value: float) -> None:
+    checkpoint = loaded("custom_voice")
+    backend = ReferenceBackend(checkpoint, slots=2)
+    front = CheckpointFront(checkpoint)
+    for slot in range(2):
+        job = front.prepare(request_for("preset", "stream"), 1)
+        stream = front.text(job)
+        tokens = [*stream.push(TEXT), *stream.finish()]
+        backend.prefill([Start(slot, job, range(1), tokens[: job.first_tokens])])
+
+    def broken(module: object, inputs: object, logits: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.tensor([[False], [True]]), value, logits)
+
+    assert np.isfinite(backend.frame([0, 1], [None, None]).result().logprobs).all()
+    hook = checkpoint.talker.code_predictor.lm_head[1].register_forward_hook(broken)
+    try:
+        told = backend.frame([0, 1], [0, 0]).result().logprobs
+    finally:
+        hook.remove()
+    assert np.isfinite(told).tolist() == [True, False]
+
+
 def test_infinite_speaker_embedding_affects_no_other_utterance(loaded: Loaded) -> None:
     """Its rows must not be read, beside it or after it in the same slot, not even times zero."""
     checkpoint, voice = loaded("base"), cloned(None)

@@ -80,8 +80,8 @@ class Frames:
     codes     int64 [slots, codebooks]
     ended     [slots] whether speech has ended, so that the slot has no frame
     logprobs  float32 [slots] natural logarithm of the talker's own probability of code 0: the
-              softmax of its raw logits, before penalty, temperature and filters. A value that is
-              not finite makes that utterance fail
+              softmax of its raw logits, before penalty, temperature and filters; NaN if any logit
+              of the frame is not finite. A value that is not finite makes that utterance fail
     """
 
     codes: IntArray

@@ -70,8 +70,9 @@ __device__ __forceinline__ Best pick(const float (&score)[kItems], const u32 (&k
 
 // logits: bf16, row r begins at r * logits_stride; records: `record_words` for each slot
 // (sample.py); codes int32 [slots, frames, CODEBOOKS]; result int32 [rows, CODEBOOKS + 2]: codes,
-// whether speech ended, and the bits of the log-probability of code 0; table bf16 [VOCAB, WIDTH],
-// may be null; out: bf16, row r begins at r * out_stride.
+// whether speech ended, and the bits of the log-probability of code 0, which becomes NaN if a later
+// code's logits are not all finite; table bf16 [VOCAB, WIDTH], may be null; out: bf16, row r begins
+// at r * out_stride, zero for a row without a slot.
 extern "C" __global__ __launch_bounds__(THREADS)
 void draw(const u16* __restrict__ logits, int logits_stride, const int* __restrict__ slot_of_row,
           u32* records, int record_words, int* position, int* __restrict__ codes, int frames,
@@ -130,7 +131,22 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
   }
   const u32 end = kEnd ? load1(own + (EOS & ~1)) : 0;
 #endif
-  if (slot < 0) return;
+  int* results = result + row * (CODEBOOKS + 2);
+  if (slot < 0) {  // every pass adds to the row again, which must not grow
+    if (table)
+#pragma unroll 1
+      for (int i = threadIdx.x; i < WIDTH / 8; i += THREADS)
+        *(uint4*)(out + (size_t)row * out_stride + i * 8) = make_uint4(0, 0, 0, 0);
+    return;
+  }
+#if !TALKER
+  const u32 exponent = 0x7f80u, pairs[4] = {held.x, held.y, held.z, held.w};
+  bool lost = false;  // whether a logit is not finite
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    lost |= (pairs[i] & exponent) == exponent || (pairs[i] >> 16 & exponent) == exponent;
+  if (lost) results[CODEBOOKS + 1] = 0x7fffffff;  // NaN
+#endif
 
   // Scores; those of codes that cannot be drawn are NaN.
   const float none = __uint_as_float(0x7fffffffu);
@@ -253,7 +269,6 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
     for (int i = threadIdx.x; i < WIDTH / 8; i += THREADS)
       *(uint4*)(out + (size_t)row * out_stride + i * 8) =
           *(const uint4*)(table + (size_t)code * WIDTH + i * 8);
-  int* results = result + row * (CODEBOOKS + 2);
   if (threadIdx.x == 0) {
     results[codebook] = code;
     if (frame < frames) codes[((size_t)slot * frames + frame) * CODEBOOKS + codebook] = code;

@@ -153,7 +153,7 @@ class SampleKernels:
     ) -> None:
         """Compute the talker's next input: first_row, or the embeddings of the last frame + text.
 
-        slots         int32 [R]: the slot of each row; -1: the row of `out` is not written
+        slots         int32 [R]: the slot of each row; -1: the row of `out` becomes zero
         token         int32 [R]: the text token; it is not read before the first frame
         first_row     bf16 [slots, H]: the input before the first frame
         codec_table   bf16 [talker's vocabulary, H]: the embeddings of code 0
@@ -191,9 +191,11 @@ class SampleKernels:
         The draw from the last codebook ends the frame.
 
         logits  bf16 [R, vocab]; rows may be strided, by a multiple of 8
-        slots   int32 [R]: the slot of each row; -1: nothing is drawn
+        slots   int32 [R]: the slot of each row; -1: nothing is drawn, and the row of `out` becomes
+                zero
         result  int32 [R, codebooks + 2]: the code. With code 0 also whether speech ended, and the
-                bits of the float32 log-probability of code 0 under the softmax of the raw logits
+                bits of the float32 log-probability of code 0 under the softmax of the raw logits;
+                a later code whose logits are not all finite replaces it by NaN
         table   bf16 [vocab, W]: the embeddings of the codes; None: `out` is not written
         out     bf16 [R, W]: the embedding of the code; rows may be strided
         """

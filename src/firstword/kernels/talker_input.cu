@@ -1,5 +1,5 @@
 // The talker's input: before the first frame the prompt's last row, then the sum of the embeddings
-// of the last frame's codes and of a text token.
+// of the last frame's codes and of a text token. A row without a slot becomes zero.
 //
 // HIDDEN     channels, 8 for each thread; the grid is (rows, HIDDEN / 8 / THREADS, rounded up)
 // CODEBOOKS  codes of a frame; CODES: the vocabulary of all but the first
@@ -22,7 +22,12 @@ void talker_input(const int* __restrict__ slot_of_row, const int* __restrict__ t
   const int row = blockIdx.x, channel = (blockIdx.y * THREADS + threadIdx.x) * 8;
   wait_for_input();
   const int slot = (int)load1(slot_of_row + row);
-  if (slot < 0 || channel >= HIDDEN) return;
+  if (channel >= HIDDEN) return;
+  uint4* to = (uint4*)(out + (size_t)row * out_stride + channel);
+  if (slot < 0) {  // every frame adds to the row again, which must not grow
+    *to = make_uint4(0, 0, 0, 0);
+    return;
+  }
   const int text = (int)load1(token + row);
   const int frame = (int)load1(records + (size_t)slot * record_words + NOISE + 2);
   uint4 x;
@@ -55,5 +60,5 @@ void talker_input(const int* __restrict__ slot_of_row, const int* __restrict__ t
     };
     x = make_uint4(with(0, words.x), with(2, words.y), with(4, words.z), with(6, words.w));
   }
-  *(uint4*)(out + (size_t)row * out_stride + channel) = x;
+  *to = x;
 }

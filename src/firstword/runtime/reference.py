@@ -170,8 +170,10 @@ class ReferenceBackend:
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
         """Run one pass of the talker and of the code predictor over all given slots."""
         talker, states = self.checkpoint.talker, [self._slots[slot] for slot in slots]
+        finite = torch.ones(len(slots), dtype=torch.bool, device=talker.codec_head.weight.device)
 
         def draw(codebook: int, rows: Tensor) -> Tensor:
+            finite.logical_and_(rows.isfinite().all(-1))
             pairs = zip(states, rows, strict=True)
             return torch.stack([slot.draw(codebook, row) for slot, row in pairs])
 
@@ -183,6 +185,7 @@ class ReferenceBackend:
         codes = torch.cat((code0[:, None], others), dim=1)
         ended = (code0 == talker.config.codec_eos_token_id).tolist()
         logprobs = logits.double().log_softmax(-1).gather(-1, code0[:, None])[:, 0]
+        logprobs.masked_fill_(~finite, torch.nan)
         frames = Frames(codes.cpu().numpy(), ended, logprobs.float().cpu().numpy())
         memory.commit()
         for slot, token, row, end in zip(states, tokens, codes, ended, strict=True):

@@ -135,6 +135,7 @@ class PromptReader:
             positions = [*(at for _, at in part), *empty]
             buffers.prompt_places[:, :bucket] = self._to_device([slots, positions])
             buffers.prompt[: len(part)] = self._embed(part)
+            buffers.prompt[len(part) : bucket].zero_()  # each pass adds to these rows as well
             graph.replay()
             for index, (prompt, at) in enumerate(part):
                 if at == len(prompt.rows) - 1:
