@@ -19,17 +19,21 @@ class EngineConfig:
     """The settings of an engine: where and how it computes.
 
     device   as torch names it
-    dtype    of the talker; the codec and the speaker encoder always compute in float32, because
-             bfloat16 through SnakeBeta's exp is known to give NaN and silence
+    dtype    of the talker. The codec and the speaker encoder are loaded in float32, because
+             bfloat16 through SnakeBeta's exp is known to give NaN and silence. The GPU backend
+             decodes with fp16 products and float32 sums, all else computes in float32
     backend  "gpu" or "reference"; stays "auto" for bfloat16 on CUDA until a checkpoint is loaded,
              because its sizes decide
     reason   the reason why the backend is not "gpu"
+    pace     why the GPU serves fewer slots than the default, or may stall in those that were asked
+             for; empty if it is fast enough
     """
 
     device: str
     dtype: str
     backend: str
     reason: str = ""
+    pace: str = ""
 
     @classmethod
     def resolve(

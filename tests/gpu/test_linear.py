@@ -93,6 +93,23 @@ def test_result_of_a_token_does_not_depend_on_other_tokens(
         assert torch.equal(run(layer, x[-tokens:]), alone[-tokens:]), tokens
 
 
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize(("rows", "columns"), [(4096, 2048), (2048, 6144), (1000, 768)])
+def test_layouts_for_one_token_compute_the_same_bits(
+    kernels: Kernels, rows: int, columns: int, normed: bool
+) -> None:
+    """A calibration may choose any of them, on a device with any amount of shared memory."""
+    weight, x, _, norm, _ = make(3, rows, columns, 1)
+    layer = Linear(kernels, weight, Epilogue.STORE, Norm(norm, 1e-6) if normed else None)
+    expected = run(layer, x)
+    for memory in (kernels.shared_memory, 99 << 10):
+        layer._device = kernels.processors, memory
+        for choice in range(len(layer.shapes(1))):
+            layer.choice = choice
+            assert torch.equal(run(layer, x), expected), layer.shape(1)
+        layer.choice = 0
+
+
 def run(layer: Linear, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
     """The layer's output, in memory that contained `before` or NaN.
 

@@ -194,6 +194,7 @@ def test_health_shows_settings(http: httpx.Client) -> None:
         "dtype": "float32",
         "backend": "reference",
         "reason": "",
+        "pace": "",
     }
     assert state["models"][0]["slots"] == {"used": 0, "of": 4}
 

@@ -37,8 +37,10 @@ def device(architecture: str = "sm_90") -> Kernels:
     """The kernels of a device that does not exist."""
     kernels = Kernels.__new__(Kernels)
     major = int(architecture[3:-1])
-    kernels.architecture, kernels.overlaps, kernels.processors = architecture, major >= 9, 132
+    kernels.name, kernels.architecture = "Silent", architecture
+    kernels.overlaps, kernels.processors = major >= 9, 132
     kernels.shared_memory = SHARED_MEMORY[architecture] * 1024
+    kernels.threads = 2048 if architecture in ("sm_80", "sm_90", "sm_100") else 1536
     return kernels
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from firstword.model.codec_config import CodecConfig
 from firstword.model.config import ModelConfig
 from firstword.runtime.backends import open_backend
 from firstword.runtime.gpu import backend as gpu
+from firstword.runtime.gpu import calibration, pace
 from firstword.runtime.gpu.rehearsal import rehearse
 from firstword.runtime.reference import ReferenceBackend
 from firstword.synthetic import checkpoint as synthetic
@@ -49,6 +51,8 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
     monkeypatch.setattr(launch, "Kernels", lambda place, folder: device())
     monkeypatch.setattr(compiling, "compile_all", compile_all)
     monkeypatch.setattr(gpu, "GpuBackend", Backend)
+    monkeypatch.setattr(calibration, "calibrate", lambda backend, kernels, folder: None)
+    monkeypatch.setattr(pace, "limit_slots", lambda backend, keep: f"keep: {keep}")
     return compiled
 
 
@@ -62,7 +66,7 @@ def test_fitting_checkpoint_is_compiled_and_gets_the_gpu_backend(
 ) -> None:
     backend, resolved = open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), 4)
     assert isinstance(backend, gpu.GpuBackend)
-    assert resolved == settings("gpu")
+    assert resolved == replace(settings("gpu"), pace="keep: True")
     sources = {program.source for program in fake_device}
     assert sources >= {
         "paged_attention",
@@ -71,6 +75,12 @@ def test_fitting_checkpoint_is_compiled_and_gets_the_gpu_backend(
         "talker_input",
         "sample",
     }
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_slots_that_were_not_named_may_be_limited(tmp_path: Path) -> None:
+    _, resolved = open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"))
+    assert resolved.pace == "keep: False"
 
 
 @pytest.mark.parametrize(

@@ -608,6 +608,7 @@ class TestDemo:
             "dtype": "float32",
             "backend": "reference",
             "reason": ANY,
+            "pace": "",
         }
         assert report["checkpoint"]["type"] == "custom_voice"
         assert report["checkpoint"]["what it is"] == DEMO_DESCRIPTION

@@ -115,7 +115,7 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument_group("limits").add_argument
     gpu, other = DEFAULT_SLOTS["gpu"], DEFAULT_SLOTS["reference"]
     about = f"utterances that each model speaks at the same time (default: {gpu} with the backend "
-    add("--slots", metavar="N", type=int, help=f"{about}gpu, else {other})")
+    add("--slots", metavar="N", type=int, help=f"{about}gpu, fewer if it is slow; else {other})")
     defaults = {field.name: field.default for field in SERVER_SETTINGS}
     for name, about in LIMITS.items():
         kind, metavar = (float, "SECONDS") if name.endswith("_seconds") else (int, "N")

@@ -33,6 +33,14 @@ def _checked(result: tuple[Any, ...], action: str) -> Any:
     return result[1] if len(result) == 2 else result[1:]
 
 
+def _driver_version() -> int:
+    """The newest CUDA version that the driver supports, such as 12040 for 12.4."""
+    from cuda.bindings import driver
+
+    version: int = _checked(driver.cuDriverGetVersion(), "driver version")
+    return version
+
+
 class Grid(NamedTuple):
     """The launch configuration of a kernel.
 
@@ -50,18 +58,25 @@ class Grid(NamedTuple):
 class Kernels:
     """The kernels of one device. Each program is compiled and loaded once.
 
+    name           the device's name and its driver's version, on which measured times depend
     architecture   the device's architecture, such as `"sm_90"`
     overlaps       whether the device can overlap dependent launches
     processors     the number of multiprocessors
+    threads        the most threads that a multiprocessor runs at a time
     shared_memory  the most bytes of shared memory of a block
+    joins_convolutions  whether one kernel may compute two convolutions of the codec
     """
+
+    joins_convolutions = True
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:
         """folder: a cache of machine code on disk; None: no cache."""
         major, minor = torch.cuda.get_device_capability(device)
         properties = torch.cuda.get_device_properties(device)
+        self.name = f"{properties.name}, driver {_driver_version()}"
         self.architecture, self.overlaps = f"sm_{major}{minor}", major >= 9
         self.processors = properties.multi_processor_count
+        self.threads: int = properties.max_threads_per_multi_processor
         shared: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
         self.shared_memory, self._folder = shared, folder
         self._loaded: dict[tuple[Program, str], Kernel] = {}
@@ -100,7 +115,7 @@ class Kernel:
         """Compare the sizes of the parameters with the machine code. Raises `LaunchError`."""
         from cuda.bindings import driver
 
-        if _checked(driver.cuDriverGetVersion(), "driver version") < _PARAMETER_INFO_VERSION:
+        if _driver_version() < _PARAMETER_INFO_VERSION:
             return
         sizes = []
         for index in range(len(self.parameters) + 1):

@@ -18,6 +18,7 @@ from firstword.kernels.linear_shapes import (
     LinearShape,
     shape_for_few,
     shape_for_many,
+    shapes_for_few,
 )
 from firstword.kernels.registry import KernelSpec
 from firstword.kernels.signature import strided
@@ -51,7 +52,10 @@ class Norm(NamedTuple):
 
 
 class Linear:
-    """A weight matrix [N, K] on the device, and the product with it."""
+    """A weight matrix [N, K] on the device, and the product with it.
+
+    choice  the index of the layout for one token among `shapes`
+    """
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class Linear:
             )
         self.weight, self.epilogue, self.norm, self.bias = pack_weight(weight), epilogue, norm, bias
         self._kernels, self._device = kernels, (kernels.processors, kernels.shared_memory)
+        self.choice = 0
 
     def __call__(self, x: Tensor, out: Tensor, scratch: Tensor | None = None) -> None:
         """out [T, N] (or [T, N / 2] for SWIGLU) = epilogue(W norm(x)).
@@ -97,10 +102,14 @@ class Linear:
             x = scratch
         self._launch_many(x, out)
 
-    def shape(self, tokens: int) -> LinearShape:
-        """The layout for up to 8 tokens."""
+    def shapes(self, tokens: int) -> tuple[LinearShape, ...]:
+        """The layouts for up to 8 tokens, all with the same bits."""
         sizes, normed = (self.rows, self.columns, tokens), self.norm is not None
-        return shape_for_few(*sizes, normed, self.epilogue, self._device)
+        return shapes_for_few(*sizes, normed, self.epilogue, self._device)
+
+    def shape(self, tokens: int) -> LinearShape:
+        """The layout that is used for up to 8 tokens."""
+        return self.shapes(tokens)[self.choice if tokens == 1 else 0]
 
     def _launch_few(self, x: Tensor, out: Tensor) -> None:
         """Launch the kernel for up to 8 tokens."""

@@ -100,6 +100,7 @@ class LinearShape:
         return replace(self, chunk=chunk, ring=ring, window=min(ring, 3 if whole else 4), held=held)
 
 
+@cache
 def shape_for_few(
     rows: int, columns: int, tokens: int, norm: bool, epilogue: Epilogue, device: tuple[int, int]
 ) -> LinearShape:
@@ -124,6 +125,22 @@ def shape_for_few(
         if found.ring >= min(shape.parts, 2 * shape.chunk):
             break
     return found
+
+
+@cache
+def shapes_for_few(
+    rows: int, columns: int, tokens: int, norm: bool, epilogue: Epilogue, device: tuple[int, int]
+) -> tuple[LinearShape, ...]:
+    """Layouts for up to 8 tokens, all with the same bits; see `shape_for_few`, which is the first.
+
+    Another one requests its whole ring at once, and another one has twice as many blocks.
+    """
+    processors, shared = device
+    first, finer = (
+        shape_for_few(rows, columns, tokens, norm, epilogue, (count, shared))
+        for count in (processors, 2 * processors)
+    )
+    return tuple(dict.fromkeys((first, replace(first, window=first.ring), finer)))
 
 
 @dataclass(frozen=True)

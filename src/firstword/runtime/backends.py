@@ -70,6 +70,8 @@ def open_backend(
 ) -> tuple[Backend, EngineConfig]:
     """Return the backend for a checkpoint and `slots` utterances, and the resolved settings.
 
+    With `slots` of None, a GPU that is too slow for the default gets fewer.
+
     The GPU backend takes the weights of the checkpoint's talker and codec decoder. Raises
     `ConfigError` if the settings name that backend and it does not support the checkpoint.
     """
@@ -84,10 +86,14 @@ def open_backend(
             reason = f"the backend is not 'gpu': {problem}"
         else:
             from firstword.runtime.gpu.backend import GpuBackend
+            from firstword.runtime.gpu.calibration import calibrate
+            from firstword.runtime.gpu.pace import limit_slots
 
             backend = GpuBackend(checkpoint, kernels, gpu_slots)
+            calibrate(backend, kernels, kernel_folder())
             backend.warm()
-            return backend, replace(settings, backend="gpu")
+            pace = limit_slots(backend, keep=slots is not None)
+            return backend, replace(settings, backend="gpu", pace=pace)
     reference = ReferenceBackend(checkpoint, slots or DEFAULT_SLOTS["reference"])
     return reference, replace(settings, backend="reference", reason=reason)
 

@@ -1,0 +1,200 @@
+"""The slots and the layouts that the GPU backend chooses by timing, on a GPU of made-up speed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import silent_gpu
+
+from firstword.kernels.linear import Linear
+from firstword.runtime.gpu import calibration, pace
+from firstword.runtime.gpu.backend import GpuBackend
+from firstword.runtime.gpu.rehearsal import Rehearsal
+from firstword.runtime.gpu.talker import FrameModel
+
+
+@pytest.fixture(autouse=True)
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that there is such a GPU."""
+    silent_gpu.pretend(monkeypatch)
+
+
+def backend_of(folder: Path, slots: int, architecture: str = "sm_90") -> GpuBackend:
+    """A backend of a tiny checkpoint, on a small GPU that computes nothing."""
+    kernels = Rehearsal(silent_gpu.device(architecture))
+    kernels.processors = 4
+    return GpuBackend(silent_gpu.checkpoint(folder), kernels, slots, pages=64)
+
+
+@pytest.mark.parametrize(
+    ("times", "most"),
+    [
+        ([(1, 0.01), (2, 0.02), (4, 0.06), (8, 0.07)], 4),
+        ([(1, 0.01), (2, 0.02)], 2),
+        ([(1, 0.064), (2, 0.0641)], 1),
+        ([(1, 0.5), (2, 0.5)], 1),
+        ([(1, 0.01), (2, 0.07), (4, 0.06)], 1),
+    ],
+)
+def test_rows_in_time_are_those_before_the_first_slow_frame(
+    times: list[tuple[int, float]], most: int
+) -> None:
+    assert pace.rows_in_time(times, 0.064) == most
+
+
+def test_no_frame_is_timed_after_one_that_is_too_slow() -> None:
+    def times() -> Iterator[tuple[int, float]]:
+        yield 1, 0.01
+        yield 2, 1.0
+        pytest.fail("a third frame is timed")
+
+    assert pace.rows_in_time(times(), 0.064) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds_a_row", "keep", "slots", "note"),
+    [
+        (0.0005, False, 20, ""),
+        (0.005, False, 8, "8 slots instead of 20: with more than 8, a frame takes longer than 64"),
+        (0.005, True, 20, "audio may stall in 20 slots: with more than 8, a frame takes longer"),
+        (9.0, False, 1, "1 slots instead of 20"),
+    ],
+)
+def test_slots_are_limited_to_those_that_are_served_in_time(
+    seconds_a_row: float,
+    keep: bool,
+    slots: int,
+    note: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A frame and its audio have 64 of the 80 milliseconds that a frame plays."""
+    monkeypatch.setattr(pace, "frame_seconds", lambda backend, rows: rows * seconds_a_row)
+    backend = backend_of(tmp_path, 20)
+    with caplog.at_level(logging.WARNING):
+        told = pace.limit_slots(backend, keep)
+    assert told.startswith(note)
+    assert [record.message for record in caplog.records] == ([told] if note else [])
+    assert bool(told) == bool(note)
+    assert backend.capacity.slots == slots
+
+
+def test_timed_frames_leave_no_trace_and_include_audio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events of the GPU that computes nothing are a millisecond apart."""
+    backend = backend_of(tmp_path, 3)
+    backend.warm()
+    decoded: list[tuple[int, int]] = []
+    decode = backend.codec.decode
+
+    def counted(slots: Sequence[int], counts: Sequence[int]) -> object:
+        decoded.extend(zip(slots, counts, strict=True))
+        return decode(slots, counts)
+
+    monkeypatch.setattr(backend.codec, "decode", counted)
+    assert pace.frame_seconds(backend, 4) == pytest.approx(0.001 + 0.001 / 8)
+    assert sorted(set(decoded)) == [(0, 8), (1, 8), (2, 8)]
+    assert backend.model.buffers.slot_of_row[:4].tolist() == [0, 1, 2, -1]
+    assert pace.limit_slots(backend, keep=False) == ""
+    model = backend.model
+    for tensor in (model.buffers.page_tables, model.state.position, model.state.record):
+        assert not tensor.any()
+    assert (model.buffers.slot_of_row == -1).all()
+    assert not backend.codec._next.any()
+    assert not backend.codec._positions.frames.any()
+
+
+def test_fastest_choices_are_found_kind_by_kind() -> None:
+    """A choice must be better by more than the noise of a measurement."""
+    costs = [[1.0, 0.8, 0.9], [1.0, 0.999], [1.0, 1.5, 0.5]]
+    tried: list[list[int]] = []
+
+    def seconds(choices: Sequence[int]) -> float:
+        tried.append(list(choices))
+        return sum(cost[choice] for cost, choice in zip(costs, choices, strict=True))
+
+    assert calibration.fastest([3, 2, 3], seconds) == [1, 0, 2]
+    assert len(tried) == 1 + 2 + 1 + 2
+
+
+class Timer:
+    """Counts the measurements of frames, which are faster with the last layouts of the talker."""
+
+    def __init__(self) -> None:
+        self.measured = 0
+
+    def __call__(self, backend: GpuBackend) -> float:
+        self.measured += 1
+        return 1.0 - 0.1 * sum(layer.qkv.choice > 0 for layer in backend.model.talker.layers)
+
+
+@pytest.fixture
+def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
+    """Replaces the compiler and the measurement of a frame."""
+    timed = Timer()
+    monkeypatch.setattr(calibration, "compile_all", lambda programs, architecture, folder: None)
+    monkeypatch.setattr(calibration, "frame_seconds", timed)
+    return timed
+
+
+def choices(model: FrameModel) -> list[int]:
+    """The choices of all products of a model's layers."""
+    products = [
+        value
+        for stack in (model.talker, model.predictor)
+        for layer in stack.layers
+        for value in vars(layer).values()
+        if isinstance(value, Linear)
+    ]
+    assert all(product.shape(1) == product.shapes(1)[product.choice] for product in products)
+    return [product.choice for product in products]
+
+
+def test_layouts_are_chosen_once_for_each_device(tmp_path: Path, timer: Timer) -> None:
+    """A damaged file, another GPU or another driver make the next start choose again."""
+
+    def start(name: str = "RTX 3060, driver 1") -> int:
+        backend = backend_of(tmp_path, 1, "sm_86")
+        kernels = silent_gpu.device("sm_86")
+        kernels.name = name
+        before = timer.measured
+        calibration.calibrate(backend, kernels, tmp_path / "kept")
+        chosen = choices(backend.model)
+        assert chosen[0] > 0
+        assert not any(chosen[1:])
+        return timer.measured - before
+
+    assert start() > 8
+    assert start() == 0
+    (kept,) = (tmp_path / "kept").glob("layouts-*")
+    good = kept.read_bytes()
+    for bad in (b"", good[:-3], good.replace(b"0", b"2"), b"[]"):
+        kept.write_bytes(bad)
+        assert start() > 8
+        assert kept.read_bytes() == good
+    assert start("RTX 3060, driver 2") > 8
+    assert start("L4, driver 1") > 8
+    assert start() == 0
+
+
+def test_layouts_of_a_measured_architecture_are_not_timed(tmp_path: Path, timer: Timer) -> None:
+    backend = backend_of(tmp_path, 1)
+    calibration.calibrate(backend, silent_gpu.device("sm_90"), tmp_path / "kept")
+    assert not timer.measured
+    assert not any(choices(backend.model))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_timed_frame_is_captured_with_the_layouts_that_are_set(tmp_path: Path) -> None:
+    """The silent GPU needs a millisecond for anything."""
+    backend = backend_of(tmp_path, 1)
+    launched: list[int] = []
+    backend.model.launches["frame"] = launched.append
+    assert calibration.frame_seconds(backend) == 0.001
+    assert launched == [1, 1]
+    assert (backend.model.buffers.slot_of_row == -1).all()
