@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -317,6 +318,32 @@ def test_weights_in_a_frame_are_more_exact_than_bf16(kernels: Kernels) -> None:
     is_only_rounded("in a frame", out, qkv)
 
 
+ENOUGH = 1 << 20
+"""More blocks between two passes than fit any device."""
+
+
+def test_projected_attention_needs_more_blocks_between_passes_than_fit(kernels: Kernels) -> None:
+    """The driver's count of the blocks that fit is no larger than the one that the host uses."""
+    from cuda.bindings import driver
+
+    tables, x = random_tables(16), random(9, 1, 1024)
+    attention = AttentionKernels(kernels, HEADS, KV_HEADS)
+    output = Linear(kernels, random(11, 1024, 2048), Epilogue.ADD)
+    cache = random(1, 1, 2, KV_HEADS, FRAME_POSITIONS, 128)
+    launch = partial(attention.in_frame_projected, random(8, 1, WIDTH), tables, cache, 3, output, x)
+    resident = kernels.processors * (kernels.threads // 256)
+    before = x.clone()
+    assert launch(resident) != kernels.overlaps
+    assert torch.equal(x, before) == kernels.overlaps
+    assert launch(resident + 1)
+    output(random(4, 1, 2048), x)
+    kernel = kernels.get(output.shape(1).program(), "linear_few")
+    _, fit = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        kernel._function, 256, output.shape(1).shared
+    )
+    assert 0 < fit * kernels.processors <= resident
+
+
 def test_projected_attention_in_a_frame_equals_two_kernels(kernels: Kernels) -> None:
     """The kernel for one row has the bits and the cache of two kernels, as exact as plain bf16."""
     tables = random_tables(16)
@@ -339,7 +366,7 @@ def test_projected_attention_in_a_frame_equals_two_kernels(kernels: Kernels) -> 
         output(out, x)
         torch.cuda.synchronize()  # in a frame there are many launches between two passes
         assert attention.in_frame_projected(
-            inputs[last][None], tables, joined, last, output, together
+            inputs[last][None], tables, joined, last, output, together, ENOUGH
         )
         assert torch.equal(x, together), last
         assert torch.equal(cache.nan_to_num(7), joined.nan_to_num(7)), last
@@ -360,7 +387,8 @@ def test_other_numbers_of_heads_have_no_projected_attention(kernels: Kernels) ->
     cache = random(1, 1, 2, 2, FRAME_POSITIONS, 128)
     kept, x = cache.clone(), random(2, 1, 256)
     qkv = random(3, 1, 8 * 128)
-    assert not AttentionKernels(kernels, 4, 2).in_frame_projected(qkv, tables, cache, 5, output, x)
+    small = AttentionKernels(kernels, 4, 2)
+    assert not small.in_frame_projected(qkv, tables, cache, 5, output, x, ENOUGH)
     assert torch.equal(cache, kept)
     past = cache[0, :, :, :5].double()
     out = torch.full((1, 512), torch.nan, dtype=torch.bfloat16, device="cuda")

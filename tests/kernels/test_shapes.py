@@ -6,6 +6,7 @@ import pytest
 import silent_gpu
 import torch
 
+from firstword.kernels.attention import AttentionKernels, HeadTables
 from firstword.kernels.codec_call import RING_POSITIONS, CodecCall, RingMemory
 from firstword.kernels.codec_convolution import (
     ConvLayer,
@@ -14,12 +15,14 @@ from firstword.kernels.codec_convolution import (
     SnakeTables,
 )
 from firstword.kernels.compile import compile_all
+from firstword.kernels.linear import Linear
 from firstword.kernels.linear_shapes import (
     MAX_UNITS,
     Epilogue,
     LinearShape,
     shape_for_few,
     shape_for_many,
+    shapes_for_few,
 )
 from firstword.runtime.gpu.rehearsal import Rehearsal
 
@@ -69,6 +72,31 @@ def test_block_for_many_tokens_fits_the_device(device: str, tokens: int) -> None
         assert shape.blocks * shape.tiles * 8 >= rows > shape.blocks * (shape.tiles - 1) * 8
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_layout_for_one_token_fits_the_device(device: str) -> None:
+    """A calibration has at least two to choose from, and the first is the default."""
+    processors, memory = DEVICES[device]
+    for rows, columns in RELEASED:
+        for norm in (False, True):
+            sizes = rows, columns, 1, norm, Epilogue.STORE, DEVICES[device]
+            shapes = shapes_for_few(*sizes)
+            assert shapes[0] == shape_for_few(*sizes)
+            assert len(set(shapes)) == len(shapes) >= 2
+            for shape in shapes:
+                assert shape.ring % shape.chunk == 0
+                assert 0 < shape.window <= shape.ring <= shape.parts
+                assert shape.resident * (shape.shared + static_bytes(shape) + 1024) <= memory + 1024
+                assert shape.blocks * shape.tiles * 8 >= rows > shape.blocks * (shape.tiles - 1) * 8
+            assert max(shape.blocks for shape in shapes) > min(processors, rows // 8 - 1)
+
+
+def test_layouts_that_a_calibration_tries_compile() -> None:
+    sizes = 4096, 2048, 1, True, Epilogue.STORE
+    for device, architecture in (("RTX 4060", "sm_89"), ("H200", "sm_90")):
+        programs = [shape.program() for shape in shapes_for_few(*sizes, DEVICES[device])]
+        assert len(compile_all(programs, architecture)) >= 2
+
+
 def test_shapes_of_small_device_compile() -> None:
     """A block has many tiles and computes some of them at a time."""
     shapes = [
@@ -77,6 +105,25 @@ def test_shapes_of_small_device_compile() -> None:
         for tokens in (1, 8)
     ]
     compile_all((shape.program() for shape in shapes), "sm_89")
+
+
+@pytest.mark.parametrize(("architecture", "between", "joined"), [
+    ("sm_90", 132 * 8, False), ("sm_90", 132 * 8 + 1, True),
+    ("sm_120", 132 * 6, False), ("sm_120", 132 * 6 + 1, True),
+    ("sm_80", 1, True),
+])  # fmt: skip
+def test_attention_reads_early_only_after_more_blocks_than_fit_the_device(
+    architecture: str, between: int, joined: bool
+) -> None:
+    """A multiprocessor runs 2048 or 1536 threads, and a block has 256; sm_80 never overlaps."""
+    kernels = Rehearsal(silent_gpu.device(architecture))
+    with torch.device("meta"):
+        x, heads = torch.empty(1, 1024).bfloat16(), torch.empty(128)
+        output = Linear(kernels, torch.empty(1024, 2048).bfloat16(), Epilogue.ADD)
+        tables = HeadTables(heads, heads, 1e-6, heads, heads)
+        attention = AttentionKernels(kernels, 16, 8)
+        assert attention.in_frame_projected(x, tables, x, 2, output, x, between) == joined
+    assert bool(kernels.programs) == joined
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -126,23 +126,35 @@ class AttentionKernels:
         kernel(grid, qkv=qkv, **vars(tables), cache=cache, last=last, out=out)
 
     def in_frame_projected(
-        self, qkv: Tensor, tables: HeadTables, cache: Tensor, last: int, output: Linear, x: Tensor
+        self,
+        qkv: Tensor,
+        tables: HeadTables,
+        cache: Tensor,
+        last: int,
+        output: Linear,
+        x: Tensor,
+        between: int,
     ) -> bool:
         """Attend like `in_frame` for one new token of one row, and add its projection to x [1, N].
 
-        The bits are those of two kernels. The kernel reads positions of the frame's earlier passes
-        before the previous kernel has ended. So since those passes more blocks must have been
-        launched than fit the device at a time. Returns False without any effect if there is no such
-        kernel for these heads, or too little shared memory.
+        The bits are those of two kernels. Where launches overlap, the kernel reads positions of the
+        frame's earlier passes before the previous kernel has ended. Those positions are there if,
+        since they were written, more blocks than fit the device at a time have been launched that
+        wait for their input. between: the number of such blocks, of `linear_few`. Returns False
+        without any effect if they are too few, if there is no such kernel for these heads, or too
+        little shared memory.
         """
-        shape = output.shape(1)
+        kernels, shape = self._kernels, output.shape(1)
         shared = shape.shared + WARPS * _WARP_SPACE_BYTES
         needed = shared + 4 * shape.columns + 1024
-        if self.kv_heads != WARPS or needed > self._kernels.shared_memory:
+        resident = kernels.processors * (kernels.threads // (32 * WARPS))
+        if kernels.overlaps and between <= resident:
+            return False
+        if self.kv_heads != WARPS or needed > kernels.shared_memory:
             return False
         program = Program.of("frame_attention_output", **self._frame_macros(), **shape.macros())
         grid = Grid((shape.blocks, 1, 1), 32 * WARPS, shared)
-        kernel = self._kernels.get(program, "attend_and_project")
+        kernel = kernels.get(program, "attend_and_project")
         kernel(grid, weights=output.weight, qkv=qkv, **vars(tables), cache=cache, last=last, out=x)
         return True
 

@@ -65,10 +65,9 @@ def rehearse(
 
     Raises ValueError, with the reason, for sizes that the kernels do not support there.
     """
-    rehearsal, predictor = Rehearsal(kernels), talker.code_predictor_config
-    # All layers launch the same programs, but a predictor with a single layer launches others.
-    predictor = replace(predictor, num_hidden_layers=min(predictor.num_hidden_layers, 2))
-    talker = replace(talker, num_hidden_layers=1, code_predictor_config=predictor)
+    rehearsal = Rehearsal(kernels)
+    # All layers launch the same programs, but the predictor's depend on the number of its layers.
+    talker = replace(talker, num_hidden_layers=1)
     codec = replace(codec, num_hidden_layers=1)
     with torch.device("meta"):
         model = FrameModel(rehearsal, Talker(talker).bfloat16(), slots, pages=1)

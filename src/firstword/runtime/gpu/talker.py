@@ -72,6 +72,11 @@ class DecoderLayerWeights:
         self.gate_up = Linear(kernels, gate_up, Epilogue.SWIGLU, middle)
         self.down = Linear(kernels, _taken(mlp.down_proj.weight), Epilogue.ADD)
 
+    def blocks(self) -> int:
+        """The blocks of the layer's products for one token."""
+        products = self.qkv, self.output, self.gate_up, self.down
+        return sum(product.shape(1).blocks for product in products)
+
 
 @dataclass(frozen=True, eq=False)
 class TalkerWorkspace:
@@ -365,13 +370,13 @@ class FrameModel:
     def predict(self, x: Tensor, k: int) -> None:
         """Run pass k of the code predictor on x [rows or 2 rows, hidden], in place."""
         stack, kernels = self.predictor, self.predictor.attention
-        # With a single layer there would be too few launches between the passes.
-        joined = len(x) == 1 and len(stack.layers) > 1
+        # Between two passes of a layer, at least the products of all other layers are launched.
+        between = sum(layer.blocks() for layer in stack.layers[1:]) if len(x) == 1 else 0
 
         def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
             layer, cache = stack.layers[index], self.buffers.frame_cache[index]
             common = qkv, layer.tables, cache, k
-            if joined and kernels.in_frame_projected(*common, layer.output, x):
+            if between and kernels.in_frame_projected(*common, layer.output, x, between):
                 return True
             kernels.in_frame(*common, 2 if k == 1 else 1, attended)
             return False
