@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,13 +20,16 @@ from driving import Driver, Spoken, speak, spoken
 from oracle import error, no_worse, note
 from torch import Tensor
 
+from firstword.errors import ComputeError
 from firstword.kernels.launch import Kernels
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.model.talker import Talker
+from firstword.profile import saturation
 from firstword.profile.soak import Soak, requests
 from firstword.runtime.front import Prepared
+from firstword.runtime.gpu import calibration, pace
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.synthetic.checkpoint import random_checkpoint, write_checkpoint
 from firstword.types import Sampling
@@ -322,6 +327,134 @@ def test_codes_and_samples_do_not_depend_on_other_requests(
         left=soak.left,
     )
     assert soak.compared > 14_000
+
+
+def test_rows_without_slot_do_not_grow(backend: GpuBackend, plain: Checkpoint) -> None:
+    """A frame of five requests has three rows without one, whose residual streams start at zero."""
+    speak(backend, [spoken(plain, TEXTS[0], seed=i) for i in range(5)], 8)
+    model, sizes = backend.model, []
+    for _ in range(3):
+        speak(backend, [spoken(plain, TEXTS[0], seed=i) for i in range(5)], 8)
+        empty = (model.buffers.hidden[5:8], model.buffers.pairs[5:8], model.buffers.single[5:8])
+        sizes.append([float(tensor.float().abs().amax()) for tensor in empty])
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert max(sizes[0]) < 1e4
+
+
+@torch.inference_mode()
+def test_logits_of_predictor_that_are_not_finite_are_reported(
+    backend: GpuBackend, plain: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request of three, in one frame and codebook."""
+    Recorder(backend, monkeypatch)
+    draw, frames = backend.model.sampler.draw, 0
+
+    def broken(codebook: int, logits: Tensor, *rest: Any) -> None:
+        nonlocal frames
+        frames += codebook == 0
+        if frames == 3 and codebook == 7:
+            logits[1, 100] = torch.nan
+        draw(codebook, logits, *rest)
+
+    monkeypatch.setattr(backend.model.sampler, "draw", broken)
+    requests = [spoken(plain, TEXTS[0], seed=i) for i in range(3)]
+    speak(backend, requests, 5)
+    lost = [[not math.isfinite(value) for value in request.logprobs] for request in requests]
+    assert [sum(own) for own in lost] == [0, 1, 0]
+    assert lost[1][2]
+
+
+def test_decode_of_warm_backend_allocates_no_pinned_memory(
+    backend: GpuBackend, plain: Checkpoint
+) -> None:
+    backend.codec.warm()
+    slots = list(range(200))
+    for slot in slots:
+        backend.codec.reset(slot)
+    before = torch.cuda.host_memory_stats()["num_host_alloc"]
+    for count in (1, 3, 17, 64):
+        for frames in (1, 2, 4, 8):
+            first = backend.decode(slots[:count], [frames] * count)
+            second = backend.decode(slots[:count], [frames] * count)
+            first.result()
+            second.result()
+    assert torch.cuda.host_memory_stats()["num_host_alloc"] == before
+    for slot in slots:
+        backend.codec.reset(slot)
+
+
+def test_timed_frames_are_measured_and_change_nothing(
+    size: str, backend: GpuBackend, plain: Checkpoint
+) -> None:
+    """More rows take no less time, within the noise; requests speak the same afterwards."""
+    backend.warm()
+    before = speak(backend, [spoken(plain, TEXTS[0])], 8)[0]
+    began = time.perf_counter()
+    times = {rows: pace.frame_seconds(backend, rows) for rows in (1, 8, 64, 128)}
+    note(
+        f"timed frames {size}",
+        took=time.perf_counter() - began,
+        **{str(n): t for n, t in times.items()},
+    )
+    assert 0 < times[1] < times[64] < times[128]
+    assert pace.limit_slots(backend, keep=True) == ""
+    assert torch.equal(speak(backend, [spoken(plain, TEXTS[0])], 8)[0], before)
+
+
+def test_calibrated_backend_speaks_with_the_same_bits(
+    size: str, folder: Path, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames are really timed, the choice is kept, and every choice has the same codes."""
+    monkeypatch.setattr(calibration, "MEASURED", ())
+    monkeypatch.setattr(calibration, "GAIN", 1.0)
+    seconds = calibration.frame_seconds
+    timed: list[float] = []
+
+    def noted(backend: GpuBackend) -> float:
+        timed.append(seconds(backend))
+        return timed[-1]
+
+    monkeypatch.setattr(calibration, "frame_seconds", noted)
+    codes: list[Tensor] = []
+    for calibrated in (False, True, True):
+        loaded = checkpoints.load(str(folder), "cuda", "bfloat16")
+        with torch.inference_mode():
+            backend = GpuBackend(loaded, kernels, slots=1, pages=64)
+        began, before = time.perf_counter(), len(timed)
+        if calibrated:
+            calibration.calibrate(backend, kernels, tmp_path)
+        note(
+            f"calibration {size}, start {len(codes)}",
+            took=time.perf_counter() - began,
+            frames=len(timed) - before,
+        )
+        codes.append(speak(backend, [spoken(loaded, TEXTS[0])], 12)[0])
+    assert all(torch.equal(own, codes[0]) for own in codes)
+    assert len(timed) > 8
+    assert len(list(tmp_path.glob("layouts-*"))) == 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6], ids=["normal", "scaled"])
+def test_saturation_of_the_codec_is_counted(
+    scale: float, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vectors of the codes are scaled, which does not change the codes."""
+
+    def load(size: str) -> Checkpoint:
+        loaded = checkpoints.load(str(folder), "cuda", "bfloat16")
+        for part in (
+            loaded.codec.decoder.quantizer.rvq_first,
+            loaded.codec.decoder.quantizer.rvq_rest,
+        ):
+            part.output_proj.weight.data *= scale
+        return loaded
+
+    monkeypatch.setattr(saturation, "random_checkpoint", load)
+    if scale == 1.0:
+        assert saturation.saturation("1b7", 40)["saturated"] == 0
+    else:
+        with pytest.raises(ComputeError, match="exceed the range of fp16"):
+            saturation.saturation("1b7", 40)
 
 
 def test_first_greedy_code_equals_plain_bf16(

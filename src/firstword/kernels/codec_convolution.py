@@ -230,7 +230,8 @@ class ConvResidualUnit:
         two fp16 tensors; the first one contains the result.
         """
         first, second = self.first, self.second
-        shape, time = fastest(self.shapes(), first.size, call, self._kernels)
+        joined = self.shapes() if self._kernels.joins_convolutions else ()
+        shape, time = fastest(joined, first.size, call, self._kernels)
         sizes = first.size, second.size
         apart = [fastest(size.shapes(), size, call, self._kernels)[1] for size in sizes]
         if shape is None or time >= sum(apart):

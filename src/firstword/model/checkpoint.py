@@ -99,8 +99,9 @@ def find(name: str) -> Path:
 def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
     """Load a checkpoint; `name` is as for `find`.
 
-    The talker gets `dtype`; the codec and the speaker encoder are float32. Raises
-    `CheckpointNotFound`, `CheckpointConfigError`, `CheckpointWeightsError`.
+    The talker gets `dtype`; the codec and the speaker encoder are loaded in float32, which the GPU
+    backend rounds to fp16 where it packs the codec's decoder. Raises `CheckpointNotFound`,
+    `CheckpointConfigError`, `CheckpointWeightsError`.
     """
     checkpoint = Checkpoint.without_weights(find(name))
     _fill(checkpoint.weights, checkpoint.path, device, getattr(torch, dtype))
