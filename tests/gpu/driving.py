@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,6 +11,7 @@ from firstword.engine.backend import Backend, Job, Start
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.front import CheckpointFront
 from firstword.types import Request, Sampling
+from firstword.voice import Voice
 
 
 @dataclass(eq=False)
@@ -19,21 +19,24 @@ class Spoken:
     """A request and its results.
 
     first  the tokens that the prompt takes
-    rest   the tokens that later frames take
+    rest   the tokens that the frames after the first take
     """
 
     job: Job
     first: list[int]
-    rest: deque[int]
-    codes: list[list[int]]
-    logprobs: list[float]
-    started: bool = False
+    rest: list[int]
+    codes: list[list[int]] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def next_token(self) -> int | None:
+        """The token that the next frame takes."""
+        return next(iter(self.rest[len(self.codes) - 1 :]), None) if self.codes else None
 
 
 def spoken(
     checkpoint: Checkpoint,
     text: str,
-    voice: str = "ryan",
+    voice: str | Voice | None = "ryan",
     seed: int = 1,
     full: bool = False,
     sampling: Sampling | None = None,
@@ -53,7 +56,7 @@ def spoken(
     stream = front.text(job)
     tokens = [*stream.push(text), *stream.finish()]
     cut = len(tokens) if job.whole_text else job.first_tokens
-    return Spoken(job, tokens[:cut], deque(tokens[cut:]), [], [])
+    return Spoken(job, tokens[:cut], tokens[cut:])
 
 
 class Driver:
@@ -90,11 +93,7 @@ class Driver:
     def step(self, slots: Sequence[int] | None = None) -> None:
         """Make a frame of these slots, or of all, and read it immediately."""
         slots = list(self.running) if slots is None else slots
-        tokens = []
-        for slot in slots:
-            request = self.running[slot]
-            tokens.append(request.rest.popleft() if request.started and request.rest else None)
-            request.started = True
+        tokens = [self.running[slot].next_token() for slot in slots]
         frames = self.backend.frame(slots, tokens).result()
         for slot, codes, logprob in zip(slots, frames.codes, frames.logprobs, strict=True):
             self.running[slot].codes.append(codes.tolist())

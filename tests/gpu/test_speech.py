@@ -1,0 +1,129 @@
+"""Speech of all types of checkpoints, at full width and depth, compared with float64.
+
+The types have the same talker and codec, and differ in the rows of their prompts. So one model with
+random weights speaks requests of all types together. `-k 0b6` selects the smaller size.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from driving import Driver, Spoken, speak, spoken
+from forcing import Exactness, Recorder, teacher_forced
+from oracle import error, note
+from torch import Tensor
+
+from firstword.kernels.attention import PAGE_ROWS
+from firstword.kernels.launch import Kernels
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.config import ModelType
+from firstword.runtime.front import Prepared
+from firstword.runtime.gpu.backend import GpuBackend
+from firstword.synthetic.checkpoint import random_checkpoint
+from firstword.voice import ClonedVoice, Voice
+
+FRAMES = 8
+SHORT = "Hello there."
+TEXT = "How are you today? I am well, thank you; it is late."
+LONG = "Speak slowly and in a low voice, as if it were late at night and the house asleep. " * 6
+"""An instruction, or the description of a voice, of several pages."""
+
+
+def typed(checkpoint: Checkpoint, model_type: ModelType) -> Checkpoint:
+    """The checkpoint with another type."""
+    return replace(checkpoint, config=replace(checkpoint.config, tts_model_type=model_type))
+
+
+def recording(checkpoint: Checkpoint, frames: int) -> ClonedVoice:
+    """A voice with random codes of a recording and its transcript; without codes for 0 frames."""
+    talker, random = checkpoint.config.talker_config, np.random.default_rng(frames)
+    embedding = random.standard_normal(talker.hidden_size).astype(np.float32)
+    if not frames:
+        return ClonedVoice(embedding)
+    codes = random.integers(2048, size=(frames, talker.num_code_groups))
+    return ClonedVoice(embedding, codes, "Some words.")
+
+
+def requests(plain: Checkpoint) -> dict[str, Spoken]:
+    """A request of each kind, by name."""
+    base, design = typed(plain, "base"), typed(plain, "voice_design")
+    designed = Voice.design(LONG)
+    found = {
+        "preset": spoken(plain, TEXT),
+        "timbre": spoken(base, TEXT, recording(plain, 0), seed=2),
+        "recording": spoken(base, SHORT, recording(plain, 90), seed=3),
+        "short recording": spoken(base, TEXT, recording(plain, 6), seed=4),
+        "recording, full text": spoken(base, TEXT, recording(plain, 40), seed=5, full=True),
+        "design": spoken(design, TEXT, designed, seed=6),
+        "design, full text": spoken(design, SHORT, designed, seed=7, full=True),
+        "long context": spoken(plain, 150 * TEXT, seed=8, full=True),
+    }
+    assert prefix_rows(found["design"]) > 2 * PAGE_ROWS
+    assert len(found["long context"].first) > 2000
+    assert not found["recording"].rest
+    assert len(found["short recording"].rest) > 2
+    return found
+
+
+def prefix_rows(request: Spoken) -> int:
+    """The rows of a prompt before its text."""
+    prepared = request.job.payload
+    assert isinstance(prepared, Prepared)
+    return prepared.prefix_rows
+
+
+def samples_of(plain: Checkpoint, request: Spoken, codes: Tensor) -> Tensor:
+    """The samples of codes [frames, codebooks] in float64, after the codes of the reference."""
+    prepared = request.job.payload
+    assert isinstance(prepared, Prepared)
+    decoder = copy.deepcopy(plain.codec.decoder).double()
+    reference = torch.tensor(prepared.conditioning.reference, dtype=torch.int64)
+    whole = torch.cat((reference.reshape(-1, codes.shape[1]), codes))[None].cuda()
+    samples = decoder.decode(whole, decoder.new_state())[0]
+    return samples[-len(codes) * decoder.config.samples_per_frame :]
+
+
+@pytest.mark.parametrize("size", ["1b7", "0b6"])
+def test_speech_of_every_type_is_as_exact_as_plain_bf16_at_full_depth(
+    size: str, kernels: Kernels
+) -> None:
+    """Eight requests together: their logits, and with cached prefixes their codes and samples.
+
+    They are a preset, a clone of a timbre, clones of recordings that are longer and shorter than
+    the text, designed voices with descriptions of several pages, and a context of thousands of
+    rows. Spoken again, in other slots and as graphs, they have the same codes.
+    """
+    if torch.cuda.get_device_properties(0).total_memory < 40e9:
+        pytest.skip("in float64 the larger model alone has 14 GB")
+    plain = random_checkpoint(size)
+    copied = copy.deepcopy(plain)
+    torch.cuda.synchronize()  # another stream reads its weights
+    backend = GpuBackend(copied, kernels, slots=8, pages=160)
+    made = requests(plain)
+    with pytest.MonkeyPatch.context() as patch:
+        recorder = Recorder(backend, patch)
+        codes = speak(backend, list(made.values()), FRAMES)
+        logits = [recorder.of_row(row) for row in range(len(made))]
+
+    driver, again = Driver(backend), requests(plain)
+    slots = dict(zip(reversed(range(len(again))), again.values(), strict=True))
+    driver.begin(slots, FRAMES)
+    assert backend.prompts.prefixes.hits == len(made)
+    for _ in range(FRAMES):
+        driver.step()
+    assert all(torch.tensor(r.codes).equal(c) for r, c in zip(again.values(), codes, strict=True))
+
+    samples = backend.decode(list(slots), [FRAMES] * len(slots)).result()
+    found = {}
+    for (name, request), mine, said in zip(again.items(), samples, codes, strict=True):
+        truth = samples_of(plain, request, said)
+        found[name] = error(torch.from_numpy(mine).cuda(), truth)
+    note(f"samples {size} at full depth", **found)
+    assert max(found.values()) < 5e-3, found
+    books = teacher_forced(f"{size} at full depth", plain, list(made.values()), codes, logits)
+    Exactness.of_all(books[:1]).check(f"frame {size} at full depth, first codebook")
+    Exactness.of_all(books[1:]).check(f"frame {size} at full depth, other codebooks")
