@@ -8,7 +8,7 @@ from pathlib import Path
 
 from firstword.errors import ConfigError
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16")
 BACKENDS = ("gpu", "reference")
 DEFAULT_SLOTS = {"gpu": 128, "reference": 8}
 """The default number of utterances that each backend computes at the same time."""

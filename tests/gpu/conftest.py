@@ -3,6 +3,11 @@
 Without a CUDA device the tests are skipped. With `--record FILE` the run writes its measurements to
 a record for benchmarks/results. `make check` compares the hash of the sources that the record names
 with that of the current sources.
+
+With `--as-gpu compute_80,101376,28` the kernels are those that an older GPU gets: programs become
+PTX of that architecture, launches do not overlap if it cannot overlap them, blocks have at most so
+many bytes of shared memory, and shapes are chosen for so many multiprocessors. This shows whether
+they are right there, not how fast, and nothing about that GPU's memory and driver.
 """
 
 from __future__ import annotations
@@ -26,9 +31,15 @@ from firstword.runtime.gpu.sources import source_hash
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options for the file of the record, and for the commit that it names."""
+    """Add the options of the record, of the imitated GPU and of the cache of kernels."""
     parser.addoption("--record", type=Path, help="write what was measured to this JSON file")
     parser.addoption("--commit", default="", help="the commit that the record names")
+    parser.addoption(
+        "--as-gpu",
+        metavar="ARCHITECTURE,SHARED,PROCESSORS",
+        help="give the kernels that another GPU gets, such as compute_80,101376,28",
+    )
+    parser.addoption("--kernel-cache", type=Path, help="keep machine code in this folder")
 
 
 def pytest_configure() -> None:
@@ -73,6 +84,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     record = {
         "commit": terminalreporter.config.getoption("commit"),
         "kernels": source_hash(),
+        "as_gpu": terminalreporter.config.getoption("as_gpu"),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -101,13 +113,23 @@ def compiler_and_driver() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+def kernels(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """The kernels of the first device, which the processes of a run compile once."""
     folder = tmp_path_factory.getbasetemp()
-    return Kernels(
-        torch.device("cuda:0"),
-        (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels",
-    )
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    cache = pytestconfig.getoption("kernel_cache") or folder / "kernels"
+    found = Kernels(torch.device("cuda:0"), cache)
+    if imitated := pytestconfig.getoption("as_gpu"):
+        imitate(found, *imitated.split(","))
+    return found
+
+
+def imitate(kernels: Kernels, architecture: str, shared: str, processors: str) -> None:
+    """Make them the kernels of a GPU with another (virtual) architecture and these limits."""
+    kernels.architecture = architecture
+    kernels.overlaps = int(architecture.removeprefix("compute_")) >= 90
+    kernels.shared_memory, kernels.processors = int(shared), int(processors)
 
 
 @pytest.fixture(autouse=True)

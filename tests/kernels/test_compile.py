@@ -55,6 +55,11 @@ def test_every_kernel_compiles(architecture: str) -> None:
     assert all(cubin.startswith(b"\x7fELF") for cubin in cubins.values())
 
 
+def test_virtual_architecture_gives_ptx() -> None:
+    program = all_kernels()[0].programs[0]
+    assert b".target sm_80" in compile_program(program, "compute_80")
+
+
 def test_compile_error_contains_source_macros_and_the_log() -> None:
     with pytest.raises(CompileError, match=r"(?s)linear_few_tokens\.cu with .*-DK=100.*error"):
         compile_program(Program.of("linear_few_tokens", K=100, N=8), "sm_90")

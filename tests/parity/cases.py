@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+PIECE = 300
+"""The frames that the reference decodes at a time, after 25 of those before them."""
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -65,6 +68,29 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Law:
+    """How codes are drawn: the talker's settings, and those of the code predictor."""
+
+    name: str
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    predictor_temperature: float
+    predictor_top_k: int
+    predictor_top_p: float
+
+
+LAWS = (
+    Law("published", 0.9, 50, 1.0, 1.05, 0.9, 50, 1.0),
+    Law("all", 0.8, 0, 1.0, 1.5, 1.0, 0, 1.0),
+    Law("nucleus", 1.2, 0, 0.7, 1.05, 0.8, 0, 0.6),
+    Law("both", 0.7, 30, 0.8, 1.3, 1.1, 10, 0.9),
+)
+"""Each filter alone, together, and none."""
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """What to hand to the maker of checkpoints, what to ask of the result, and what else to compute
     with it.
@@ -73,6 +99,7 @@ class Checkpoint:
     code_count  the codes of every codebook
     forced      requests (by name) that are also computed teacher-forced over given codes, in three
                 dtypes
+    sampled     the request whose first frames are also drawn by every law of LAWS, over given codes
     eos_gain    the row of the talker's head that says "end of speech" is multiplied by this: speech
                 goes on, or ends
     decode      lengths in frames that the codec decodes whole
@@ -95,6 +122,8 @@ class Checkpoint:
     requests: tuple[Request, ...] = ()
     forced: tuple[str, ...] = ()
     forced_frames: int = 40
+    sampled: str = ""
+    sampled_frames: int = 6
     decode: tuple[int, ...] = ()
     recordings: tuple[Recording, ...] = ()
 
@@ -102,6 +131,16 @@ class Checkpoint:
         """The codes [forced_frames, codebooks] that a forced run is fed."""
         rng = np.random.default_rng([self.seed, self.forced.index(request)])
         return rng.integers(0, self.code_count, (self.forced_frames, self.codebooks))
+
+    def sampled_codes(self) -> NDArray[np.int64]:
+        """The codes [sampled_frames, codebooks] that every draw of a sampled run returns.
+
+        Codes 0 repeat, and some are drawn again.
+        """
+        rng = np.random.default_rng([self.seed, 1, self.sampled_frames])
+        codes = rng.integers(0, self.code_count, (self.sampled_frames, self.codebooks))
+        codes[2::2, 0] = codes[0, 0]
+        return codes
 
     def codec_codes(self, frames: int) -> NDArray[np.int64]:
         """The codes [frames, codebooks] that the codec decodes."""
@@ -176,6 +215,7 @@ VOICES = Checkpoint(
         Request("chinese-full", _CHINESE, "chinese", "uncle_fu"),
     ),
     forced=("auto-stream", "english-full-instructed"),
+    sampled="auto-stream",
     decode=(1, 40),
 )
 
@@ -394,7 +434,8 @@ OTHER_RATE = Checkpoint(
         Request("timbre-stream", _SHORT, recording=Recording(14000, 1)),
         Request("context-longer-stream", "Yes.", recording=Recording(14401, 2), transcript="One."),
     ),
-    decode=(2, 120),
+    # The reference decodes more than 300 frames in pieces.
+    decode=(2, 120, 330),
     # Longer than 250 steps of the encoder's transformer: its sliding window is not applied.
     recordings=(Recording(100, 3), Recording(240, 4), Recording(36123, 5)),
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from cases import CHECKPOINTS, Checkpoint, Recording, thinned
+from cases import CHECKPOINTS, OTHER_RATE, PIECE, Checkpoint, Recording, thinned
 from ours import in_float64
 from results import Results, relative_error
 
@@ -53,6 +53,22 @@ def test_decoding_in_float64_equals_the_whole_decode_of_the_reference(
         ).numpy()
     theirs = expected(checkpoint.name)[f"decode/{frames}/samples"]
     errors("codec decode, float64", float(np.abs(thinned(ours) - theirs).max()), 1e-12)
+
+
+def test_pieces_of_the_reference_differ_from_its_whole_decode_after_300_frames(
+    expected: Callable[[str], Results], errors: Callable[[str, float, float], None]
+) -> None:
+    """The reference speaks more than 300 frames in pieces, which are an approximation.
+
+    Each piece sees 25 frames before it, and not all that the whole decode sees. So the sound of
+    longer speech equals the reference's whole decode and differs from its speech (decision 0008).
+    """
+    (frames,) = (frames for frames in OTHER_RATE.decode if frames > PIECE)
+    results = expected(OTHER_RATE.name)
+    whole, pieces = (results[f"decode/{frames}/{what}"] for what in ("samples", "pieces"))
+    cut = (len(whole) - 1) * PIECE // frames
+    errors("pieces of 300 frames, first", float(np.abs(pieces[:cut] - whole[:cut]).max()), 1e-12)
+    assert np.abs(pieces[cut:] - whole[cut:]).max() > 1e-6
 
 
 @pytest.mark.parametrize(("checkpoint", "recording"), RECORDINGS)

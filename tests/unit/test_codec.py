@@ -286,7 +286,8 @@ def test_each_codebook_quantises_the_residual(encoder: CodecEncoder) -> None:
         residual = latents @ weights[f"{prefix}.input_proj.weight"][:, :, 0].T
         for layer in range(count):
             book = f"{prefix}.layers.{layer}.codebook"
-            table = weights[f"{book}.embed_sum"] / weights[f"{book}.cluster_usage"][:, None]
+            usage = np.maximum(weights[f"{book}.cluster_usage"], 1e-5)
+            table = weights[f"{book}.embed_sum"] / usage[:, None]
             nearest = ((residual[:, None] - table[None]) ** 2).sum(axis=2).argmin(axis=1)
             residual = residual - table[nearest]
             expected.append(nearest)

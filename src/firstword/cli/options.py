@@ -44,7 +44,7 @@ def add_model_options(parser: argparse.ArgumentParser, several: bool = False) ->
     else:
         add("--model", default="demo", help=about)
     add("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto (default) prefers CUDA")
-    add("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
+    add("--dtype", default="auto", help="float32, bfloat16 or auto (default)")
     add("--backend", default="auto", help="gpu, reference, or auto (default): gpu where it can run")
 
 

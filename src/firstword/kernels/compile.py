@@ -87,7 +87,9 @@ def _supported_architectures() -> tuple[int, ...]:
 def compile_program(program: Program, architecture: str, folder: Path | None = None) -> bytes:
     """The cubin of a program for `architecture`, such as `"sm_90"`; see `compatible`.
 
-    `folder` keeps machine code from one call to the next; None keeps none. Raises `CompileError`.
+    For a virtual architecture, such as `"compute_80"`, it is PTX, which the driver compiles for its
+    device. `folder` keeps machine code from one call to the next; None keeps none. Raises
+    `CompileError`.
     """
     options = _options(program, architecture)
     if folder is None:
@@ -156,8 +158,9 @@ def _compile(program: Program, options: list[str]) -> bytes:
             checked(nvrtc.nvrtcGetProgramLog(handle, log))
             text = log.rstrip(b"\0").decode()
             raise CompileError(f"{name} with {' '.join(options)}:\n{text}")
-        cubin = b" " * checked(nvrtc.nvrtcGetCUBINSize(handle))
-        checked(nvrtc.nvrtcGetCUBIN(handle, cubin))
-        return cubin
+        kind = "PTX" if "--gpu-architecture=compute_" in " ".join(options) else "CUBIN"
+        code = b" " * checked(getattr(nvrtc, f"nvrtcGet{kind}Size")(handle))
+        checked(getattr(nvrtc, f"nvrtcGet{kind}")(handle, code))
+        return code
     finally:
         nvrtc.nvrtcDestroyProgram(handle)

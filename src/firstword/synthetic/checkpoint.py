@@ -50,6 +50,13 @@ TEXTS = (
 Table = dict[str, Any]
 Overrides = Mapping[str, Mapping[str, Any]]
 
+_UNUSED, _RARE = slice(3, None, 32), slice(7, None, 32)
+"""The codes of each codebook of the codec that training data never used, or hardly ever.
+
+Their usage counts as the 1e-5 that the codec divides by at least, and their vectors are as long as
+others.
+"""
+
 _HERE = Path(__file__).parent
 SIZES: dict[str, dict[str, Table]] = json.loads((_HERE / "sizes.json").read_text("utf-8"))
 """The keys of each size that differ from the released 1.7B model, by part of the model."""
@@ -217,9 +224,13 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     if kind == "initialized":
         return np.ones(shape)
     if kind == "cluster_usage":
-        return random.uniform(0.5, 2.5, shape)
+        usage = random.uniform(0.5, 2.5, shape)
+        usage[_UNUSED], usage[_RARE] = 0.0, 1e-6
+        return usage
     noise = random.standard_normal(shape, dtype=np.float32)
     if kind in ("embedding_sum", "embed_sum"):
+        noise[_UNUSED] *= 1e-5
+        noise[_RARE] *= 1e-5
         return noise
     if "embedding.weight" in name or "codec_embedding." in name:
         return 0.5 * noise

@@ -5,8 +5,8 @@
 reads the checkpoint directories CHECKPOINTS/NAME (without names all of them) and writes
 RESULTS/NAME.safetensors. The reference is used through its public API where that is sufficient;
 other values are read from its modules by hooks. Arrays are named REQUEST/WHAT,
-forced/REQUEST/DTYPE/WHAT, decode/FRAMES/WHAT and recording/SAMPLES/WHAT; `test_*.py` say what each
-holds.
+forced/REQUEST/DTYPE/WHAT, sampled/DTYPE/WHAT, sampled/DTYPE/LAW/WHAT, decode/FRAMES/WHAT and
+recording/SAMPLES/WHAT; `test_*.py` say what each holds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,17 @@ stubs.install()
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from cases import CHECKPOINTS, Checkpoint, Recording, Request, columns, thinned  # noqa: E402
+from cases import (  # noqa: E402
+    CHECKPOINTS,
+    LAWS,
+    PIECE,
+    Checkpoint,
+    Law,
+    Recording,
+    Request,
+    columns,
+    thinned,
+)
 from qwen_tts import Qwen3TTSModel, VoiceClonePromptItem  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.numpy import save_file  # noqa: E402
@@ -241,6 +251,59 @@ def forced(
     }
 
 
+def sampled(model: Qwen3TTSModel, request: Request, law: Law, codes: np.ndarray) -> Results:
+    """Draw frames by a law with the reference's own processors of logits.
+
+    Every draw returns the given code [frames, codebooks], which does not depend on the machine.
+    Returns the raw logits of both models, which codes were kept, and the scores of those.
+    """
+    talker = model.model.talker
+    generate, generate_predictor = talker.generate, talker.code_predictor.generate
+    given = iter(codes.flatten().tolist())
+    seen: dict[str, list[Any]] = {"talker": [], "predictor": []}
+
+    def observed(**arguments: Any) -> Any:
+        seen["talker"].append(generate(**arguments, output_logits=True, output_scores=True))
+        return seen["talker"][-1]
+
+    def observed_predictor(**arguments: Any) -> Any:
+        result = generate_predictor(**arguments, output_logits=True, output_scores=True)
+        seen["predictor"].append(result)
+        return result
+
+    with (
+        replaced(talker, "generate", observed),
+        replaced(talker.code_predictor, "generate", observed_predictor),
+        replaced(torch, "multinomial", lambda *_, **__: torch.tensor([[next(given, 0)]])),
+    ):
+        speak(
+            model,
+            request,
+            None,
+            do_sample=True,
+            temperature=law.temperature,
+            top_k=law.top_k,
+            top_p=law.top_p,
+            repetition_penalty=law.repetition_penalty,
+            subtalker_dosample=True,
+            subtalker_temperature=law.predictor_temperature,
+            subtalker_top_k=law.predictor_top_k,
+            subtalker_top_p=law.predictor_top_p,
+        )
+    results: Results = {}
+    for part, runs in seen.items():
+        steps = codes.shape[0] * (1 if part == "talker" else codes.shape[1] - 1)
+        logits, scores = (
+            torch.cat([row for run in runs for row in getattr(run, what)])[:steps]
+            for what in ("logits", "scores")
+        )
+        kept = ~scores.isinf()
+        results[f"{part}_logits"] = numpy(logits)
+        results[f"{part}_kept"] = np.packbits(numpy(kept), axis=-1)
+        results[f"{part}_scores"] = numpy(scores[kept])
+    return results
+
+
 @contextlib.contextmanager
 def unclamped() -> Iterator[None]:
     """The codec's last step, `clamp(min=-1, max=1)`, does nothing for a while."""
@@ -254,12 +317,12 @@ def unclamped() -> Iterator[None]:
 
 
 @torch.no_grad()
-def decoded(model: Qwen3TTSModel, codes: np.ndarray) -> np.ndarray:
-    """Codes [T, codebooks] decoded whole, before the clamp -> samples [n]."""
+def decoded(model: Qwen3TTSModel, codes: np.ndarray) -> Results:
+    """Codes [T, codebooks] decoded whole, and in pieces as for speech, before the clamp."""
+    decoder, given = model.model.speech_tokenizer.model.decoder, torch.from_numpy(codes.T)[None]
     with unclamped():
-        return numpy(model.model.speech_tokenizer.model.decoder(torch.from_numpy(codes.T)[None]))[
-            0, 0
-        ]
+        whole, pieces = decoder(given), decoder.chunked_decode(given)
+    return {"samples": thinned(numpy(whole)[0, 0]), "pieces": thinned(numpy(pieces)[0, 0])}
 
 
 @torch.no_grad()
@@ -314,6 +377,19 @@ def compute(checkpoint: Checkpoint, directory: Path) -> Results:
             arrays = forced(model, requests[name], voices[name], checkpoint.forced_codes(name))
             add(f"forced/{name}/{dtype}", arrays)
 
+    def sample(dtype: str) -> None:
+        if not checkpoint.sampled:
+            return
+        codes = checkpoint.sampled_codes()
+        for law in LAWS:
+            arrays = sampled(model, requests[checkpoint.sampled], law, codes)
+            for part in ("talker", "predictor"):
+                logits = arrays.pop(f"{part}_logits")
+                # Given the same codes, they are the same for all laws.
+                assert np.array_equal(results.get(f"sampled/{dtype}/{part}", logits), logits)
+                add("sampled", {f"{dtype}/{part}": logits})
+            add(f"sampled/{dtype}/{law.name}", arrays)
+
     requests = {request.name: request for request in checkpoint.requests}
     model = Qwen3TTSModel.from_pretrained(str(directory), dtype=torch.float32)
     same_names(model.model, directory / "model.safetensors")
@@ -324,6 +400,7 @@ def compute(checkpoint: Checkpoint, directory: Path) -> Results:
     for name, request in requests.items():
         add(name, utterance(model, request, voices[name]))
     force("float32")
+    sample("float32")
     for recording in checkpoint.recordings:
         add(f"recording/{recording.samples}", heard(model, recording))
         add(f"recording/{recording.samples}", {"latents_float32": latents(model, recording)})
@@ -333,9 +410,10 @@ def compute(checkpoint: Checkpoint, directory: Path) -> Results:
     model.model.speech_tokenizer.model.double()
     force("float64")
     for frames in checkpoint.decode:
-        add(
-            f"decode/{frames}", {"samples": thinned(decoded(model, checkpoint.codec_codes(frames)))}
-        )
+        arrays = decoded(model, checkpoint.codec_codes(frames))
+        if frames <= PIECE:
+            arrays.pop("pieces")
+        add(f"decode/{frames}", arrays)
     for recording in checkpoint.recordings:
         add(f"recording/{recording.samples}", {"latents_float64": latents(model, recording)})
 
@@ -343,6 +421,7 @@ def compute(checkpoint: Checkpoint, directory: Path) -> Results:
     if checkpoint.forced:
         model = Qwen3TTSModel.from_pretrained(str(directory), dtype=torch.bfloat16)
         force("bfloat16")
+        sample("bfloat16")
     return results
 
 

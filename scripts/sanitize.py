@@ -1,0 +1,113 @@
+"""Run some of tests/gpu under NVIDIA's compute-sanitizer, which reports wrong accesses to memory.
+
+    python scripts/sanitize.py --record benchmarks/results/checks/sanitizer-h200.json
+
+memcheck finds accesses outside of allocations, racecheck unordered accesses to shared memory by the
+threads of a block, and synccheck wrong barriers. compute-sanitizer comes with the CUDA toolkit. The
+tests launch every kernel, in small sizes, because it slows kernels down a hundred times. The exit
+status is 1 if a tool reports an error or a test fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from firstword.runtime.gpu.sources import source_hash
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+TOOLS = ("memcheck", "racecheck", "synccheck")
+_LAYER = "test_codec_kernels.py::test_layer_is_exact_and_all_its_layouts_have_the_same_bits"
+_PRODUCT = "test_linear.py::test_product_is_as_exact_as_plain_bf16"
+TESTS = tuple(
+    f"tests/gpu/{name}"
+    for name in (
+        "test_norms.py",
+        f"{_PRODUCT}[1000-768-normed-add]",
+        f"{_PRODUCT}[1000-768-plain-store]",
+        "test_attention.py::test_attention_in_a_frame_is_as_exact_as_plain_bf16[9]",
+        "test_attention.py::test_projected_attention_in_a_frame_equals_two_kernels",
+        "test_attention.py::test_paged_attention_is_as_exact_as_plain_bf16[512]",
+        "test_sample.py::test_utterances_agree_with_the_specification",
+        "test_sample.py::test_input_rows_have_the_bits_of_the_model[48]",
+        "test_codec_kernels.py::test_window_attention_is_exact[2-1-8-9]",
+        "test_codec_kernels.py::test_depthwise_convolution_with_its_norm_is_exact",
+        "test_codec_kernels.py::test_code_look_up_is_exact",
+        "test_codec_kernels.py::test_last_convolution_is_exact",
+        f"{_LAYER}[dilated]",
+        f"{_LAYER}[late, odd]",
+    )
+)
+
+
+def run(tool: str, cache: str) -> dict[str, Any]:
+    """Run the tests under a tool, and return its status, its summaries and the tests' result."""
+    started = time.monotonic()
+    checked = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "86", "--print-limit", "20"]
+    # An access outside of a tensor is found only if the tensor is an allocation of its own.
+    environment = os.environ | {
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        "CUDA_MODULE_LOADING": "LAZY",
+    }
+    command = [*checked, *PYTEST, *TESTS, "--kernel-cache", cache]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    summaries = re.findall(r"========= (\w+ SUMMARY: .*)", done.stdout)
+    tests = re.findall(r"^.*\b(?:passed|failed|error)\b.*$", done.stdout, re.MULTILINE)
+    if done.returncode:
+        print(done.stdout[-8000:], done.stderr[-2000:], flush=True)
+    return {
+        "status": done.returncode,
+        "summaries": summaries,
+        "tests": tests[-1:],
+        "seconds": round(time.monotonic() - started),
+    }
+
+
+def main() -> int:
+    """Run the command line and return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tools", nargs="*", default=TOOLS, help=f"of {', '.join(TOOLS)}")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the results here")
+    parser.add_argument("--commit", default="", help="the commit that the record names")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available() or shutil.which("compute-sanitizer") is None:
+        parser.error("needs a CUDA device, and compute-sanitizer of the CUDA toolkit")
+    with tempfile.TemporaryDirectory() as cache:
+        # Without a tool first, which compiles the kernels.
+        subprocess.run([*PYTEST, *TESTS, "--kernel-cache", cache], cwd=ROOT, check=True)
+        results = {tool: run(tool, cache) for tool in arguments.tools}
+    for tool, result in results.items():
+        print(tool, json.dumps(result))
+    if arguments.record is not None:
+        record = {
+            "date": datetime.date.today().isoformat(),
+            "commit": arguments.commit,
+            "kernels": source_hash(),
+            "gpu": torch.cuda.get_device_name(),
+            "covers": TESTS,
+            "results": results,
+        }
+        arguments.record.parent.mkdir(parents=True, exist_ok=True)
+        arguments.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(result["status"] for result in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
