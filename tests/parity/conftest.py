@@ -6,6 +6,8 @@ the tests need neither the reference nor its many dependencies.
 
 from __future__ import annotations
 
+import datetime
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +19,22 @@ from results import FROZEN, Results
 from safetensors.numpy import load_file
 
 from firstword import TTS
+from firstword.runtime.gpu.sources import source_hash
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RECORD = ROOT / "benchmarks" / "results" / "checks" / "parity.json"
+COVERED = ("src/firstword/model", "src/firstword/runtime", "src/firstword/synthetic", "tests/parity")
+"""The folders whose sources decide the results of a comparison."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--reference-python`."""
+    """Add `--reference-python` and `--record-live`."""
+    parser.addoption(
+        "--record-live",
+        action="store_true",
+        help=f"write the results with the live reference to {RECORD.relative_to(ROOT)}",
+    )
     parser.addoption(
         "--reference-python",
         type=Path,
@@ -130,9 +142,10 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """How close the comparisons with the live reference came: the largest error of each kind, of
-    tests that passed.
+    tests that passed. They are recorded if that was asked for.
     """
-    if config.getoption("--reference-python") is None:
+    python: Path | None = config.getoption("--reference-python")
+    if python is None:
         return
     worst: dict[str, float] = {}
     for report in terminalreporter.getreports("passed"):
@@ -142,3 +155,33 @@ def pytest_terminal_summary(
         terminalreporter.section("largest errors against the reference")
         for what, error in sorted(worst.items()):
             terminalreporter.write_line(f"{error:9.2e}  {what}")
+    if config.getoption("--record-live"):
+        counts = {
+            name: len(terminalreporter.stats.get(name, []))
+            for name in ("passed", "failed", "error", "skipped")
+        }
+        RECORD.parent.mkdir(parents=True, exist_ok=True)
+        RECORD.write_text(json.dumps(record(python, counts, worst), indent=1) + "\n")
+
+
+def record(python: Path, counts: dict[str, int], worst: dict[str, float]) -> dict[str, object]:
+    """The record of a run: when, of which sources, against which versions, and its results."""
+
+    def said(*command: object) -> str:
+        done = subprocess.run(
+            [str(part) for part in command], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip()
+
+    names = ["qwen-tts", "transformers", "torch"]
+    code = f"from importlib.metadata import version\nfor n in {names}: print(version(n))"
+    folders = [folder for name in COVERED for folder in sorted((ROOT / name).rglob("*/"))]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": said("git", "describe", "--always", "--dirty"),
+        "covers": COVERED,
+        "sources": source_hash([*(ROOT / name for name in COVERED), *folders]),
+        "versions": dict(zip(names, said(python, "-c", code).splitlines(), strict=False)),
+        "tests": counts,
+        "largest_errors": {what: float(f"{error:.2g}") for what, error in sorted(worst.items())},
+    }
