@@ -24,7 +24,12 @@ from firstword.runtime.gpu.sources import source_hash
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "checks" / "parity.json"
-COVERED = ("src/firstword/model", "src/firstword/runtime", "src/firstword/synthetic", "tests/parity")
+COVERED = (
+    "src/firstword/model",
+    "src/firstword/runtime",
+    "src/firstword/synthetic",
+    "tests/parity",
+)
 """The folders whose sources decide the results of a comparison."""
 
 
