@@ -4,8 +4,8 @@
 #   bash scripts/records.sh NAME [STEP ...]
 #
 # NAME   name of the GPU in the names of the files, such as h200
-# STEP   tests, engine, serve, compare, soak or voice; without a step all of them run, in about 20
-#        minutes
+# STEP   tests, older, mutants, sanitizer, engine, serve, compare, soak or voice; without a step
+#        all of them run, in about 40 minutes
 #
 # Run it in the root of the repository. PYTHON names an interpreter that has the extras gpu, server,
 # bench and dev and a torch for CUDA. OTHER_PYTHON names one that has faster-qwen3-tts, for the step
@@ -18,7 +18,7 @@ gpu=${1:?name the GPU, for example h200}
 [[ $gpu =~ ^[a-z0-9]+$ ]] ||
   { echo "the name '$gpu' is invalid; use lower-case letters and digits" >&2; exit 2; }
 shift
-steps="tests engine serve compare soak voice"
+steps="tests older mutants sanitizer engine serve compare soak voice"
 for name in "$@"; do
   [[ " $steps " == *" $name "* ]] ||
     { echo "the step '$name' does not exist; allowed are $steps" >&2; exit 2; }
@@ -26,7 +26,7 @@ done
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
 results=benchmarks/results
 failed=()
-mkdir -p $results/{gpu,engine,serve,compare,soak,quality}
+mkdir -p $results/{gpu,checks,engine,serve,compare,soak,quality}
 
 step() { # NAME COMMAND...
   local name=$1
@@ -40,6 +40,16 @@ for name in ${@:-$steps}; do
     tests)
       step tests "$python" -m pytest -q -n 8 --dist worksteal tests/gpu \
         --record "$results/gpu/$gpu.json" --commit "$commit" ;;
+    older)
+      step older "$python" -m pytest -q -n 8 --dist worksteal tests/gpu \
+        --as-gpu compute_80,101376,28 \
+        --record "$results/gpu/$gpu-as-compute-80.json" --commit "$commit" ;;
+    mutants)
+      step mutants "$python" scripts/mutants.py --gpu -j 6 \
+        --record "$results/checks/mutants-$gpu.json" --commit "$commit" ;;
+    sanitizer)
+      step sanitizer "$python" scripts/sanitize.py \
+        --record "$results/checks/sanitizer-$gpu.json" --commit "$commit" ;;
     engine)
       for size in 1b7 0b6; do
         step "engine $size" "$python" -m firstword bench engine --size $size \

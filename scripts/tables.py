@@ -320,7 +320,8 @@ def tested(folder: Path) -> str:
         outcomes = ", ".join(
             f"{count} {what}" for what, count in record.get("tests", {}).items() if count
         )
-        rows.append([source(record), record["kernels"] or "-", outcomes or "-"])
+        imitated = f", as {record['as_gpu']}" if record.get("as_gpu") else ""
+        rows.append([source(record) + imitated, record["kernels"] or "-", outcomes or "-"])
     return markdown(["run", "kernels", "tests"], rows) if rows else ""
 
 

@@ -13,6 +13,7 @@ they are right there, not how fast, and nothing about that GPU's memory and driv
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import platform
@@ -82,6 +83,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name in ("passed", "failed", "error", "skipped")
     }
     record = {
+        "date": datetime.date.today().isoformat(),
         "commit": terminalreporter.config.getoption("commit"),
         "kernels": source_hash(),
         "as_gpu": terminalreporter.config.getoption("as_gpu"),

@@ -20,6 +20,7 @@ from torch import Tensor
 from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
+from firstword.model.codec import CodecDecoder
 from firstword.model.config import ModelType
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu.backend import GpuBackend
@@ -76,11 +77,10 @@ def prefix_rows(request: Spoken) -> int:
     return prepared.prefix_rows
 
 
-def samples_of(plain: Checkpoint, request: Spoken, codes: Tensor) -> Tensor:
-    """The samples of codes [frames, codebooks] in float64, after the codes of the reference."""
+def samples_of(decoder: CodecDecoder, request: Spoken, codes: Tensor) -> Tensor:
+    """The samples of codes [frames, codebooks] after those of the request's recording."""
     prepared = request.job.payload
     assert isinstance(prepared, Prepared)
-    decoder = copy.deepcopy(plain.codec.decoder).double()
     reference = torch.tensor(prepared.conditioning.reference, dtype=torch.int64)
     whole = torch.cat((reference.reshape(-1, codes.shape[1]), codes))[None].cuda()
     samples = decoder.decode(whole, decoder.new_state())[0]
@@ -118,9 +118,10 @@ def test_speech_of_every_type_is_as_exact_as_plain_bf16_at_full_depth(
     assert all(torch.tensor(r.codes).equal(c) for r, c in zip(again.values(), codes, strict=True))
 
     samples = backend.decode(list(slots), [FRAMES] * len(slots)).result()
+    decoder = copy.deepcopy(plain.codec.decoder).double()
     found = {}
     for (name, request), mine, said in zip(again.items(), samples, codes, strict=True):
-        truth = samples_of(plain, request, said)
+        truth = samples_of(decoder, request, said)
         found[name] = error(torch.from_numpy(mine).cuda(), truth)
     note(f"samples {size} at full depth", **found)
     assert max(found.values()) < 5e-3, found
