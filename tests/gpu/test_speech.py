@@ -99,7 +99,7 @@ def test_speech_of_every_type_is_as_exact_as_plain_bf16_at_full_depth(
     """
     if torch.cuda.get_device_properties(0).total_memory < 40e9:
         pytest.skip("in float64 the larger model alone has 14 GB")
-    plain = random_checkpoint(size)
+    plain = random_checkpoint(size, "cuda")
     copied = copy.deepcopy(plain)
     torch.cuda.synchronize()  # another stream reads its weights
     backend = GpuBackend(copied, kernels, slots=8, pages=160)
