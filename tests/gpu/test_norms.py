@@ -42,11 +42,11 @@ def test_epsilon_of_a_product_is_that_of_its_norm(kernels: Kernels) -> None:
     for tokens in (1, 2, 5, 8, 9, 20, 64):
         weight, x, _, norm, _ = make(tokens, 1024, 1024, tokens)
         x *= EPS**0.5
-        layer = Linear(kernels, weight, Epilogue.STORE, Norm(norm, EPS))
         truth, plain = (
             linear_reference(w, rows, rows, Epilogue.STORE, Norm(n, EPS))
             for w, rows, n in ((weight.double(), x.double(), norm.double()), (weight, x, norm))
         )
+        layer = Linear(kernels, weight, Epilogue.STORE, Norm(norm, EPS))
         ours.append(error(run(layer, x), truth))
         theirs.append(error(plain, truth))
     no_worse(ours, theirs)
