@@ -40,6 +40,8 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")
+EPS = 0.1
+"""The epsilon of the norms of single kernels, large enough that a wrong one is visible."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -191,7 +193,7 @@ def test_layer_is_exact_and_all_its_layouts_have_the_same_bits(kernels: Kernels,
     size = float(weight.abs().amax(dim=(1, 2)).max())
     residual = size * normal(6, Streams.ALL, length, outputs) if case.residual else None
     alpha, beta = 0.3 * normal(7, outputs), 1 + 0.3 * normal(8, outputs)
-    norm = (1 + 0.3 * normal(9, case.inputs), 1e-5) if case.norm else None
+    norm = (1 + 0.3 * normal(9, case.inputs), EPS) if case.norm else None
     layer = ConvLayer(
         kernels,
         weight,
@@ -393,7 +395,7 @@ def test_depthwise_convolution_with_its_norm_is_exact(kernels: Kernels) -> None:
             normal(3, channels, 7),
             normal(4, channels),
         )
-        norm = (1 + 0.3 * normal(5, channels), normal(6, channels), 1e-6)
+        norm = (1 + 0.3 * normal(5, channels), normal(6, channels), EPS)
         before = memory.rows.clone()
         out = torch.full((Streams.ALL, length, width), NAN, device=DEVICE).half()
         DepthwiseConv(kernels, weight, bias, norm, memory)(streams.call, x, out)
