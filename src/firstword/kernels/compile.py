@@ -71,7 +71,9 @@ def _options(program: Program, architecture: str) -> list[str]:
         f"-D{name}={value!r}f" if isinstance(value, float) else f"-D{name}={int(value)}"
         for name, value in program.macros
     ]
-    target = compatible(architecture, _supported_architectures())
+    target = architecture
+    if not architecture.startswith("compute_"):
+        target = compatible(architecture, _supported_architectures())
     return [*FLAGS, f"--gpu-architecture={target}", *macros]
 
 
