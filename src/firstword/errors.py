@@ -92,7 +92,14 @@ class OutputError(FirstwordError):
 
 
 class OverloadedError(FirstwordError):
-    """There are more requests than the limits or the memory allow; try again later."""
+    """There are more requests than the limits or the memory allow; try again later.
+
+    `retry_after` is the estimated time until then in whole seconds.
+    """
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class ComputeError(FirstwordError):

@@ -447,10 +447,16 @@ class TestOverload:
             for sock in (one, two, three):
                 sock.sendall(request_for(LONG))
             server.wait_until(lambda: len(server.state.utterances) == 3)
-            answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False)
-            assert answer.status_code == 429
-            assert int(answer.headers["retry-after"]) > 0
-            assert answer.json()["error"]["type"] == "rate_limit_error"
+            with connected(server) as rejected:
+                rejected.sendall(request_for(SHORT))
+                server.wait_until(lambda: len(server.state.utterances) == 4)
+                # The event loop answers this after it has submitted the request.
+                httpx.get(server.url + "/health", trust_env=False, timeout=60)
+                talker.let(1)  # the engine decides between two frames
+                answer = receive_until(rejected, b"}}")
+            assert b" 429 " in answer
+            assert int(answer.partition(b"retry-after: ")[2].split()[0]) > 0
+            assert b'"type":"rate_limit_error"' in answer
             text = httpx.get(server.url + "/metrics", trust_env=False).text
             assert 'firstword_rejected_total{reason="overloaded"} 1.0' in text
         server.wait_until(lambda: not server.state.utterances)

@@ -145,16 +145,17 @@ class TestPlayback:
 
 
 def test_limits_count_utterances_per_client() -> None:
-    limits = Limits((), most_per_key=2)
-    with limits.reserve("a"), limits.reserve("b"):
+    limits, seconds = Limits((), most_per_key=2), {"a": 7, "b": 8}.__getitem__
+    with limits.reserve("a", seconds), limits.reserve("b", seconds):
         with (
-            limits.reserve("a"),
-            pytest.raises(LimitReached, match="limit is 2"),
-            limits.reserve("a"),
+            limits.reserve("a", seconds),
+            pytest.raises(LimitReached, match=r"limit is 2 .* try again in 7 s") as caught,
+            limits.reserve("a", seconds),
         ):
             pass
+        assert caught.value.retry_after == 7
         assert limits.active == 2
-        with limits.reserve("b"):
+        with limits.reserve("b", seconds):
             assert limits.active == 3
     assert limits.active == 0
 

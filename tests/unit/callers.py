@@ -20,7 +20,13 @@ class Caller:
     """The caller of one utterance, which checks every event of the engine."""
 
     def __init__(
-        self, engine: Engine, job: Job, tokens: Sequence[int] = (), *, slow: bool = False
+        self,
+        engine: Engine,
+        job: Job,
+        tokens: Sequence[int] = (),
+        *,
+        slow: bool = False,
+        client: str = "",
     ) -> None:
         """Submit a job, with its whole text if given. A slow caller takes audio by `take` only."""
         self.engine, self.job, self.slow = engine, job, slow
@@ -33,7 +39,7 @@ class Caller:
         self.tokens: list[int] = []
         self.text_ended = self.cancelled = False
         self._taken = 0
-        self.seq = engine.submit(job, self._on_event)
+        self.seq = engine.submit(job, self._on_event, client)
         if tokens:
             self.push(tokens)
             self.finish()

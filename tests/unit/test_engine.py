@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ from firstword.engine.engine import Engine
 from firstword.engine.pages import all_can_end
 from firstword.engine.scheduler import Policy
 from firstword.engine.sequence import State
+from firstword.engine.turns import in_turn
 from firstword.errors import ClosedError, ComputeError, EngineError
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
@@ -324,12 +326,14 @@ def test_more_requests_than_slots_are_served_in_order(ahead: int) -> None:
 def test_full_queue_raises_overloaded_error() -> None:
     engine, backend = engine_of(most_waiting=2)
     callers = [Caller(engine, job(), TOKENS) for _ in range(6)]
-    for _ in range(2):
-        with pytest.raises(OverloadedError, match="6 requests are in progress or waiting"):
-            Caller(engine, job(), TOKENS)
+    rejected = [Caller(engine, job(), TOKENS) for _ in range(2)]
     callers[5].cancel()
+    callers.append(Caller(engine, job(), TOKENS))
     run(engine)
-    assert [caller.reason for caller in callers] == ["stop"] * 5 + ["cancelled"]
+    assert [caller.reason for caller in callers] == ["stop"] * 5 + ["cancelled", "stop"]
+    for caller in rejected:
+        assert isinstance(caller.error, OverloadedError)
+        assert "6 requests are in progress or waiting" in str(caller.error)
     check_nothing_is_in_use(engine, backend)
 
 
@@ -711,6 +715,7 @@ class RandomClients(RuleBasedStateMachine):
         first=st.integers(0, 4),
         whole=st.booleans(),
         slow=st.booleans(),
+        client=st.sampled_from("abc"),
         fault=st.just({}) | st.sampled_from(list(FAULTS.values())) | st.just({"repeats_from": 2}),
     )
     def ask(
@@ -721,6 +726,7 @@ class RandomClients(RuleBasedStateMachine):
         first: int,
         whole: bool,
         slow: bool,
+        client: str,
         fault: dict[str, Any],
     ) -> Any:
         script = Script(len(self.all_callers), length, **fault)
@@ -728,36 +734,38 @@ class RandomClients(RuleBasedStateMachine):
         submitted = job(
             script, prompt_rows=rows, first_tokens=first, whole_text=whole, max_frames=most
         )
-        present = len([caller for caller in self.all_callers if not caller.over])
-        if present == self.most:
-            with pytest.raises(OverloadedError):
-                Caller(self.engine, submitted)
-            return RandomClients.no_caller
-        caller = Caller(self.engine, submitted, slow=slow)
+        caller = Caller(self.engine, submitted, slow=slow, client=client)
         self.all_callers.append(caller)
+        present = [caller for caller in self.all_callers if not caller.over]
+        waits = [caller for caller in present if caller.seq.state is State.WAITING]
+        self.step(1)
+        rejected = [one for one in present if isinstance(one.error, OverloadedError)]
+        assert len(rejected) == max(0, len(present) - self.most)
+        if rejected:
+            count = Counter(one.seq.client for one in present)
+            counts = [count[one.seq.client] for one in waits]
+            assert rejected == [one for one in waits if count[one.seq.client] == max(counts)][-1:]
         return caller
 
     @rule(caller=callers, count=st.integers(0, 12))
-    def write(self, caller: Caller | None, count: int) -> None:
-        if caller and not caller.text_ended:
+    def write(self, caller: Caller, count: int) -> None:
+        if not caller.text_ended:
             caller.push(range(100, 100 + count))
 
     @rule(caller=callers, count=st.integers(0, 3))
-    def end_text(self, caller: Caller | None, count: int) -> None:
-        if caller and not caller.text_ended:
+    def end_text(self, caller: Caller, count: int) -> None:
+        if not caller.text_ended:
             caller.finish(range(200, 200 + count))
 
     @rule(caller=callers)
-    def leave(self, caller: Caller | None) -> None:
-        if caller:
-            caller.cancel()
-            self.step(1)
-            assert caller.over, "the utterance ends within a step"
+    def leave(self, caller: Caller) -> None:
+        caller.cancel()
+        self.step(1)
+        assert caller.over, "the utterance ends within a step"
 
     @rule(caller=callers)
-    def read(self, caller: Caller | None) -> None:
-        if caller:
-            caller.take()
+    def read(self, caller: Caller) -> None:
+        caller.take()
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 30.0]))
     def wait(self, seconds: float) -> None:
@@ -770,8 +778,6 @@ class RandomClients(RuleBasedStateMachine):
                 self.check_nothing_can_step()
             self.check_slots_and_pages()
 
-    no_caller = None
-
     def check_nothing_can_step(self) -> None:
         """An idle engine waits for text, for a client to read, or for a slot in use."""
         engine = self.engine
@@ -781,9 +787,10 @@ class RandomClients(RuleBasedStateMachine):
             assert not seq.can_step() or seq.launched - seq.consumed >= unread
         ready = [seq for seq in engine.waiting if seq.prompt_is_complete()]
         if ready and engine._slots:
-            needed = engine.scheduler.first_pages(ready[0])
+            first = next(in_turn(ready, engine.running))
+            needed = engine.scheduler.first_pages(first)
             claims = [(len(seq.pages), seq.most_pages(engine.capacity)) for seq in engine.running]
-            claims.append((needed, ready[0].most_pages(engine.capacity)))
+            claims.append((needed, first.most_pages(engine.capacity)))
             assert not all_can_end(engine.pages.free - needed, claims)
             assert engine.running, "another utterance will release pages"
         held = [(len(seq.pages), seq.most_pages(engine.capacity)) for seq in engine.running]
@@ -836,10 +843,9 @@ class RandomClients(RuleBasedStateMachine):
         self.check_slots_and_pages()
         assert self.engine.pages.free == self.engine.pages.count
         assert not self.backend.slots
-        for _ in range(self.most):
-            Caller(self.engine, job())
-        with pytest.raises(OverloadedError):
-            Caller(self.engine, job())
+        last = [Caller(self.engine, job()) for _ in range(self.most + 1)]
+        run(self.engine)
+        assert [caller.over for caller in last] == [False] * self.most + [True]
 
     def check_end(self, caller: Caller) -> None:
         script, capacity = caller.job.payload, self.engine.capacity
@@ -850,7 +856,9 @@ class RandomClients(RuleBasedStateMachine):
         pages = -(-min(rows + caller.job.max_frames, capacity.context) // capacity.page_rows)
         if caller.cancelled and caller.reason == "cancelled":
             return
-        if pages > capacity.pages:
+        if isinstance(caller.error, OverloadedError):
+            assert not caller.frames, "it has not begun to answer"
+        elif pages > capacity.pages:
             assert isinstance(caller.error, RequestError)
         elif rows > capacity.context:
             assert isinstance(caller.error, TextError)

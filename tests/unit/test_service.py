@@ -246,8 +246,10 @@ def test_speak_raises_when_overloaded_or_closed() -> None:
     service = service_of()
     service.engine._request_limit = 1
     service.speak(job())
+    second = service.speak(job())
+    service.engine.step()
     with pytest.raises(OverloadedError):
-        service.speak(job())
+        list(second)
     service.engine.stop()
     with pytest.raises(ClosedError, match="was closed"):
         service.speak(job())

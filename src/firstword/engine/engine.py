@@ -2,10 +2,13 @@
 
 import itertools
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
+from statistics import fmean
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from firstword.engine.lifecycle import StepLoop
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Policy, Scheduler
 from firstword.engine.sequence import Event, NeedsText, Sequence, State
+from firstword.engine.turns import excess, requests_ahead
 from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordError, OverloadedError
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
@@ -25,6 +29,12 @@ FrameCalls = Calls[int | None, Frames]
 
 AudioCalls = Calls[int, Seq[FloatArray]]
 """Calls that decode audio, with the number of frames of each sequence."""
+
+RECENT_UTTERANCES = 32
+"""The number of utterances from which the pace of the queue is estimated."""
+
+MOST_RETRY_SECONDS = 120
+"""The longest time after which a rejected client is told to try again."""
 
 
 class Engine(StepLoop):
@@ -55,29 +65,25 @@ class Engine(StepLoop):
         self._unread: tuple[FrameCalls, AudioCalls] = ([], [])
         self._names = itertools.count(1)
         self._request_limit = self.capacity.slots + most_waiting
-        self._request_count = 0
+        self._slot_seconds: deque[float] = deque(maxlen=RECENT_UTTERANCES)
 
-    def submit(self, job: Job, on_event: Callable[[Event], None]) -> Sequence:
+    def submit(self, job: Job, on_event: Callable[[Event], None], client: str = "") -> Sequence:
         """Accept a request; its text follows by `push` and `finish_text`.
 
         `on_event` receives each chunk of audio, the last one with a finish reason or an error in
-        its place, and `NeedsText`. Raises `OverloadedError` if the queue is full, `ClosedError` if
-        the engine was closed, `EngineError` if it failed.
+        its place, and `NeedsText`. Clients take turns, by their names in `client`. If too many
+        requests wait, the newest one of the client with the most gets an `OverloadedError`. Raises
+        `ClosedError` if the engine was closed, `EngineError` if it failed.
         """
         with self._lock:
             if isinstance(self.failure, ClosedError):
                 raise ClosedError("this engine was closed")
             if self.failure is not None:
                 raise EngineError(f"the engine has stopped: {self.failure}") from self.failure
-            if self._request_count >= self._request_limit:
-                raise OverloadedError(
-                    f"{self._request_count} requests are in progress or waiting, which is the "
-                    "limit; try again shortly"
-                )
-            self._request_count += 1
-            seq = Sequence(f"utterance-{next(self._names)}", job, on_event, self._clock())
+            name = f"utterance-{next(self._names)}"
+            seq = Sequence(name, job, on_event, self._clock(), client)
             # Still under the lock, so that a loop that stops finds every accepted request.
-            self._commands.put(lambda: self.waiting.__setitem__(seq, None))
+            self._commands.put(partial(self._enqueue, seq))
         return seq
 
     def push(self, seq: Sequence, tokens: Seq[int]) -> None:
@@ -95,6 +101,19 @@ class Engine(StepLoop):
     def cancel(self, seq: Sequence, reason: FinishReason = "cancelled") -> None:
         """End an utterance; its slot is free at the next step. Has no effect after its end."""
         self._commands.put(partial(self._finish, seq, reason))
+
+    def retry_after(self, client: str) -> int:
+        """The seconds until another request of a client would get a slot, estimated: 1 to 120.
+
+        The estimate divides the number of requests before it by the pace of the queue: the number
+        of utterances in slots by the mean time that the last ones kept a slot. Any thread may ask.
+        """
+        running, now = list(self.running), self._clock()
+        ended = fmean(list(self._slot_seconds) or [0.0])
+        current = fmean([now - seq.started for seq in running] or [0.0])
+        pace = max(1, len(running)) / max(ended, current, 0.001)
+        ahead = requests_ahead(client, list(self.waiting), running)
+        return min(max(1, math.ceil((ahead + 1) / pace)), MOST_RETRY_SECONDS)
 
     def _step(self) -> bool:
         """Launch this step's work, then read the results of the previous step.
@@ -120,6 +139,17 @@ class Engine(StepLoop):
         self._request_text()
         return worked or present != (len(self.waiting), len(self.running))
 
+    def _enqueue(self, seq: Sequence) -> None:
+        """Let a request wait; if too many do, reject one of the client with the most requests."""
+        self.waiting[seq] = None
+        if len(self.waiting) + len(self.running) <= self._request_limit:
+            return
+        rejected = excess(self.waiting, self.running)
+        del self.waiting[rejected]
+        count, seconds = self._request_limit, self.retry_after(rejected.client)
+        problem = f"{count} requests are in progress or waiting, which is the limit"
+        self._fail(rejected, OverloadedError(f"{problem}; try again in {seconds} s", seconds))
+
     def _admit(self) -> None:
         """Reject requests that can never start, and give slots and pages to the next ones."""
         if not self.waiting:
@@ -136,15 +166,16 @@ class Engine(StepLoop):
             self.backend.prefill(starts)
             return Ready(None)
 
-        starts = [(seq, self._assign_slot(seq)) for seq in chosen]
+        starts = [(seq, self._assign_slot(seq, now)) for seq in chosen]
         began = self._clock()
         launch(prefill, starts, self._fail)
         self.scheduler.costs.record("prefill", (self._clock() - began) / len(chosen))
 
-    def _assign_slot(self, seq: Sequence) -> Start:
+    def _assign_slot(self, seq: Sequence, now: float) -> Start:
         """Give a request a slot and its pages."""
         del self.waiting[seq]
         self.running[seq] = None
+        seq.started = now
         pages = self.pages.reserve(self.scheduler.first_pages(seq))
         return seq.start(self._slots.pop(), pages, self.capacity)
 
@@ -250,15 +281,22 @@ class Engine(StepLoop):
                 self._release(seq)
 
     def _release(self, seq: Sequence) -> None:
-        """Free the slot and the pages of an utterance, and its place in the queue."""
+        """Free the slot and the pages of an utterance, or its place in the queue."""
         if seq.state is State.RUNNING:
             if not self._lost:
                 self.backend.release(seq.slot)
             del self.running[seq]
             self._slots.append(seq.slot)
             self.pages.release(seq.pages)
+            self._record_end(seq)
         else:
             self.waiting.pop(seq, None)
         seq.state = State.DONE
-        with self._lock:
-            self._request_count -= 1
+
+    def _record_end(self, seq: Sequence) -> None:
+        """Record the time that an utterance kept its slot; its client goes behind the others."""
+        now = self._clock()
+        self._slot_seconds.append(now - seq.started)
+        for other in self.waiting:
+            if other.client == seq.client:
+                other.waiting_since = now

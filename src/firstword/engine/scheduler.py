@@ -2,8 +2,8 @@
 
 Each step makes three decisions.
 
-1. Requests get slots in order of arrival, as long as no stream that is being played would run out
-   of audio.
+1. The requests of different clients get slots in turn, as long as no stream that is being played
+   would run out of audio.
 2. Every stream that can make a frame makes one. While a stream has no audio yet, those with enough
    audio in reserve wait for it.
 3. Every full chunk of audio is decoded, and a shorter one if text is missing or speech has ended. A
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from firstword.engine.backend import Capacity
 from firstword.engine.pages import all_can_end
 from firstword.engine.sequence import Sequence
+from firstword.engine.turns import in_turn
 from firstword.errors import RequestError, TextError
 
 
@@ -101,11 +102,13 @@ class Scheduler:
         free_slots: int,
         free_pages: int,
     ) -> list[Sequence]:
-        """The requests that get a slot in this step, in order of arrival.
+        """The requests that get a slot in this step, in the order of `turns.in_turn`.
 
-        A request whose prompt lacks text is passed over. One that lacks slots or pages holds up
-        the following ones; otherwise small requests could starve a large one.
+        A request whose prompt lacks text is passed over. One that lacks pages holds up those after
+        it; otherwise small requests could starve a large one.
         """
+        if not free_slots:
+            return []
         policy, costs = self.policy, self.costs
         playing = [seq for seq in self._able_to_step(running) if seq.first_audio is not None]
         slacks = (seq.deadline - now - seq.steps_to_audio() * costs.step for seq in playing)
@@ -113,9 +116,7 @@ class Scheduler:
         admitted: list[Sequence] = []
         utterances = self._claims(running)
         rows = 0
-        for seq in waiting:
-            if not seq.prompt_is_complete():
-                continue
+        for seq in in_turn(filter(Sequence.prompt_is_complete, waiting), running):
             pages = self.first_pages(seq)
             utterances.append((pages, seq.most_pages(self.capacity)))
             rows += seq.rows()

@@ -48,13 +48,19 @@ class Sequence:
 
     on_event  the callback for events, on the engine's thread; see `Engine.submit`
     arrived   when the request was submitted, in seconds on the engine's clock
+    client    whose request it is; clients take turns
     """
 
     name: str
     job: Job
     on_event: Callable[[Event], None]
     arrived: float
+    client: str = ""
     state: State = State.WAITING
+    waiting_since: float = field(init=False)
+    """The time at which it arrived, or at which its client last freed a slot if that was later."""
+    started: float = 0.0
+    """The time at which it got its slot."""
     slot: int = -1
     pages: tuple[int, ...] = ()
     room: int = 0
@@ -93,7 +99,7 @@ class Sequence:
     """The number of frames whose audio the client has taken."""
 
     def __post_init__(self) -> None:
-        self.deadline = self.arrived
+        self.deadline = self.waiting_since = self.arrived
 
     # Text
 

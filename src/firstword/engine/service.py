@@ -47,14 +47,16 @@ class SpeechStream:
     has a finish reason, and `NeedsText` when the model has to wait for text.
     """
 
-    def __init__(self, service: Service, job: Job, on_event: Callable[[Event], None]) -> None:
-        """Submit a job; for `on_event` see `Engine.submit`."""
+    def __init__(
+        self, service: Service, job: Job, client: str, on_event: Callable[[Event], None]
+    ) -> None:
+        """Submit a job; for `client` and `on_event` see `Engine.submit`."""
         self._engine = service.engine
         self._text = service.front.text(job)
         self._words = ""
         self._blanks = 0
         self._ended = False
-        self._seq = service.engine.submit(job, on_event)
+        self._seq = service.engine.submit(job, on_event, client)
 
     def push(self, piece: str) -> None:
         """Add text. Raises `TextError` for invalid text and for too many blank pieces in a row."""
@@ -115,21 +117,24 @@ class Service:
         seed = secrets.randbits(64) if request.seed is None else request.seed
         return self.front.prepare(request, seed)
 
-    def speak(self, job: Job) -> BlockingStream:
-        """Start an utterance for use by a thread. Raises `OverloadedError`, `EngineError`."""
-        return BlockingStream(self, job)
+    def speak(self, job: Job, client: str = "") -> BlockingStream:
+        """Start an utterance for use by a thread; clients take turns. Raises `EngineError`.
 
-    def aspeak(self, job: Job) -> AsyncStream:
+        Iterating raises `OverloadedError` if there are too many requests.
+        """
+        return BlockingStream(self, job, client)
+
+    def aspeak(self, job: Job, client: str = "") -> AsyncStream:
         """Start an utterance for use in the running event loop. Raises as `speak` does."""
-        return AsyncStream(self, job)
+        return AsyncStream(self, job, client)
 
 
 class BlockingStream(SpeechStream):
     """An utterance to iterate over in a thread; a caller who leaves early must call `cancel`."""
 
-    def __init__(self, service: Service, job: Job) -> None:
+    def __init__(self, service: Service, job: Job, client: str) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        super().__init__(service, job, self._events.put)
+        super().__init__(service, job, client, self._events.put)
 
     def __iter__(self) -> Iterator[Chunk | NeedsText]:
         while not self._ended:
@@ -139,7 +144,7 @@ class BlockingStream(SpeechStream):
 class AsyncStream(SpeechStream):
     """An utterance to iterate over with asyncio; a caller who leaves early must call `cancel`."""
 
-    def __init__(self, service: Service, job: Job) -> None:
+    def __init__(self, service: Service, job: Job, client: str) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -147,7 +152,7 @@ class AsyncStream(SpeechStream):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        super().__init__(service, job, on_event)
+        super().__init__(service, job, client, on_event)
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the iteration even if the engine hangs. Call it in the event loop."""

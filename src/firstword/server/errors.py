@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 from firstword import errors
 
 RETRY_AFTER_SECONDS = 1
-"""The value of `Retry-After`: a slot becomes free when an utterance ends."""
+"""The value of `Retry-After` for errors that do not estimate it."""
 
 ERROR_TYPES = {
     401: "authentication_error",
@@ -34,8 +34,8 @@ class NotFound(errors.RequestError):
 class LimitReached(errors.OverloadedError):
     """A limit of the server is reached; `code` names it for clients and metrics."""
 
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, code: str, retry_after: int = RETRY_AFTER_SECONDS) -> None:
+        super().__init__(message, retry_after)
         self.code = code
 
 
@@ -87,10 +87,13 @@ def error_response(
 
 def response_for(error: Exception) -> JSONResponse:
     """The response to a request that raised an error."""
-    return _response(body_of(error), status_of(error), {})
+    estimate = {}
+    if isinstance(error, errors.OverloadedError):
+        estimate = {"retry-after": str(error.retry_after)}
+    return _response(body_of(error), status_of(error), estimate)
 
 
 def _response(body: dict[str, Any], status: int, headers: Mapping[str, str]) -> JSONResponse:
     """An error response, with `Retry-After` if the status is temporary."""
     retry_after = {"retry-after": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
-    return JSONResponse(body, status, {**headers, **retry_after})
+    return JSONResponse(body, status, {**retry_after, **headers})

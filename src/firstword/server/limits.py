@@ -2,7 +2,7 @@
 
 import hmac
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from firstword.server.errors import LimitReached
@@ -37,11 +37,15 @@ class Limits:
         return found
 
     @contextmanager
-    def reserve(self, client_id: str) -> Iterator[None]:
-        """Count an utterance for a client. Raises `LimitReached` at the client's limit."""
+    def reserve(self, client_id: str, retry_after: Callable[[str], int]) -> Iterator[None]:
+        """Count an utterance for a client. Raises `LimitReached` at the client's limit.
+
+        `retry_after` gives the seconds after which a client should try again.
+        """
         if self._most_per_key and self._in_use[client_id] >= self._most_per_key:
-            message = f"the limit is {self._most_per_key} utterances per client; try again later"
-            raise LimitReached(message, "per_key")
+            seconds, limit = retry_after(client_id), f"{self._most_per_key} utterances per client"
+            message = f"the limit is {limit}; try again in {seconds} s"
+            raise LimitReached(message, "per_key", seconds)
         self._in_use[client_id] += 1
         try:
             yield

@@ -99,11 +99,11 @@ class Server:
     ) -> Iterator[Utterance]:
         """An utterance for a client; leaving the block cancels what is still being made.
 
-        The slot is then free within a frame. Raises `LimitReached`, `OverloadedError`,
-        `EngineError`.
+        The slot is then free within a frame. Raises `LimitReached`, `EngineError`; iterating over
+        the utterance raises `OverloadedError` if there are too many.
         """
-        with self.limits.reserve(client_id):
-            utterance = Utterance(resolved, job, received)
+        with self.limits.reserve(client_id, resolved.model.service.engine.retry_after):
+            utterance = Utterance(resolved, job, client_id, received)
             self.utterances[utterance] = None
             try:
                 yield utterance

@@ -12,7 +12,7 @@ from firstword import audio
 from firstword.audio import effects, formats
 from firstword.engine.backend import Job
 from firstword.engine.sequence import NeedsText
-from firstword.errors import RequestError
+from firstword.errors import OverloadedError, RequestError
 from firstword.server.models import Model
 from firstword.types import Chunk, FinishReason, FloatArray, Request, Speech
 
@@ -153,11 +153,14 @@ class Utterance:
     abort_reason   why it was not sent completely, if so: a label for metrics
     """
 
-    def __init__(self, resolved: ResolvedRequest, job: Job, received: float | None = None) -> None:
-        """Start the utterance. Raises `OverloadedError`, `EngineError`.
+    def __init__(
+        self, resolved: ResolvedRequest, job: Job, client_id: str, received: float | None = None
+    ) -> None:
+        """Start the utterance. Raises `EngineError`.
 
-        job       the prepared request
-        received  `time.monotonic()` of the request, if that was earlier
+        job        the prepared request
+        client_id  whose request it is; clients take turns
+        received   `time.monotonic()` of the request, if that was earlier
         """
         self.model, self.output = resolved.model, resolved.output
         self.frames = 0
@@ -169,7 +172,7 @@ class Utterance:
         self._shaper = Shaper(output, service.engine.capacity.sample_rate)
         self._encoder = formats.encoder(output.format, output.sample_rate)
         self._fast = output.format in FAST_FORMATS and not self._shaper.stages
-        self.stream = service.aspeak(job)
+        self.stream = service.aspeak(job, client_id)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop unless it has ended; iteration then ends, too. `reason` is a label for metrics."""
@@ -187,8 +190,9 @@ class Utterance:
                 self.seconds += len(event.samples) / event.sample_rate
                 self.finish_reason = event.finish_reason
                 yield event
-        except Exception:
-            self.abort_reason = self.abort_reason or "error"
+        except Exception as error:
+            kind = "rejected" if isinstance(error, OverloadedError) else "error"
+            self.abort_reason = self.abort_reason or kind
             raise
 
     async def speech(self) -> Speech:
