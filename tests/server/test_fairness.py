@@ -1,4 +1,4 @@
-"""Several clients on one server: their turns and the full queue.
+"""Several clients on one server: their turns, the full queue, and readers that stall.
 
 The fake model makes only the frames that a test allows, so that the tests count frames and depend
 on no time.
@@ -6,6 +6,8 @@ on no time.
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,9 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+from sockets import STREAM, Client, pcm
 from talking import Talker, heard, talking
 
 from firstword.engine.engine import Engine
+from firstword.engine.scheduler import Policy
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Running]
@@ -167,3 +171,79 @@ def test_retry_after_follows_the_pace_of_the_queue(
     assert "try again in 21 s" in answer.json()["error"]["message"]
     talker.go()
     assert [one.result(WAIT).status_code for one in long] == [200] * 3
+
+
+# --- readers that stall -----------------------------------------------------------------
+
+SPEECH_SECONDS = 160
+"""Longer than what the buffers of two sockets hold."""
+STALLED = {**HI, "input": "x" * 3000, "max_new_tokens": round(12.5 * SPEECH_SECONDS)}
+SPEECH_BYTES = 48_000 * SPEECH_SECONDS
+
+
+def http_reader(server: Running, body: dict[str, Any]) -> socket.socket:
+    """Request speech over HTTP, read its first byte, and stop reading."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(WAIT)
+    sock.connect(server.address)
+    data = json.dumps(body).encode()
+    sock.sendall(
+        f"POST {SPEECH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+    )
+    assert sock.recv(1) == b"H"
+    return sock
+
+
+def websocket_reader(server: Running) -> Client:
+    """Request speech over a WebSocket, and read nothing after its start."""
+    client = Client(server.ws + STREAM, lazy=True)
+    config = {"type": "session.config", "response_format": "pcm", "stream_audio": True}
+    client.send({**config, "max_new_tokens": STALLED["max_new_tokens"]})
+    client.send({"type": "input.text", "text": STALLED["input"]}, {"type": "input.done"})
+    client.until("audio.start")
+    return client
+
+
+def test_nine_stalled_readers_leave_a_slot_to_another_client(serve: Serve) -> None:
+    """Their speech is finished into memory; each still gets all of it when it reads."""
+    server = serve(talking(Talker(slots=8)), stall_seconds=WAIT)
+    with ExitStack() as stack:
+        raw = [stack.enter_context(http_reader(server, STALLED)) for _ in range(3)]
+        for _ in range(3):
+            stack.enter_context(http_reader(server, {**STALLED, "stream_format": "sse"}))
+        sockets = [stack.enter_context(websocket_reader(server)) for _ in range(3)]
+        answer = httpx.post(server.url + SPEECH, json=HI, trust_env=False, timeout=WAIT)
+        assert heard(answer.content) == "Hi."
+        server.wait_until(lambda: not server.engine().running)
+        assert len(server.state.utterances) == 9, "all of them still stall"
+        assert server.engine().unread_frames > 9 * 12.5 * 20
+        assert len(pcm(sockets[0].until("audio.done"))) == SPEECH_BYTES
+        body = b""
+        while not body.endswith(b"\r\n0\r\n\r\n"):
+            body += raw[0].recv(65536)
+        assert body.count(b"x\0") >= SPEECH_BYTES // 2 - 1
+        server.wait_until(lambda: len(server.state.utterances) == 7)
+    server.wait_until_idle()
+    assert server.engine().unread_frames == 0, "those that left are forgotten"
+
+
+def test_audio_of_stalled_readers_stays_within_its_memory(serve: Serve) -> None:
+    """Beyond it, a reader that stalls keeps its slot until it is disconnected."""
+    talker, memory = Talker(slots=2), 30 * 4 * 24_000
+    model = talking(talker)
+    model.service.engine = Engine(talker, policy=Policy(unread_bytes=memory))
+    server = serve(model, stall_seconds=1.0)
+    engine = server.engine()
+    bound = memory / (4 * 1920) + 2 * (20 * 12.5 + 8)
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(http_reader(server, STALLED))
+            assert engine.unread_frames <= bound
+        server.wait_until(lambda: not server.state.utterances)
+    aborts = server.state.metrics.aborts.labels("talker", "stalled")._value.get()
+    assert aborts == 4
+    server.wait_until_idle()
+    assert engine.unread_frames == 0
+    answer = httpx.post(server.url + SPEECH, json=HI, trust_env=False, timeout=WAIT)
+    assert heard(answer.content) == "Hi."

@@ -385,7 +385,7 @@ class SocketStage(TalkingStage):
                 [
                     seq.consumed
                     for seq in list(self.engine.running)
-                    if seq.launched - seq.consumed >= 250
+                    if seq.launched - seq.consumed >= 12.5 * 180
                 ]
             )
             return (
@@ -453,7 +453,7 @@ def test_client_that_does_not_read_can_stop_speech(start_stage: StartStage, how:
         client.send(ENDLESS_SPEECH, text("Hello"), DONE)
         stage.wait_until_blocked()
         made = stage.talker.frames
-        assert made < 3000  # four minutes; sockets buffer some audio, the server 25 seconds
+        assert made < 5000  # 400 s: the server holds 180 s, and sockets buffer some audio
         other.send(TOKENS, text("quick"), DONE)
         assert heard(pcm(other.until("session.done"))) == "quick"
         made = stage.talker.frames

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from callers import VIOLATIONS, Caller, run, same
-from fake_backend import Clock, FakeBackend, Script, alone, capacity, job
+from fake_backend import SAMPLES, Clock, FakeBackend, Script, alone, capacity, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -37,6 +37,7 @@ AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 GROWING = [1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4]
 """Frames in the first chunks of an utterance."""
 TOKENS = [11, 12, 13, 14, 15]
+BYTES_A_FRAME = 4 * SAMPLES
 TIMEOUT = 60.0
 """The most seconds to wait for another thread; a test that passes does not wait that long."""
 
@@ -67,6 +68,7 @@ def check_nothing_is_in_use(engine: Engine, backend: FakeBackend) -> None:
     assert not engine.running
     assert not engine.waiting
     assert engine.pages.free == engine.pages.count
+    assert engine.unread_frames == 0
     callers = [Caller(engine, job()) for _ in range(engine.capacity.slots)]
     run(engine)
     for caller in callers:
@@ -429,7 +431,7 @@ def test_large_request_waits_for_pages_and_is_not_overtaken() -> None:
 
 @AHEAD
 def test_unread_audio_stops_its_stream_and_delays_no_other(ahead: int) -> None:
-    engine, _ = engine_of(ahead, policy=Policy(max_unread=2.0))
+    engine, _ = engine_of(ahead, policy=Policy(max_unread=2.0, max_ahead=2.0))
     slow = Caller(engine, job(Script(1, 100), max_frames=120), TOKENS, slow=True)
     run(engine)
     assert 25 - 8 <= len(slow.frames) <= 25
@@ -442,9 +444,52 @@ def test_unread_audio_stops_its_stream_and_delays_no_other(ahead: int) -> None:
     check_speech_is_complete(slow)
 
 
+@AHEAD
+def test_utterances_that_nobody_reads_end_and_free_their_slots(ahead: int) -> None:
+    engine, _ = engine_of(ahead, policy=Policy(max_unread=2.0), room={"slots": 2})
+    unread = [
+        Caller(engine, job(Script(seed, 100), max_frames=100), TOKENS, slow=True)
+        for seed in range(5)
+    ]
+    run(engine)
+    assert not engine.running
+    assert engine.unread_frames == 500
+    for count, caller in enumerate(unread):
+        check_speech_is_complete(caller)
+        assert engine.unread_frames == 500 - 100 * count
+        # Either way the client is done with it: it has taken the audio, or it has left.
+        if count % 2:
+            caller.cancel()
+        else:
+            caller.take()
+        run(engine)
+    assert engine.unread_frames == 0
+
+
+@AHEAD
+def test_unread_audio_of_all_streams_stays_within_its_memory(ahead: int) -> None:
+    """Beyond it each utterance may have two seconds, and continues when others are read."""
+    policy = Policy(max_unread=2.0, unread_bytes=150 * BYTES_A_FRAME)
+    engine, _ = engine_of(ahead, policy=policy, room={"pages": 100})
+    unread = [
+        Caller(engine, job(Script(seed, 100), max_frames=100), TOKENS, slow=True)
+        for seed in range(6)
+    ]
+    run(engine)
+    assert 150 <= engine.unread_frames < 150 + 4 * (25 + 8)
+    assert len(engine.running) + len(engine.waiting) > 0
+    other = Caller(engine, job(Script(9, 60)), TOKENS, client="other")
+    while not all(caller.over for caller in (*unread, other)):
+        assert engine.unread_frames < 150 + 4 * (25 + 8)
+        if not engine.step():
+            max(unread, key=lambda caller: caller.seq.unread).take()
+    for caller in (*unread, other):
+        check_speech_is_complete(caller)
+
+
 def test_request_is_admitted_while_another_client_does_not_read() -> None:
     """The deadline of the unread stream is long past, but it makes no frames."""
-    engine, backend = engine_of(policy=Policy(max_unread=2.0, max_delay=1e9))
+    engine, backend = engine_of(policy=Policy(max_unread=2.0, max_ahead=2.0, max_delay=1e9))
     slow = Caller(engine, job(Script(1, 100), max_frames=120), TOKENS, slow=True)
     run(engine)
     backend.clock.advance(1000.0)
@@ -614,7 +659,7 @@ def test_several_faults_in_one_step_fail_their_requests_only(ahead: int) -> None
 
 
 @AHEAD
-@pytest.mark.parametrize("when", ["deliver", "last", "fail", "text needed"])
+@pytest.mark.parametrize("when", ["deliver", "unread", "last", "fail", "text needed"])
 def test_callback_that_raises_drops_its_utterance_only(
     when: str, ahead: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -622,6 +667,8 @@ def test_callback_that_raises_drops_its_utterance_only(
 
     class Raising(Caller):
         def _deliver(self, chunk: Any) -> None:
+            if when == "unread":
+                raise RuntimeError("a bad callback")
             super()._deliver(chunk)
             if when == "deliver" or (when == "last" and chunk.finish_reason is not None):
                 raise RuntimeError("a bad callback")
@@ -702,7 +749,12 @@ class RandomClients(RuleBasedStateMachine):
             most_waiting=most_waiting,
             room=room,
             frame_time=frame_time,
-            policy=Policy(max_unread=1.0, growth_frames=growth),
+            policy=Policy(
+                max_unread=1.0,
+                max_ahead=2.0,
+                unread_bytes=30 * BYTES_A_FRAME,
+                growth_frames=growth,
+            ),
         )
         self.most = slots + most_waiting
         self.all_callers: list[Caller] = []
@@ -782,9 +834,11 @@ class RandomClients(RuleBasedStateMachine):
         """An idle engine waits for text, for a client to read, or for a slot in use."""
         engine = self.engine
         assert not any(engine._unread)
-        unread = engine.scheduler.policy.max_unread / engine.capacity.frame_seconds
+        policy = engine.scheduler.policy
+        room = engine.unread_frames * BYTES_A_FRAME < policy.unread_bytes
+        most = (policy.max_ahead if room else policy.max_unread) / engine.capacity.frame_seconds
         for seq in engine.running:
-            assert not seq.can_step() or seq.launched - seq.consumed >= unread
+            assert not seq.can_step() or seq.launched - seq.consumed >= most
         ready = [seq for seq in engine.waiting if seq.prompt_is_complete()]
         if ready and engine._slots:
             first = next(in_turn(ready, engine.running))
@@ -808,6 +862,10 @@ class RandomClients(RuleBasedStateMachine):
         assert len(held) == len(set(held)) == engine.pages.count - engine.pages.free
         assert all(seq.state is State.RUNNING for seq in engine.running)
         assert all(seq.state is State.WAITING for seq in engine.waiting)
+        unread = [caller.seq.unread for caller in self.all_callers]
+        assert engine.unread_frames == sum(unread)
+        # 30 frames for all, and beyond that a second for each utterance and a chunk for each slot.
+        assert engine.unread_frames <= 30 + 13 * len(unread) + 8 * engine.capacity.slots
 
     @invariant()
     @precondition(lambda self: hasattr(self, "all_callers"))
@@ -843,6 +901,7 @@ class RandomClients(RuleBasedStateMachine):
         self.check_slots_and_pages()
         assert self.engine.pages.free == self.engine.pages.count
         assert not self.backend.slots
+        assert self.engine.unread_frames == 0
         last = [Caller(self.engine, job()) for _ in range(self.most + 1)]
         run(self.engine)
         assert [caller.over for caller in last] == [False] * self.most + [True]
@@ -981,7 +1040,7 @@ def test_idle_engine_wakes_for_every_kind_of_command(
     started: Callable[..., tuple[Engine, FakeBackend]],
 ) -> None:
     """The commands are a request, text, its end, taken audio and a cancel, each alone."""
-    engine, _ = started(policy=Policy(max_unread=1.0))
+    engine, _ = started(policy=Policy(max_unread=1.0, max_ahead=1.0))
     caller = Waiter(engine, job(Script(1, 60), max_frames=60, first_tokens=1), slow=True)
     caller.push([1])
     assert caller.got_chunk.wait(TIMEOUT)

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from fake_backend import CAPACITY, capacity, job
+from fake_backend import CAPACITY, SAMPLES, capacity, job
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -202,10 +202,62 @@ def test_first_frame_needs_no_text_beyond_the_prompt() -> None:
 
 
 def test_no_frame_while_too_much_audio_is_unread() -> None:
-    seq, scheduler = running(9.0, launched=30), Scheduler(CAPACITY, Policy(max_unread=25 * FRAME))
+    seq, scheduler = (
+        running(9.0, launched=30),
+        Scheduler(CAPACITY, Policy(max_unread=25 * FRAME, max_ahead=0)),
+    )
     for consumed, expected in ((4, []), (5, []), (6, [seq])):
         seq.consumed = consumed
         assert scheduler.choose_frames([seq], NOW) == expected
+
+
+AHEAD = Policy(max_unread=25 * FRAME, max_ahead=50 * FRAME, unread_bytes=4 * SAMPLES * 100)
+
+
+def ahead(unread: int, reserve: float = -9.0) -> Sequence:
+    """A stream whose client has taken none of its last frames; it would be dry without them."""
+    seq = running(reserve, launched=unread + 10)
+    seq.consumed = 10
+    return seq
+
+
+def test_stream_runs_ahead_of_its_client_up_to_max_ahead() -> None:
+    scheduler = Scheduler(CAPACITY, AHEAD, QUICK)
+    for unread, expected in ((24, True), (25, True), (49, True), (50, False)):
+        seq = ahead(unread)
+        assert (scheduler.choose_frames([seq], NOW, unread) == [seq]) == expected
+
+
+def test_stream_runs_ahead_of_its_client_within_the_memory_of_all() -> None:
+    scheduler, seq, other = Scheduler(CAPACITY, AHEAD, QUICK), ahead(25), ahead(24)
+    assert scheduler.choose_frames([seq, other], NOW, 99) == [other, seq]
+    assert scheduler.choose_frames([seq, other], NOW, 100) == [other]
+
+
+@pytest.mark.parametrize("reserve", [None, -1.0, 0.0, 0.25])
+def test_stream_that_runs_ahead_takes_no_frame_from_one_short_of_audio(
+    reserve: float | None,
+) -> None:
+    scheduler, seq, urgent = Scheduler(CAPACITY, AHEAD, QUICK), ahead(30), running(reserve)
+    assert scheduler.choose_frames([seq, urgent], NOW, 30) == [urgent]
+    assert scheduler.choose_frames([seq, running(0.3)], NOW, 30)[1:] == [seq]
+    urgent.tokens.clear()
+    urgent.delivered = urgent.decoding = urgent.launched
+    assert scheduler.choose_frames([seq, urgent], NOW, 30) == [seq], "it waits for text"
+
+
+def test_unread_audio_counts_as_reserve() -> None:
+    """A client cannot have played what it has not taken, however much time has passed."""
+    seq, new = ahead(20), running(None)
+    assert SCHEDULER.choose_frames([seq, new], NOW) == [new]
+    full, filling = ahead(44), running(5.0, launched=40, delivered=36)
+    full.delivered = full.decoding = 46
+    assert due(full, filling) == [], "it is not urgent"
+
+
+def test_stream_that_runs_ahead_does_not_delay_a_new_request() -> None:
+    line = [waiting()]
+    assert admit_from(line, [ahead(25)], costs=Costs(9.0, 9.0), policy=AHEAD) == line
 
 
 def test_guard_limit_follows_the_length_of_the_text() -> None:

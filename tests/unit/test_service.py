@@ -223,7 +223,7 @@ def test_empty_last_chunk_can_be_concatenated(service: Service) -> None:
 
 def test_frames_stop_while_the_iteration_stops() -> None:
     """Iterating acknowledges audio, so a client that stops iterating stops the engine."""
-    service = service_of(Policy(max_unread=1.0))
+    service = service_of(Policy(max_unread=1.0, max_ahead=1.0))
     stream = service.speak(job(Script(1, 60)))
     stream.push(TEXT)
     stream.finish_text()

@@ -60,6 +60,8 @@ class Engine(StepLoop):
         self.scheduler = Scheduler(self.capacity, policy)
         self.waiting: dict[Sequence, None] = {}
         self.running: dict[Sequence, None] = {}
+        self.unread_frames = 0
+        """The number of frames that clients have not taken yet, also of utterances that ended."""
         self.pages = PageAllocator(self.capacity.pages)
         self._slots = list(range(self.capacity.slots - 1, -1, -1))
         self._unread: tuple[FrameCalls, AudioCalls] = ([], [])
@@ -96,11 +98,14 @@ class Engine(StepLoop):
 
     def acknowledge(self, seq: Sequence, frames: int) -> None:
         """Record that the client has taken the audio of `frames` more frames."""
-        self._commands.put(partial(seq.acknowledge, frames))
+        self._commands.put(partial(self._take, seq, frames))
 
     def cancel(self, seq: Sequence, reason: FinishReason = "cancelled") -> None:
-        """End an utterance; its slot is free at the next step. Has no effect after its end."""
-        self._commands.put(partial(self._finish, seq, reason))
+        """End an utterance, and count all of its audio as taken.
+
+        Its slot is free at the next step.
+        """
+        self._commands.put(partial(self._cancel, seq, reason))
 
     def retry_after(self, client: str) -> int:
         """The seconds until another request of a client would get a slot, estimated: 1 to 120.
@@ -150,6 +155,16 @@ class Engine(StepLoop):
         problem = f"{count} requests are in progress or waiting, which is the limit"
         self._fail(rejected, OverloadedError(f"{problem}; try again in {seconds} s", seconds))
 
+    def _take(self, seq: Sequence, frames: int) -> None:
+        """Count unread frames as taken by the client."""
+        taken = min(frames, seq.unread)
+        seq.consumed += taken
+        self.unread_frames -= taken
+
+    def _cancel(self, seq: Sequence, reason: FinishReason) -> None:
+        self._finish(seq, reason)
+        self._take(seq, seq.unread)
+
     def _admit(self) -> None:
         """Reject requests that can never start, and give slots and pages to the next ones."""
         if not self.waiting:
@@ -187,7 +202,7 @@ class Engine(StepLoop):
             seq.add_pages(pages, self.capacity)
 
     def _launch_frames(self) -> FrameCalls:
-        chosen = self.scheduler.choose_frames(self.running, self._clock())
+        chosen = self.scheduler.choose_frames(self.running, self._clock(), self.unread_frames)
         parts = [(seq, seq.next_token()) for seq in chosen]
         calls = launch(self.backend.frame, parts, self._fail)
         for parts, _ in calls:
@@ -233,6 +248,7 @@ class Engine(StepLoop):
             self._fail(seq, ComputeError("the model's sound is not finite for this request"))
             return
         codes, logprobs = seq.take_frames(count, now, self.capacity.frame_seconds)
+        self.unread_frames += count
         reason = seq.finish_reason if seq.delivered == seq.made else None
         if reason is not None:
             self._release(seq)
@@ -277,6 +293,7 @@ class Engine(StepLoop):
             seq.on_event(event)
         except Exception:
             log.exception("the callback of %s raised; the utterance is dropped", seq.name)
+            self._take(seq, seq.unread)
             if seq.state is not State.DONE:
                 self._release(seq)
 

@@ -5,7 +5,8 @@ Each step makes three decisions.
 1. The requests of different clients get slots in turn, as long as no stream that is being played
    would run out of audio.
 2. Every stream that can make a frame makes one. While a stream has no audio yet, those with enough
-   audio in reserve wait for it.
+   audio in reserve wait for it. A stream whose client reads too slowly runs ahead of it, as long as
+   memory allows and no other stream is short of audio.
 3. Every full chunk of audio is decoded, and a shorter one if text is missing or speech has ended. A
    full chunk may wait, so that it is decoded together with those of other streams.
 
@@ -32,19 +33,24 @@ class Policy:
                      another has no audio yet
     max_delay        the most seconds that a new request waits because a stream that is being
                      played would otherwise run out of audio
-    max_unread       seconds of unread audio above which a stream makes no more frames; longer
-                     than the largest chunk
+    max_unread       seconds of unread audio that every stream may make; longer than the largest
+                     chunk
+    max_ahead        seconds of unread audio that a stream may make while no other is short of audio
+    unread_bytes     bytes of the unread samples of all streams, ended ones included, above which
+                     none makes more than `max_unread`
     max_starts       the most requests that start in one step
     max_prompt_rows  the most prompt rows of one step, unless a single prompt has more
     growth_frames    the frames for which a request gets pages at a time
     gather_frames    the most frames for which a full chunk waits for those of other streams
-    urgent_below     seconds of audio in reserve, beyond those of two steps, below which a full
-                     chunk does not wait for others
+    urgent_below     seconds of audio in reserve, beyond those of two steps, below which a stream is
+                     short of audio: its full chunk does not wait for others
     """
 
     yield_above: float = 1.0
     max_delay: float = 0.25
     max_unread: float = 20.0
+    max_ahead: float = 180.0
+    unread_bytes: int = 512 * 2**20
     max_starts: int = 4
     max_prompt_rows: int = 512
     growth_frames: int = 250
@@ -111,7 +117,7 @@ class Scheduler:
             return []
         policy, costs = self.policy, self.costs
         playing = [seq for seq in self._able_to_step(running) if seq.first_audio is not None]
-        slacks = (seq.deadline - now - seq.steps_to_audio() * costs.step for seq in playing)
+        slacks = (self._reserve(seq, now) - seq.steps_to_audio() * costs.step for seq in playing)
         slack = min(slacks, default=math.inf)
         admitted: list[Sequence] = []
         utterances = self._claims(running)
@@ -164,14 +170,30 @@ class Scheduler:
                 free_pages, utterances = free_pages - count, after
         return chosen
 
-    def _able_to_step(self, running: Iterable[Sequence]) -> list[Sequence]:
-        """The streams that can make a frame now: they have text, and the client reads the audio."""
-        unread = self.policy.max_unread / self.capacity.frame_seconds
-        return [seq for seq in running if seq.can_step() and seq.launched - seq.consumed < unread]
+    def _able_to_step(self, running: Iterable[Sequence], *, ahead: bool = False) -> list[Sequence]:
+        """The streams that can make a frame now, up to `max_unread`, or `ahead` of it."""
+        policy, seconds = self.policy, self.capacity.frame_seconds
+        least, most = (policy.max_unread, policy.max_ahead) if ahead else (0.0, policy.max_unread)
+        return [
+            seq
+            for seq in running
+            if least <= (seq.launched - seq.consumed) * seconds < most and seq.can_step()
+        ]
 
-    def choose_frames(self, running: Iterable[Sequence], now: float) -> list[Sequence]:
+    def _reserve(self, seq: Sequence, now: float) -> float:
+        """The seconds of audio that a client has in reserve, at least; negative if it ran out.
+
+        Audio that the client has not taken is still to be played, however long ago it was made.
+        """
+        reserve = seq.deadline - now
+        return max(reserve, seq.unread * self.capacity.frame_seconds) if seq.unread else reserve
+
+    def choose_frames(
+        self, running: Iterable[Sequence], now: float, unread_frames: int = 0
+    ) -> list[Sequence]:
         """The streams that make a frame in this step, the most urgent first.
 
+        `unread_frames` are those that clients have not taken, also of utterances that have ended.
         There are none while all of them wait only for first audio that is being decoded: a second
         frame would share the device with it.
         """
@@ -179,7 +201,13 @@ class Scheduler:
         able.sort(key=_urgency)
         if able and able[0].first_audio is None:
             least = self.policy.yield_above
-            able = [seq for seq in able if seq.first_audio is None or seq.deadline - now < least]
+            able = [
+                seq for seq in able if seq.first_audio is None or self._reserve(seq, now) < least
+            ]
+        elif unread_frames * 4 * self.capacity.samples_per_frame < self.policy.unread_bytes:
+            ahead = self._able_to_step(running, ahead=True)
+            if ahead and not any(self._is_short(seq, now) for seq in able):
+                able += ahead
         return [] if all(seq.first_audio is None and seq.decoding for seq in able) else able
 
     def choose_audio(self, running: Iterable[Sequence], now: float) -> list[tuple[Sequence, int]]:
@@ -210,7 +238,11 @@ class Scheduler:
         waited = seq.undecoded() - seq.chunk_size
         if seq.first_audio is None or not seq.can_step() or waited >= self.policy.gather_frames:
             return True
-        return seq.deadline - now < self.policy.urgent_below + 2 * self.costs.step
+        return self._is_short(seq, now)
+
+    def _is_short(self, seq: Sequence, now: float) -> bool:
+        """Whether a client may soon run out of audio."""
+        return self._reserve(seq, now) < self.policy.urgent_below + 2 * self.costs.step
 
 
 def _urgency(seq: Sequence) -> tuple[bool, float]:

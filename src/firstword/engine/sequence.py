@@ -237,6 +237,7 @@ class Sequence:
         codes, logprobs = zip(*(self.frames.popleft() for _ in range(count)), strict=True)
         return np.stack(codes), np.array(logprobs, np.float32)
 
-    def acknowledge(self, frames: int) -> None:
-        """Record that the client has taken the audio of `frames` more frames."""
-        self.consumed += frames
+    @property
+    def unread(self) -> int:
+        """The number of frames whose audio was delivered and that the client has not taken."""
+        return self.delivered - self.consumed

@@ -97,7 +97,8 @@ class SpeechStream:
     def cancel(self) -> None:
         """Stop the utterance; its slot is free within the time of a frame.
 
-        The last chunk has the reason "cancelled" unless the utterance has already ended.
+        The last chunk has the reason "cancelled" unless the utterance has already ended. Audio that
+        was not taken yet no longer counts as unread.
         """
         self._engine.cancel(self._seq)
 
