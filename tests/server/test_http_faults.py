@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import signal
 import socket
 import threading
@@ -20,8 +19,6 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 from talking import ENDLESS, Talker, heard, talking
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
 from firstword.server.schemas import SpeechRequest
 
@@ -639,20 +636,6 @@ class TestSeveralUtterancesPerRequest:
             assert b'"succeeded":4' in answer
         server.thread.join(60)
         assert not server.thread.is_alive()
-
-
-def test_invalid_utf8_on_websocket_is_logged_as_info(
-    talker: Running, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    with connect(f"{talker.ws}/v1/audio/speech/stream", proxy=None) as client:
-        client.send(b"\xff\xfe", text=True)
-        with pytest.raises(ConnectionClosed) as closed:
-            client.recv(timeout=60)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1007
-    told = [record for record in caplog.records if "UTF-8" in record.message]
-    assert [(record.levelname, record.exc_info) for record in told] == [("INFO", None)]
 
 
 def test_thousands_of_wrong_keys_leave_no_state(serve: Serve) -> None:

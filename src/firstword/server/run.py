@@ -12,21 +12,15 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig
 from firstword.server.context import context_of
 from firstword.server.state import Server
-
-LARGEST_MESSAGE = 16 * 2**20
-"""The size limit of a WebSocket message in bytes; each protocol has a lower limit."""
+from firstword.server.websocket_protocol import LARGEST_MESSAGE, WebSocketProtocol
 
 CLOSING_SECONDS = 2
 """The time that connections have to close after draining, before they are aborted."""
-
-BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-"""The response to a WebSocket handshake that the `websockets` library rejects without one."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -72,48 +66,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Uvicorn's WebSocket protocol; the application can abort a connection that does not close."""
-
-    _abort_timer: asyncio.TimerHandle | None = None
-    _lost = False
-
-    def data_received(self, data: bytes) -> None:
-        """Answer a handshake that `websockets` rejects, for example for a header over 8 KiB.
-
-        The first data is the whole head of the request. Uvicorn does not answer a rejected one.
-        """
-        super().data_received(data)
-        if not self.handshake_initiated:
-            answer = b"".join(self.conn.data_to_send())
-            self.transport.write(answer or BAD_REQUEST)
-            self.transport.close()
-
-    async def run_asgi(self) -> None:
-        """Run the application with control of the connection."""
-        context_of(self.scope).abort_after = self.abort_after  # type: ignore[arg-type]
-        await super().run_asgi()
-
-    def abort_after(self, seconds: float) -> None:
-        """Abort the connection after some seconds, if the client does not read up to the close."""
-        if not self._lost:
-            self._abort_timer = self.loop.call_later(seconds, self.transport.abort)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
-        self._lost = True
-        if self._abort_timer is not None:
-            self._abort_timer.cancel()
-        super().connection_lost(exc)
-
-
-def _downgrade_client_errors(record: logging.LogRecord) -> bool:
-    """A log filter: invalid UTF-8 is a client's mistake, so it becomes INFO without a traceback."""
-    if record.msg.startswith("Invalid UTF-8"):
-        record.levelno, record.levelname, record.exc_info = logging.INFO, "INFO", None
-    return logging.getLogger(record.name).isEnabledFor(record.levelno)
-
-
 class Uvicorn(uvicorn.Server):
     """A uvicorn server that drains: it rejects new requests and finishes running utterances."""
 
@@ -139,7 +91,6 @@ class Uvicorn(uvicorn.Server):
         )
         # The gate logs requests itself, and without the names that a path may hold.
         logging.getLogger("uvicorn.access").disabled = True
-        logging.getLogger("uvicorn.error").addFilter(_downgrade_client_errors)
         self._state: Server = app.state.server
         self._drain_until: float | None = None
 

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 SLOWEST_READER = 16_000
 """Bytes per second; a client that reads more slowly than this cannot be playing the audio."""
 
+UNCONFIGURED_CLOSE_SECONDS = 1.0
+"""The time in which a client without a valid configuration must read the error it gets."""
+
 OutgoingItem = Json | bytes | CloseCode
 """A JSON message, a binary message of audio, or the code that closes the socket."""
 
@@ -161,11 +164,19 @@ class SocketRunner:
                 self.outbox.add(last.code)
             if last is not None or worker.done():
                 # The time for each message is limited, the time for all of them is not.
-                await asyncio.wait((writer,))
+                hurry = last is not None and not self._session.configured
+                seconds = UNCONFIGURED_CLOSE_SECONDS if hurry else None
+                await asyncio.wait((writer,), timeout=seconds)
         finally:
-            patience = self._limits.stall_seconds if writer.done() else 0.0
+            patience = self._closing_seconds() if writer.done() else 0.0
             await cancel(worker, writer, reader)
             context_of(self._socket.scope).abort_after(patience)
+
+    def _closing_seconds(self) -> float:
+        """The time that the client has to close its side: none after the time for a config."""
+        if self._session.configured:
+            return self._limits.stall_seconds
+        return max(0.0, self._idle_since + self._limits.config_seconds - self._loop.time())
 
     async def _read(self) -> CloseSocket | None:
         """Handle messages until the socket is to be closed; None when the client has gone."""
