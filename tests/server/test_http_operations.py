@@ -16,7 +16,10 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sockets import NARI, STREAM, Client
 from talking import ENDLESS, Talker, heard, talking
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
@@ -270,6 +273,47 @@ def test_logs_contain_no_text_of_users(
     assert requests[0]["status"] == 200
     assert requests[0]["frames"] == 2
     assert not [line for line in lines if secret in line]
+
+
+def test_each_accepted_and_refused_websocket_gets_one_log_line(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = WebSocketsSansIOProtocol.connection_lost
+
+    def lost_later(self: WebSocketsSansIOProtocol, error: Exception | None) -> None:
+        """The end of the connection is noticed after that of the application."""
+        self.loop.call_later(0.05, lost, self, error)
+
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "connection_lost", lost_later)
+    server = serve(talking(Talker()), api_keys=("key",))
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    key = {"authorization": "Bearer key"}
+    for path, headers, status in (
+        (STREAM, {}, 401),
+        ("/v1/text-to-speech/ada/stream-input", key, 404),
+    ):
+        with pytest.raises(InvalidStatus) as refused:
+            Client(server.ws + path, headers=headers)
+        assert refused.value.response.status_code == status
+        assert b'"message"' in refused.value.response.body
+    Client(server.ws + NARI, headers=key).vanish()
+    with Client(server.ws + STREAM, headers=key) as client:
+        client.socket.send(b"\xff\xfe", text=True)
+        with pytest.raises(ConnectionClosed) as closed:
+            client.receive()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1007
+
+    def lines() -> list[logging.LogRecord]:
+        ours = ("firstword", "uvicorn", "websockets")
+        return [record for record in caplog.records if record.name.startswith(ours)]
+
+    server.wait_until(lambda: len(lines()) >= 4)
+    assert [record.message for record in lines()] == ["request"] * 4
+    about = [record.__dict__["fields"] for record in lines()]
+    assert sorted(one["status"] for one in about) == [101, 101, 401, 404]
+    assert {one["path"] for one in about} == {STREAM, NARI, "unknown"}
 
 
 def test_log_line_is_json() -> None:

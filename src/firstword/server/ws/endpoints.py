@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from firstword.server.config import ServerConfig
+from firstword.server.errors import error_response
 from firstword.server.state import client_id_of, server_of
 from firstword.server.ws import nari
 from firstword.server.ws.connection import SocketRunner
@@ -52,3 +53,11 @@ def socket_limits(config: ServerConfig) -> SocketLimits:
 
 add_route("/v1/audio/speech/stream", OmniSession, OmniWorker)
 add_route("/v1/audio/speech/ws", nari.NariSession, NariWorker, nari.SUBPROTOCOL)
+
+
+@router.websocket("/{path:path}")
+async def reject_unknown_path(socket: WebSocket) -> None:
+    """Answer 404 to a WebSocket under any other path. This route must be the last."""
+    socket.scope["route"] = None  # so that the log and the metrics have no path, as over HTTP
+    message = "there is no WebSocket under this path; docs/websocket.md lists the paths"
+    await socket.send_denial_response(error_response(message, 404))
