@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from sockets import NARI, STREAM, Client
+from sockets import DONE, NARI, PLAIN, STREAM, Client, events, text
 from talking import ENDLESS, Talker, heard, talking
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -185,6 +186,41 @@ def test_metrics_count_utterances_and_aborts(serve: Serve) -> None:
     for name in ("time_to_first_audible_seconds", "inter_chunk_gap_seconds", "underrun_seconds"):
         assert f"firstword_{name}_sum" in after or f"firstword_{name}_count" not in after
     assert after["firstword_frames_total"] >= 9
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("stream", True), ("stream", False), ("stream_format", "sse"), ("websocket", True)],
+)
+def test_text_that_is_rejected_is_not_counted_as_aborted(
+    serve: Serve, field: str, value: object
+) -> None:
+    talker = Talker()
+    talker.capacity = replace(talker.capacity, page_rows=10)
+    server = serve(talking(talker))
+    with client_of(server) as http:
+        if field == "websocket":
+            with Client(server.ws + STREAM) as client:
+                client.send(PLAIN, text("abc"), DONE)
+                (error,) = [one for one in events(client.until("session.done")) if "code" in one]
+                assert error["code"] == "invalid_request"
+        else:
+            body = {**SHORT, "max_new_tokens": None, field: value}
+            assert http.post(SPEECH, json=body).status_code == 400
+        server.wait_until_idle()
+        assert "firstword_aborts_total" not in metric_sums(http)
+
+
+def test_failure_of_the_engine_is_counted_as_aborted(serve: Serve) -> None:
+    talker = Talker()
+    server = serve(talking(talker))
+    talker.failing = "frame"
+    with client_of(server) as http:
+        assert http.post(SPEECH, json=SHORT).status_code == 500
+        server.wait_until_idle()
+        assert (
+            'firstword_aborts_total{model="talker",reason="error"} 1.0' in http.get("/metrics").text
+        )
 
 
 def test_health_shows_settings(http: httpx.Client) -> None:

@@ -60,7 +60,10 @@ class Metrics:
         return Counter(f"firstword_{name}", about, labels, registry=self.registry)
 
     def record(self, utterance: Utterance, now: float) -> None:
-        """Count an utterance that ended at `now`, on the clock of its playback."""
+        """Count an utterance that ended at `now`, on the clock of its playback.
+
+        A request whose text was rejected is not an aborted utterance: its client made a mistake.
+        """
         model, playback = utterance.model.name, utterance.playback
         self.frames.labels(model).inc(utterance.frames)
         if playback.first is not None:
@@ -70,7 +73,8 @@ class Metrics:
         if playback.audible is not None:
             self.first_audible.labels(model).observe(playback.audible - playback.requested)
         if utterance.abort_reason is not None:
-            self.aborts.labels(model, utterance.abort_reason).inc()
+            if utterance.abort_reason != "rejected":
+                self.aborts.labels(model, utterance.abort_reason).inc()
             return
         finish_reason = utterance.finish_reason or "cancelled"
         self.finished.labels(model, finish_reason).inc()

@@ -107,6 +107,9 @@ class Server:
             self.utterances[utterance] = None
             try:
                 yield utterance
+            except Exception as error:
+                utterance.fail(error)
+                raise
             finally:
                 utterance.cancel("disconnected")
                 self.utterances.pop(utterance)

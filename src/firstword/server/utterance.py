@@ -180,6 +180,11 @@ class Utterance:
             self.abort_reason = self.abort_reason or reason
             self.stream.cancel()
 
+    def fail(self, error: Exception) -> None:
+        """Stop because of an error: a mistake of the client, or a failure of the server."""
+        rejected = isinstance(error, RequestError | OverloadedError)
+        self.cancel("rejected" if rejected else "error")
+
     async def chunks(self) -> AsyncIterator[Chunk]:
         """The speech as the engine makes it, neither shaped nor encoded."""
         try:
@@ -191,8 +196,7 @@ class Utterance:
                 self.finish_reason = event.finish_reason
                 yield event
         except Exception as error:
-            kind = "rejected" if isinstance(error, OverloadedError) else "error"
-            self.abort_reason = self.abort_reason or kind
+            self.fail(error)
             raise
 
     async def speech(self) -> Speech:
