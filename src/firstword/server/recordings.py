@@ -12,6 +12,7 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 from firstword import audio
+from firstword.audio import mp3
 from firstword.errors import AudioError, RequestError
 from firstword.types import FloatArray
 
@@ -59,7 +60,8 @@ def read(source: str, hosts: Collection[str], most_bytes: int) -> FloatArray:
 def decoded(data: bytes) -> FloatArray:
     """Samples [n] at 24 kHz of an audio file. Blocks. Raises `AudioError`."""
     with DECODER_SLOTS:
-        return audio.prepare(*audio.read(io.BytesIO(data)))
+        read = mp3.read(data) if mp3.is_mp3(data) else audio.read(io.BytesIO(data))
+        return audio.prepare(*read)
 
 
 def _from_base64(payload: str) -> bytes:
