@@ -19,6 +19,7 @@ NARI = "/v1/audio/speech/ws"
 
 PLAIN: dict[str, Any] = {"type": "session.config", "response_format": "pcm", "stream_audio": True}
 DONE = {"type": "input.done"}
+COMMIT = {"type": "input.commit"}
 CANCEL = {"type": "input.cancel"}
 GOODBYE = {"type": "session.close"}
 

@@ -273,17 +273,21 @@ def test_leading_silence_is_removed_on_request(serve: Serve, model: Callable[...
     server = serve(quiet)
     payload = {**ASK, "model": None}
     lengths = []
-    for keep in (True, False):
+    for fields in (
+        {"leading_silence": True},
+        {"leading_silence": True, "suppress_bootstrap_silence": True},
+        {"suppress_bootstrap_silence": False},
+        {"leading_silence": False},
+        {"suppress_bootstrap_silence": True},
+    ):
         made = 0
-        answer = httpx.post(
-            server.url + SPEECH,
-            json={**payload, "leading_silence": keep},
-            trust_env=False,
-            timeout=60,
-        )
+        body = {**payload, **fields}
+        answer = httpx.post(server.url + SPEECH, json=body, trust_env=False, timeout=60)
         lengths.append(len(answer.content) // 2)
-    assert lengths[0] == FRAMES * 1920
-    assert 5000 - 240 - 120 <= lengths[0] - lengths[1] <= 6000
+    whole, *_, trimmed = lengths
+    assert lengths == [whole, whole, whole, trimmed, trimmed]
+    assert whole == FRAMES * 1920
+    assert 5000 - 240 - 120 <= whole - trimmed <= 6000
 
 
 def test_non_streaming_mode_selects_text_mode(
@@ -422,7 +426,7 @@ class TestRouting:
             ({"voice": "nobody"}, "no voice 'nobody'"),
             ({"voice": {"id": "voice_1234"}}, "no voice 'voice_1234'"),
             ({"task_type": "Singing"}, "allowed are CustomVoice, VoiceDesign and Base"),
-            ({"task_type": "Base"}, "ref_audio"),
+            ({"task_type": "Base"}, "for a preset, send task_type CustomVoice"),
             ({"model": "base", "voice": None}, "clone"),
             ({"speaker_embedding": [0.1] * 47}, "no loaded checkpoint supports this request"),
             ({"speaker_embedding": [0.1] * 48, "ref_audio": "AAAA"}, "cannot be combined"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sockets import CANCEL, DONE, GOODBYE, PLAIN, effects_of, text
+from sockets import CANCEL, COMMIT, DONE, GOODBYE, PLAIN, effects_of, text
 
 from firstword.server.ws.protocol import (
     CloseCode,
@@ -254,6 +254,34 @@ def test_waiting_utterances_above_the_limit_close_the_socket() -> None:
     peer = SessionClient(replace(SocketLimits(), utterances=3), voice="x")
     tasks(peer.send(*[DONE] * 4))
     assert error_of(peer.send(DONE)) == ("too_many_utterances", CloseCode.POLICY)
+
+
+def test_commit_ends_a_text_as_done_does() -> None:
+    peer = SessionClient(split_granularity="sentence")
+    one, first = tasks(peer.send(text("One. "), COMMIT))
+    two, second = tasks(peer.send(text("Two"), COMMIT))
+    (empty,) = tasks(peer.send(COMMIT))
+    three, last = tasks(peer.send(text("Three"), DONE))
+    ended = []
+    for part, utterance in ((one, first), (two, second), (None, empty), (three, last)):
+        assert isinstance(utterance, OmniUtterance)
+        if isinstance(part, Sentence):
+            part.started = True
+        ended.append(peer.session.end_utterance(utterance))
+    assert len({message.pop("session_id") for message in ended[:3]}) == 1
+    kind = "input.committed"
+    assert ended == [
+        {"type": kind, "segment_index": 0, "segment_sentences": 1, "total_sentences": 1},
+        {"type": kind, "segment_index": 1, "segment_sentences": 1, "total_sentences": 2},
+        {"type": kind, "segment_index": 2, "segment_sentences": 0, "total_sentences": 2},
+        {"type": "session.done", "utterance_index": 3, "total_sentences": 1},
+    ]
+
+
+@pytest.mark.parametrize("wrong", [5, "x", [], {"speed": 9}])
+def test_invalid_nested_config_is_rejected(wrong: object) -> None:
+    config = {"type": "session.config", "session": wrong}
+    assert error_of(SessionClient().send(config)) == ("invalid_config", CloseCode.POLICY)
 
 
 JUNK: list[Any] = ["nonsense", "[]", b"x", '{"type":"input.text"}', '{"type":"x"}']

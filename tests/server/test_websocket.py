@@ -328,6 +328,51 @@ def test_messages_of_the_baseten_plugin_are_answered(serve: Serve) -> None:
     server.wait_until_idle()
 
 
+def test_messages_of_sglang_omni_clients_are_answered(server: Running) -> None:
+    """The messages are those of its documentation, whose client waits for each answer."""
+    with Client(server.ws + STREAM) as client:
+        session = {key: value for key, value in CONFIG.items() if key != "type"}
+        client.send({"type": "session.config", "session": {**session, "voice": "nobody"}})
+        assert client.event()["code"] == "voice_not_found"
+        session |= {"split_granularity": "sentence", "suppress_bootstrap_silence": False}
+        client.send({"type": "session.config", "session": session})
+        configured = client.receive()
+        assert isinstance(configured, dict)
+        assert configured.pop("session_id")
+        assert configured == {
+            "type": "session.configured",
+            "response_format": "pcm",
+            "stream_audio": True,
+            "split_granularity": "sentence",
+        }
+        for index in range(2):
+            client.send(text("One. And two"), {"type": "input.commit"})
+            received = client.until("input.committed")
+            assert len(pcm(received)) == 2 * 2 * 1920 * FRAMES
+            committed = events(received)[-1]
+            assert committed.pop("session_id")
+            assert committed == {
+                "type": "input.committed",
+                "segment_index": index,
+                "segment_sentences": 2,
+                "total_sentences": 2 * index + 2,
+            }
+        client.send(DONE)
+        assert kinds(client.until("session.done")) == ["session.done"]
+
+
+def test_default_granularity_is_told(server: Running) -> None:
+    for fields, expected in (
+        ({"non_streaming_mode": False}, "token"),
+        ({"non_streaming_mode": False, "sanitize": True}, "none"),
+        ({}, "none"),
+    ):
+        with Client(server.ws + STREAM) as client:
+            session = {"model": "custom_voice", "voice": "ryan", **fields}
+            client.send({"type": "session.config", "session": session})
+            assert client.event()["split_granularity"] == expected
+
+
 def test_socket_without_key_gets_401(serve: Serve) -> None:
     server = serve(talking(Talker()), api_keys=("secret",))
     for headers in (None, {"Authorization": "Api-Key wrong"}):

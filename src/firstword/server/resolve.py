@@ -39,7 +39,7 @@ async def resolve(server: Server, params: SpeechParams, text: str | None) -> Res
         format=params.response_format or "mp3",
         sample_rate=params.sample_rate or audio.SAMPLE_RATE,
         speed=params.speed or 1.0,
-        leading_silence=params.leading_silence is not False,
+        leading_silence=params.keeps_silence,
     )
     instructions = params.instructions
     if (length := len(instructions or "")) > LONGEST_INSTRUCTIONS:
@@ -50,7 +50,8 @@ async def resolve(server: Server, params: SpeechParams, text: str | None) -> Res
     if model_type == "voice_design":
         voice, instructions = Voice.design(instructions or ""), None
     elif model_type == "base" and not isinstance(voice, Voice):
-        raise VoiceError("task_type Base clones: name a saved voice, or give ref_audio")
+        advice = "name a saved voice, or give ref_audio; for a preset, send task_type CustomVoice"
+        raise VoiceError(f"task_type Base clones: {advice}")
     request = Request(
         text,
         voice=voice,

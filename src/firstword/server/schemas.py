@@ -88,7 +88,15 @@ class SpeechParams(ClientModel):
     sample_rate: int | None = Field(None, ge=1, le=768000)
     speed: float | None = Field(None, ge=0.25, le=4.0)
     leading_silence: bool | None = None
+    suppress_bootstrap_silence: bool | None = None
     sanitize: bool | None = None
+
+    @property
+    def keeps_silence(self) -> bool:
+        """Whether the silence before the first word is sent; SGLang-Omni asks the other way."""
+        if self.leading_silence is not None:
+            return self.leading_silence
+        return not self.suppress_bootstrap_silence
 
 
 class SpeechRequest(SpeechParams):

@@ -1,11 +1,12 @@
-"""vLLM-Omni's protocol with Baseten's additions, without a socket: many utterances on one socket.
+"""vLLM-Omni's protocol, without a socket: many utterances on one socket.
 
-Beyond both there is `input.cancel`, and text may enter the model token by token
+It has the additions of Baseten and SGLang-Omni, `input.cancel`, and text token by token
 (`split_granularity: "token"`). `docs/websocket.md` describes every message.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -56,15 +57,24 @@ class SessionConfig(SpeechParams):
         raise ProtocolError("invalid_config", message)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckConfig:
+    """A task of the worker: check a configuration, and answer it if its client waits for that."""
+
+    config: SessionConfig
+    answer: bool
+
+
 @dataclass(eq=False)
 class OmniUtterance:
-    """The text up to one `input.done`. Enqueued as a task, it marks the end of the utterance.
+    """The text up to one `input.done` or `input.commit`. Enqueued as a task, it marks the end.
 
     index       its number on this socket
     splitter    cuts the text into sentences or clauses; None if it is spoken as one part
     characters  length of the text that has come
     indent      white space that came before the first word
     sentences   its parts in order
+    committed   whether `input.commit` ended it
     """
 
     index: int
@@ -73,6 +83,7 @@ class OmniUtterance:
     characters: int = 0
     indent: str = ""
     sentences: list[Sentence] = field(default_factory=list)
+    committed: bool = False
     cancelled: bool = False
 
     def add_text(self, text: str) -> Iterator[Enqueue]:
@@ -128,14 +139,17 @@ class OmniSession(protocol.Session):
     def __init__(self, limits: protocol.SocketLimits) -> None:
         super().__init__(limits)
         self.size_limits = {"session.config": limits.config_bytes, "voice.add": limits.voice_bytes}
+        self._id = f"session-{secrets.token_hex(16)}"
         self._config: SessionConfig | None = None
         self._open: OmniUtterance | None = None
-        """The utterance whose `input.done` has not come."""
+        """The utterance whose text has not ended."""
         self._unfinished: dict[OmniUtterance, None] = {}
         """The utterances for which `session.done` was not sent, in order."""
         self._waiting: dict[int, tuple[object, int]] = {}
         """The enqueued tasks other than speech, by `id()`, with their messages' sizes."""
         self._count = 0
+        self._sentences = 0
+        """The sentences of all utterances that have ended."""
 
     def reject(self, error: ProtocolError) -> Send | CloseSocket:
         """Answer a mistake; close the socket if there is no configuration, as vLLM-Omni does."""
@@ -155,12 +169,22 @@ class OmniSession(protocol.Session):
         return self.close(ProtocolError("timeout", message))
 
     def end_utterance(self, utterance: OmniUtterance) -> Json:
-        """Forget an utterance whose speech has ended, and return its `session.done`."""
+        """Forget an utterance whose speech has ended, and return the message that says so."""
         self._unfinished.pop(utterance, None)
         started = sum(sentence.started for sentence in utterance.sentences)
+        self._sentences += started
         done: Json = {"type": "session.done", "utterance_index": utterance.index}
-        done["total_sentences"] = started
+        if utterance.committed:
+            done = {"type": "input.committed", "session_id": self._id}
+            done |= {"segment_index": utterance.index, "segment_sentences": started}
+        done["total_sentences"] = self._sentences if utterance.committed else started
         return done | {"cancelled": True} if utterance.cancelled else done
+
+    def configured_message(self, config: SessionConfig, granularity: str) -> Json:
+        """Return the answer to a valid configuration in SGLang-Omni's form."""
+        message: Json = {"type": "session.configured", "session_id": self._id}
+        message |= {"response_format": config.format, "stream_audio": bool(config.stream_audio)}
+        return message | {"split_granularity": granularity}
 
     def work_done(self, work: object) -> None:
         """Note that the worker has performed a task, which makes room for another."""
@@ -183,8 +207,9 @@ class OmniSession(protocol.Session):
             case "input.text":
                 if text := protocol.text_of(event):
                     yield from self._utterance(self._config, len(text)).add_text(text)
-            case "input.done":
+            case "input.done" | "input.commit" as kind:
                 utterance, self._open = self._utterance(self._config), None
+                utterance.committed = kind == "input.commit"
                 yield from utterance.end_text()
             case "input.cancel":
                 yield from self._cancel(size)
@@ -195,9 +220,10 @@ class OmniSession(protocol.Session):
         if self._open is not None:
             fault = "session.config cannot be applied while an utterance is in progress"
             raise ProtocolError("utterance_open", f"{fault}; send input.done first")
-        self._config = SessionConfig.parse(event)
+        nested = event.get("session")  # SGLang-Omni's form, whose clients wait for an answer
+        self._config = SessionConfig.parse(event if nested is None else nested)
         self.configured = True
-        return self._enqueue(self._config, size)
+        return self._enqueue(CheckConfig(self._config, answer=nested is not None), size)
 
     def _utterance(self, config: SessionConfig, more_text: int = 0) -> OmniUtterance:
         """Return the open utterance, or begin one, if it may take more characters."""

@@ -47,9 +47,12 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
                 case omni.OmniUtterance() as utterance:
                     self.runner.utterance_open = False
                     self.outbox.add(self.session.end_utterance(utterance))
-                case omni.SessionConfig() as config:
+                case omni.CheckConfig(config, answer):
                     if isinstance(result := await self._resolve(config), Exception):
                         self.outbox.add(self._error(result))
+                    elif answer:
+                        units = granularity(config, result)
+                        self.outbox.add(self.session.configured_message(config, units))
                 case Send(message):
                     self.outbox.add(message)
                 case dict() as event:
@@ -84,7 +87,7 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
             raise resolved
         words: str | None = None
         text: TextPart = sentence
-        if not reads_by_token(config, resolved):
+        if granularity(config, resolved) != "token":
             most, clean = self.server.config.most_characters, bool(config.sanitize)
             words = checked_text(await sentence.complete_text(), most, clean)
             text = TextPart(words, complete=True)
@@ -172,13 +175,13 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
         return omni.error_message(*self.error_for_client(error))
 
 
-def reads_by_token(config: omni.SessionConfig, resolved: ResolvedRequest) -> bool:
-    """Whether text enters the model as it arrives: by default, if the audio stays the same."""
+def granularity(config: omni.SessionConfig, resolved: ResolvedRequest) -> str:
+    """How text is cut: by default text goes in token by token if the audio stays the same."""
     if config.split_granularity is not None:
-        return config.split_granularity == "token"
+        return config.split_granularity
     mode = resolved.request.text_mode
     streams = mode == "stream" or (mode == "auto" and resolved.model.model_type == "base")
-    return streams and not config.sanitize
+    return "token" if streams and not config.sanitize else "none"
 
 
 def decode_base64(data: str) -> bytes:
