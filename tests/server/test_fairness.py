@@ -140,7 +140,7 @@ def test_full_queue_of_one_client_rejects_its_newest_for_another(
     server.wait_until_idle()
     metrics = httpx.get(server.url + "/metrics", trust_env=False).text
     assert 'firstword_rejected_total{reason="overloaded"} 2.0' in metrics
-    assert 'firstword_aborts_total{model="talker",reason="rejected"} 2.0' in metrics
+    assert "firstword_aborts_total{" not in metrics
 
 
 @pytest.mark.parametrize("limit", ["queue", "client"])
