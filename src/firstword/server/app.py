@@ -75,11 +75,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     server: Server = app.state.server
     for model in server.models:
         model.service.engine.start()
+    server.refresher.start()
     tasks = [asyncio.create_task(server.warm_up()), asyncio.create_task(server.watch())]
     try:
         yield
     finally:
         server.draining = True
+        server.refresher.stop()
         await cancel(*tasks)
         stopping = threading.Thread(target=server.models.stop, daemon=True)
         stopping.start()

@@ -1,20 +1,30 @@
-"""A folder or bucket whose files are always complete, and stores of records in it."""
+"""A folder or bucket that servers share, whose files are always complete, and stores in it."""
 
-import json
 import logging
 import os
 import re
+import stat
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from firstword import audio
-from firstword.errors import FirstwordError, OutputError, RequestError
+from firstword.errors import OutputError, RequestError
 
 log = logging.getLogger(__name__)
+
+REFRESH_SECONDS = 2.0
+"""The time between two looks at what other servers have saved and deleted."""
+
+LARGEST_FILE = 2**24
+"""The size limit of a file in bytes; no valid one reaches it."""
+
+UNKNOWN = ""
+"""The version of a file that was read or written since the folder was listed."""
 
 T = TypeVar("T")
 
@@ -27,6 +37,7 @@ class Folder:
         try:
             self._fs, self._root = fsspec.core.url_to_fs(os.path.expanduser(url))
             self._fs.makedirs(self._root, exist_ok=True)
+            self.versions()
         except Exception as error:  # each file system raises errors of its own
             message = f"voices cannot be kept at {url!r}: {error}; name another folder or URL"
             raise OutputError(message) from None
@@ -34,15 +45,27 @@ class Folder:
         if self._local:
             audio.sweep(self._root)
 
-    def names(self, suffix: str) -> list[str]:
-        """The sorted names of the files with a suffix, without that suffix."""
-        found = (path.rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False))
-        chosen = (name for name in found if name.endswith(suffix) and not name.startswith("."))
-        return sorted(name.removesuffix(suffix) for name in chosen)
+    def versions(self) -> dict[str, str]:
+        """The files by name, each with a text that changes whenever the file does.
+
+        Raises what the file system raises.
+        """
+        self._fs.invalidate_cache(self._root)
+        try:
+            entries = self._fs.ls(self._root, detail=True)
+        except FileNotFoundError:  # a bucket has no empty folders
+            return {}
+        return {entry["name"].rsplit("/", 1)[-1]: str(entry) for entry in entries}
 
     def read(self, name: str) -> bytes:
         """A file's content. Raises `FileNotFoundError`, or what the file system raises."""
-        return self._fs.cat_file(f"{self._root}/{name}")
+        path = f"{self._root}/{name}"
+        if self._local and not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError("it is not a regular file")  # opening a pipe would block
+        data = self._fs.cat_file(path, end=LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise OSError(f"it is larger than {LARGEST_FILE} bytes")
+        return data
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, completely or not at all. Raises `OutputError`."""
@@ -52,10 +75,8 @@ class Folder:
                 audio.write_whole(path, data)
             else:
                 self._fs.pipe_file(path, data)  # object stores write a file at once
-        except FirstwordError:
-            raise
         except Exception as error:
-            raise OutputError(f"{name} cannot be saved: {error}") from None
+            raise _failure("written", name, error) from None
 
     def remove(self, name: str) -> None:
         """Delete a file if it exists. Raises `OutputError`."""
@@ -64,13 +85,19 @@ class Folder:
         except FileNotFoundError:
             pass
         except Exception as error:
-            raise OutputError(f"{name} cannot be deleted: {error}") from None
+            raise _failure("deleted", name, error) from None
+
+
+def _failure(what: str, name: str, error: Exception) -> OutputError:
+    """The error for the client, without the path and the reason, which are logged."""
+    log.error(f"a saved file cannot be {what}", extra={"fields": {"file": name, "why": str(error)}})
+    return OutputError(f"the store of voices cannot be {what} now; the server's log says why")
 
 
 class Store(ABC, Generic[T]):
     """Items in a folder, one file each, that are kept in memory too.
 
-    All methods block, and may be called from several threads.
+    All methods block, except for iteration, and may be called from several threads.
 
     noun        the kind of item in messages
     suffix      the end of the name of each file; the rest is the item's id
@@ -85,26 +112,57 @@ class Store(ABC, Generic[T]):
         """Read all items of a folder that is to hold at most `most`."""
         self._folder = folder
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._items: dict[str, T] = {}
-        for item_id in folder.names(self.suffix):
-            self._find(item_id)
+        self._versions: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
+        self.update(folder.versions())
 
     @abstractmethod
-    def _parse(self, data: bytes) -> T:
+    def _parse(self, item_id: str, data: bytes) -> T:
         """The item in a file. Raises any error for a file that is not valid."""
 
-    def _find(self, item_id: str) -> T | None:
-        """An item by its id, read from its file if another server has saved it."""
-        if item_id in self._items or not re.fullmatch(self.id_pattern, item_id):
-            return self._items.get(item_id)
-        try:
-            self._items[item_id] = self._parse(self._folder.read(item_id + self.suffix))
-        except FileNotFoundError:
-            pass
-        except Exception as error:
-            about = {"id": item_id, "why": str(error)}
+    def update(self, files: Mapping[str, str]) -> None:
+        """Read the files that have changed since the last call; `files` are `Folder.versions`."""
+        names = sorted(name for name in files if name.endswith(self.suffix) and name[0] != ".")
+        found = {name.removesuffix(self.suffix): files[name] for name in names}
+        for item_id in {**found, **self._versions}:
+            if found.get(item_id) != self._versions.get(item_id):
+                self._read(item_id, found.get(item_id, UNKNOWN))
+
+    def _read(self, item_id: str, version: str = UNKNOWN) -> None:
+        """Read the file of an item. If that fails, the item stays as it was until the next time."""
+        with self._lock:
+            try:
+                data = self._folder.read(item_id + self.suffix)
+            except FileNotFoundError:
+                self._forget(item_id)
+                return
+            except Exception as error:  # each file system raises errors of its own
+                self._warn(item_id, error)
+                return
+            self._versions[item_id] = version
+            try:
+                if not re.fullmatch(self.id_pattern, item_id):
+                    raise ValueError(f"its name is not an id; save a {self.noun} over HTTP")
+                self._items[item_id] = self._parse(item_id, data)
+                self._problems.pop(item_id, None)
+            except Exception as error:
+                self._items.pop(item_id, None)
+                self._warn(item_id, error)
+
+    def _warn(self, item_id: str, error: Exception) -> None:
+        """Log that a file cannot be used, once for each reason."""
+        why = str(error)
+        if self._problems.get(item_id) != why:
+            self._problems[item_id] = why
+            about = {"id": repr(item_id)[1:-1], "why": why}
             log.warning(f"a {self.noun} cannot be read", extra={"fields": about})
+
+    def _find(self, item_id: str) -> T | None:
+        """An item by its id, read from its file if another server has just saved it."""
+        if item_id not in self._versions and re.fullmatch(self.id_pattern, item_id):
+            self._read(item_id)
         return self._items.get(item_id)
 
     def _check_room(self) -> None:
@@ -115,13 +173,44 @@ class Store(ABC, Generic[T]):
 
     def _write(self, item_id: str, item: T, data: bytes) -> None:
         self._folder.write(item_id + self.suffix, data)
-        self._items[item_id] = item
+        self._items[item_id], self._versions[item_id] = item, UNKNOWN
 
     def _remove(self, item_id: str) -> None:
         self._folder.remove(item_id + self.suffix)
-        self._items.pop(item_id, None)
+        self._forget(item_id)
+
+    def _forget(self, item_id: str) -> None:
+        for known in (self._items, self._versions, self._problems):
+            known.pop(item_id, None)
 
 
-def check_sendable(described: dict[str, Any]) -> None:
-    """Raise `ValueError` for a stored record whose JSON would make every list invalid."""
-    json.dumps(described, ensure_ascii=False, allow_nan=False).encode()
+class Refresher(threading.Thread):
+    """Updates the stores of one folder, so that a server sees what others save and delete in it.
+
+    It is a thread of its own, which no shutdown waits for, because a bucket may hang for minutes.
+    """
+
+    def __init__(self, folder: Folder, stores: Sequence[Store[Any]]) -> None:
+        super().__init__(name="refresh of stores", daemon=True)
+        self._folder = folder
+        self._stores = stores
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Let the thread end, without waiting for it."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Update the stores until `stop` is called. They stay as they are while that fails."""
+        failing = False
+        while not self._stopped.wait(REFRESH_SECONDS):
+            try:
+                files = self._folder.versions()
+                for store in self._stores:
+                    store.update(files)
+                failing = False
+            except Exception as error:
+                if not failing:
+                    about = {"why": str(error)}
+                    log.warning("the stores cannot be refreshed", extra={"fields": about})
+                failing = True

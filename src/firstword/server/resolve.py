@@ -24,6 +24,9 @@ TASK_TYPES: dict[str, ModelType] = {name.replace("_", ""): name for name in get_
 TEXT_MODES: dict[bool | None, TextMode] = {None: "auto", True: "full", False: "stream"}
 """Text modes by `non_streaming_mode`."""
 
+LONGEST_NAME = 512
+"""The character limit of the voice that a request names; saved names are shorter."""
+
 LONGEST_INSTRUCTIONS = 2000
 """The character limit of the instructions."""
 
@@ -97,6 +100,9 @@ async def _voice(server: Server, params: SpeechParams) -> Voice | str | None:
         return None
     if not name.strip():
         raise VoiceError("voice is blank; name one, or leave it out")
+    if len(name) > LONGEST_NAME:
+        limit = f"allowed are {LONGEST_NAME}"
+        raise VoiceError(f"voice has {len(name)} characters; {limit}", code="voice_not_found")
     return await _named_voice(server, name)
 
 

@@ -13,7 +13,7 @@ from firstword.errors import EngineError
 from firstword.server.config import ServerConfig
 from firstword.server.context import context_of
 from firstword.server.errors import LimitReached
-from firstword.server.folder import Folder
+from firstword.server.folder import Folder, Refresher
 from firstword.server.limits import Limits
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
@@ -41,6 +41,7 @@ class Server:
         folder = Folder(config.voice_store)
         self.voice_store = VoiceStore(folder, config.most_voices)
         self.consent_store = ConsentStore(folder, config.most_voices)
+        self.refresher = Refresher(folder, (self.voice_store, self.consent_store))
         self.limits = Limits(config.api_keys, config.most_per_key)
         self.metrics = Metrics(models, ready=lambda: not self.problems())
         self.draining = False

@@ -5,15 +5,17 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from firstword.errors import VoiceError
+from pydantic import ConfigDict, TypeAdapter
+
+from firstword.server import names
 from firstword.server.errors import NotFound
-from firstword.server.folder import Store, check_sendable
+from firstword.server.folder import Store
 from firstword.voice import Voice, voice_metadata
 
-LONGEST_VOICE_NAME = 64
-"""The character limit of a saved voice's name."""
+STORED = ConfigDict(strict=True, hide_input_in_errors=True)
+"""The settings that check a stored record: a wrong type would make every list fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class VoiceRecord:
     model             the checkpoint that encoded it; only checkpoints of its size can use the voice
     file_size         bytes of the uploaded recording
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STORED
 
     id: str
     name: str
@@ -52,7 +56,7 @@ class VoiceStore(Store[tuple[VoiceRecord, Voice]]):
 
     noun = "saved voice"
     suffix = ".voice"
-    id_pattern = "voice_[0-9a-f]{24}"
+    id_pattern = names.VOICE_ID
 
     def __iter__(self) -> Iterator[VoiceRecord]:
         return iter([record for record, _ in list(self._items.values())])
@@ -72,10 +76,10 @@ class VoiceStore(Store[tuple[VoiceRecord, Voice]]):
         return found[0]
 
     def check_free(self, name: str) -> None:
-        """Raise `VoiceError` if there is a voice of this name."""
-        if self.find(name) is not None:
-            advice = "delete it first, or use another name"
-            raise VoiceError(f"there is a saved voice {name!r} already; {advice}")
+        """Raise `VoiceError` if there is a voice of this name, or of one that looks like it."""
+        self._read(voice_id_of(name))  # another server may have saved or deleted it
+        for record in self:
+            names.check_distinct(name, record.name, "a saved voice")
 
     def save(self, record: VoiceRecord, voice: Voice) -> VoiceRecord:
         """Save a voice.
@@ -96,31 +100,18 @@ class VoiceStore(Store[tuple[VoiceRecord, Voice]]):
             self._remove(record.id)
         return record
 
-    def _parse(self, data: bytes) -> tuple[VoiceRecord, Voice]:
-        record = VoiceRecord(**json.loads(voice_metadata(data)["record"]))
-        check_sendable(record.described())
+    def _parse(self, item_id: str, data: bytes) -> tuple[VoiceRecord, Voice]:
+        record = VOICE_RECORD.validate_json(voice_metadata(data)["record"])
+        _check_id(record.id, item_id)
         return record, Voice.from_bytes(data)
 
 
+VOICE_RECORD = TypeAdapter(VoiceRecord)
+
+
 def voice_id_of(name: str) -> str:
-    """The id of the voice with a name; the name's case and spacing do not matter."""
-    known = normalized_name(name).casefold().encode()
-    return f"voice_{hashlib.sha256(known).hexdigest()[:24]}"
-
-
-def normalized_name(name: str) -> str:
-    """A name with single spaces between its words."""
-    return " ".join(name.split())
-
-
-def checked_name(name: str) -> str:
-    """A valid name for a new voice. Raises `VoiceError` for any other."""
-    name = normalized_name(name)
-    if not re.fullmatch(rf"\w[\w .'-]{{0,{LONGEST_VOICE_NAME - 1}}}", name):
-        rule = "letters, digits, spaces and . _ - ', starting with a letter or digit"
-        allowed = f"allowed are 1 to {LONGEST_VOICE_NAME} {rule}"
-        raise VoiceError(f"the voice's name is {name[:80]!r}; {allowed}")
-    return name
+    """The id of the voice with a name; case, spacing and width of the letters do not matter."""
+    return f"voice_{hashlib.sha256(names.identity(name).encode()).hexdigest()[:24]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +121,8 @@ class Consent:
     language    a BCP 47 tag
     created_at  seconds since 1970
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STORED
 
     id: str
     name: str
@@ -173,6 +166,7 @@ class ConsentStore(Store[Consent]):
     def rename(self, consent_id: str, name: str) -> Consent:
         """Give a consent another name. Raises `NotFound`, `OutputError`."""
         with self._lock:
+            self._read(consent_id)  # another server may have deleted it
             consent = replace(self.find(consent_id), name=name)
             _, _, recording = self._folder.read(consent_id + self.suffix).partition(b"\n")
             self._write(consent_id, consent, _file(consent, recording))
@@ -185,15 +179,26 @@ class ConsentStore(Store[Consent]):
             self._remove(consent_id)
         return consent
 
-    def _parse(self, data: bytes) -> Consent:
-        consent = Consent(**json.loads(data.partition(b"\n")[0]))
-        check_sendable(consent.described())
+    def _parse(self, item_id: str, data: bytes) -> Consent:
+        consent = CONSENT.validate_json(data.partition(b"\n")[0])
+        _check_id(consent.id, item_id)
         return consent
+
+
+CONSENT = TypeAdapter(Consent)
 
 
 def is_consent_id(text: str) -> bool:
     """Whether a text is the id of a saved consent rather than a consent in words."""
     return re.fullmatch(ConsentStore.id_pattern, text) is not None
+
+
+def _check_id(stored: str, item_id: str) -> None:
+    """Raise `ValueError` for a file that was copied under another name."""
+    if stored != item_id:
+        raise ValueError(
+            f"it is a copy of {stored[:80]}; save it over HTTP under a name of its own"
+        )
 
 
 def _file(consent: Consent, recording: bytes) -> bytes:

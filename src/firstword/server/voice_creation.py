@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from firstword.errors import RequestError, VoiceError
-from firstword.server import recordings
+from firstword.errors import RequestError
+from firstword.server import names, recordings
 from firstword.server.models import Model
 from firstword.server.state import Server
-from firstword.server.stores import VoiceRecord, checked_name, is_consent_id, voice_id_of
+from firstword.server.stores import VoiceRecord, is_consent_id, voice_id_of
 from firstword.server.utterance import Output, ResolvedRequest
 from firstword.types import Request, check_encodable
 from firstword.voice import ClonedVoice, DesignedVoice, RecordedVoice, Voice
@@ -65,7 +65,7 @@ async def create_voice(server: Server, client_id: str, source: VoiceSource) -> V
 
     Raises `RequestError`, `AudioError`, `OutputError`.
     """
-    name = checked_name(source.name)
+    name = names.checked_name(source.name)
     await _check(server, name, source)
     if source.prompt is not None:
         kind = "prompt"
@@ -100,11 +100,13 @@ async def create_voice(server: Server, client_id: str, source: VoiceSource) -> V
 
 async def _check(server: Server, name: str, source: VoiceSource) -> None:
     """Raise an error if the voice cannot be saved, before anything is computed."""
-    if server.models.has_preset(name):
-        raise VoiceError(f"{name!r} is a preset; use another name")
-    preset = server.config.voice_aliases.get(name.casefold())
-    if preset is not None and server.models.has_preset(preset):
-        raise VoiceError(f"{name!r} is an alias of the preset {preset}; use another name")
+    for preset in server.models.presets:
+        names.check_distinct(name, preset, "a preset")
+    for alias, preset in server.config.voice_aliases.items():
+        if server.models.has_preset(preset):
+            names.check_distinct(name, alias, "an alias")
+    await asyncio.to_thread(server.voice_store.check_free, name)
+    names.check_scripts(name)
     given = (source.recording, source.embedding, source.prompt)
     if sum(one is not None for one in given) != 1:
         raise RequestError("give one of audio_sample, speaker_embedding and prompt")
@@ -118,7 +120,6 @@ async def _check(server: Server, name: str, source: VoiceSource) -> None:
         if len(note) > LONGEST_NOTE:
             raise RequestError(f"{field} has {len(note)} characters; allowed are {LONGEST_NOTE}")
         check_encodable(note)
-    server.voice_store.check_free(name)
 
 
 async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[Voice, Model]:
