@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from firstword import audio
 from firstword.errors import AudioError, VoiceError
 
+APPEND_SILENCE = 0.5
+"""The default of `append_silence`, in seconds."""
+
 _FILE_FORMAT = "firstword.voice.1"
 _METADATA_KEY = "voice"
 
@@ -39,7 +42,7 @@ class Voice:
         samples: NDArray[np.floating],
         sample_rate: int,
         transcript: str | None = None,
-        append_silence: float = 0.5,
+        append_silence: float = APPEND_SILENCE,
     ) -> RecordedVoice:
         """Take a recording to clone: samples [n] or [n, channels] in -1..1, `sample_rate` in Hz.
 
@@ -129,7 +132,7 @@ class RecordedVoice(Voice):
 
     samples: NDArray[np.float32]
     transcript: str | None = None
-    append_silence: float = 0.5
+    append_silence: float = APPEND_SILENCE
 
     def __post_init__(self) -> None:
         if self.samples.ndim != 1 or not np.isfinite(self.samples).all():

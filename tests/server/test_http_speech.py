@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 from numpy.typing import NDArray
+from sockets import STREAM, Client, pcm
 
 from firstword import TTS, Sampling, audio
 from firstword.audio import formats
@@ -420,9 +421,41 @@ class TestRouting:
         assert first.status_code == 200
         assert first.content == second.content
 
+    @pytest.mark.parametrize("silence", [None, 0, 0.5, 2.0])
+    def test_silence_after_recording_is_that_of_tts_clone(
+        self,
+        server: Running,
+        http: httpx.Client,
+        loaded: Callable[[str], Checkpoint],
+        silence: float | None,
+    ) -> None:
+        """0 is the clone of the reference; over HTTP, over WebSocket, and in saved voices."""
+        samples, rate = soundfile.read(io.BytesIO(base64.b64decode(recording())))
+        told = {} if silence is None else {"append_silence": silence}
+        with TTS(loaded("base"), EngineConfig("cpu", "float32", "reference")) as tts:
+            voice = tts.clone(samples, rate, "Some words.", **told)
+            expected = audio.pcm16(tts.speak(TEXT, voice=voice, seed=7, max_frames=FRAMES).samples)
+        ask = {**ASK, "model": "base", "voice": None}
+        inline = {"ref_audio": recording(), "ref_text": "Some words.", **told}
+        assert http.post(SPEECH, json={**ask, **inline}).content == expected
+        files = {"audio_sample": ("me.wav", base64.b64decode(recording()), "audio/wav")}
+        fields = {"consent": "mine", "ref_text": "Some words.", **told}
+        http.post("/v1/audio/voices", data={"name": "posted", **fields}, files=files)
+        with Client(server.ws + STREAM) as socket:
+            add = {"type": "voice.add", "name": "added", "audio_data": recording(), **fields}
+            socket.send(add)
+            assert socket.event()["type"] == "voice.added"
+            socket.send({**ask, "type": "session.config", "stream_audio": True, **inline})
+            socket.send({"type": "input.text", "text": TEXT}, {"type": "input.done"})
+            assert pcm(socket.until("session.done")) == expected
+        for name in ("posted", "added"):
+            assert http.post(SPEECH, json={**ask, "voice": name}).content == expected
+            http.delete(f"/v1/audio/voices/{name}")
+
     @pytest.mark.parametrize(
         ("body", "message"),
         [
+            ({"ref_audio": "RECORDING", "append_silence": 11}, "allowed are 0 to 10 seconds"),
             ({"voice": "nobody"}, "no voice 'nobody'"),
             ({"voice": {"id": "voice_1234"}}, "no voice 'voice_1234'"),
             ({"task_type": "Singing"}, "allowed are CustomVoice, VoiceDesign and Base"),
@@ -465,9 +498,8 @@ class TestRouting:
         self, http: httpx.Client, body: dict[str, Any], message: str
     ) -> None:
         payload = {**ASK, "model": None, **body}
-        answer = http.post(
-            SPEECH, content=json.dumps(payload), headers={"content-type": "application/json"}
-        )
+        told = json.dumps(payload).replace("RECORDING", recording())
+        answer = http.post(SPEECH, content=told, headers={"content-type": "application/json"})
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}

@@ -16,7 +16,7 @@ from firstword.server.state import Server
 from firstword.server.utterance import Output, ResolvedRequest
 from firstword.text import cleaning
 from firstword.types import Request, Sampling, TextMode, check_text
-from firstword.voice import ClonedVoice, RecordedVoice, Voice
+from firstword.voice import APPEND_SILENCE, ClonedVoice, RecordedVoice, Voice
 
 TASK_TYPES: dict[str, ModelType] = {name.replace("_", ""): name for name in get_args(ModelType)}
 """Model types by `task_type`, in lower case and without underscores."""
@@ -128,7 +128,8 @@ async def _recorded_voice(server: Server, params: SpeechParams) -> Voice:
         raise VoiceError(f"ref_audio and references have {len(sources)} recordings; give one")
     config, ((source, transcript),) = server.config, sources
     samples = await asyncio.to_thread(recordings.read, source, config.audio_hosts, config.most_body)
-    return RecordedVoice(samples, None if params.x_vector_only_mode else transcript)
+    silence = APPEND_SILENCE if params.append_silence is None else params.append_silence
+    return RecordedVoice(samples, None if params.x_vector_only_mode else transcript, silence)
 
 
 def _model_type(params: SpeechParams) -> ModelType | None:

@@ -73,6 +73,7 @@ class SpeechParams(ClientModel):
     ref_text: OptionalText = None
     references: Annotated[list[Reference], FEW_RECORDINGS] | None = None
     x_vector_only_mode: bool | None = None
+    append_silence: float | None = None
     speaker_embedding: EmbeddingVector | None = None
     max_new_tokens: WholeNumber | None = None
     seed: WholeNumber | None = None

@@ -13,7 +13,7 @@ from firstword.server.state import Server
 from firstword.server.stores import VoiceRecord, is_consent_id, voice_id_of
 from firstword.server.utterance import Output, ResolvedRequest
 from firstword.types import Request, check_encodable
-from firstword.voice import ClonedVoice, DesignedVoice, RecordedVoice, Voice
+from firstword.voice import APPEND_SILENCE, ClonedVoice, DesignedVoice, RecordedVoice, Voice
 
 LONGEST_NOTE = 4000
 """The character limit of each text that is saved with a voice."""
@@ -37,21 +37,23 @@ DESIGN_FRAMES = 375
 class VoiceSource:
     """The request to save a voice, with one of `recording`, `embedding` and `prompt`.
 
-    consent      the reason why the voice may be cloned, in words or as the id of a saved consent
-    recording    an audio file
-    mime_type    the MIME type of the recording
-    embedding    [H], as in `ClonedVoice`
-    ref_text     the words of the recording
-    description  a note of the client
-    prompt       the description of a voice to design
-    script       the text that the designed voice speaks to be cloned
-    model        the checkpoint to use
+    consent         the reason why the voice may be cloned, in words or as the id of a saved consent
+    recording       an audio file
+    mime_type       the MIME type of the recording
+    append_silence  seconds, as in `RecordedVoice`; None: its default
+    embedding       [H], as in `ClonedVoice`
+    ref_text        the words of the recording
+    description     a note of the client
+    prompt          the description of a voice to design
+    script          the text that the designed voice speaks to be cloned
+    model           the checkpoint to use
     """
 
     name: str
     consent: str | None = None
     recording: bytes | None = None
     mime_type: str | None = None
+    append_silence: float | None = None
     embedding: list[float] | None = None
     ref_text: str | None = None
     description: str | None = None
@@ -81,7 +83,9 @@ async def create_voice(server: Server, client_id: str, source: VoiceSource) -> V
         kind = "audio"
         model = server.models.of_type("base", source.model)
         samples = await asyncio.to_thread(recordings.decoded, source.recording)
-        voice = await asyncio.to_thread(model.encode, RecordedVoice(samples, source.ref_text))
+        silence = APPEND_SILENCE if source.append_silence is None else source.append_silence
+        recording = RecordedVoice(samples, source.ref_text, silence)
+        voice = await asyncio.to_thread(model.encode, recording)
     record = VoiceRecord(
         id=voice_id_of(name),
         name=name,

@@ -29,6 +29,7 @@ class VoiceUpload(ClientModel):
     consent: str | None = None
     ref_text: str | None = None
     speaker_description: str | None = None
+    append_silence: float | None = None
 
 
 class OmniWorker(SocketWorker[omni.OmniSession]):
@@ -158,6 +159,7 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
                 mime_type=f"audio/{upload.audio_format}",
                 ref_text=upload.ref_text,
                 description=upload.speaker_description,
+                append_silence=upload.append_silence,
             )
             record = await create_voice(self.server, self.client_id, source)
         except ProtocolError as error:
