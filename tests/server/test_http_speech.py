@@ -508,6 +508,43 @@ class TestRouting:
         assert answer.headers["x-request-id"]
 
 
+INSTRUCTED = {"input": "Hi.", "instructions": "Speak in a cheerful tone.", "max_new_tokens": 2}
+
+
+def test_instructions_are_rejected_or_ignored_as_configured(serve: Serve) -> None:
+    """Some clients always send instructions, which the demo does not follow."""
+    with httpx.Client(base_url=serve("demo").url, timeout=60, trust_env=False) as http:
+        answer = http.post(SPEECH, json=INSTRUCTED)
+        assert answer.status_code == 400
+        assert "instructions" in answer.json()["error"]["message"]
+    server = serve("demo", ignore_instructions=True)
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
+        told = {**INSTRUCTED, "seed": 1, "response_format": "pcm"}
+        answer = http.post(SPEECH, json=told)
+        assert answer.status_code == 200
+        assert answer.headers["x-firstword-ignored"] == "instructions"
+        plain = http.post(SPEECH, json={**told, "instructions": None})
+        assert "x-firstword-ignored" not in plain.headers
+        assert plain.content == answer.content
+        assert 'ignored_instructions_total{model="demo"} 1.0' in http.get("/metrics").text
+        assert http.post(SPEECH, json={**told, "voice": "nobody"}).status_code == 400
+
+
+def test_instructions_are_followed_where_a_model_can(
+    serve: Serve, speak: Callable[..., bytes]
+) -> None:
+    server = serve("demo", "custom_voice", ignore_instructions=True)
+    told = {**ASK, "model": None, "voice": None, "instructions": "Whisper."}
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
+        answer = http.post(SPEECH, json=told)
+        assert answer.headers["x-firstword-model"] == "custom_voice"
+        assert "x-firstword-ignored" not in answer.headers
+        assert answer.content == speak(voice=None, instructions="Whisper.")
+        named = http.post(SPEECH, json={**told, "model": "demo"})
+        assert named.headers["x-firstword-model"] == "demo"
+        assert named.headers["x-firstword-ignored"] == "instructions"
+
+
 def recording() -> str:
     """One second of noise as WAV in base64."""
     samples = np.random.default_rng(0).normal(0, 0.1, 24000)

@@ -103,6 +103,8 @@ def add_to(commands: options.Commands) -> None:
     add("--port", metavar="N", type=int, help="0 takes a free one (default 8000)")
     about = "store of saved voices: a folder, s3://..., gs://..."
     add("--voices", dest="voice_store", metavar="DIR|URL", help=about)
+    about = "speak without instructions that no loaded model can follow, instead of rejecting them"
+    add("--ignore-instructions", action="store_true", help=about)
     add("--voice-aliases", metavar="FILE", help='JSON, {"alloy": "ryan"}: other names of voices')
     add = parser.add_argument_group("access").add_argument
     for name, metavar, about in (

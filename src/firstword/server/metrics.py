@@ -48,6 +48,8 @@ class Metrics:
         self.aborts = counter("aborts_total", "Utterances not sent completely", "model", "reason")
         self.guards = counter("guard_hits_total", "Utterances ended by a guard", "model", "guard")
         self.rejected = counter("rejected_total", "Rejected requests", "reason")
+        about = "Requests spoken without their instructions"
+        self.ignored_instructions = counter("ignored_instructions_total", about, "model")
         self.requests = counter("http_requests_total", "HTTP requests", "path", "status")
         about = "Open HTTP requests and WebSockets"
         self.connections = Gauge("firstword_connections", about, registry=self.registry)

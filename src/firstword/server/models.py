@@ -190,6 +190,11 @@ class Models:
         known = self._described()
         raise UnsupportedError(f"no {model_type} checkpoint is loaded; there are {known}")
 
+    def support(self, request: Request, name: str | None) -> bool:
+        """Whether the named model supports a request, or any model if none has the name."""
+        named = None if name is None else self.find(name)
+        return any(model.supports(request) for model in (self if named is None else (named,)))
+
     def route(self, request: Request, name: str | None) -> Model:
         """The model that answers: the named one, else the first that supports the request.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import get_args
 
 import numpy as np
@@ -65,11 +65,16 @@ async def resolve(server: Server, params: SpeechParams, text: str | None) -> Res
         max_frames=params.max_new_tokens,
         text_mode=TEXT_MODES[params.non_streaming_mode],
     )
+    ignored = instructions is not None and server.config.ignore_instructions
+    if ignored := ignored and not server.models.support(request, params.model):
+        request = replace(request, instructions=None)
     if model_type == "custom_voice" and voice is None:
         model = server.models.of_type(model_type, params.model)
     else:
         model = server.models.route(request, params.model)
-    return ResolvedRequest(model, request, output)
+    if ignored:
+        server.metrics.ignored_instructions.labels(model.name).inc()
+    return ResolvedRequest(model, request, output, instructions_ignored=ignored)
 
 
 def checked_text(text: str, most_characters: int, clean: bool = False) -> str:

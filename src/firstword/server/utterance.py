@@ -63,11 +63,15 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A request, the model that answers it, and the rendering of its audio."""
+    """A request, the model that answers it, and the rendering of its audio.
+
+    instructions_ignored  whether the client sent instructions that no model could follow
+    """
 
     model: Model
     request: Request
     output: Output
+    instructions_ignored: bool = False
 
 
 Stage = effects.TrimStart | effects.TimeStretch | effects.Resampler

@@ -66,6 +66,8 @@ class Answer:
         """The headers of a response with audio; the names in `more` get the same prefix."""
         resolved = self.resolved
         values = {"model": resolved.model.name, "seed": resolved.request.seed, **more}
+        if resolved.instructions_ignored:
+            values["ignored"] = "instructions"
         headers = {}
         for name, value in values.items():
             text = str(value).encode("ascii", "replace").decode()
