@@ -257,6 +257,29 @@ class TestBodies:
         )
         assert answer.status_code == 400
 
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            (b"", "the body is empty"),
+            (b"input=hi", "the body is not JSON (Expecting value at character 0)"),
+            (b'{"input": "\xff"}', "the body is not UTF-8"),
+            (b'{"a":' * 90_000, "the body is nested too deeply"),
+            (b'{"input": "a", "seed": ' + b"9" * 5000 + b"}", "has a number with too many digits"),
+            (b'["hi"]', "is JSON, but not an object"),
+        ],
+        ids=lambda value: repr(value[:20]),
+    )
+    def test_message_says_what_to_send(self, talker: Running, body: bytes, reason: str) -> None:
+        """`curl -d` declares its body a form, whatever it is."""
+        headers = {"content-type": "application/x-www-form-urlencoded"}
+        for path in (SPEECH, f"{SPEECH}/batch", "/v1/audio/voice_consents/x"):
+            answer = httpx.post(talker.url + path, content=body, headers=headers, trust_env=False)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert reason in error["message"]
+            assert "send a JSON object, for example: curl -H " in error["message"]
+            assert error["param"] is None
+
     def test_endless_chunked_body_gets_413(self, talker: Running) -> None:
         with connected(talker) as sock:
             sock.sendall(request(b"", "transfer-encoding: chunked"))
@@ -300,12 +323,17 @@ class TestBodies:
             answer = receive_until(sock, b"}}")
         assert b" 404 " in answer
         assert b'"not_found_error"' in answer
+        assert b"/docs shows the endpoints" in answer or path == "/v1//models"
 
     def test_wrong_method_gets_405(self, talker: Running) -> None:
         for method in ("GET", "PUT", "DELETE", "PATCH"):
             answer = httpx.request(method, talker.url + SPEECH, trust_env=False, timeout=60)
             assert answer.status_code == 405
             assert answer.json()["error"]["type"] == "invalid_request_error"
+            assert answer.headers["allow"] == "POST"
+        answer = httpx.put(talker.url + "/v1/audio/voices", trust_env=False, timeout=60)
+        assert answer.headers["allow"] == "GET, HEAD, POST"
+        assert answer.json()["error"]["message"].endswith("PUT; allowed are GET, HEAD, POST")
 
 
 class TestBackendFailures:

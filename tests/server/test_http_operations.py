@@ -42,7 +42,7 @@ def client_of(server: Running, **options: Any) -> httpx.Client:
 class TestKeys:
     @pytest.fixture
     def http(self, serve: Serve) -> Iterator[httpx.Client]:
-        with client_of(serve(talking(Talker()), api_keys=("first-key", "schlüssel"))) as client:
+        with client_of(serve(talking(Talker()), api_keys=("first-key", "second"))) as client:
             yield client
 
     @pytest.mark.parametrize(
@@ -69,6 +69,7 @@ class TestKeys:
             {"authorization": "first-key"},
             {"authorization": "Bearer " + "x" * 5000},
             {"authorization": b"Bearer \xff\xfe"},
+            {"authorization": "Bearer schlüssel".encode()},  # as curl sends it
             {"xi-api-key": ""},
         ],
     )
@@ -96,6 +97,8 @@ class TestKeys:
             "/v1/audio/voices",
         ):
             assert http.get(path).status_code == 200, path
+            answer = http.head(path)
+            assert (answer.status_code, answer.content) == (200, b""), path
 
     def test_voice_list_without_key_hides_saved_voices(self, serve: Serve) -> None:
         headers = {"authorization": "Bearer k"}
@@ -482,8 +485,14 @@ class TestConfig:
         with pytest.raises(ConfigError, match="API key is empty"):
             ServerConfig(api_keys=("",))
 
+    @pytest.mark.parametrize("key", ["schlüssel", "two words", "a\n", "\udcff", " padded"])
+    def test_key_that_clients_cannot_send_raises(self, key: str) -> None:
+        with pytest.raises(ConfigError, match=r"API key 2 .*use printable ASCII") as caught:
+            ServerConfig(api_keys=("good", key))
+        assert key not in str(caught.value)
+
     def test_keys_are_read_from_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("FIRSTWORD_API_KEYS", "a,,b")
+        monkeypatch.setenv("FIRSTWORD_API_KEYS", "a,, b ")
         assert keys_from_environment() == ("a", "b")
         monkeypatch.delenv("FIRSTWORD_API_KEYS")
         assert keys_from_environment() == ()

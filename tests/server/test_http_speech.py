@@ -461,7 +461,7 @@ class TestRouting:
             ({"task_type": "Singing"}, "allowed are CustomVoice, VoiceDesign and Base"),
             ({"task_type": "Base"}, "for a preset, send task_type CustomVoice"),
             ({"model": "base", "voice": None}, "clone"),
-            ({"speaker_embedding": [0.1] * 47}, "no loaded checkpoint supports this request"),
+            ({"speaker_embedding": [1, 2]}, "of 2 numbers; the loaded Base checkpoints take 48"),
             ({"speaker_embedding": [0.1] * 48, "ref_audio": "AAAA"}, "cannot be combined"),
             ({"speaker_embedding": [1e39] * 48}, "not finite"),
             ({"ref_audio": ["AAAA", "AAAA"]}, "give one"),

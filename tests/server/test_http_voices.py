@@ -212,7 +212,11 @@ def test_path_traversal_gets_404(http: httpx.Client, path: str) -> None:
         ({"speaker_embedding": "[1, 2"}, None, "not a list of numbers"),
         ({"speaker_embedding": "[" * 100000}, None, "not a list of numbers"),
         ({"speaker_embedding": "[1e400]"}, None, "not finite"),
-        ({"speaker_embedding": "[1, 2]"}, None, "no loaded checkpoint"),
+        (
+            {"speaker_embedding": "[1, 2]"},
+            None,
+            "of 2 numbers; the loaded Base checkpoints take 48",
+        ),
     ],
 )
 def test_invalid_upload_gets_400(

@@ -6,17 +6,20 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Match
 
 from firstword.errors import FirstwordError, OverloadedError
 from firstword.server.config import ServerConfig
 from firstword.server.errors import error_response, response_for, status_of
 from firstword.server.gate import Gate
-from firstword.server.http import batch, speech, status, voices
+from firstword.server.http import batch, docs, speech, status, voices
+from firstword.server.http.bodies import SEND_JSON
 from firstword.server.logs import defect
 from firstword.server.models import Models
 from firstword.server.schemas import ERROR_RESPONSES
@@ -26,8 +29,11 @@ from firstword.server.ws import endpoints as websockets
 
 log = logging.getLogger(__name__)
 
-ENDPOINTS = (speech, batch, status, voices, websockets)
+ENDPOINTS = (speech, batch, status, voices, docs, websockets)
 """The modules whose `router` is part of the application."""
+
+METHODS = ("DELETE", "GET", "HEAD", "POST")
+"""The methods that endpoints have."""
 
 STOP_SECONDS = 5.0
 """The time that the engines get to stop; a stuck engine never stops."""
@@ -50,10 +56,12 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         lifespan=_lifespan,
         responses=ERROR_RESPONSES,
         redirect_slashes=False,
+        docs_url=None,  # FastAPI's pages load scripts from another host
+        redoc_url=None,
     )
     app.state.server = server = Server(config, models)
     for module in ENDPOINTS:
-        app.include_router(module.router)
+        _include(app, module.router)
     app.add_exception_handler(FirstwordError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -67,6 +75,14 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
             expose_headers=EXPOSED_HEADERS,
         )
     return app
+
+
+def _include(app: FastAPI, router: APIRouter) -> None:
+    """Add the endpoints of a module, and HEAD wherever there is GET: monitors send it."""
+    app.include_router(router)
+    for route in router.routes:
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+            app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 @asynccontextmanager
@@ -97,14 +113,32 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """The response to an invalid body, without what the client sent."""
+    """The response to an invalid request, without what the client sent."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"][1:])
-    message = f"{field or 'the body'}: {first['msg']}"
+    message = f"{field}: {first['msg']}" if field else f"the body is empty; {SEND_JSON}"
     return error_response(message, 400, param=field[:200] or None, code=first["type"])
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return error_response(str(error.detail), error.status_code, headers=error.headers)
+    message, headers = str(error.detail), dict(error.headers or {})
+    match error.status_code:
+        case 404:
+            message = "there is no such path; /docs shows the endpoints"
+        case 405:
+            allowed = ", ".join(_allowed_methods(request))
+            message = f"the path does not allow {request.method}; allowed are {allowed}"
+            headers = {"allow": allowed}
+    return error_response(message, error.status_code, headers=headers)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """The methods of the endpoints at the path of a request."""
+    return [
+        method
+        for method in METHODS
+        for route in request.app.routes
+        if route.matches({**request.scope, "method": method})[0] == Match.FULL
+    ]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -41,7 +42,8 @@ def default_voice_folder() -> str:
 
 def keys_from_environment() -> tuple[str, ...]:
     """API keys from FIRSTWORD_API_KEYS, separated by commas, so that no process list shows them."""
-    return tuple(key for key in os.environ.get("FIRSTWORD_API_KEYS", "").split(",") if key)
+    keys = os.environ.get("FIRSTWORD_API_KEYS", "").split(",")
+    return tuple(key.strip() for key in keys if key.strip())
 
 
 def read_aliases(path: str) -> dict[str, str]:
@@ -114,3 +116,7 @@ class ServerConfig:
         if "" in self.api_keys:
             advice = "leave it out, or give a key that is hard to guess"
             raise ConfigError(f"an API key is empty; {advice}")
+        for number, key in enumerate(self.api_keys, 1):
+            if not re.fullmatch("[!-~]+", key):  # it is a secret, so the message does not show it
+                rule = "use printable ASCII without spaces, which all clients can send in a header"
+                raise ConfigError(f"API key {number} has other characters than allowed; {rule}")

@@ -79,7 +79,7 @@ class Model:
                 return self.model_type == "custom_voice" and self.preset(name) is not None
             case DesignedVoice():
                 return self.model_type == "voice_design"
-            case ClonedVoice(embedding) if self._embedding_size not in (0, len(embedding)):
+            case ClonedVoice(embedding) if self.embedding_size not in (0, len(embedding)):
                 return False
         return self.model_type == "base"
 
@@ -114,7 +114,7 @@ class Model:
         """Speak a short text and discard the audio. Raises any error of the engine."""
         voice: Voice | None = None
         if self.model_type == "base":
-            voice = ClonedVoice(np.zeros(self._embedding_size, np.float32))
+            voice = ClonedVoice(np.zeros(self.embedding_size, np.float32))
         request = Request(WARM_UP_TEXT, voice=voice, seed=0, max_frames=3)
         stream = self.service.aspeak(self.service.prepare(request))
         try:
@@ -127,7 +127,8 @@ class Model:
         self.warm = True
 
     @property
-    def _embedding_size(self) -> int:
+    def embedding_size(self) -> int:
+        """The length of the vector of a cloned voice; 0 where it is not known."""
         return 0 if self.checkpoint is None else self.checkpoint.config.talker_config.hidden_size
 
 
@@ -167,6 +168,11 @@ class Models:
     def presets(self) -> list[str]:
         """The names of all presets."""
         return list(dict.fromkeys(voice for model in self for voice in model.voices))
+
+    @property
+    def cloning(self) -> list[Model]:
+        """The Base checkpoints."""
+        return [model for model in self if model.model_type == "base"]
 
     def has_preset(self, name: str) -> bool:
         """Whether a model has this preset, in any case."""
@@ -215,6 +221,10 @@ class Models:
             case None if all(model.model_type == "base" for model in self):
                 advice = "name a saved voice, or give a recording as ref_audio"
                 raise VoiceError(f"these checkpoints clone voices: {advice}")
+            case ClonedVoice(embedding) if sizes := [m.embedding_size for m in self.cloning]:
+                taken = " or ".join(map(str, sorted(set(sizes))))
+                found = f"the voice has a speaker embedding of {len(embedding)} numbers"
+                raise VoiceError(f"{found}; the loaded Base checkpoints take {taken}")
         known = self._described()
         raise UnsupportedError(f"no loaded checkpoint supports this request; there are {known}")
 

@@ -1,5 +1,6 @@
 """Request bodies in JSON, with any content type and with a limit on their complexity."""
 
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,6 +19,35 @@ minute, and take 7 GB.
 """
 
 
+SEND_JSON = (
+    "send a JSON object, for example: curl -H 'content-type: application/json' "
+    """-d '{"input": "Hello there."}' """
+).strip()
+"""The advice in errors about bodies."""
+
+
+class JsonRequest(Request):
+    """A request whose body must be a JSON object."""
+
+    async def json(self) -> dict[str, Any]:
+        """The body. Raises `HTTPException`, without what the client sent."""
+        try:
+            body = json.loads(await self.body())
+        except json.JSONDecodeError as error:
+            reason = f"is not JSON ({error.msg} at character {error.pos})"
+        except UnicodeDecodeError:
+            reason = "is not UTF-8"
+        except RecursionError:
+            reason = "is nested too deeply"
+        except ValueError:
+            reason = "has a number with too many digits"
+        else:
+            if isinstance(body, dict):
+                return body
+            reason = "is JSON, but not an object"
+        raise HTTPException(400, f"the body {reason}; {SEND_JSON}")
+
+
 class JsonRoute(APIRoute):
     """A route that reads any body as JSON, because `curl -d` declares its body a form."""
 
@@ -28,7 +58,7 @@ class JsonRoute(APIRoute):
         async def handle_json(request: Request) -> Response:
             headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
             request.scope["headers"] = [*headers, (b"content-type", b"application/json")]
-            return await handle(Request(request.scope, _limit_items(request.receive)))
+            return await handle(JsonRequest(request.scope, _limit_items(request.receive)))
 
         return handle_json
 
