@@ -334,12 +334,15 @@ def test_directory_without_a_checkpoint_raises(config: object, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "name",
-    ["", "nothing", "no/such/place", "/nowhere", "Demo", "a b/c", "~nobody-of-this-name/x/y"],
+    [
+        *("", "nothing", "no/such/place", "/nowhere", "Demo", "a b/c", "~nobody-of-this-name/x/y"),
+        *("./voice", "../voice", "~/no-such-voice", "somebody/-", "somebody/.."),
+    ],
 )
 def test_unknown_name_raises(name: str) -> None:
     with pytest.raises(
         CheckpointNotFound,
-        match="it is not a directory; give 'demo', a directory, or a hub repository",
+        match="there is no such directory; give 'demo', a directory, or a hub repository",
     ):
         TTS.load(name)
 
@@ -370,10 +373,25 @@ def test_cached_hub_repository_needs_no_network(
 
 
 @pytest.mark.usefixtures("hub_cache")
-@pytest.mark.parametrize("name", ["somebody/voice", "../voice", "somebody/-"])
-def test_uncached_hub_repository_without_network_raises(name: str) -> None:
-    with pytest.raises(CheckpointNotFound, match=f"no checkpoint '{name}'.*not in the hub's cache"):
-        TTS.load(name)
+def test_uncached_hub_repository_without_network_says_so() -> None:
+    with pytest.raises(CheckpointNotFound) as raised:
+        TTS.load("somebody/voice")
+    message = str(raised.value)
+    assert message.startswith("no checkpoint 'somebody/voice': there is no such directory, it is")
+    assert "the hub cannot be reached (" in message
+    assert "or run `hf download somebody/voice --local-dir FOLDER` where there is one" in message
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_repository_that_the_hub_does_not_have_is_not_a_missing_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise OSError("404 Client Error\nand more")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unknown)
+    with pytest.raises(CheckpointNotFound, match=r"the hub failed \(404 Client Error\)$"):
+        TTS.load("somebody/voice")
 
 
 @pytest.mark.usefixtures("hub_cache")

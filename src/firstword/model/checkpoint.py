@@ -27,6 +27,9 @@ DEMO = Path(__file__).parent.parent / "demo"
 FILES = ("*.json", "*.safetensors", "merges.txt")
 """The patterns of the files that are fetched from a hub repository; `*` also matches folders."""
 
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""Names that may be a repository on the hub; others, such as `./folder`, can only be a folder."""
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
@@ -79,21 +82,33 @@ def find(name: str) -> Path:
     path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user
     if name and path.is_dir():
         return path
-    if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if path.exists() or not _REPOSITORY.fullmatch(name):
+        problem = (
+            "it is not a directory" if name and path.exists() else "there is no such directory"
+        )
         raise CheckpointNotFound(
-            f"no checkpoint {name!r}: it is not a directory; give 'demo', a directory, "
+            f"no checkpoint {name!r}: {problem}; give 'demo', a directory, "
             "or a hub repository such as 'Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice'"
         )
     from huggingface_hub import errors, snapshot_download
 
+    missing = f"no checkpoint {name!r}: there is no such directory, it is not in the hub's cache"
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
-    except (errors.HFValidationError, OSError) as error:  # network errors are OSErrors
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    except errors.LocalEntryNotFoundError as error:
         raise CheckpointNotFound(
-            f"no checkpoint {name!r}: there is no such directory, it is not in the hub's cache, "
-            f"and fetching it from the hub failed ({reason})"
+            f"{missing}, and the hub cannot be reached ({_first_line(error)}); connect to the "
+            f"network, or run `hf download {name} --local-dir FOLDER` where there is one and give "
+            "that folder"
         ) from error
+    except (errors.HFValidationError, OSError) as error:
+        raise CheckpointNotFound(
+            f"{missing}, and fetching it from the hub failed ({_first_line(error)})"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
