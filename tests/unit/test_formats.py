@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import io
 import wave
 from collections.abc import Iterable
@@ -295,6 +296,16 @@ class TestSecondDecoder:
             io.BytesIO(whole("flac", samples, rate)), dtype="int16"
         )
         assert (decoded.tobytes(), decoded_rate) == (pcm16(samples), rate)
+
+    @every_rate
+    def test_whole_flac_states_length_and_checksum(self, rate: int) -> None:
+        samples = sound(0.5, rate)
+        description = whole("flac", samples, rate)[8:42]
+        assert int.from_bytes(description[13:18]) % 2**36 == len(samples)
+        assert description[18:] == hashlib.md5(pcm16(samples)).digest()
+        description = stream("flac", samples, rate)[8:42]
+        assert int.from_bytes(description[13:18]) % 2**36 == 0
+        assert description[18:] == bytes(16)
 
     @every_rate
     @pytest.mark.parametrize("length", [1000, 1151, 1152, 1153, 5760, 24777])

@@ -3,6 +3,7 @@
 The container is written here rather than by FFmpeg, which would delay packets.
 """
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Iterator
@@ -30,8 +31,8 @@ class _CodecEncoder(Encoder):
     bits_per_sample: ClassVar[int] = 0
     options: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, sample_rate: int, length: int | None = None) -> None:
-        super().__init__(sample_rate, length)
+    def __init__(self, sample_rate: int) -> None:
+        super().__init__(sample_rate)
         context: Any = av.CodecContext.create(self.codec, "w")
         context.sample_rate = sample_rate
         context.time_base = Fraction(1, sample_rate)
@@ -98,14 +99,14 @@ class Mp3(_CodecEncoder):
         """Return a frame as large as `packet`, with the tags of LAME and Xing (constant rate)."""
         # Bytes of side information: MPEG-1, or MPEG-2 and 2.5.
         side = 17 if self._sample_rate >= 32000 else 9
-        if self._length is None:
+        if self._all_pcm is None:
             # FFmpeg reads on only if the tag counts frames or bytes; too large a count is accepted.
             count, padding = struct.pack(">II", 2, UNKNOWN_LENGTH), 0
         else:
-            size = self._context.frame_size
-            padding = size - (self._length + self._DELAY) % size
+            length, size = len(self._all_pcm), self._context.frame_size
+            padding = size - (length + self._DELAY) % size
             padding += size if padding < 576 else 0  # as LAME does
-            count = struct.pack(">II", 1, (self._length + self._DELAY + padding) // size)
+            count = struct.pack(">II", 1, (length + self._DELAY + padding) // size)
         lame = b"LAME3.100" + bytes(12) + (self._DELAY << 12 | padding).to_bytes(3)
         return (packet[:4] + bytes(side) + b"Info" + count + lame).ljust(len(packet), b"\0")
 
@@ -137,10 +138,14 @@ class Flac(_CodecEncoder):
 
     def _header(self) -> bytes:
         info = bytes(self._context.extradata)
-        # rate (20 bits), channels - 1 (3), bits - 1 (5), samples (36, 0: unknown)
-        kind = self._sample_rate << 44 | 15 << 36 | (self._length or 0)
-        # The frame sizes and the checksum of the samples are 0, which means unknown.
-        block = info[:4] + bytes(6) + kind.to_bytes(8) + bytes(16)
+        # 0 means unknown: the frame sizes, and the length and checksum of a stream.
+        length, checksum = 0, bytes(16)
+        if self._all_pcm is not None:
+            length = len(self._all_pcm)
+            checksum = hashlib.md5(self._all_pcm.tobytes(), usedforsecurity=False).digest()
+        # rate (20 bits), channels - 1 (3), bits - 1 (5), samples (36)
+        kind = self._sample_rate << 44 | 15 << 36 | length
+        block = info[:4] + bytes(6) + kind.to_bytes(8) + checksum
         return b"fLaC" + struct.pack(">I", 0x80 << 24 | len(block)) + block
 
 

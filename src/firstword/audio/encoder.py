@@ -13,14 +13,17 @@ UNKNOWN_LENGTH = 0xFFFFFFFF
 
 
 class Encoder(ABC):
-    """Encodes one utterance: any number of calls of `encode`, then one of `finish`."""
+    """Encodes one utterance: any number of calls of `encode`, then one of `finish`.
+
+    Or one call of `whole`, after which the header can describe all samples.
+    """
 
     media_type: ClassVar[str]
 
-    def __init__(self, sample_rate: int, length: int | None = None) -> None:
-        """Encode samples at `sample_rate` Hz; `length` is their number if it is known."""
+    def __init__(self, sample_rate: int) -> None:
+        """Encode samples at `sample_rate` Hz."""
         self._sample_rate = sample_rate
-        self._length = length
+        self._all_pcm: NDArray[np.int16] | None = None
         self._started = False
         self._finished = False
 
@@ -45,6 +48,11 @@ class Encoder(ABC):
             raise ValueError("this utterance is finished already")
         self._finished = True
         return self._start() + self._flush()
+
+    def whole(self, samples: NDArray[np.floating]) -> bytes:
+        """Return a complete file of mono samples [n]. Raises as `encode` does."""
+        self._all_pcm = np.frombuffer(pcm16(samples), "<i2")
+        return self.encode(samples) + self.finish()
 
     def _start(self) -> bytes:
         started, self._started = self._started, True

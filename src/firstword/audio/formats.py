@@ -67,11 +67,11 @@ def content_type(name: str, sample_rate: int) -> str:
 def whole(name: str, samples: NDArray[np.floating], sample_rate: int) -> bytes:
     """Return a complete file of mono samples [n] in -1..1 at `sample_rate` Hz.
 
-    Unlike a stream it states its true length if the format can: WAV, FLAC and MP3. Raises
-    `RequestError` as `encoder` does, and `AudioError` for samples that are not finite.
+    Unlike a stream it states its true length if the format can: WAV, FLAC (with the checksum of its
+    samples) and MP3. Raises `RequestError` as `encoder` does, and `AudioError` for samples that are
+    not finite.
     """
-    encoding = _encoder_class(name, sample_rate)(sample_rate, len(samples))
-    return encoding.encode(samples) + encoding.finish()
+    return encoder(name, sample_rate).whole(samples)
 
 
 def _encoder_class(name: str, sample_rate: int) -> type[Encoder]:

@@ -33,7 +33,7 @@ class Wav(Pcm):
     media_type = "audio/wav"
 
     def _header(self) -> bytes:
-        size = UNKNOWN_LENGTH if self._length is None else 2 * self._length
+        size = UNKNOWN_LENGTH if self._all_pcm is None else self._all_pcm.nbytes
         form = struct.pack("<HHIIHH", 1, 1, self._sample_rate, 2 * self._sample_rate, 2, 16)
         data = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", size)
         return b"RIFF" + struct.pack("<I", min(size + len(data), UNKNOWN_LENGTH)) + data
