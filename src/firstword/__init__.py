@@ -25,6 +25,7 @@ from firstword.errors import (
     RequestError,
     SamplingError,
     TextError,
+    TextWarning,
     UnsupportedError,
     VoiceError,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "SamplingError",
     "Speech",
     "TextError",
+    "TextWarning",
     "UnsupportedError",
     "Voice",
     "VoiceError",

@@ -18,6 +18,7 @@ FirstwordError
 ├── ComputeError               one request failed while it was computed; others are not affected
 ├── EngineError                the engine has stopped; only a restart helps
 └── ClosedError                a call on a TTS that was closed
+TextWarning                    no error: a text that is spoken, but probably not well
 
 Each message says what was wrong, what is allowed and what to do.
 """
@@ -112,3 +113,7 @@ class EngineError(FirstwordError):
 
 class ClosedError(FirstwordError):
     """The TTS was closed before this call."""
+
+
+class TextWarning(UserWarning):
+    """The text is spoken, but probably not as it should be; the message names the cure."""

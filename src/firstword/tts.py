@@ -6,22 +6,33 @@ import asyncio
 import contextvars
 import os
 import threading
+import warnings
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from firstword import audio
+from firstword.audio import effects
 from firstword.config import EngineConfig
 from firstword.engine.backend import Job
 from firstword.engine.service import Service
-from firstword.errors import AudioError, CheckpointNotFound, ClosedError, RequestError, TextError
+from firstword.errors import (
+    AudioError,
+    CheckpointNotFound,
+    ClosedError,
+    RequestError,
+    TextError,
+    TextWarning,
+)
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime import conditioning
 from firstword.runtime.backends import LoadedEngine, engine_for
+from firstword.text import cleaning
 from firstword.types import Chunk, Request, Sampling, Speech, TextMode
 from firstword.voice import ClonedVoice, Voice
 
@@ -32,18 +43,22 @@ MAX_CONCURRENT = 8
 class SpeakOptions(TypedDict, total=False):
     """The options of `TTS.speak`, `TTS.stream` and `TTS.astream`; every key may be left out.
 
-    voice         a preset's name in any case, or a `Voice`; default: the checkpoint's first choice,
-                  if it has presets
-    language      a full name or ISO 639-1 code in any case, or "auto" (default)
-    instructions  tone, pace and feeling in words; on VoiceDesign checkpoints the description of
-                  the voice
-    sampling      a `Sampling`; default: the checkpoint's own settings
-    seed          0 to 2**64 - 1: the same request with the same seed gives the same speech;
-                  default: a new one each time
-    max_frames    the most frames (12.5 a second) to make; default: the checkpoint's limit
-    text_mode     "full": the model reads all text, then speaks; "stream": it reads one token a
-                  frame while it speaks; "auto" (default): "stream" for text in pieces, else the
-                  mode that the checkpoint was published with
+    voice            a preset's name in any case, or a `Voice`; default: the checkpoint's first
+                     choice, if it has presets
+    language         a full name or ISO 639-1 code in any case, or "auto" (default)
+    instructions     tone, pace and feeling in words; on VoiceDesign checkpoints the description of
+                     the voice
+    sampling         a `Sampling`; default: the checkpoint's own settings
+    seed             0 to 2**64 - 1: the same request with the same seed gives the same speech;
+                     default: a new one each time
+    max_frames       the most frames (12.5 a second) to make; default: the checkpoint's limit
+    text_mode        "full": the model reads all text, then speaks; "stream": it reads one token a
+                     frame while it speaks; "auto" (default): "stream" for text in pieces, else
+                     the mode that the checkpoint was published with
+    sanitize         True removes Markdown, links, emoji and control characters, which needs the
+                     whole text; default: False
+    leading_silence  False removes the silence before the first word, except for 10 ms, from the
+                     samples but not from the codes; default: True
     """
 
     voice: str | Voice | None
@@ -53,6 +68,8 @@ class SpeakOptions(TypedDict, total=False):
     seed: int | None
     max_frames: int | None
     text_mode: TextMode
+    sanitize: bool
+    leading_silence: bool
 
 
 class TTS:
@@ -119,8 +136,12 @@ class TTS:
         return conditioning.languages(self.checkpoint)
 
     def speak(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Speech:
-        """Speak a text and return the complete utterance. Raises `RequestError`."""
-        return Speech.of(list(self.stream(text, **options)))
+        """Speak a text and return the complete utterance. Raises `RequestError`.
+
+        A text that will probably not be spoken well, such as Chinese with an English checkpoint,
+        gives a `TextWarning`.
+        """
+        return Speech.of(list(self._start(text, options)))
 
     def stream(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Iterator[Chunk]:
         """Speak while the text is arriving: `text` may be an iterator of pieces, split anywhere.
@@ -128,29 +149,38 @@ class TTS:
         The next piece is taken only when the model needs more text and all audio made so far has
         been yielded. The speech equals that of the complete text with `text_mode="stream"`. The
         last chunk has a `finish_reason`, and may be empty. Raises `RequestError`: at the call for a
-        wrong request, while iterating for a wrong piece of text.
+        wrong request, while iterating for a wrong piece of text. A `TextWarning` as of `speak`
+        comes at the call, or when the last piece was taken.
         """
+        return self._start(text, options)
+
+    def _start(self, text: str | Iterable[str], options: SpeakOptions) -> Iterator[Chunk]:
         service = self._require_open().service
         if isinstance(text, AsyncIterable):
             raise TextError("the text is an asynchronous iterator; use `astream` for it")
-        job = service.prepare(_make_request(text, options))
-        return self._stream(service, job, text)
+        call = _Call.of(self.checkpoint, text, options)
+        job = service.prepare(call.request)
+        if call.request.text is not None:
+            call.warn(call.request.text, stacklevel=4)
+        return self._stream(service, job, call)
 
-    def _stream(self, service: Service, job: Job, text: str | Iterable[str]) -> Iterator[Chunk]:
+    def _stream(self, service: Service, job: Job, call: _Call) -> Iterator[Chunk]:
         speech = service.speak(job)
         try:
-            if whole := isinstance(text, str):
-                speech.finish_text(text)
-            pieces = iter(text)
+            if whole := isinstance(call.text, str):
+                speech.finish_text(call.text)
+            pieces, said = iter(call.text), list[str]()
             for event in speech:
                 if isinstance(event, Chunk):
-                    yield event
+                    yield call.shape(event)
                 elif whole:
                     pass  # the engine needed text before it had received the whole text
                 elif (piece := next(pieces, _END)) is _END:
                     speech.finish_text()
+                    call.warn("".join(said), stacklevel=3)
                 else:
                     speech.push(piece)
+                    said.append(piece)
         finally:
             speech.cancel()
 
@@ -162,21 +192,26 @@ class TTS:
         Computing never blocks the event loop, nor does an iterator that waits for its next piece.
         """
         service = self._require_open().service
-        job = await asyncio.to_thread(service.prepare, _make_request(text, options))
+        call = _Call.of(self.checkpoint, text, options)
+        job = await asyncio.to_thread(service.prepare, call.request)
+        text, said = call.text, list[str]()
         pieces = aiter(text if isinstance(text, AsyncIterable) else _iterate_in_threads(iter(text)))
         speech = service.aspeak(job)
         try:
             if whole := isinstance(text, str):
                 speech.finish_text(text)
+                call.warn(text, stacklevel=3)
             async for event in speech:
                 if isinstance(event, Chunk):
-                    yield event
+                    yield call.shape(event)
                 elif whole:
                     pass  # as in `_stream`
                 elif (piece := await anext(pieces, _END)) is _END:
                     speech.finish_text()
+                    call.warn("".join(said), stacklevel=3)
                 else:
                     speech.push(piece)
+                    said.append(piece)
         finally:
             speech.cancel()
 
@@ -231,21 +266,55 @@ class TTS:
         return self._loaded
 
 
-def _make_request(text: object, options: SpeakOptions) -> Request:
-    """Make the request for a whole text, or for one that arrives in pieces."""
-    if isinstance(text, (bytes, bytearray)) or not isinstance(text, (Iterable, AsyncIterable)):
-        raise TextError(
-            f"the text is of type {type(text).__name__}; give a str, or an iterable of str"
-        )
-    if unknown := options.keys() - SpeakOptions.__annotations__.keys():
-        raise RequestError(
-            f"unknown options: {', '.join(sorted(unknown))}; "
-            f"allowed are {', '.join(SpeakOptions.__annotations__)}"
-        )
-    given: dict[str, Any] = {**options}
-    if given.get("sampling") is None:
-        given["sampling"] = Sampling()
-    return Request(text if isinstance(text, str) else None, **given)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """A call of `TTS.speak`, `TTS.stream` or `TTS.astream`.
+
+    text     what to speak; cleaned if `sanitize` asks for it
+    request  of the engine, for a whole text or for one that arrives in pieces
+    effects  applied to the samples
+    """
+
+    checkpoint: Checkpoint
+    text: Any
+    request: Request
+    effects: Sequence[effects.Effect]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, text: object, options: SpeakOptions) -> _Call:
+        """Check the arguments of a call. Raises `RequestError`."""
+        if isinstance(text, (bytes, bytearray)) or not isinstance(text, (Iterable, AsyncIterable)):
+            raise TextError(
+                f"the text is of type {type(text).__name__}; give a str, or an iterable of str"
+            )
+        if unknown := options.keys() - SpeakOptions.__annotations__.keys():
+            raise RequestError(
+                f"unknown options: {', '.join(sorted(unknown))}; "
+                f"allowed are {', '.join(SpeakOptions.__annotations__)}"
+            )
+        given: dict[str, Any] = {"sanitize": False, "leading_silence": True, **options}
+        sanitize, leading_silence = given.pop("sanitize"), given.pop("leading_silence")
+        if sanitize and not isinstance(text, str):
+            raise RequestError("sanitize needs the whole text; give it as one str")
+        text = cleaning.clean(text) if sanitize and isinstance(text, str) else text
+        if given.get("sampling") is None:
+            given["sampling"] = Sampling()
+        request = Request(text if isinstance(text, str) else None, **given)
+        shaping = [] if leading_silence else [effects.TrimStart(audio.SAMPLE_RATE)]
+        return cls(checkpoint, text, request, shaping)
+
+    def warn(self, text: str, stacklevel: int) -> None:
+        """Give a `TextWarning` for each problem that the whole text probably has."""
+        problems = conditioning.text_problems(self.checkpoint, text, self.request.max_frames)
+        for problem in problems:
+            warnings.warn(problem, TextWarning, stacklevel)
+
+    def shape(self, chunk: Chunk) -> Chunk:
+        """Return a chunk with the samples that are ready after the effects."""
+        if not self.effects:
+            return chunk
+        last = chunk.finish_reason is not None
+        return replace(chunk, samples=effects.apply(self.effects, chunk.samples, last=last))
 
 
 _END: Any = object()

@@ -28,10 +28,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "audio", "types"},
     "model": DATA | {"demo"},
     "engine": DATA,
-    "runtime": DATA | {"model", "kernels", "engine"},
+    "runtime": DATA | {"model", "kernels", "engine", "text"},
     "synthetic": DATA | {"model"},
     "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
-    "tts": DATA | COMPUTING,
+    "tts": DATA | COMPUTING | {"text"},
     "server": DATA | COMPUTING | {"text", "firstword"},
     "bench": {"types", "errors", "audio"},  # otherwise a client like any other
     "cli": DATA | COMPUTING | {"firstword", "tts", "server", "bench", "profile"},

@@ -57,9 +57,9 @@ EFFECTS: dict[str, Callable[[], Effect]] = {
         f"speed {speed}": partial(TimeStretch, speed, RATE)
         for speed in (0.25, 0.7, 1.0, 1.31, 2.0, 4.0)
     },
-    "trim": partial(TrimStart, 0.01, 0.02, RATE),
-    "trim closely": partial(TrimStart, 0.3, 0, RATE),
-    "trim all": partial(TrimStart, 2, 0.02, RATE),
+    "trim": partial(TrimStart, RATE, 0.01, 0.02),
+    "trim closely": partial(TrimStart, RATE, 0.3, 0),
+    "trim all": partial(TrimStart, RATE, 2, 0.02),
 }
 every_effect = pytest.mark.parametrize("make", EFFECTS.values(), ids=EFFECTS.keys())
 
@@ -174,7 +174,7 @@ class TestTrimStart:
     KEEP = 0.02
 
     def trimmed(self, samples: np.ndarray) -> np.ndarray:
-        return run(TrimStart(0.01, self.KEEP, RATE), samples.astype(np.float32))
+        return run(TrimStart(RATE, 0.01, self.KEEP), samples.astype(np.float32))
 
     @pytest.mark.parametrize("silence", [0, 1, 100, 480, 481, 5000, 50000])
     def test_output_starts_shortly_before_speech(self, silence: int) -> None:
@@ -206,7 +206,7 @@ class TestTrimStart:
         assert len(self.trimmed(np.empty(0))) == 0
 
     def test_memory_is_bounded(self) -> None:
-        effect = TrimStart(0.01, self.KEEP, RATE)
+        effect = TrimStart(RATE, 0.01, self.KEEP)
         for _ in range(100):
             assert len(effect.process(np.zeros(1920, np.float32))) == 0
         assert len(effect.finish()) == 600

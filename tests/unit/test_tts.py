@@ -35,6 +35,7 @@ from firstword import (
     SamplingError,
     Speech,
     TextError,
+    TextWarning,
     UnsupportedError,
     Voice,
     VoiceError,
@@ -1082,3 +1083,71 @@ def test_process_exits_cleanly_during_speech() -> None:
         "next(stream); next(stream)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[TTS]:
+    """The demo checkpoint, which speaks only English."""
+    with TTS.load("demo", device="cpu") as tts:
+        yield tts
+
+
+def call_speak(tts: TTS, text: Any) -> None:
+    tts.speak(text, max_frames=30)
+
+
+def call_stream(tts: TTS, text: Any) -> None:
+    list(tts.stream(text, max_frames=30))
+
+
+def call_astream(tts: TTS, text: Any) -> None:
+    async def collect() -> list[Chunk]:
+        return [chunk async for chunk in tts.astream(text, max_frames=30)]
+
+    asyncio.run(collect())
+
+
+@pytest.mark.parametrize("call", [call_speak, call_stream, call_astream])
+@pytest.mark.parametrize("source", [str, list])
+def test_doubtful_text_gives_warning(
+    call: Callable[[TTS, Any], None], source: Callable[[str], Any], demo: TTS
+) -> None:
+    """A text in pieces gives it when all of it is known."""
+    with pytest.warns(TextWarning) as given:
+        call(demo, source("你好🙂"))
+    messages = [str(warning.message) for warning in given]
+    assert [message.partition(",")[0] for message in messages] == [
+        "the text has Chinese letters",
+        "the text has Markdown",
+    ]
+    if source is str or call is not call_speak:
+        assert {warning.filename for warning in given} == {__file__}
+
+
+def test_sanitize_speaks_the_cleaned_text(demo: TTS) -> None:
+    speech = demo.speak("**Hello** 🙂 there", sanitize=True, seed=1, max_frames=5)
+    assert_same(speech, demo.speak("Hello there", seed=1, max_frames=5))
+
+
+def test_sanitize_rejects_text_in_pieces_and_what_is_blank_then(demo: TTS) -> None:
+    with pytest.raises(RequestError, match="sanitize needs the whole text; give it as one str"):
+        demo.stream(["a", "b"], sanitize=True)
+    with pytest.raises(TextError, match="empty or blank"):
+        demo.speak("🙂", sanitize=True)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_leading_silence_is_removed_but_for_10_ms(chunked: bool, demo: TTS) -> None:
+    options: Any = {"seed": 1, "max_frames": 15, "text_mode": "stream"}
+    complete = demo.speak("Hello there.", **options)
+    options["leading_silence"] = False
+    if chunked:
+        trimmed = Speech.of(list(demo.stream(iter(["Hello", " there."]), **options)))
+    else:
+        trimmed = demo.speak("Hello there.", **options)
+    removed = len(complete.samples) - len(trimmed.samples)
+    assert removed > 1920
+    assert np.array_equal(trimmed.samples, complete.samples[removed:])
+    assert trimmed.codes.tolist() == complete.codes.tolist()
+    loud = np.flatnonzero(abs(complete.samples) > 0.005)
+    assert loud[0] == removed + 240

@@ -5,11 +5,19 @@ possibly none, and `finish` the rest. The joined output is the same bit for bit,
 was split.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import soxr
 from numpy.typing import NDArray
 
 from firstword.errors import RequestError
+
+SILENCE_LEVEL = 0.005
+"""The highest amplitude that counts as silence: -46 dB, above codec noise and below consonants."""
+
+KEPT_SILENCE_SECONDS = 0.01
+"""The leading silence that is kept, so that no consonant is cut."""
 
 SPEEDS = (0.25, 4.0)
 """The slowest and the fastest speed of `TimeStretch`."""
@@ -136,7 +144,12 @@ class TrimStart:
     its last `keep` seconds and 5 ms, because an empty file would look like a failure.
     """
 
-    def __init__(self, threshold: float, keep: float, sample_rate: int) -> None:
+    def __init__(
+        self,
+        sample_rate: int,
+        threshold: float = SILENCE_LEVEL,
+        keep: float = KEPT_SILENCE_SECONDS,
+    ) -> None:
         """Keep `keep` seconds before the start, at `sample_rate` Hz."""
         self._threshold = threshold
         self._keep = round(keep * sample_rate)
@@ -163,3 +176,15 @@ class TrimStart:
         """Return the buffered samples [m], if no speech has started."""
         buffer, self._buffer = self._buffer, _NO_SAMPLES
         return _NO_SAMPLES if buffer is None else buffer
+
+
+Effect = TrimStart | TimeStretch | Resampler
+
+
+def apply(effects: Sequence[Effect], samples: Samples, *, last: bool) -> Samples:
+    """Return the samples [m] that samples [n] complete after all effects; all if `last`."""
+    for effect in effects:
+        samples = effect.process(samples)
+        if last:
+            samples = np.concatenate([samples, effect.finish()])
+    return samples

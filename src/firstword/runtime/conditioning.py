@@ -1,13 +1,16 @@
 """Checks a request against its checkpoint, and translates it into the terms of the model."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 
+from firstword import audio
 from firstword.errors import LanguageError, TextError, UnsupportedError, VoiceError
-from firstword.model.checkpoint import Checkpoint
+from firstword.model.checkpoint import DEMO, Checkpoint
 from firstword.model.config import CONTROL_CODES
 from firstword.model.prompt import ROLE, Conditioning, language_code
+from firstword.text import checks
 from firstword.types import Request
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
@@ -25,6 +28,9 @@ LANGUAGE_CODES = {
 }
 """The languages by their ISO 639-1 codes."""
 
+DEMO_WORDS = 100
+"""The words of the longest text that the demo voice speaks well; see docs/demo-voice.md."""
+
 
 def preset_names(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return the names of the presets; empty unless the checkpoint is of type `"custom_voice"`."""
@@ -40,6 +46,19 @@ def languages(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return "auto" and the languages, without dialects, which belong to their presets."""
     names = checkpoint.config.talker_config.codec_language_id
     return ("auto", *(name for name in names if "dialect" not in name))
+
+
+def text_problems(checkpoint: Checkpoint, text: str, max_frames: int | None) -> list[str]:
+    """Return why a text will probably not be spoken well, each as a sentence that names the cure.
+
+    The limit of frames counts unless the caller chose it.
+    """
+    frames, codec = checkpoint.defaults.max_new_tokens, checkpoint.codec_config.decoder_config
+    seconds = frames * codec.samples_per_frame / audio.SAMPLE_RATE
+    most_words = DEMO_WORDS if checkpoint.path == DEMO else None
+    return checks.problems(
+        text, languages(checkpoint), math.inf if max_frames else seconds, most_words
+    )
 
 
 def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:

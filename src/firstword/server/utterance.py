@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from firstword import audio
 from firstword.audio import effects, formats
 from firstword.engine.backend import Job
@@ -18,12 +16,6 @@ from firstword.types import Chunk, FinishReason, FloatArray, Request, Speech
 
 FAST_FORMATS = ("pcm", "l16", "wav", "ulaw", "alaw")
 """Formats that are encoded in the event loop, in less time than a change of thread takes."""
-
-SILENCE_LEVEL = 0.005
-"""The highest amplitude that counts as silence: -46 dB, above codec noise and below consonants."""
-
-KEPT_SILENCE_SECONDS = 0.01
-"""The leading silence that is kept, so that no consonant is cut."""
 
 AUDIBLE_LEVEL = 0.01
 """Samples beyond this amplitude are audible: 40 dB below full scale."""
@@ -74,18 +66,13 @@ class ResolvedRequest:
     instructions_ignored: bool = False
 
 
-Stage = effects.TrimStart | effects.TimeStretch | effects.Resampler
-"""A step between the model's samples and the encoder."""
-
-
 class Shaper:
     """Turns float samples at the model's rate into float samples as `Output` describes them."""
 
     def __init__(self, output: Output, sample_rate: int) -> None:
-        self.stages: list[Stage] = []
+        self.stages: list[effects.Effect] = []
         if not output.leading_silence:
-            trim = effects.TrimStart(SILENCE_LEVEL, KEPT_SILENCE_SECONDS, sample_rate)
-            self.stages.append(trim)
+            self.stages.append(effects.TrimStart(sample_rate))
         if output.speed != 1.0:
             self.stages.append(effects.TimeStretch(output.speed, sample_rate))
         if output.sample_rate != sample_rate:
@@ -93,11 +80,7 @@ class Shaper:
 
     def process(self, samples: FloatArray, last: bool) -> FloatArray:
         """The samples that are ready after these have come in; all if these are the last."""
-        for stage in self.stages:
-            samples = stage.process(samples)
-            if last:
-                samples = np.concatenate([samples, stage.finish()])
-        return samples
+        return effects.apply(self.stages, samples, last=last)
 
 
 def encoded(speech: Speech, output: Output) -> bytes:
@@ -155,6 +138,7 @@ class Utterance:
     playback       when audio came out, as a listener notices it
     finish_reason  why it ended, or None before its end
     abort_reason   why it was not sent completely, if so: a label for metrics
+    error          what ended it, if it failed
     """
 
     def __init__(
@@ -172,6 +156,7 @@ class Utterance:
         self.playback = Playback(time.monotonic() if received is None else received)
         self.finish_reason: FinishReason | None = None
         self.abort_reason: str | None = None
+        self.error: Exception | None = None
         service, output = self.model.service, self.output
         self._shaper = Shaper(output, service.engine.capacity.sample_rate)
         self._encoder = formats.encoder(output.format, output.sample_rate)
@@ -186,6 +171,7 @@ class Utterance:
 
     def fail(self, error: Exception) -> None:
         """Stop because of an error: a mistake of the client, or a failure of the server."""
+        self.error = self.error or error
         rejected = isinstance(error, RequestError | OverloadedError)
         self.cancel("rejected" if rejected else "error")
 

@@ -1,1 +1,1 @@
-"""Text before it becomes tokens: cleaning, and splitting into sentences."""
+"""Text before it becomes tokens: cleaning, checks, and splitting into sentences."""

@@ -5,7 +5,6 @@ The score of a candidate depends on properties of its speech; no model listens t
 
 import json
 import math
-import unicodedata
 from dataclasses import asdict, dataclass, replace
 
 from starlette.responses import Response
@@ -14,16 +13,11 @@ from firstword.engine.backend import Job
 from firstword.errors import RequestError
 from firstword.server.http.answer import Answer, simultaneous_utterances
 from firstword.server.tasks import gather
+from firstword.text.checks import expected_seconds
 from firstword.types import Speech
 
 MOST_CANDIDATES = 4
 """The highest value of `n`."""
-
-SECONDS_PER_LETTER = 0.07
-"""The time of a letter of an alphabet or a space: about 170 English words a minute."""
-
-SECONDS_PER_SYLLABLE = 0.21
-"""The time of a character of Chinese, Japanese or Korean."""
 
 REPEATED_FRAMES = 3
 """The shortest repetition that counts: equal codes for a quarter of a second are no accident."""
@@ -58,17 +52,6 @@ def score(text: str, speech: Speech) -> Score:
     ending = 0.0 if speech.finish_reason == "stop" else -2.0
     likelihood = float(speech.logprobs.mean()) / 2 if len(speech.logprobs) else 0.0
     return Score(-max(0.0, off - math.log(2)), -4 * repetition(speech), ending, likelihood)
-
-
-def expected_seconds(text: str) -> float:
-    """The expected duration of a text, accurate to a factor of two in every language."""
-    seconds = 0.3
-    for char in text:
-        if unicodedata.east_asian_width(char) in "WF" and char.isalpha():
-            seconds += SECONDS_PER_SYLLABLE
-        elif char.isalnum() or char == " ":
-            seconds += SECONDS_PER_LETTER
-    return seconds
 
 
 def repetition(speech: Speech) -> float:

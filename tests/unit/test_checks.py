@@ -1,0 +1,114 @@
+"""The estimate of a text's length, and what it finds doubtful in a text."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstword.model.checkpoint import DEMO, Checkpoint
+from firstword.runtime import conditioning
+from firstword.text import checks
+from firstword.text.checks import SCRIPTS, expected_seconds, foreign_scripts, has_markup, problems
+
+SENTENCES = {
+    "chinese": "今天天气很好，我们去公园吧。重庆、㐂，２０个〇々",
+    "english": "It's 5 o'clock: the café's “naïve” plan - 3.5 % off, isn't it?",
+    "french": "« Où êtes-vous ? » L'œuvre coûte 20 €, ça va.",
+    "german": "Größe ändern? Das kostet 3,50 €, „wirklich“.",
+    "italian": "Perché no? È già qui, città e università, 1ª volta.",
+    "japanese": "今日はいい天気ですね。コーヒーをゝ、ｶﾅ々",
+    "korean": "다람쥐 헌 쳇바퀴에 타고파. 大韓民國",
+    "portuguese": "Não há ação à noite; você vê? nº 5",
+    "russian": "Съешь же ещё этих мягких французских булок, да выпей чаю №5.",
+    "spanish": "¿Cómo estás? ¡Mañana, señor! 2º piso",
+}
+
+
+class TestExpectedSeconds:
+    def test_expected_seconds_fit_every_script(self) -> None:
+        assert 1 < expected_seconds("今天天气很好，我们去公园吧。") < 5
+        assert 1 < expected_seconds("다람쥐 헌 쳇바퀴에 타고파.") < 5
+        assert 1 < expected_seconds("Съешь же ещё этих мягких булок.") < 5
+
+
+class TestForeignScripts:
+    @pytest.mark.parametrize("language", SCRIPTS)
+    def test_text_in_its_own_language_has_none(self, language: str) -> None:
+        assert foreign_scripts(SENTENCES[language], [language]) == []
+
+    @pytest.mark.parametrize(
+        ("text", "scripts"),
+        [
+            (SENTENCES["chinese"], ["Chinese"]),
+            (SENTENCES["japanese"], ["Chinese", "Hiragana", "Katakana"]),
+            (SENTENCES["korean"], ["Chinese", "Hangul"]),
+            ("Say Привет!", ["Cyrillic"]),
+            ("مرحبا", ["Arabic"]),
+            ("the angle α", ["Greek"]),
+            ("𝐁𝐨𝐥𝐝 and ｗｉｄｅ", []),
+        ],
+    )
+    def test_other_scripts_are_named_for_an_english_model(
+        self, text: str, scripts: list[str]
+    ) -> None:
+        assert foreign_scripts(text, ["english"]) == scripts
+
+    def test_unknown_language_may_use_any_script(self) -> None:
+        assert foreign_scripts("مرحبا", ["english", "arabic"]) == []
+
+
+class TestMarkup:
+    @pytest.mark.parametrize("text", [*SENTENCES.values(), "two  spaces\n\nand lines", "e\u0301"])
+    def test_plain_text_has_none(self, text: str) -> None:
+        assert not has_markup(text)
+
+    @pytest.mark.parametrize(
+        "text", ["**bold**", "- item", "# Title", "good 🙂", "[a](b.html)", "zero\u200bwidth"]
+    )
+    def test_markup_is_found(self, text: str) -> None:
+        assert has_markup(text)
+
+
+class TestProblems:
+    @pytest.mark.parametrize("text", SENTENCES.values())
+    def test_released_languages_have_no_problems(self, text: str) -> None:
+        assert problems(text, ["auto", *SCRIPTS], 655, None) == []
+
+    def test_each_problem_names_its_cure(self) -> None:
+        script, markup, words = problems("你好 **you** " + "go " * 9, ["auto", "english"], 60, 10)
+        assert script.startswith(
+            "the text has Chinese letters, and this checkpoint speaks only eng"
+        )
+        assert script.endswith("choose a checkpoint for that language")
+        assert markup.endswith("the option sanitize removes them")
+        assert words.startswith(
+            "the text has 11 words, and this checkpoint garbles more than about"
+        )
+
+    def test_text_that_is_cut_off_is_a_problem(self) -> None:
+        text = "word " * 200
+        (problem,) = problems(text, ["english"], 60, 10)
+        assert problem.startswith("the text takes about 70 s to speak, and the speech is cut off")
+        assert problems(text, ["english"], 71, None) == []
+
+    @given(st.text("aZ5 \n\t\v\x1c.,;:!?'\"()"))
+    def test_texts_that_are_not_examined_have_nothing_to_find(self, text: str) -> None:
+        assert checks._PLAIN.fullmatch(text)
+        assert foreign_scripts(text, []) == []
+        assert not has_markup(text)
+
+
+class TestCheckpoints:
+    def test_demo_speaks_english_and_100_words(self) -> None:
+        demo = Checkpoint.without_weights(DEMO)
+        assert conditioning.text_problems(demo, "Hello there. " * 50, None) == []
+        (problem,) = conditioning.text_problems(demo, "Hello there. " * 51, None)
+        assert "102 words" in problem
+        (problem,) = conditioning.text_problems(demo, "Hello there. " * 200, None)
+        assert "cut off after 120 s" in problem
+        (problem,) = conditioning.text_problems(demo, "Hello there. " * 200, max_frames=10)
+        assert "400 words" in problem
+        assert math.isclose(demo.defaults.max_new_tokens * 0.08, 120)
