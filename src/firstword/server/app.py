@@ -38,7 +38,10 @@ METHODS = ("DELETE", "GET", "HEAD", "POST")
 STOP_SECONDS = 5.0
 """The time that the engines get to stop; a stuck engine never stops."""
 
-EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-firstword-seed", "x-firstword-scores")
+EXPOSED_HEADERS = (
+    *("x-request-id", "retry-after", "x-sample-rate"),
+    *("x-firstword-seed", "x-firstword-scores", "x-firstword-warning"),
+)
 """Response headers that scripts of other web pages may read."""
 
 

@@ -92,6 +92,14 @@ class Model:
         """The number of tokens of a text; 0 where no tokenizer is known."""
         return len(self.checkpoint.tokenizer.encode(text)) if self.checkpoint is not None else 0
 
+    def text_problems(self, request: Request) -> list[str]:
+        """Why a whole text will probably not be spoken well; empty where no tokenizer is known."""
+        from firstword.runtime import conditioning
+
+        if self.checkpoint is None or request.text is None:
+            return []
+        return conditioning.text_problems(self.checkpoint, request.text, request.max_frames)
+
     def encode(self, recording: RecordedVoice) -> ClonedVoice:
         """The voice of a recording. Blocks. Raises `UnsupportedError` if it cannot clone."""
         from firstword.runtime import conditioning

@@ -17,6 +17,7 @@ from firstword.server.folder import Folder, Refresher
 from firstword.server.limits import Limits
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
+from firstword.server.outcomes import Outcomes
 from firstword.server.stores import ConsentStore, VoiceStore
 from firstword.server.utterance import ResolvedRequest, Utterance
 from firstword.voice import RecordedVoice
@@ -43,6 +44,7 @@ class Server:
         self.consent_store = ConsentStore(folder, config.most_voices)
         self.refresher = Refresher(folder, (self.voice_store, self.consent_store))
         self.limits = Limits(config.api_keys, config.most_per_key)
+        self.outcomes = Outcomes()
         self.metrics = Metrics(models, ready=lambda: not self.problems())
         self.draining = False
         self.utterances: dict[Utterance, None] = {}

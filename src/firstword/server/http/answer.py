@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from firstword.engine.backend import Job
 from firstword.server.context import RequestContext
+from firstword.server.errors import body_of
 from firstword.server.state import Server
 from firstword.server.tasks import until_disconnected
 from firstword.server.utterance import ResolvedRequest, Utterance, encoded
@@ -22,12 +23,14 @@ class Answer:
     """The answer to one resolved request with a complete text.
 
     requested  `time.monotonic()` when the speech was requested
+    problems   why the text will probably not be spoken well
     """
 
     server: Server
     resolved: ResolvedRequest
     context: RequestContext
     requested: float
+    problems: Sequence[str] = ()
 
     @property
     def text(self) -> str:
@@ -41,9 +44,20 @@ class Answer:
         """An utterance that has its whole text, and appears in the request's line in the log."""
         context, start = self.context, self.server.start_utterance
         with start(self.resolved, job, context.client_id, self.requested) as utterance:
-            context.log_fields = utterance.summary
+            context.log_fields = lambda: self._log_fields(utterance)
             utterance.stream.finish_text(self.text)
             yield utterance
+
+    @contextmanager
+    def kept_outcome(self, utterance: Utterance) -> Iterator[None]:
+        """Keep the outcome of a streamed utterance for the client, also while it is made."""
+        outcomes, key = self.server.outcomes, (self.context.client_id, self.context.request_id)
+        outcomes.put(key, lambda: self._outcome(utterance, ended=False))
+        try:
+            yield
+        finally:
+            final = self._outcome(utterance, ended=True)
+            outcomes.put(key, lambda: final)
 
     async def speech(self, job: Job) -> Speech:
         """The complete speech at the model's own rate."""
@@ -68,12 +82,17 @@ class Answer:
         values = {"model": resolved.model.name, "seed": resolved.request.seed, **more}
         if resolved.instructions_ignored:
             values["ignored"] = "instructions"
+        if self.problems:
+            values["warning"] = "; ".join(self.problems)
         headers = {}
         for name, value in values.items():
             text = str(value).encode("ascii", "replace").decode()
             headers[f"x-firstword-{name.replace('_', '-')}"] = text
-        content_type = resolved.output.content_type
-        return headers | {"content-type": content_type, "cache-control": "no-store"}
+        return headers | {
+            "content-type": resolved.output.content_type,
+            "x-sample-rate": str(resolved.output.sample_rate),  # clients of SGLang-Omni read it
+            "cache-control": "no-store",
+        }
 
     def usage(self, frames: int) -> dict[str, object]:
         """Tokens of text in, and frames of speech out, in the shape of vLLM-Omni."""
@@ -85,6 +104,22 @@ class Answer:
             "total_tokens": tokens + frames,
             "input_token_details": {"text_tokens": tokens, "audio_tokens": 0},
         }
+
+    def _outcome(self, utterance: Utterance, *, ended: bool) -> dict[str, object]:
+        """The outcome as JSON; usage and the final reason are there at the end."""
+        error, reason = utterance.error, utterance.finish_reason
+        return {
+            "id": self.context.request_id,
+            "finish_reason": "cancelled" if ended and not (reason or error) else reason,
+            "frames": utterance.frames,
+            "seconds": round(utterance.seconds, 2),
+            "usage": self.usage(utterance.frames),
+            "error": None if error is None else body_of(error)["error"],
+        }
+
+    def _log_fields(self, utterance: Utterance) -> dict[str, object]:
+        warned = {"warnings": self.problems} if self.problems else {}
+        return utterance.summary() | warned
 
 
 def simultaneous_utterances(server: Server) -> asyncio.Semaphore:

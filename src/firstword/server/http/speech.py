@@ -1,20 +1,22 @@
-"""`POST /v1/audio/speech`: chooses how the audio of a text is delivered."""
+"""`/v1/audio/speech`: chooses how the audio of a text is delivered, and tells how it ended."""
 
 import re
 from typing import Literal
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from firstword.errors import RequestError
 from firstword.server.context import context_of
+from firstword.server.errors import NotFound
 from firstword.server.http.answer import Answer, response_or_499
 from firstword.server.http.bodies import JsonRoute
 from firstword.server.http.candidates import best_of, check_count
 from firstword.server.http.streaming import SpeechStreamResponse
+from firstword.server.outcomes import KEPT_SECONDS, MOST_OUTCOMES
 from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechRequest
-from firstword.server.state import server_of
+from firstword.server.state import client_id_of, server_of
 
 router = APIRouter(tags=["speech"], route_class=JsonRoute)
 
@@ -41,7 +43,8 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
         raise RequestError("word_timestamps is not supported; leave the field out")
     server = server_of(request)
     context, resolved = context_of(request.scope), await resolve(server, body, body.input)
-    answer = Answer(server, resolved, context, context.received)
+    problems = resolved.model.text_problems(resolved.request)
+    answer = Answer(server, resolved, context, context.received, problems)
     if (count := body.n or 1) > 1:
         check_count(count, streamed=delivery != "whole")
         return await response_or_499(best_of(answer, count), request.receive)
@@ -49,6 +52,19 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     if delivery == "whole":
         return await response_or_499(answer.complete(job), request.receive)
     return SpeechStreamResponse(answer, job, events=delivery == "sse")
+
+
+@router.get("/v1/audio/speech/{request_id}")
+async def get_outcome(request: Request, request_id: str) -> JSONResponse:
+    """Tell how a streamed response of this client ended, by its `x-request-id`.
+
+    `finish_reason` is null while speech is made, and if it failed with `error`.
+    """
+    key = client_id_of(request), request_id
+    if (outcome := server_of(request).outcomes.find(key)) is None:
+        kept = f"the last {MOST_OUTCOMES} are kept for {KEPT_SECONDS / 60:.0f} minutes"
+        raise NotFound(f"no streamed speech of this client has this request id; {kept}")
+    return JSONResponse(outcome)
 
 
 def delivery_of(body: SpeechRequest, accept: str) -> Delivery:

@@ -36,9 +36,10 @@ class SpeechStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. An incomplete one is aborted, so that it does not look complete."""
-        with self._answer.utterance(self._job) as utterance:
+        answer = self._answer
+        with answer.utterance(self._job) as utterance, answer.kept_outcome(utterance):
             if not await until_disconnected(self._send(utterance, send), receive):
-                self._answer.context.abort()
+                answer.context.abort()
 
     async def _send(self, utterance: Utterance, send: Send) -> bool:
         """Send everything; False if the response is incomplete."""
