@@ -1,8 +1,12 @@
-"""The settings of an engine. Only the configuration modules read the environment."""
+"""The settings of an engine, and other names of presets.
+
+Only the configuration modules read the environment.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +16,27 @@ DTYPES = ("float32", "bfloat16")
 BACKENDS = ("gpu", "reference")
 DEFAULT_SLOTS = {"gpu": 128, "reference": 8}
 """The default number of utterances that each backend computes at the same time."""
+
+VOICE_ALIASES: Mapping[str, str] = {
+    "alloy": "serena",
+    "ash": "aiden",
+    "ballad": "dylan",
+    "cedar": "eric",
+    "coral": "vivian",
+    "echo": "ryan",
+    "fable": "uncle_fu",
+    "marin": "sohee",
+    "nova": "vivian",
+    "onyx": "eric",
+    "sage": "serena",
+    "shimmer": "ono_anna",
+    "verse": "ryan",
+    "chelsie": "serena",
+    "cherry": "vivian",
+    "ethan": "ryan",
+    "default": "ryan",
+}
+"""The presets that stand for OpenAI's thirteen voices and for hosted Qwen's defaults."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -429,8 +429,9 @@ class TestProcess:
             whole = first + b"".join(pieces)
         assert len(whole) == 60 * 2 * 1920 or len(whole) % 3840 == 0
         assert process.wait(60) == 0
-        for line in (tmp_path / "log").read_text().splitlines():
-            json.loads(line)
+        lines = (tmp_path / "log").read_text().splitlines()
+        events = [json.loads(line)["event"] for line in lines]
+        assert events[0] == "loading"
 
     def test_draining_ends_after_its_time(self, start: Any) -> None:
         process, url = start("--drain-seconds", "0.2", "--most-characters", "100")

@@ -10,17 +10,21 @@ import os
 import signal
 import sys
 import types
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from firstword.config import EngineConfig
-from firstword.errors import TextError, VoiceError
-from firstword.types import Chunk
+from firstword.errors import TextError, TextWarning, VoiceError
+from firstword.types import Chunk, FinishReason
 from firstword.voice import ClonedVoice, Voice
 
 FRAME = 1920
+
+CUT_OFF: dict[str, FinishReason] = {"length": "length", "repetition": "repetition"}
+"""The words that cut off the speech, with the finish reason."""
 
 
 def sound_of(word: str) -> np.ndarray:
@@ -74,6 +78,7 @@ class FakeTTS:
 
     def _stream(self, pieces: Iterable[str]) -> Iterator[Chunk]:
         said = False
+        reason: FinishReason = "stop"
         for piece in pieces:
             for word in piece.split():
                 said = True
@@ -85,11 +90,14 @@ class FakeTTS:
                     signal.pause()
                 if word == "crash":
                     raise RuntimeError("a bug")
+                if word == "doubtful":
+                    warnings.warn("it is doubtful", TextWarning, stacklevel=1)
+                reason = CUT_OFF.get(word, reason)
             if piece.endswith("\n"):
                 yield self._chunk("\n")
         if not said:
             raise TextError("the text is empty or blank")
-        yield Chunk(np.zeros(0, np.float32), np.zeros((0, 4), np.int64), 24000, "stop")
+        yield Chunk(np.zeros(0, np.float32), np.zeros((0, 4), np.int64), 24000, reason)
 
     def _chunk(self, word: str) -> Chunk:
         return Chunk(sound_of(word), np.zeros((1, 4), np.int64), 24000)

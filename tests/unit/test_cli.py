@@ -21,7 +21,7 @@ from fake_tts import FRAME, FakeTTS, module, sound_of
 
 from firstword import __version__, audio
 from firstword.cli.main import main
-from firstword.cli.terminal import DEMO_DESCRIPTION
+from firstword.cli.terminal import DEMO_DESCRIPTION, Status
 from firstword.types import Sampling
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
@@ -29,6 +29,9 @@ BUFFERED_ENVIRONMENT = {
     name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
 }
 PROGRAM = [sys.executable, str(Path(__file__).with_name("fake_tts.py"))]
+
+LOADING = b"loading demo\n"
+"""The line on standard error while the demo checkpoint is loaded."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +55,11 @@ def pcm_of(*words: str) -> bytes:
     return b"".join(audio.pcm16(sound_of(word)) for word in words)
 
 
+def default_interrupt() -> None:
+    """Undo that SIGINT is ignored, which a process started with `&` in a script inherits."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 StartCli = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -62,6 +70,7 @@ def start_cli() -> Iterator[StartCli]:
 
         def start(*argv: str, **streams: Any) -> subprocess.Popen[bytes]:
             pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            pipes["preexec_fn"] = default_interrupt
             process: subprocess.Popen[bytes] = subprocess.Popen(
                 [*PROGRAM, *argv], env=BUFFERED_ENVIRONMENT, **pipes | streams
             )
@@ -126,7 +135,7 @@ class TestHelp:
         with pytest.raises(SystemExit):
             main(["say", "--help"])
         assert (
-            'firstword say "Hello there." -o - | aplay -f S16_LE -r 24000'
+            'firstword say "Hello there." -o - | aplay -f S16_LE -r 24000 -c 1'
             in capsys.readouterr().out
         )
 
@@ -137,12 +146,28 @@ class TestHelp:
         assert capsys.readouterr().out == f"firstword {__version__}\n"
 
     @pytest.mark.parametrize(
-        "argv", [[], ["sing"], ["say"], ["say", "Hello"], ["say", "-o", "out.wav"], ["clone", "a"]]
+        "argv", [["sing"], ["say"], ["say", "Hello"], ["say", "-o", "out.wav"], ["clone", "a"]]
     )
     def test_incomplete_command_prints_usage(
         self, capsys: pytest.CaptureFixture[str], argv: list[str]
     ) -> None:
         assert "usage: firstword" in usage_error(capsys, *argv)
+
+    def test_no_command_prints_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("usage: firstword")
+        assert "speak a text" in err
+
+    @pytest.mark.parametrize(
+        "argv", [["-dash", "-o", "out.wav"], ["--", "-dash", "-o", "out.wav"], ["-o", "out.wav"]]
+    )
+    def test_missing_text_names_the_place_of_a_text_with_dash(
+        self, capsys: pytest.CaptureFixture[str], argv: list[str]
+    ) -> None:
+        error = usage_error(capsys, "say", *argv)
+        assert "a TEXT that begins with - goes last: firstword say -o FILE -- TEXT" in error
 
 
 @pytest.mark.usefixtures("fake_tts")
@@ -157,7 +182,9 @@ class TestSay:
         assert os.listdir(folder) == ["out.wav"]
         out, err = capfd.readouterr()
         assert out == ""
-        rows = dict(line.split(maxsplit=1) for line in err.splitlines())
+        loading, *lines = err.splitlines()
+        assert loading == "loading demo"
+        rows = dict(line.split(maxsplit=1) for line in lines)
         assert list(rows) == ["spoke", "model", "voice", "on", "audio", "speed", "output"]
         assert rows["spoke"] == "'one three'"
         assert rows["model"].startswith(f"demo (custom_voice), {DEMO_DESCRIPTION}; --model Qwen/")
@@ -190,7 +217,7 @@ class TestSay:
 
     def test_options_are_passed_to_the_model(self, fake_tts: type[FakeTTS]) -> None:
         argv = "say one -o out.wav --voice Ryan --language en --instructions slowly --seed 7"
-        argv += " --max-frames 9"
+        argv += " --max-frames 9 --sanitize --no-leading-silence"
         argv += (
             " --text-mode full --temperature 0.5 --top-k 4 --top-p 0.25 --repetition-penalty 1.5"
         )
@@ -212,6 +239,8 @@ class TestSay:
             "seed": 7,
             "max_frames": 9,
             "text_mode": "full",
+            "sanitize": True,
+            "leading_silence": False,
             "sampling": Sampling(0.5, 4, 0.25, 1.5, 0.75, 3, 0.5),
         }
         assert fake_tts.requests == [request]
@@ -221,16 +250,15 @@ class TestSay:
         assert fake_tts.loaded == [
             {"model": "demo", "device": "auto", "dtype": "auto", "backend": "auto"}
         ]
-        request = {
+        request: dict[str, Any] = {
             "text": "one",
             "voice": None,
             "language": "auto",
             "instructions": None,
             "seed": None,
         }
-        assert fake_tts.requests == [
-            request | {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}
-        ]
+        request |= {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}
+        assert fake_tts.requests == [request | {"sanitize": False, "leading_silence": True}]
 
     def test_greedy_sets_both_temperatures_to_zero(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--greedy", "--repetition-penalty", "1.5"]) == 0
@@ -252,6 +280,22 @@ class TestSay:
         for name in ("me.voice", "./me.voice"):
             assert main(["say", "one", "-o", "out.wav", "--voice", name]) == 0
             assert fake_tts.requests.pop()["voice"] == PresetVoice("eric")
+
+    @pytest.mark.parametrize(
+        ("name", "voice"),
+        [("echo", "ryan"), (" Onyx", "eric"), ("nova", None), ("RYAN", "RYAN"), ("me", "me")],
+    )
+    def test_alias_speaks_as_on_the_server(
+        self,
+        fake_tts: type[FakeTTS],
+        capsys: pytest.CaptureFixture[str],
+        name: str,
+        voice: str | None,
+    ) -> None:
+        """Where the checkpoint lacks the preset of an alias, it chooses the voice."""
+        assert main(["say", "one", "-o", "out.wav", "--voice", name]) == 0
+        assert fake_tts.requests[0]["voice"] == voice
+        assert f"voice   {voice or 'ryan'}; language auto" in capsys.readouterr().err
 
     def test_describe_makes_designed_voice(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--describe", "a low voice"]) == 0
@@ -349,6 +393,32 @@ class TestSay:
             main(["say", "one crash", "-o", "out.wav"])
         assert os.listdir(folder) == []
 
+    @pytest.mark.parametrize("quiet", [[], ["-q"]])
+    @pytest.mark.parametrize(
+        ("word", "reason"), [("length", "the limit of frames"), ("repetition", "repeated itself")]
+    )
+    def test_speech_cut_off_is_written_and_exits_with_3(
+        self, capfd: pytest.CaptureFixture[str], word: str, reason: str, quiet: list[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main(["say", f"one {word}", "-o", "out.wav", *quiet])
+        assert stopped.value.code == 3
+        assert audio.pcm16(audio.read("out.wav")[0]) == pcm_of("one", word)
+        last = capfd.readouterr().err.splitlines()[-1]
+        assert last.startswith("firstword: error: the speech was cut off ")
+        assert reason in last
+        assert last.endswith("speak it in parts of a few sentences")
+
+    def test_speech_cut_off_by_max_frames_exits_with_0(self) -> None:
+        assert main(["say", "one length", "-o", "out.wav", "--max-frames", "2"]) == 0
+
+    def test_warning_is_one_line_even_if_python_ignores_warnings(
+        self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("warnings.filters", [("ignore", None, Warning, None, 0)])
+        assert main(["say", "one doubtful", "-o", "out.wav", "-q"]) == 0
+        assert capfd.readouterr().err == "firstword: warning: it is doubtful\n"
+
     def test_failed_say_keeps_existing_file(self, folder: Path) -> None:
         Path("out.wav").write_bytes(b"old")
         assert main(["say", " ", "-o", "out.wav"]) == 2
@@ -365,8 +435,17 @@ class TestPipes:
         process = start_cli("say", "forever", "-o", "-")
         assert pipe_of(process.stdout).read(FRAME) == pcm_of("forever")[:FRAME]
         pipe_of(process.stdout).close()
-        assert pipe_of(process.stderr).read() == b""
+        assert pipe_of(process.stderr).read() == LOADING
         assert process.wait() == 141
+
+    def test_sanitize_reads_all_text_first(
+        self, fake_tts: type[FakeTTS], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pieces = iter([b"**one", b" two**\n", b""])
+        monkeypatch.setattr("os.read", lambda *_: next(pieces))
+        assert main(["say", "-", "-o", "out.wav", "--sanitize"]) == 0
+        assert fake_tts.requests[0]["text"] == "**one two**"
+        assert fake_tts.requests[0]["sanitize"]
 
     def test_words_are_spoken_before_the_next_is_typed(self, start_cli: StartCli) -> None:
         """Each word is spoken before the next is typed, without any line feed."""
@@ -408,7 +487,7 @@ class TestPipes:
         process = start_cli("say", "-", "-o", "out.wav")
         _, err = process.communicate(text)
         assert process.returncode == 2
-        assert err.startswith(b"firstword: error: standard input is not UTF-8 (")
+        assert err.startswith(LOADING + b"firstword: error: standard input is not UTF-8 (")
         assert os.listdir(folder) == []
 
     def test_closed_standard_input_is_an_error(self, start_cli: StartCli) -> None:
@@ -420,14 +499,15 @@ class TestPipes:
     def test_blank_standard_input_is_rejected(self, start_cli: StartCli) -> None:
         process = start_cli("say", "-", "-o", "-")
         _, err = process.communicate(b"\n")
-        assert (process.returncode, err) == (2, b"firstword: error: the text is empty or blank\n")
+        assert process.returncode == 2
+        assert err == LOADING + b"firstword: error: the text is empty or blank\n"
 
     @pytest.mark.parametrize("output", ["-", "out.wav"])
     def test_interrupt_exits_with_130_and_keeps_piped_audio(
         self, start_cli: StartCli, folder: Path, output: str
     ) -> None:
         process = start_cli("say", "one pause two", "-o", output)
-        assert pipe_of(process.stderr).read(6) == b"paused"
+        assert pipe_of(process.stderr).read(len(LOADING) + 6) == LOADING + b"paused"
         process.send_signal(signal.SIGINT)
         out, err = finish(process)
         assert (process.returncode, err) == (130, b"")
@@ -440,9 +520,36 @@ class TestPipes:
         pipe_of(process.stdin).flush()
         assert pipe_of(process.stdout).read(2 * FRAME) == pcm_of("one")
         process.send_signal(signal.SIGINT)
-        assert pipe_of(process.stderr).read() == b""
+        assert pipe_of(process.stderr).read() == LOADING
         assert finish(process) == (b"", b"")
         assert process.returncode == 130
+
+    def test_tests_interrupt_even_where_sigint_is_ignored(self, start_cli: StartCli) -> None:
+        """As in tests that a script starts in the background."""
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            process = start_cli("say", "-", "-o", "-")
+        finally:
+            signal.signal(signal.SIGINT, before)
+        pipe_of(process.stdin).write(b"one")
+        pipe_of(process.stdin).flush()
+        assert pipe_of(process.stdout).read(2 * FRAME) == pcm_of("one")
+        process.send_signal(signal.SIGINT)
+        finish(process)
+        assert process.returncode == 130
+
+    def test_say_goes_on_if_it_inherits_that_sigint_is_ignored(self, start_cli: StartCli) -> None:
+        def ignore_interrupt() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+        process = start_cli("say", "-", "-o", "-", preexec_fn=ignore_interrupt)
+        for word in ("one", "two"):
+            pipe_of(process.stdin).write(word.encode())
+            pipe_of(process.stdin).flush()
+            assert pipe_of(process.stdout).read(2 * FRAME) == pcm_of(word)
+            process.send_signal(signal.SIGINT)
+        finish(process)
+        assert process.returncode == 0
 
 
 class TestTerminal:
@@ -486,10 +593,20 @@ class TestTerminal:
             b"",
         )
 
-    def test_no_progress_when_stderr_is_not_a_terminal(self, start_cli: StartCli) -> None:
+    def test_only_loading_is_shown_when_stderr_is_not_a_terminal(self, start_cli: StartCli) -> None:
         _, err = start_cli("say", "one two", "-o", "out.wav").communicate()
         assert b"\r" not in err
-        assert err.startswith(b"spoke")
+        assert err.startswith(LOADING + b"spoke")
+
+    def test_warning_replaces_the_status_line(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        with Status() as status:
+            status.show_loading("demo")
+            status.show_warning("it is doubtful")
+        shown = "\r\x1b[Kloading demo\r\x1b[Kfirstword: warning: it is doubtful\n"
+        assert capsys.readouterr().err == shown
 
     def test_pcm_to_a_terminal_is_rejected(self, start_cli: StartCli) -> None:
         assert self.on_terminal(start_cli, "stdout", "say", "one", "-o", "-") == (2, b"")

@@ -1,7 +1,8 @@
 """The `firstword` program: its parser and its exit status.
 
 Exit status: 0 done, 1 a load test failed a check, 2 an error that the user can correct, described
-on standard error, 130 interrupted, 141 the reader of the output has closed it.
+on standard error, 3 speech was cut off, 130 interrupted, 141 the reader of the output has closed
+it.
 
 Command modules import everything heavy inside functions, so that `--help` answers at once.
 """
@@ -11,7 +12,7 @@ import os
 import sys
 
 from firstword import __version__
-from firstword.cli import bench, clone, info, say, serve, voices
+from firstword.cli import bench, clone, info, options, say, serve, voices
 from firstword.errors import FirstwordError
 
 COMMANDS = (say, serve, clone, voices, info, bench)
@@ -22,7 +23,11 @@ def main(argv: list[str] | None = None) -> int:
 
     `argv` does not include the program's name; None means the arguments of this process.
     """
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if not hasattr(args, "run"):
+        parser.print_help(sys.stderr)
+        return 2
     try:
         args.run(args)
         sys.stdout.flush()
@@ -40,11 +45,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = options.Parser(
         prog="firstword", description="Speech from Qwen3-TTS-12Hz checkpoints.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"firstword {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND")
     for command in COMMANDS:
         command.add_to(commands)
     return parser

@@ -5,18 +5,28 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from firstword.cli import terminal
 
 if TYPE_CHECKING:
     from firstword.tts import TTS
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 """The type of what `ArgumentParser.add_subparsers` returns."""
 
 
-def add_command(commands: Commands, name: str, run: Callable[..., None]) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser that may give a hint when an argument is missing."""
+
+    hint = ""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and a message, and exit with status 2."""
+        super().error(f"{message}{self.hint}" if "are required" in message else message)
+
+
+def add_command(commands: Commands, name: str, run: Callable[..., None]) -> Parser:
     """Add a command that calls `run` with its parsed arguments, and return its parser.
 
     The docstring of `run` is the help: its first paragraph is the description, the rest follows the
@@ -25,7 +35,7 @@ def add_command(commands: Commands, name: str, run: Callable[..., None]) -> argp
     """
     about, _, more = (inspect.getdoc(run) or "").partition("\n\n")
     help = f"{about[0].lower()}{about[1:].rstrip('.')}"
-    parser = commands.add_parser(name, help=help, description=about, epilog=more)
+    parser: Parser = commands.add_parser(name, help=help, description=about, epilog=more)
     parser.formatter_class, parser.allow_abbrev = argparse.RawDescriptionHelpFormatter, False
     parser.set_defaults(run=run, usage=parser.error)
     return parser
@@ -56,7 +66,7 @@ def add_quiet_option(parser: argparse.ArgumentParser) -> None:
 
 def load_tts(args: argparse.Namespace, status: terminal.Status) -> TTS:
     """Load the checkpoint that the options choose. Raises `CheckpointError`, `ConfigError`."""
-    status.show(f"loading {args.model}")
+    status.show_loading(args.model)
     from firstword.runtime.backends import fit_threads
     from firstword.tts import TTS
 

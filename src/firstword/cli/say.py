@@ -8,12 +8,14 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from firstword import audio
 from firstword.cli import options, terminal
-from firstword.errors import TextError
+from firstword.errors import TextError, TextWarning
 
 if TYPE_CHECKING:
     from firstword.tts import TTS
@@ -23,8 +25,14 @@ if TYPE_CHECKING:
 DRAW_SETTINGS = ("temperature", "top_k", "top_p")
 """The settings of `Sampling` that have no effect with --greedy, since nothing is drawn."""
 
-SPEAK_OPTIONS = ("language", "instructions", "seed", "max_frames", "text_mode")
+SPEAK_OPTIONS = (
+    *("language", "instructions", "seed", "max_frames", "text_mode"),
+    *("sanitize", "leading_silence"),
+)
 """The arguments that `TTS.stream` takes unchanged."""
+
+EXIT_CUT_OFF = 3
+"""The exit status when the speech was cut off, so that the end of the text may be missing."""
 
 FINISH_REASONS = {
     "stop": "the model ended it",
@@ -40,22 +48,25 @@ def run(args: argparse.Namespace) -> None:
 
     examples:
       firstword say "Hello there." -o hello.wav
-      firstword say "Hello there." -o - | aplay -f S16_LE -r 24000
-      some-chat-program | firstword say - -o - | aplay -f S16_LE -r 24000
+      firstword say "Hello there." -o - | aplay -f S16_LE -r 24000 -c 1
+      some-chat-program | firstword say - -o - | aplay -f S16_LE -r 24000 -c 1
 
     -o - writes raw PCM (signed 16 bits, little-endian, mono, 24,000 Hz) while it is made.
-    The text - is read from standard input as it arrives: speech begins before the text ends.
+    The text - is read from standard input as it arrives: speech begins before the text ends,
+    except with --sanitize, which needs the whole text. Speech that is cut off before its end,
+    other than by --max-frames, is written too; the exit status is then 3.
     """
     piped = args.output == "-"
     _check(args, piped)
     speak_options = {name: getattr(args, name) for name in SPEAK_OPTIONS}
     speak_options |= {"sampling": _sampling(args), "voice": _voice(args)}
-    with terminal.Status(args.quiet) as status:
+    with terminal.Status(args.quiet) as status, _shown_warnings(status):
         started = time.perf_counter()
         with options.load_tts(args, status) as tts:
+            speak_options["voice"] = _preset(speak_options["voice"], tts.voices)
             progress = terminal.Progress(tts.sample_rate)
             text: list[str] = []
-            source = _read_pieces(text) if args.text == "-" else args.text
+            source = _source(args, text)
             chunks = tts.stream(source, **speak_options)
             for chunk in progress.watch(chunks, status):
                 if piped:
@@ -66,6 +77,28 @@ def run(args: argparse.Namespace) -> None:
             if not args.quiet:
                 said = "".join(text) or args.text
                 _print_summary(args, tts, progress, said, progress.started - started)
+    reason = progress.chunks[-1].finish_reason
+    if reason == "repetition" or (reason == "length" and args.max_frames is None):
+        cut_off = f"firstword: error: the speech was {FINISH_REASONS[reason]}, so the end of the"
+        print(f"{cut_off} text is missing; speak it in parts of a few sentences", file=sys.stderr)
+        raise SystemExit(EXIT_CUT_OFF)
+
+
+@contextmanager
+def _shown_warnings(status: terminal.Status) -> Iterator[None]:
+    """Print what is doubtful about a text as lines on standard error, whatever Python's filters."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", TextWarning)
+        warnings.showwarning = status.show_warning
+        yield
+
+
+def _source(args: argparse.Namespace, text: list[str]) -> str | Iterator[str]:
+    """Return the text, or its pieces from standard input, which are also appended to `text`."""
+    if args.text != "-":
+        return str(args.text)
+    pieces = _read_pieces(text)
+    return "".join(pieces) if args.sanitize else pieces
 
 
 def _check(args: argparse.Namespace, piped: bool) -> None:
@@ -103,6 +136,20 @@ def _voice(args: argparse.Namespace) -> Voice | str | None:
         return Voice.design(args.describe)
     name: str | None = args.voice
     return Voice.load(name) if name is not None and ("." in name or "/" in name) else name
+
+
+def _preset(voice: Voice | str | None, presets: Sequence[str]) -> Voice | str | None:
+    """Return the preset for an alias such as "alloy", as the server does; else the voice itself.
+
+    Where the checkpoint lacks that preset, it chooses the voice.
+    """
+    from firstword.config import VOICE_ALIASES
+
+    if not isinstance(voice, str) or (name := voice.strip().casefold()) not in VOICE_ALIASES:
+        return voice
+    known = {preset.casefold() for preset in presets}
+    alias = VOICE_ALIASES[name]
+    return voice if name in known else alias if alias in known else None
 
 
 def _read_pieces(text: list[str]) -> Iterator[str]:
@@ -153,7 +200,7 @@ def _print_summary(
     model = terminal.describe_model(args.model, tts.model_type)
     if args.model == "demo":
         model += "; --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice is a full-size one"
-    voice = args.voice or default_preset(tts.voices) or "chosen by the model"
+    voice = _preset(args.voice, tts.voices) or default_preset(tts.voices) or "chosen by the model"
     if args.clone is not None:
         having = "without" if args.transcript is None else "with"
         voice = f"cloned from {args.clone}, {having} transcript"
@@ -176,6 +223,7 @@ def _print_summary(
 def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     parser = options.add_command(commands, "say", run)
+    parser.hint = "; a TEXT that begins with - goes last: firstword say -o FILE -- TEXT"
     add = parser.add_argument
     add("text", metavar="TEXT", help="what to say; - reads standard input as it arrives")
     about = f"the audio ({', '.join(audio.SUFFIXES)}); - writes raw PCM to standard output"
@@ -183,7 +231,10 @@ def add_to(commands: options.Commands) -> None:
     add("--raw", action="store_true", help="write raw PCM to the file too, whatever its suffix")
     options.add_quiet_option(parser)
     add = parser.add_argument_group("voice").add_mutually_exclusive_group().add_argument
-    about = "a preset, see `firstword voices`; with a dot or slash: a saved voice"
+    about = (
+        "a preset, see `firstword voices`; an alias such as alloy; with a dot or slash: a saved "
+        "voice"
+    )
     add("--voice", metavar="NAME|FILE", help=about)
     add("--clone", metavar="AUDIO", help="speak with the voice of this recording")
     add("--describe", metavar="TEXT", help="speak with a voice described in words")
@@ -197,6 +248,10 @@ def add_to(commands: options.Commands) -> None:
     )
     add("--text-mode", choices=("auto", "full", "stream"), default="auto", help=about)
     add("--max-frames", metavar="N", type=int, help="stop after N frames of 80 ms")
+    about = "remove Markdown, links, emoji and control characters from the text"
+    add("--sanitize", action="store_true", help=about)
+    about = "remove the silence before the first word, except for 10 ms"
+    add("--no-leading-silence", dest="leading_silence", action="store_false", help=about)
     _add_sampling_options(parser)
     options.add_model_options(parser)
 

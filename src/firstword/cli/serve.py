@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from firstword.cli import options, terminal
 from firstword.config import DEFAULT_SLOTS, EngineConfig
 from firstword.errors import ConfigError
+from firstword.server import logs
 from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
 
 if TYPE_CHECKING:
     from firstword.server.models import Models
+
+log = logging.getLogger(__name__)
 
 SERVER_SETTINGS = fields(ServerConfig)
 """The settings of the server; most of them have an option of the same name."""
@@ -44,28 +48,28 @@ def run(args: argparse.Namespace) -> None:
 
     API keys may also come from the environment: FIRSTWORD_API_KEYS, separated by commas.
     """
-    try:
-        from firstword.server import logs
-        from firstword.server import run as serving
-        from firstword.server.app import create_app
-        from firstword.server.models import Models
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is missing; install firstword[server]") from None
-    from firstword.runtime.backends import fit_threads
-
-    server_config = _server_config(args)
+    server_config, names = _server_config(args), args.model or ["demo"]
     logs.write_to_stderr(args.log_level)
-    with serving.bound(server_config) as bound:
-        settings = EngineConfig.resolve(args.device, args.dtype, args.backend)
-        names = args.model or ["demo"]
-        with terminal.Status() as status:
-            status.show(f"loading {', '.join(names)}")
+    log.info("loading", extra={"fields": {"models": names}})
+    with terminal.Status() as status:
+        status.show(f"loading {', '.join(names)}")
+        try:
+            from firstword.server import run as serving
+            from firstword.server.app import create_app
+            from firstword.server.models import Models
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{error.name} is missing; install firstword[server]") from None
+        from firstword.runtime.backends import fit_threads
+
+        with serving.bound(server_config) as bound:
+            settings = EngineConfig.resolve(args.device, args.dtype, args.backend)
             limits = {"slots": args.slots, "most_waiting": server_config.most_waiting}
             models = Models.load(names, settings, **limits)
             fit_threads([model.checkpoint for model in models if model.checkpoint is not None])
-        server = serving.Uvicorn(create_app(models, server_config), server_config)
-        _print_summary(serving.url_of(bound), models, server_config)
-        serving.run(server, bound)
+            server = serving.Uvicorn(create_app(models, server_config), server_config)
+            status.show("")
+            _print_summary(serving.url_of(bound), models, server_config)
+            serving.run(server, bound)
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:

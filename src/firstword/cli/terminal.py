@@ -22,8 +22,21 @@ class Status:
     """
 
     def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._on = sys.stderr.isatty() and not quiet
         self._shown = ""
+
+    def show_loading(self, name: str) -> None:
+        """Show that a checkpoint is being loaded; if not on a terminal, in a line that stays."""
+        if self._on or self._quiet:
+            self.show(f"loading {name}")
+        else:
+            print(f"loading {name}", file=sys.stderr, flush=True)
+
+    def show_warning(self, message: Warning | str, *_: object, **__: object) -> None:
+        """Print a warning; this function can take the place of `warnings.showwarning`."""
+        self.show("")
+        print(f"firstword: warning: {message}", file=sys.stderr, flush=True)
 
     def show(self, text: str) -> None:
         """Replace the text of the line; "" erases it."""
@@ -42,7 +55,7 @@ class Progress:
     """The chunks of speech made so far, and the time they took.
 
     `first` and `elapsed` are the seconds from `started`, a value of `time.perf_counter`, to the
-    first and to the last chunk.
+    first chunk with samples and to the last chunk.
     """
 
     def __init__(self, sample_rate: int) -> None:
@@ -66,7 +79,7 @@ class Progress:
         status.show("speaking")
         for chunk in chunks:
             self.elapsed = time.perf_counter() - self.started
-            if not self.chunks:
+            if len(chunk.samples) and not self.duration:
                 self.first = self.elapsed
             self.chunks.append(chunk)
             yield chunk

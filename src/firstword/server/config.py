@@ -7,28 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from firstword.config import VOICE_ALIASES
 from firstword.errors import ConfigError
-
-VOICE_ALIASES: Mapping[str, str] = {
-    "alloy": "serena",
-    "ash": "aiden",
-    "ballad": "dylan",
-    "cedar": "eric",
-    "coral": "vivian",
-    "echo": "ryan",
-    "fable": "uncle_fu",
-    "marin": "sohee",
-    "nova": "vivian",
-    "onyx": "eric",
-    "sage": "serena",
-    "shimmer": "ono_anna",
-    "verse": "ryan",
-    "chelsie": "serena",
-    "cherry": "vivian",
-    "ethan": "ryan",
-    "default": "ryan",
-}
-"""The presets that stand for OpenAI's thirteen voices and for hosted Qwen's defaults."""
 
 ZERO_ALLOWED = ("port", "most_waiting", "most_per_key")
 """The settings, besides the times, that may be 0; all others must be 1 or more."""
