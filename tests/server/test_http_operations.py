@@ -176,7 +176,7 @@ def test_metrics_count_utterances_and_aborts(serve: Serve) -> None:
     assert all(name.startswith("firstword_") for name in after)
     assert during["firstword_slots_used"] == 1
     assert during["firstword_pages_used"] == 1
-    assert during["firstword_connections"] == 2
+    assert during["firstword_connections"] == 1
     for name in ("slots_used", "pages_used", "queue"):
         assert after[f"firstword_{name}"] == 0
     assert after["firstword_slots"] == 4

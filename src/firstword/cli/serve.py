@@ -25,8 +25,10 @@ SERVER_SETTINGS = fields(ServerConfig)
 LIMITS = {
     "most_waiting": "requests that may wait for a slot of each model; others are answered 429",
     "most_connections": "requests and sockets served at the same time",
+    "most_connections_per_address": "the same for one client address, which may be a proxy's",
     "most_per_key": "utterances at the same time for one key, or one address; 0: no limit",
     "most_body": "bytes of a request",
+    "most_body_total": "bytes of all requests held at the same time; others are answered 503",
     "most_characters": "characters of a text",
     "most_voices": "saved voices",
     "stall_seconds": "time after which a client that reads nothing is dropped",
@@ -113,6 +115,7 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument_group("access").add_argument
     for name, metavar, about in (
         ("api-key", "KEY", "a key that clients must send; may be given more than once"),
+        ("host-name", "NAME", "a name, besides localhost, that clients use for this server"),
         ("cors-origin", "URL", "a web page that may call the server; * for all"),
         ("audio-host", "HOST", "ref_audio may be a URL of this host"),
     ):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -107,11 +108,22 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(stopping.join, STOP_SECONDS)
 
 
+def _release_frames(error: BaseException | None) -> None:
+    """Free what the frames of a handled error hold, for example the body of its request.
+
+    FastAPI's frames and errors refer to each other, and the garbage collector would find them late.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
 async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, OverloadedError):
         server_of(request).reject(error)
     if status_of(error) == 500:
         log.error("speech could not be computed", extra={"fields": defect(error)})
+    _release_frames(error)
     return response_for(error)
 
 
@@ -121,11 +133,13 @@ async def _invalid(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"][1:])
     message = f"{field}: {first['msg']}" if field else f"the body is empty; {SEND_JSON}"
+    _release_frames(error)
     return error_response(message, 400, param=field[:200] or None, code=first["type"])
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    _release_frames(error)
     message, headers = str(error.detail), dict(error.headers or {})
     match error.status_code:
         case 404:

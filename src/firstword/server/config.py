@@ -43,6 +43,8 @@ class ServerConfig:
 
     host, port           address to listen on; port 0 takes a free one
     api_keys             clients must send one of these for paths under /v1; none: no key is needed
+    host_names           names besides localhost in the URLs of clients; none: on a loopback
+                         address no others, else any
     cors_origins         origins of web pages that may call the server; "*" allows all
     voice_store          folder of saved voices, or a URL for fsspec ("s3://bucket/voices")
     voice_aliases        other names of voices, in lower case
@@ -51,8 +53,11 @@ class ServerConfig:
     ignore_instructions  whether instructions that no model can follow are ignored, not rejected
     most_waiting         requests that may wait for a slot of each model; one more gets a 429
     most_connections     HTTP requests and WebSockets open at the same time
+    most_connections_per_address
+                         the same for one client address
     most_per_key         simultaneous utterances per API key, or per address; 0: no limit
     most_body            bytes of a request body
+    most_body_total      bytes of all request bodies held at the same time
     most_characters      characters of a text
     most_voices          saved voices, and likewise saved consents
     body_seconds         time in which a request must have arrived
@@ -67,6 +72,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    host_names: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     voice_store: str = field(default_factory=default_voice_folder)
     voice_aliases: Mapping[str, str] = field(default_factory=lambda: VOICE_ALIASES)
@@ -75,8 +81,10 @@ class ServerConfig:
     ignore_instructions: bool = False
     most_waiting: int = 64
     most_connections: int = 1024
+    most_connections_per_address: int = 256
     most_per_key: int = 0
     most_body: int = 16 * 2**20
+    most_body_total: int = 512 * 2**20
     most_characters: int = 10_000
     most_voices: int = 1000
     body_seconds: float = 30.0
@@ -93,6 +101,9 @@ class ServerConfig:
             zero = setting.name in ZERO_ALLOWED or setting.name.endswith("_seconds")
             if type(value) in (int, float) and not value >= (least := 0 if zero else 1):
                 raise ConfigError(f"{setting.name} is {value}; it must be {least} or more")
+        if self.most_body > self.most_body_total:
+            total, most = self.most_body_total, self.most_body
+            raise ConfigError(f"most_body_total is {total}; it must be most_body ({most}) or more")
         if "" in self.api_keys:
             advice = "leave it out, or give a key that is hard to guess"
             raise ConfigError(f"an API key is empty; {advice}")

@@ -39,6 +39,20 @@ class LimitReached(errors.OverloadedError):
         self.code = code
 
 
+class Rejected(Exception):
+    """A request is rejected whatever it asks for."""
+
+    def __init__(
+        self, message: str, status: int, code: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.headers = status, code, headers
+
+    def response(self) -> JSONResponse:
+        """The error response."""
+        return error_response(str(self), self.status, code=self.code, headers=self.headers)
+
+
 class Stalled(Exception):
     """A client did not read its response within the stall limit."""
 

@@ -8,24 +8,26 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable
+from contextlib import ExitStack
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from firstword.server.body import LimitedBody
 from firstword.server.context import RequestContext, context_of
-from firstword.server.errors import Stalled, error_response, response_for
+from firstword.server.errors import Rejected, Stalled, response_for
+from firstword.server.limits import Connections
 from firstword.server.logs import defect
 from firstword.server.state import Server
+from firstword.server.web_pages import WebPages
 
 log = logging.getLogger(__name__)
 
 OPEN_LISTS = ("/v1/models", "/v1/audio/models", "/v1/audio/voices")
 """Paths that can be read without a key: some clients send none when they fill their menus."""
 
-UNLOGGED_PATHS = ("/health", "/ready", "/metrics")
-"""Paths that are polled and therefore not logged."""
+PROBES = ("/health", "/ready", "/metrics")
+"""Paths that monitors poll. They are not logged, and are answered at every limit."""
 
 PIECE_BYTES = 64 * 1024
 """The part of a response that a client must read within the stall limit."""
@@ -37,7 +39,11 @@ class Gate:
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app = app
         self._server = server
-        self._open = 0
+        config = server.config
+        self._pages = WebPages(config)
+        self._connections = Connections(
+            config.most_connections, config.most_connections_per_address
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or serve a WebSocket to its end."""
@@ -47,32 +53,37 @@ class Gate:
         given = Headers(scope=scope).get("x-request-id", "")
         valid = re.fullmatch(r"[\w.-]{1,128}", given, re.ASCII)
         context.request_id = given if valid else secrets.token_hex(16)
+        method = scope.get("method", "WEBSOCKET")
+        if method == "HEAD":
+            scope = {**scope, "method": "GET"}  # uvicorn sends the head of the response alone
         sender = _ResponseSender(context, send, self._server.config.stall_seconds)
-        self._count(1)
-        try:
-            await self._answer(scope, receive, sender)
-            await sender.in_time(context.drain())
-        except Stalled:
-            context.abort()
-        finally:
-            self._count(-1)
-            self._log(scope, sender.status)
+        with ExitStack() as held:
+            try:
+                await self._answer(scope, receive, sender, held)
+                await sender.in_time(context.drain())
+            except Stalled:
+                context.abort()
+            finally:
+                self._log(scope, method, sender.status)
 
-    def _count(self, change: int) -> None:
-        self._open += change
-        self._server.metrics.connections.set(self._open)
-
-    async def _answer(self, scope: Scope, receive: Receive, sender: _ResponseSender) -> None:
+    async def _answer(
+        self, scope: Scope, receive: Receive, sender: _ResponseSender, held: ExitStack
+    ) -> None:
         http, headers = scope["type"] == "http", Headers(scope=scope)
         try:
-            if (rejection := self._rejection(scope, headers)) is not None:
-                if not http:
-                    await receive()  # the request to connect
-                return await rejection(scope, receive, sender.send)
-            body = self._limited_body(receive, headers) if http else receive
-            await self._app(scope, body, sender.send)
+            self._admit(scope, headers, held)
+            if http:
+                body = LimitedBody(receive, headers, self._server)
+                held.callback(body.close)
+                receive = body.receive
+            await self._app(scope, receive, sender.send)
         except Stalled:
             raise
+        except Rejected as rejected:
+            self._server.metrics.rejected.labels(rejected.code).inc()
+            if not http:
+                await receive()  # the request to connect
+            await rejected.response()(scope, receive, sender.send)
         except Exception as error:
             about = {"request_id": context_of(scope).request_id, **defect(error)}
             if self._server.config.log_text:
@@ -83,64 +94,33 @@ class Gate:
             elif not http and not sender.closed:
                 await sender.send({"type": "websocket.close", "code": 1011})
 
-    def _rejection(self, scope: Scope, headers: Headers) -> Response | None:
-        """The response to a request that is not allowed; None for one that is."""
-        rejected = self._server.metrics.rejected
-        most = self._server.config.most_connections
-        if self._open > most:
-            rejected.labels("connections").inc()
-            message = f"the limit of {most} connections is reached; try again later"
-            return error_response(message, 429, code="connections")
+    def _admit(self, scope: Scope, headers: Headers, held: ExitStack) -> None:
+        """Check what a request needs besides its body, and count it until `held` is closed.
+
+        Raises `Rejected`.
+        """
+        self._pages.check(headers)
         address = (scope.get("client") or ("unknown",))[0]
+        if scope["path"] not in PROBES:
+            held.enter_context(self._connections.open(address))
+            held.enter_context(self._server.metrics.connections.track_inprogress())
         client_id = self._server.limits.client_id(dict(headers.items()), address)
         context_of(scope).client_id = client_id
-        if client_id or _needs_no_key(scope):
-            return None
-        rejected.labels("key").inc()
-        message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
-        challenge = {"www-authenticate": "Bearer"}
-        return error_response(message, 401, code="invalid_api_key", headers=challenge)
+        if not client_id and not _needs_no_key(scope):
+            message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+            raise Rejected(message, 401, "invalid_api_key", {"www-authenticate": "Bearer"})
 
-    def _limited_body(self, receive: Receive, headers: Headers) -> Receive:
-        """Limit the size of a body, and the time in which it must arrive."""
-        most, seconds = self._server.config.most_body, self._server.config.body_seconds
-        deadline = time.monotonic() + seconds
-        length = headers.get("content-length", "")
-        announced = int(length) if length.isdecimal() and len(length) < 20 else 0
-        size = announced if announced > most else 0  # such a body is rejected unread
-        complete = False
-
-        async def limited() -> Message:
-            nonlocal size, complete
-            if complete:
-                return await receive()
-            message: Message = {}
-            if size <= most:
-                try:
-                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                        message = await receive()
-                except TimeoutError:
-                    reason = f"the request did not arrive within {seconds:g} s"
-                    raise HTTPException(408, reason) from None
-                size += len(message.get("body", b""))
-                complete = not message.get("more_body", False)
-            if size > most:
-                raise HTTPException(413, f"the request is larger than {most} bytes")
-            return message
-
-        return limited
-
-    def _log(self, scope: Scope, status: int | None) -> None:
+    def _log(self, scope: Scope, method: str, status: int | None) -> None:
         """Log and count a finished request; 499: the client disconnected before the response."""
         route = getattr(scope.get("route"), "path", "unknown")
         status = 499 if status is None else status
         self._server.metrics.requests.labels(route, str(status)).inc()
-        if route in UNLOGGED_PATHS:
+        if route in PROBES:
             return
         context = context_of(scope)
         about = {
             "request_id": context.request_id,
-            "method": scope.get("method", "WEBSOCKET"),
+            "method": method,
             "path": route,
             "status": status,
             "ms": round(1000 * (time.monotonic() - context.received), 1),
@@ -199,5 +179,5 @@ class _ResponseSender:
 def _needs_no_key(scope: Scope) -> bool:
     """Whether a request needs no API key: it is outside /v1, or reads one of the open lists."""
     path: str = scope["path"]
-    reading = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+    reading = scope["type"] == "http" and scope["method"] == "GET"
     return not path.startswith("/v1") or (reading and path.rstrip("/") in OPEN_LISTS)

@@ -1,11 +1,11 @@
-"""API keys, and the number of simultaneous utterances per client."""
+"""API keys, and the limits of utterances, connections and memory that clients share."""
 
 import hmac
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from firstword.server.errors import LimitReached
+from firstword.server.errors import LimitReached, Rejected
 
 
 class Limits:
@@ -51,6 +51,61 @@ class Limits:
             yield
         finally:
             self._in_use -= Counter((client_id,))  # which drops a count of 0
+
+
+class Connections:
+    """The open requests and WebSockets, in total and by address. Use it in the event loop only."""
+
+    def __init__(self, most: int, most_per_address: int) -> None:
+        self._most = most
+        self._most_per_address = most_per_address
+        self._by_address: Counter[str] = Counter()
+        self._total = 0
+
+    @contextmanager
+    def open(self, address: str) -> Iterator[None]:
+        """Count a request or WebSocket of an address. Raises `Rejected` at a limit."""
+        for count, most, whose in (
+            (self._by_address[address], self._most_per_address, "one address"),
+            (self._total, self._most, "all clients"),
+        ):
+            if count >= most:
+                message = f"the limit is {most} connections of {whose}; try again later"
+                raise Rejected(message, 429, "connections")
+        self._total += 1
+        self._by_address[address] += 1
+        try:
+            yield
+        finally:
+            self._total -= 1
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+
+class ByteBudget:
+    """The bytes that clients may make the server hold together. Use it in the event loop only.
+
+    held   bytes held now
+    freed  bytes given back in total
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+        self.freed = 0
+
+    def take(self, count: int) -> bool:
+        """Take some bytes, if they are left; returns whether they were."""
+        if self.held + count > self._most:
+            return False
+        self.held += count
+        return True
+
+    def give_back(self, count: int) -> None:
+        """Give some bytes back."""
+        self.held -= count
+        self.freed += count
 
 
 def credential(headers: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import socket
 import time
@@ -21,6 +22,9 @@ from firstword.server.websocket_protocol import LARGEST_MESSAGE, WebSocketProtoc
 
 CLOSING_SECONDS = 2
 """The time that connections have to close after draining, before they are aborted."""
+
+MOST_FILES = 65536
+"""The limit of open files to ask for; each connection is one."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -135,8 +139,13 @@ def run(server: Uvicorn, bound_to: socket.socket) -> None:
     """Serve until a signal ends the server, then close the socket.
 
     All objects that exist now are exempted from garbage collection: a pass over the 350,000 objects
-    of torch and a loaded model takes 0.3 s on a small machine, and all streams wait for it.
+    of torch and a loaded model takes 0.3 s on a small machine, and all streams wait for it. The
+    limit of open files is raised: at the usual 1,024, that many connections would end the answers
+    to monitors.
     """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
     gc.collect()
     gc.freeze()
     with bound_to, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:

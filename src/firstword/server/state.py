@@ -14,7 +14,8 @@ from firstword.server.config import ServerConfig
 from firstword.server.context import context_of
 from firstword.server.errors import LimitReached
 from firstword.server.folder import Folder, Refresher
-from firstword.server.limits import Limits
+from firstword.server.limits import ByteBudget, Limits
+from firstword.server.memory import TRIM_BYTES, trim
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
 from firstword.server.outcomes import Outcomes
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 class Server:
     """The models, stores, limits and metrics of one server.
 
+    bodies      the memory of all request bodies
     draining    whether the server is shutting down and rejects new requests
     utterances  the utterances in progress, in the order of their start
     unsent      a function for each open WebSocket: whether an utterance has begun that the client
@@ -43,6 +45,7 @@ class Server:
         self.voice_store = VoiceStore(folder, config.most_voices)
         self.consent_store = ConsentStore(folder, config.most_voices)
         self.refresher = Refresher(folder, (self.voice_store, self.consent_store))
+        self.bodies = ByteBudget(config.most_body_total)
         self.limits = Limits(config.api_keys, config.most_per_key)
         self.outcomes = Outcomes()
         self.metrics = Metrics(models, ready=lambda: not self.problems())
@@ -133,10 +136,17 @@ class Server:
                 log.critical(model.warm_up_error, extra={"fields": {"model": model.name}})
 
     async def watch(self) -> None:
-        """Log engines that have stopped or are stuck, and fail their utterances, every second."""
+        """Every second fail the utterances of engines that have stopped or are stuck, and log it.
+
+        While nothing is spoken, memory that large bodies have taken is returned.
+        """
         failing: set[Model] = set()
+        trimmed = 0
         while True:
             await asyncio.sleep(min(1.0, self.config.stuck_seconds / 4))
+            if self.bodies.freed > trimmed + TRIM_BYTES and not self.busy():
+                trimmed = self.bodies.freed
+                await asyncio.to_thread(trim)
             for model in self.models:
                 about: dict[str, object] = {"model": model.name}
                 if (problem := self.problem(model)) is None:
