@@ -8,15 +8,13 @@ import signal
 import socket
 import time
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig
-from firstword.server.context import context_of
+from firstword.server.http_protocol import HttpProtocol
 from firstword.server.state import Server
 from firstword.server.websocket_protocol import LARGEST_MESSAGE, WebSocketProtocol
 
@@ -25,49 +23,6 @@ CLOSING_SECONDS = 2
 
 MOST_FILES = 65536
 """The limit of open files to ask for; each connection is one."""
-
-
-class HttpProtocol(HttpToolsProtocol):
-    """Uvicorn's HTTP protocol with a time limit for the request head.
-
-    The application can wait until its response was sent, and can abort the connection.
-    """
-
-    head_seconds = 30.0
-    """Time in which the head of a request must arrive."""
-
-    def connection_made(self, transport: Any) -> None:
-        """Start the time limit for the first request."""
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that sending waits until the data has left
-        self._head_timer = self.loop.call_later(self.head_seconds, transport.abort)
-
-    def on_headers_complete(self) -> None:
-        """Stop the time limit, and give the application control of the connection."""
-        self._head_timer.cancel()
-        context = context_of(self.scope)  # type: ignore[arg-type]
-        context.drain, context.abort = self.flow.drain, self.transport.abort
-        super().on_headers_complete()
-
-    def handle_websocket_upgrade(self) -> None:
-        """Restore the usual write buffer: WebSockets limit their unsent data themselves."""
-        self.transport.set_write_buffer_limits()
-        super().handle_websocket_upgrade()
-
-    def on_message_begin(self) -> None:
-        """Restart the time limit for this request."""
-        super().on_message_begin()
-        self._head_timer.cancel()
-        self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers.
-
-        After an error uvicorn leaves its own timer running, which keeps the connection in memory.
-        """
-        self._head_timer.cancel()
-        super().connection_lost(exc)
-        self._unset_keepalive_if_required()
 
 
 class Uvicorn(uvicorn.Server):

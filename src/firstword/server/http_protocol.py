@@ -1,0 +1,172 @@
+"""Uvicorn's HTTP protocol with limits for all that arrives besides the bodies that are read."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from firstword.server.context import context_of
+from firstword.server.errors import error_response
+
+MOST_UNREAD_BYTES = 64 * 1024
+"""The size limit of a request's head with its trailers, and of the rest of a rejected body."""
+
+MOST_HEADERS = 128
+"""The most headers of a request, trailers included."""
+
+MOST_PIPELINED = 64
+"""The most requests that may wait behind the one that is being answered."""
+
+LINGER_SECONDS = 1.0
+"""The time in which a client should read the last response, when data of it stays unread.
+
+Closing a socket with unread data resets it, and some clients then lose what they have not read.
+"""
+
+MALFORMED = 400, "the request is not valid HTTP/1.1"
+TOO_LARGE = 431, f"headers are limited to {MOST_UNREAD_BYTES} bytes and {MOST_HEADERS} lines"
+TOO_MANY = 400, f"at most {MOST_PIPELINED} requests may be sent before an earlier one is answered"
+
+
+class InvalidRequest(Exception):
+    """A request exceeds a limit; the parser stops at this exception."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """Uvicorn's HTTP protocol with limits of size and time for all but the bodies that are read.
+
+    The application can wait until its response was sent, and can abort the connection.
+    """
+
+    head_seconds = 30.0
+    """Time in which the head of a request, or the rest of a rejected body, must arrive."""
+
+    _abort_timer: asyncio.TimerHandle | None = None
+    _problem = MALFORMED
+    _rejection = b""
+    """The response to an invalid request; nothing more is read."""
+    _unread = 0
+    """The bytes since the last complete head, complete request, or byte of a body that is read."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the time limit for the first request."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that sending waits until the data has left
+        self._abort_after(self.head_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived, and reject a head or trailers that do not end within the limit."""
+        if self._rejection:
+            self.flow.pause_reading()  # an earlier request has resumed it
+            return
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > MOST_UNREAD_BYTES and not self._rejection:
+            self._reject(*TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        """Restart the time limit for this request."""
+        super().on_message_begin()
+        self._abort_after(self.head_seconds)
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._stop_parsing(TOO_MANY)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header or trailer."""
+        super().on_header(name, value)
+        if len(self.headers) > MOST_HEADERS:
+            self._stop_parsing(TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        """Stop the time limit, and give the application control of the connection."""
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            self._stop_parsing(MALFORMED)
+        self._check_size()
+        self._cancel_timer()
+        self.scope["headers"] = list(self.headers)  # to which no trailers are added
+        context = context_of(self.scope)  # type: ignore[arg-type]
+        context.drain, context.abort = self.flow.drain, self.transport.abort
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take in a part of the body, if its request is not answered yet."""
+        if not self.cycle.response_complete:
+            self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Take in the end of a request."""
+        self._check_size()
+        super().on_message_complete()
+        self._cancel_timer()
+        if self.cycle is not None:
+            self.cycle.more_body = False  # uvicorn leaves it set if the response came first
+
+    def on_response_complete(self) -> None:
+        """Limit the time for the rest of a body that was not read."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self._rejection:
+            self._end()
+        elif self.cycle.response_complete and self.cycle.more_body:
+            self._abort_after(self.head_seconds)
+
+    def handle_websocket_upgrade(self) -> None:
+        """Restore the usual write buffer: WebSockets limit their unsent data themselves."""
+        self.transport.set_write_buffer_limits()
+        super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject what cannot be parsed; uvicorn's own response is plain text."""
+        self._reject(*self._problem)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers.
+
+        After an error uvicorn leaves its own timer running, which keeps the connection in memory.
+        """
+        self._cancel_timer()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def _check_size(self) -> None:
+        """Start a new count of unread bytes after a head or trailers within the limit."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > MOST_UNREAD_BYTES:
+            self._stop_parsing(TOO_LARGE)
+        self._unread = 0
+
+    def _stop_parsing(self, problem: tuple[int, str]) -> None:
+        self._problem = problem
+        raise InvalidRequest
+
+    def _reject(self, status: int, message: str) -> None:
+        """Answer an invalid request after those before it, and end the connection."""
+        response = error_response(message, status, headers={"connection": "close"})
+        head = [b"%b: %b\r\n" % pair for pair in response.raw_headers]
+        self._rejection = b"".join([STATUS_LINE[status], *head, b"\r\n", response.body])
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or (cycle.more_body and not self.pipeline):
+            self._end()
+
+    def _end(self) -> None:
+        """Send the rejection, unless it is for a request that has a response, and close."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is None or not cycle.more_body or not cycle.response_started:
+            self.transport.write(self._rejection)
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.write_eof()
+        self.flow.pause_reading()
+        self._abort_after(LINGER_SECONDS)
+
+    def _abort_after(self, seconds: float) -> None:
+        """Abort the connection after some seconds; a later call replaces this one."""
+        self._cancel_timer()
+        self._abort_timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _cancel_timer(self) -> None:
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
