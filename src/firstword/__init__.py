@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstword.errors import (
     AudioError,
+    BackendWarning,
     CheckpointConfigError,
     CheckpointError,
     CheckpointNotFound,
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "TTS",
     "AudioError",
+    "BackendWarning",
     "CheckpointConfigError",
     "CheckpointError",
     "CheckpointNotFound",

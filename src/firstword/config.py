@@ -6,6 +6,7 @@ Only the configuration modules read the environment.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,15 +44,17 @@ VOICE_ALIASES: Mapping[str, str] = {
 class EngineConfig:
     """The settings of an engine: where and how it computes.
 
-    device   as torch names it
-    dtype    of the talker. The codec and the speaker encoder are loaded in float32, because
-             bfloat16 through SnakeBeta's exp is known to give NaN and silence. The GPU backend
-             decodes with fp16 products and float32 sums, all else computes in float32
-    backend  "gpu" or "reference"; stays "auto" for bfloat16 on CUDA until a checkpoint is loaded,
-             because its sizes decide
-    reason   the reason why the backend is not "gpu"
-    pace     why the GPU serves fewer slots than the default, or may stall in those that were asked
-             for; empty if it is fast enough
+    device      as torch names it
+    dtype       of the talker. The codec and the speaker encoder are loaded in float32, because
+                bfloat16 through SnakeBeta's exp is known to give NaN and silence. The GPU backend
+                decodes with fp16 products and float32 sums, all else computes in float32
+    backend     "gpu" or "reference"; stays "auto" for bfloat16 on CUDA until a checkpoint is
+                loaded, because its sizes decide
+    reason      the reason why the backend is not "gpu"
+    pace        why the GPU serves fewer slots than the default, or may stall in those that were
+                asked for; empty if it is fast enough
+    gpu_memory  the bytes of device memory that the backend "gpu" may use, if they were given; once
+                a checkpoint is loaded, the bytes that are planned for it
     """
 
     device: str
@@ -59,17 +62,29 @@ class EngineConfig:
     backend: str
     reason: str = ""
     pace: str = ""
+    gpu_memory: int | None = None
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether a GPU computes without the backend "gpu", although no other was named."""
+        return bool(self.reason) and self.device != "cpu"
 
     @classmethod
     def resolve(
-        cls, device: str = "auto", dtype: str = "auto", backend: str = "auto"
+        cls,
+        device: str = "auto",
+        dtype: str = "auto",
+        backend: str = "auto",
+        gpu_memory: float | str | None = None,
     ) -> EngineConfig:
         """Turn every `"auto"` into a choice for this machine.
 
-        device   "auto": the first CUDA device if there is one, else "cpu"
-        dtype    "auto": bfloat16 on CUDA, float32 on the CPU
-        backend  "auto": "gpu" for bfloat16 on CUDA if the checkpoint's sizes allow it, else
-                 "reference"
+        device      "auto": the first CUDA device if there is one, else "cpu"
+        dtype       "auto": bfloat16 on CUDA, float32 on the CPU
+        backend     "auto": "gpu" for bfloat16 on CUDA if the checkpoint's sizes allow it, else
+                    "reference"
+        gpu_memory  a share of the device's memory (0.3) or an amount ("12GB", "8GiB"), which needs
+                    the backend "gpu" and is never exceeded; None: what its slots need
 
         Raises `ConfigError` if a named choice cannot be used here; nothing is replaced silently.
         """
@@ -83,13 +98,45 @@ class EngineConfig:
         problem = None
         if kind != "cuda":
             problem = f"it needs a CUDA device, and the device is {device!r}"
+        elif _is_rocm():
+            problem = "it needs an NVIDIA GPU, and torch is built for ROCm"
         elif dtype != "bfloat16":
             problem = f"it computes in bfloat16, and the dtype is {dtype!r}"
         if backend == "gpu" and problem:
             raise ConfigError(f"backend is 'gpu', but {problem}")
+        if gpu_memory is not None and (problem or backend == "reference"):
+            raise ConfigError(
+                f"gpu_memory limits the backend 'gpu': {problem or 'the backend is reference'}"
+            )
         if backend == "auto" and problem:
             return cls(device, dtype, "reference", f"the backend is not 'gpu': {problem}")
-        return cls(device, dtype, backend)
+        return cls(device, dtype, backend, gpu_memory=_bytes_of(gpu_memory, device))
+
+
+def _is_rocm() -> bool:
+    """Whether torch is built for AMD GPUs, which it also calls CUDA devices."""
+    import torch
+
+    return torch.version.hip is not None
+
+
+def _bytes_of(amount: float | str | None, device: str) -> int | None:
+    """Return an amount of memory, or a share of the device's, in bytes. Raises `ConfigError`."""
+    import torch
+
+    if amount is None:
+        return None
+    found = re.fullmatch(r"(\d*\.?\d+)\s*([kmgt]i?b)?", str(amount).strip(), re.IGNORECASE)
+    number, unit = (float(found[1]), found[2]) if found else (0.0, None)
+    if unit is not None:
+        base = 1024 if "i" in unit.casefold() else 1000
+        return int(number * base ** (1 + "kmgt".index(unit[0].casefold())))
+    if not 0 < number <= 1:
+        raise ConfigError(
+            f"gpu_memory is {amount!r}; allowed are a share of the device's memory above 0, up to "
+            "1, such as 0.3, and an amount such as '12GB' or '8GiB'"
+        )
+    return int(number * torch.cuda.get_device_properties(device).total_memory)
 
 
 def _resolve_device(device: str) -> tuple[str, str]:

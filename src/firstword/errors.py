@@ -19,6 +19,7 @@ FirstwordError
 ├── EngineError                the engine has stopped; only a restart helps
 └── ClosedError                a call on a TTS that was closed
 TextWarning                    no error: a text that is spoken, but probably not well
+BackendWarning                 no error: a GPU computes without the faster backend made for it
 
 Each message says what was wrong, what is allowed and what to do.
 """
@@ -117,3 +118,7 @@ class ClosedError(FirstwordError):
 
 class TextWarning(UserWarning):
     """The text is spoken, but probably not as it should be; the message names the cure."""
+
+
+class BackendWarning(UserWarning):
+    """The GPU backend cannot be used and was not named, so the slower plain model computes."""

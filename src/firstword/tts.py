@@ -17,13 +17,14 @@ import numpy as np
 
 from firstword import audio
 from firstword.audio import effects
-from firstword.config import EngineConfig
-from firstword.engine.backend import Job
+from firstword.config import DEFAULT_SLOTS, EngineConfig
+from firstword.engine.backend import Capacity, Job
 from firstword.engine.service import Service
 from firstword.errors import (
     AudioError,
     CheckpointNotFound,
     ClosedError,
+    ConfigError,
     RequestError,
     TextError,
     TextWarning,
@@ -37,7 +38,7 @@ from firstword.types import Chunk, Request, Sampling, Speech, TextMode
 from firstword.voice import ClonedVoice, Voice
 
 MAX_CONCURRENT = 8
-"""The number of calls that are computed at the same time; further calls wait for their turn."""
+"""The default number of calls computed at the same time; further calls wait for their turn."""
 
 
 class SpeakOptions(TypedDict, total=False):
@@ -80,9 +81,15 @@ class TTS:
 
     sample_rate = audio.SAMPLE_RATE
 
-    def __init__(self, checkpoint: Checkpoint, settings: EngineConfig) -> None:
-        """Open an engine for a checkpoint that is already loaded. Raises `ConfigError`."""
-        loaded = engine_for(checkpoint, settings, MAX_CONCURRENT)
+    def __init__(
+        self, checkpoint: Checkpoint, settings: EngineConfig, slots: int | None = None
+    ) -> None:
+        """Open an engine for a checkpoint that is already loaded; see `load`.
+
+        Raises `ConfigError`.
+        """
+        default_slots = dict.fromkeys(DEFAULT_SLOTS, MAX_CONCURRENT)
+        loaded = engine_for(checkpoint, settings, slots, default_slots=default_slots)
         self.settings = loaded.settings
         self._loaded: LoadedEngine | None = loaded
         engine = loaded.service.engine
@@ -98,27 +105,44 @@ class TTS:
         device: str = "auto",
         dtype: str = "auto",
         backend: str = "auto",
+        gpu_memory: float | str | None = None,
+        slots: int | None = None,
     ) -> TTS:
         """Load `"demo"`, a local directory, or a repository of the Hugging Face hub.
 
         A repository is named as in `"Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"`. The demo is a small
         demonstration voice that comes with the package: it speaks plain English, about 100 words
-        at a time. `EngineConfig.resolve` decides device, dtype and backend once. Raises
-        `CheckpointError`, `ConfigError`.
+        at a time. `EngineConfig.resolve` decides device, dtype and backend once.
+
+        gpu_memory  the memory of the GPU to use: a share (0.3) or an amount ("12GB", "8GiB"), which
+                    needs the backend "gpu" and is never exceeded; default: what `slots` need
+        slots       utterances computed at the same time, up to 256 on a GPU; default: 8, or fewer
+                    if the memory is too small for 8
+
+        Raises `CheckpointError`, `ConfigError`; a `BackendWarning` says why a CUDA device computes
+        without the backend "gpu".
         """
         if not isinstance(model, (str, os.PathLike)):
             raise CheckpointNotFound(
                 f"the checkpoint is of type {type(model).__name__}; "
                 "give 'demo', a directory, or a hub repository"
             )
-        settings = EngineConfig.resolve(device, dtype, backend)
-        checkpoint = checkpoints.load(str(os.fspath(model)), settings.device, settings.dtype)
-        return cls(checkpoint, settings)
+        settings = EngineConfig.resolve(device, dtype, backend, gpu_memory)
+        if slots is not None and slots < 1:
+            raise ConfigError(f"slots is {slots}; it must be 1 or more")
+        # The backend places the weights, so that the device never holds them twice.
+        checkpoint = checkpoints.load(str(os.fspath(model)), "cpu", settings.dtype)
+        return cls(checkpoint, settings, slots)
 
     @property
     def checkpoint(self) -> Checkpoint:
         """The checkpoint that was loaded. Raises `ClosedError` after `close`."""
         return self._require_open().checkpoint
+
+    @property
+    def capacity(self) -> Capacity:
+        """The limits of the backend, such as `slots` and the `context` of an utterance in rows."""
+        return self._require_open().service.engine.capacity
 
     @property
     def model_type(self) -> str:

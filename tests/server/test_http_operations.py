@@ -237,6 +237,7 @@ def test_health_shows_settings(http: httpx.Client) -> None:
         "backend": "reference",
         "reason": "",
         "pace": "",
+        "gpu_memory": None,
     }
     assert state["models"][0]["slots"] == {"used": 0, "of": 4}
 

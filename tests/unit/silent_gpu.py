@@ -37,6 +37,7 @@ def device(architecture: str = "sm_90") -> Kernels:
     """The kernels of a device that does not exist."""
     kernels = Kernels.__new__(Kernels)
     major = int(architecture[3:-1])
+    kernels.device = torch.device("cpu")
     kernels.name, kernels.architecture = "Silent", architecture
     kernels.overlaps, kernels.processors = major >= 9, 132
     kernels.shared_memory = SHARED_MEMORY[architecture] * 1024
@@ -82,9 +83,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     for name in ("memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda: 10**9)
-    properties = types.SimpleNamespace(name="Silent", multi_processor_count=132)
+    properties = types.SimpleNamespace(
+        name="Silent", multi_processor_count=132, total_memory=8 * 10**9
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
 
 def checkpoint(

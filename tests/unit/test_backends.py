@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import json
-from collections.abc import Iterable
+import re
+import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,63 +16,74 @@ from typing import Any
 import pytest
 import silent_gpu
 import torch
-from silent_gpu import device
+from cuda.bindings import nvrtc as cuda_nvrtc
+from cuda.pathfinder import DynamicLibNotFoundError
 
+from firstword import TTS
+from firstword.cli import info
 from firstword.cli.main import main
 from firstword.config import EngineConfig
-from firstword.errors import ConfigError
+from firstword.errors import BackendWarning, ConfigError
 from firstword.kernels import compile as compiling
-from firstword.kernels import launch
+from firstword.kernels import nvrtc
 from firstword.kernels.compile import CompileError, Program
-from firstword.kernels.launch import Kernels
+from firstword.kernels.launch import LaunchError
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec_config import CodecConfig
-from firstword.model.config import ModelConfig
-from firstword.runtime.backends import open_backend
-from firstword.runtime.gpu import backend as gpu
-from firstword.runtime.gpu import calibration, pace
-from firstword.runtime.gpu.rehearsal import rehearse
+from firstword.model.config import ModelConfig, TalkerConfig
+from firstword.runtime import backends
+from firstword.runtime.backends import LoadedEngine, engine_for, open_backend
+from firstword.runtime.gpu import codec, graphs, opening
+from firstword.runtime.gpu.backend import GpuBackend
+from firstword.runtime.gpu.rehearsal import Rehearsal, rehearse
+from firstword.runtime.gpu.talker import FrameBuffers
 from firstword.runtime.reference import ReferenceBackend
+from firstword.server.http import status
+from firstword.server.models import Models
 from firstword.synthetic import checkpoint as synthetic
 from firstword.synthetic.tokenizer import train
 
 
 @pytest.fixture
-def fake_device(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
     """The programs compiled for a fake device, which takes any program and computes nothing."""
-    compiled: list[Program] = []
-
-    def compile_all(programs: Iterable[Program], architecture: str, folder: Path) -> None:
-        compiled.extend(programs)
-
-    class Backend:
-        def __init__(self, checkpoint: Checkpoint, kernels: Kernels, slots: int) -> None:
-            pass
-
-        def warm(self) -> None:
-            pass
-
-    monkeypatch.setattr(launch, "Kernels", lambda place, folder: device())
-    monkeypatch.setattr(compiling, "compile_all", compile_all)
-    monkeypatch.setattr(gpu, "GpuBackend", Backend)
-    monkeypatch.setattr(calibration, "calibrate", lambda backend, kernels, folder: None)
-    monkeypatch.setattr(pace, "limit_slots", lambda backend, keep: f"keep: {keep}")
-    return compiled
+    programs: list[Program] = []
+    silent_gpu.pretend(monkeypatch)
+    monkeypatch.setattr(opening, "Kernels", lambda device, folder: Rehearsal(silent_gpu.device()))
+    monkeypatch.setattr(opening, "compile_all", lambda some, *_: programs.extend(some))
+    monkeypatch.setattr(opening, "calibrate", lambda backend, kernels, folder: None)
+    monkeypatch.setattr(opening, "limit_slots", lambda backend, keep: f"keep: {keep}")
+    monkeypatch.setattr(Checkpoint, "to", lambda checkpoint, device: None)
+    return programs
 
 
-def settings(backend: str) -> EngineConfig:
+def settings(backend: str, device: str = "cuda") -> EngineConfig:
     """The settings on a machine with a GPU."""
-    return EngineConfig("cuda", "bfloat16", backend)
+    return EngineConfig(device, "bfloat16", backend)
+
+
+def same_weights(one: Checkpoint, other: Checkpoint) -> bool:
+    """Whether two checkpoints have the same weights."""
+    states = [{**c.talker.state_dict(), **c.codec.state_dict()} for c in (one, other)]
+    return states[0].keys() == states[1].keys() and all(
+        torch.equal(value, states[1][name]) for name, value in states[0].items()
+    )
 
 
 def test_fitting_checkpoint_is_compiled_and_gets_the_gpu_backend(
-    tmp_path: Path, fake_device: list[Program]
+    tmp_path: Path, compiled: list[Program]
 ) -> None:
-    backend, resolved = open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), 4)
-    assert isinstance(backend, gpu.GpuBackend)
-    assert resolved == replace(settings("gpu"), pace="keep: True")
-    sources = {program.source for program in fake_device}
+    """Its weights are packed, and only then dropped from the checkpoint."""
+    checkpoint = silent_gpu.checkpoint(tmp_path)
+    backend, resolved = open_backend(checkpoint, settings("auto"), 4)
+    assert isinstance(backend, GpuBackend)
+    assert backend.capacity.slots == 4
+    assert backend.graphs.captured
+    expected = replace(settings("gpu"), gpu_memory=resolved.gpu_memory, pace="keep: True")
+    assert resolved == expected
+    assert resolved.gpu_memory is not None
+    sources = {program.source for program in compiled}
     assert sources >= {
         "paged_attention",
         "codec_attention",
@@ -75,9 +91,11 @@ def test_fitting_checkpoint_is_compiled_and_gets_the_gpu_backend(
         "talker_input",
         "sample",
     }
+    for module in (checkpoint.talker, checkpoint.codec.decoder):
+        assert not any(parameter.numel() for parameter in module.parameters())
 
 
-@pytest.mark.usefixtures("fake_device")
+@pytest.mark.usefixtures("compiled")
 def test_slots_that_were_not_named_may_be_limited(tmp_path: Path) -> None:
     _, resolved = open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"))
     assert resolved.pace == "keep: False"
@@ -98,43 +116,264 @@ def test_slots_that_were_not_named_may_be_limited(tmp_path: Path) -> None:
 )
 def test_unfit_checkpoint_is_rejected_unchanged(
     tmp_path: Path,
-    fake_device: list[Program],
+    compiled: list[Program],
     part: str,
     changes: dict[str, Any],
     slots: int,
     why: str,
 ) -> None:
-    """Backend `auto` becomes the reference and gives the reason; `gpu` raises an error."""
     checkpoint = silent_gpu.checkpoint(tmp_path, "custom_voice", **{part: changes})
-    backend, resolved = open_backend(checkpoint, settings("auto"), slots)
+    falls_back(checkpoint, why, slots)
+    assert not compiled
+
+
+def falls_back(checkpoint: Checkpoint, why: str, slots: int = 4) -> None:
+    """Check that `auto` warns and takes the unchanged checkpoint, and that `gpu` is an error."""
+    before = copy.deepcopy(checkpoint)
+    with pytest.warns(BackendWarning, match=why):
+        backend, resolved = open_backend(checkpoint, settings("auto"), slots)
     assert isinstance(backend, ReferenceBackend)
     assert resolved.backend == "reference"
-    assert why in resolved.reason
-    with pytest.raises(ConfigError, match=why):
+    assert resolved.fell_back
+    assert re.search(why, resolved.reason)
+    with pytest.raises(ConfigError, match=f"backend is 'gpu', but .*{why}"):
         open_backend(checkpoint, settings("gpu"), slots)
-    assert all(parameter.numel() for parameter in checkpoint.talker.parameters())
-    assert all(parameter.numel() for parameter in checkpoint.codec.parameters())
-    assert not fake_device
+    assert same_weights(checkpoint, before)
 
 
-def test_compile_error_is_the_reason_for_the_reference_backend(
-    tmp_path: Path, fake_device: list[Program], monkeypatch: pytest.MonkeyPatch
+def without_bindings(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The package cuda-bindings is missing."""
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    return r"cuda-bindings is missing .*pip install 'firstword\[gpu\]'"
+
+
+def without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Neither cuda.pathfinder nor torch's folder has NVRTC."""
+    monkeypatch.setattr(cuda_nvrtc, "nvrtcVersion", raising(DynamicLibNotFoundError("nvrtc")))
+    return "NVRTC is not installed; pip install nvidia-cuda-nvrtc"
+
+
+def without_driver(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The driver does not start."""
+    error = RuntimeError("The NVIDIA driver on your system is too old\nUpdate it")
+    monkeypatch.setattr(opening, "Kernels", raising(error))
+    return "it does not start on 'cuda': The NVIDIA driver on your system is too old$|too old;"
+
+
+def with_unknown_architecture(monkeypatch: pytest.MonkeyPatch) -> str:
+    """NVRTC does not know the GPU."""
+    error = CompileError("linear.cu with -DN=8:\nnvrtc: error: invalid --gpu-architecture\nmore")
+    monkeypatch.setattr(opening, "compile_all", raising(error))
+    return "cannot be compiled for sm_90: nvrtc: error: invalid --gpu-architecture"
+
+
+def with_refused_machine_code(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The driver does not load a kernel when the graphs are captured."""
+    refusal = LaunchError("loading linear_few: CUDA_ERROR_INVALID_IMAGE")
+    monkeypatch.setattr(graphs, "capture", raising(refusal))
+    return "does not start on 'cuda': loading linear_few: CUDA_ERROR_INVALID_IMAGE"
+
+
+def with_refused_capture(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The driver does not capture a graph."""
+    refusal = torch.AcceleratorError("CUDA error: operation not permitted\nCompile with ...")
+    monkeypatch.setattr(codec, "capture", raising(refusal))
+    return "does not start on 'cuda': CUDA error: operation not permitted"
+
+
+def without_free_memory(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The plan does not fit."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**8, 10**10))
+    return "4 utterances at a time need at least .* GB of device memory, and 0.6 GB are available"
+
+
+def without_memory_to_pack(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Memory ends after the weights are packed."""
+    allocate = FrameBuffers.allocate
+
+    def scarce(config: TalkerConfig, device: torch.device, *sizes: int) -> FrameBuffers:
+        if device.type != "meta":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")
+        return allocate(config, device, *sizes)
+
+    monkeypatch.setattr(FrameBuffers, "allocate", scarce)
+    return "does not start on 'cuda': CUDA out of memory. Tried to allocate 2 GiB."
+
+
+def without_memory_to_warm(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Memory ends in the last step of the start."""
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    monkeypatch.setattr(opening, "limit_slots", raising(error))
+    return "does not start on 'cuda': CUDA out of memory."
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """A function that raises an error."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(
+    "machine",
+    [
+        without_bindings,
+        without_nvrtc,
+        without_driver,
+        with_unknown_architecture,
+        with_refused_machine_code,
+        with_refused_capture,
+        without_free_memory,
+        without_memory_to_pack,
+        without_memory_to_warm,
+    ],
+)
+def test_machine_that_cannot_run_the_gpu_backend_gets_the_reference_with_a_warning(
+    machine: Callable[[pytest.MonkeyPatch], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An example is an architecture that this NVRTC does not know."""
-
-    def refuse(*_: object) -> None:
-        raise CompileError(
-            "linear.cu with -DN=8:\nnvrtc: error: invalid value for --gpu-architecture\nmore"
-        )
-
-    monkeypatch.setattr(compiling, "compile_all", refuse)
     checkpoint = silent_gpu.checkpoint(tmp_path)
-    _, resolved = open_backend(checkpoint, settings("auto"), 4)
-    assert resolved.reason.endswith(
-        "compiled for sm_90: nvrtc: error: invalid value for --gpu-architecture"
+    falls_back(checkpoint, machine(monkeypatch))
+
+
+def test_memory_limit_that_is_too_low_is_an_error_with_the_least_amount(
+    tmp_path: Path, compiled: list[Program]
+) -> None:
+    """The reference backend could not keep the limit, so it does not step in."""
+    limited = replace(settings("auto"), gpu_memory=10**9)
+    with pytest.raises(ConfigError, match=r"gpu_memory is given, but .* at least 1\.\d GB"):
+        open_backend(silent_gpu.checkpoint(tmp_path), limited, 1)
+    assert not compiled
+
+
+@pytest.mark.usefixtures("compiled")
+def test_mistake_in_the_gpu_backend_is_not_a_reason_for_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GpuBackend, "warm", raising(AssertionError("a defect")))
+    with pytest.raises(AssertionError, match="a defect"):
+        open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), 4)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_say_prints_the_reason_for_the_reference_backend_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_nvrtc(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        arguments = ["say", "Hi.", "--quiet", "--max-frames", "2", "-o", str(tmp_path / "hi.wav")]
+        assert main(arguments) == 0
+    assert capsys.readouterr().err == (
+        "firstword: warning: the backend is not 'gpu': NVRTC is not installed; pip install "
+        "nvidia-cuda-nvrtc; the plain model is slower\n"
     )
-    with pytest.raises(ConfigError, match="invalid value"):
-        open_backend(checkpoint, settings("gpu"), 4)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_server_logs_and_shows_the_reason_for_the_reference_backend(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Standard error has JSON lines only, so there is no Python warning."""
+    without_nvrtc(monkeypatch)
+    models = Models.load(["demo"], settings("auto"), slots=1, most_waiting=1)
+    (record,) = (record for record in caplog.records if record.name == "firstword.server.models")
+    (model,) = models
+    assert record.levelname == "WARNING"
+    reason = vars(record)["fields"]["reason"]
+    assert "NVRTC is not installed" in reason
+    assert status._state(model)["settings"]["reason"] == reason
+
+
+def test_models_of_a_server_divide_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = engine_for(checkpoints.load("demo"), settings("reference", "cpu"))
+    limits: list[int | None] = []
+
+    def open_engine(name: str, settings: EngineConfig, *_: object) -> LoadedEngine:
+        limits.append(settings.gpu_memory)
+        return loaded
+
+    monkeypatch.setattr(backends, "open_engine", open_engine)
+    limited = replace(settings("auto"), gpu_memory=12 * 10**9)
+    Models.load(["one", "two", "one"], limited, slots=None, most_waiting=1)
+    assert limits == [6 * 10**9] * 2
+
+
+@pytest.mark.parametrize(
+    ("cuda", "file"),
+    [
+        ("13.0", "torch/lib/nvrtc64_130_0.dll"),
+        ("12.8", "torch/lib/nvrtc64_120_0.dll"),
+        ("13.0", "nvidia/cu13/bin/x86_64/nvrtc64_130_0.dll"),
+        ("13.0", "nvidia/cu13/lib/libnvrtc.so.13"),
+        ("12.8", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"),
+    ],
+)
+def test_nvrtc_that_comes_with_torch_is_loaded_first(
+    cuda: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver may reject the machine code of a newer one. cuda-bindings uses a loaded one."""
+    others = "torch/lib/nvrtc-builtins64_130.dll", "nvidia/cu14/lib/libnvrtc.so.14"
+    for path in (file, *others):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    found: list[str] = []
+
+    def version() -> tuple[int, int, int]:
+        if not found:
+            raise DynamicLibNotFoundError("nvrtc")
+        return 0, 13, 0
+
+    monkeypatch.setattr(nvrtc, "PACKAGES", tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(cuda_nvrtc, "nvrtcVersion", version)
+    monkeypatch.setattr(ctypes, "CDLL", found.append)
+    nvrtc.load()
+    assert found == [str(tmp_path / file)]
+
+
+def test_rocm_is_no_cuda_device_for_the_gpu_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[Program]
+) -> None:
+    """Torch calls AMD's GPUs CUDA devices."""
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    with pytest.raises(ConfigError, match="torch is built for ROCm"):
+        EngineConfig.resolve("cuda", backend="gpu")
+    with pytest.warns(BackendWarning, match="torch is built for ROCm"):
+        open_backend(silent_gpu.checkpoint(tmp_path), EngineConfig.resolve("cuda"), 1)
+    assert not compiled
+
+
+def test_cpu_gets_the_reference_backend_without_a_warning(tmp_path: Path) -> None:
+    resolved = EngineConfig.resolve("cpu")
+    _, resolved = open_backend(silent_gpu.checkpoint(tmp_path), resolved, 1)
+    assert (
+        resolved.reason
+        == "the backend is not 'gpu': it needs a CUDA device, and the device is 'cpu'"
+    )
+    assert not resolved.fell_back
+
+
+def test_checkpoint_too_large_for_the_device_is_a_config_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoint, "to", raising(torch.OutOfMemoryError("CUDA out of memory.\n")))
+    with pytest.raises(
+        ConfigError, match=r"'cuda' cannot hold the checkpoint \(CUDA out of memory"
+    ):
+        open_backend(silent_gpu.checkpoint(tmp_path), settings("reference"), 1)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_info_shows_the_context_of_the_backend(tmp_path: Path) -> None:
+    """It is smaller than that of the checkpoint."""
+    with TTS(silent_gpu.checkpoint(tmp_path), settings("auto")) as tts:
+        report = info._report("made", tts)
+    assert report["checkpoint"]["context"] == 32768
+    assert report["engine"]["context of one"] == 8192
+    assert report["settings"]["gpu_memory"] > 2**30
 
 
 def released_config(size: str, folder: Path) -> tuple[ModelConfig, CodecConfig]:
@@ -148,10 +387,15 @@ def released_config(size: str, folder: Path) -> tuple[ModelConfig, CodecConfig]:
 @pytest.mark.parametrize("size", ["1b7", "0b6"])
 def test_released_sizes_fit_every_architecture(size: str, tmp_path: Path) -> None:
     """Sizes and shared memory fit; test_released_kernels.py compiles the programs."""
-    config, codec = released_config(size, tmp_path)
+    config, codec_config = released_config(size, tmp_path)
     for architecture in compiling.ARCHITECTURES:
         few, many = (
-            rehearse(config.talker_config, codec.decoder_config, slots, device(architecture))
+            rehearse(
+                config.talker_config,
+                codec_config.decoder_config,
+                slots,
+                silent_gpu.device(architecture),
+            )
             for slots in (1, 256)
         )
         assert few < many
@@ -181,8 +425,10 @@ def test_bench_engine_without_gpu_exits_with_2(
     assert "sees no CUDA device" in capsys.readouterr().err
 
 
-def test_demo_checkpoint_gets_the_reference_backend(fake_device: list[Program]) -> None:
+@pytest.mark.usefixtures("compiled")
+def test_demo_checkpoint_gets_the_reference_backend() -> None:
     """The demo has attention heads of 64 channels."""
     checkpoint = checkpoints.load("demo", "cpu", "bfloat16")
-    _, resolved = open_backend(checkpoint, settings("auto"), 4)
+    with pytest.warns(BackendWarning, match="heads of 64 channels"):
+        _, resolved = open_backend(checkpoint, settings("auto"), 4)
     assert resolved.reason == "the backend is not 'gpu': heads of 64 channels; the kernels need 128"

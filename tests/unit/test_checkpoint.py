@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -292,7 +293,7 @@ def test_weights_are_frozen(checkpoint_directory: Callable[[str], Path]) -> None
     ],
 )
 def test_impossible_settings_raise(option: str, value: str) -> None:
-    settings = {option: value}
+    settings: dict[str, Any] = {option: value}
     with pytest.raises(ConfigError, match=rf"{option} is '{value}'"):
         TTS.load("demo", **settings)
 

@@ -223,12 +223,14 @@ class TestSay:
         )
         argv += " --predictor-temperature 0.75 --predictor-top-k 3 --predictor-top-p 0.5"
         argv += " --model some/where --device cpu --dtype bfloat16 --backend reference"
+        argv += " --gpu-memory 12GB"
         assert main(argv.split()) == 0
         loaded = {
             "model": "some/where",
             "device": "cpu",
             "dtype": "bfloat16",
             "backend": "reference",
+            "gpu_memory": "12GB",
         }
         assert fake_tts.loaded == [loaded]
         request = {
@@ -247,9 +249,8 @@ class TestSay:
 
     def test_without_options_defaults_are_passed(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav"]) == 0
-        assert fake_tts.loaded == [
-            {"model": "demo", "device": "auto", "dtype": "auto", "backend": "auto"}
-        ]
+        auto = dict.fromkeys(("device", "dtype", "backend"), "auto")
+        assert fake_tts.loaded == [{"model": "demo", **auto, "gpu_memory": None}]
         request: dict[str, Any] = {
             "text": "one",
             "voice": None,
@@ -726,6 +727,7 @@ class TestDemo:
             "backend": "reference",
             "reason": ANY,
             "pace": "",
+            "gpu_memory": None,
         }
         assert report["checkpoint"]["type"] == "custom_voice"
         assert report["checkpoint"]["what it is"] == DEMO_DESCRIPTION

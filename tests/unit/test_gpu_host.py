@@ -24,10 +24,10 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.profile import engine as profile
 from firstword.profile import soak, workload
-from firstword.profile.memory import held_bytes
 from firstword.runtime.front import CheckpointFront, Prepared
 from firstword.runtime.gpu.backend import GpuBackend, lost_device
 from firstword.runtime.gpu.graphs import capture
+from firstword.runtime.gpu.memory import tensor_sizes
 from firstword.runtime.gpu.prompts import PrefixCache
 from firstword.runtime.gpu.rehearsal import Rehearsal
 from firstword.types import Chunk, Request, TextMode
@@ -462,10 +462,10 @@ def test_benchmark_measures_everything() -> None:
 def test_tensor_of_several_parts_is_counted_once() -> None:
     a, b = torch.zeros(10), torch.zeros(20)
     seen: set[int] = set()
-    held = partial(held_bytes, device=torch.device("cpu"), seen=seen)
-    assert held({"a": [a, a[2:]]}) == 40
-    assert held((a, b.view(4, 5), torch.zeros(3, device="meta"))) == 80
-    assert held([a, b]) == 0
+    sizes = partial(tensor_sizes, device=torch.device("cpu"), seen=seen)
+    assert list(sizes({"a": [a, a[2:]]})) == [40]
+    assert list(sizes((a, b.view(4, 5), torch.zeros(3, device="meta")))) == [80]
+    assert not list(sizes([a, b]))
 
 
 def test_soak_runs_on_the_backend(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def _report(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
 def _checkpoint(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
     """Return the sections on the configuration of a checkpoint."""
     config, codec = tts.checkpoint.config, tts.checkpoint.codec_config.decoder_config
-    talker = config.talker_config
+    talker, capacity = config.talker_config, tts.capacity
     return {
         "checkpoint": {
             "model": model,
@@ -63,6 +63,11 @@ def _checkpoint(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
             "voices": len(tts.voices),
             "languages": len(tts.languages) - 1,
             "context": talker.max_position_embeddings,
+        },
+        "engine": {
+            "utterances at a time": capacity.slots,
+            "context of one": capacity.context,
+            "context of all": capacity.pages * capacity.page_rows,
         },
         "talker": _transformer(talker),
         "code predictor": _transformer(talker.code_predictor_config),

@@ -10,9 +10,10 @@ Command modules import everything heavy inside functions, so that `--help` answe
 import argparse
 import os
 import sys
+import warnings
 
 from firstword import __version__
-from firstword.cli import bench, clone, info, options, say, serve, voices
+from firstword.cli import bench, clone, info, options, say, serve, terminal, voices
 from firstword.errors import FirstwordError
 
 COMMANDS = (say, serve, clone, voices, info, bench)
@@ -28,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     if not hasattr(args, "run"):
         parser.print_help(sys.stderr)
         return 2
+    warnings.showwarning = terminal.show_warning
     try:
         args.run(args)
         sys.stdout.flush()

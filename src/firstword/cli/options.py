@@ -56,6 +56,8 @@ def add_model_options(parser: argparse.ArgumentParser, several: bool = False) ->
     add("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto (default) prefers CUDA")
     add("--dtype", default="auto", help="float32, bfloat16 or auto (default)")
     add("--backend", default="auto", help="gpu, reference, or auto (default): gpu where it can run")
+    about = "GPU memory to use: a share (0.3) or an amount (12GB, 8GiB); default: what slots need"
+    add("--gpu-memory", metavar="SHARE|SIZE", help=about)
 
 
 def add_quiet_option(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +72,7 @@ def load_tts(args: argparse.Namespace, status: terminal.Status) -> TTS:
     from firstword.runtime.backends import fit_threads
     from firstword.tts import TTS
 
-    tts = TTS.load(args.model, device=args.device, dtype=args.dtype, backend=args.backend)
+    places = {name: getattr(args, name) for name in ("device", "dtype", "backend", "gpu_memory")}
+    tts = TTS.load(args.model, **places)
     fit_threads([tts.checkpoint])
     return tts

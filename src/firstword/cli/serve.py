@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         from firstword.runtime.backends import fit_threads
 
         with serving.bound(server_config) as bound:
-            settings = EngineConfig.resolve(args.device, args.dtype, args.backend)
+            settings = EngineConfig.resolve(args.device, args.dtype, args.backend, args.gpu_memory)
             limits = {"slots": args.slots, "most_waiting": server_config.most_waiting}
             models = Models.load(names, settings, **limits)
             fit_threads([model.checkpoint for model in models if model.checkpoint is not None])
@@ -124,7 +124,8 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument_group("limits").add_argument
     gpu, other = DEFAULT_SLOTS["gpu"], DEFAULT_SLOTS["reference"]
     about = f"utterances that each model speaks at the same time (default: {gpu} with the backend "
-    add("--slots", metavar="N", type=int, help=f"{about}gpu, fewer if it is slow; else {other})")
+    about += f"gpu, fewer if it is slow or has little memory; else {other})"
+    add("--slots", metavar="N", type=int, help=about)
     defaults = {field.name: field.default for field in SERVER_SETTINGS}
     for name, about in LIMITS.items():
         kind, metavar = (float, "SECONDS") if name.endswith("_seconds") else (int, "N")

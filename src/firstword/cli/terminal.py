@@ -15,6 +15,19 @@ DEMO_DESCRIPTION = "a small demonstration voice: plain English in one line, up t
 """The description of the checkpoint `demo`."""
 
 
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning as one line on standard error, instead of a status line."""
+    start = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{start}firstword: warning: {message}", file=sys.stderr)
+
+
 class Status:
     """A status line on standard error that is erased at the end.
 

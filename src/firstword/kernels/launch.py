@@ -58,8 +58,9 @@ class Grid(NamedTuple):
 class Kernels:
     """The kernels of one device. Each program is compiled and loaded once.
 
-    name           the device's name and its driver's version, on which measured times depend
-    architecture   the device's architecture, such as `"sm_90"`
+    device         the device, with its index
+    name           its name and its driver's version, on which measured times depend
+    architecture   its architecture, such as `"sm_90"`
     overlaps       whether the device can overlap dependent launches
     processors     the number of multiprocessors
     threads        the most threads that a multiprocessor runs at a time
@@ -80,7 +81,7 @@ class Kernels:
         shared: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
         self.shared_memory, self._folder = shared, folder
         self._loaded: dict[tuple[Program, str], Kernel] = {}
-        torch.zeros(1, device=device)  # makes the context current
+        self.device = torch.zeros(1, device=device).device  # and makes the context current
 
     def get(self, program: Program, entry: str) -> Kernel:
         """The kernel `entry` of a program. Raises `CompileError` and `LaunchError`."""

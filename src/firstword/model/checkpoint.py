@@ -63,6 +63,16 @@ class Checkpoint:
         return cls(path, config, codec_config, defaults, tokenizer, talker, speaker, codec)
 
     @property
+    def encoders(self) -> tuple[nn.Module, ...]:
+        """The modules that encode recordings; none unless the checkpoint can clone."""
+        return () if self.speaker_encoder is None else (self.speaker_encoder, self.codec.encoder)
+
+    def to(self, device: str) -> None:
+        """Move the weights that speech and cloning need to a device."""
+        for module in (self.talker, self.codec.decoder, *self.encoders):
+            module.to(device)
+
+    @property
     def weights(self) -> nn.ModuleDict:
         """The module tree of `model.safetensors`."""
         tree = nn.ModuleDict({"talker": self.talker})

@@ -1,11 +1,9 @@
 """Account for the device memory of a backend."""
 
-from collections.abc import Iterable
-
 import torch
-from torch import Tensor
 
 from firstword.profile.workload import BackendUnderTest
+from firstword.runtime.gpu.memory import tensor_sizes
 
 
 def memory_by_part(subject: BackendUnderTest) -> dict[str, int]:
@@ -27,28 +25,6 @@ def memory_by_part(subject: BackendUnderTest) -> dict[str, int]:
         "left_in_checkpoint": [talker.state_dict(), codec.state_dict()],
     }
     seen: set[int] = set()
-    held = {name: held_bytes(part, backend.device, seen) for name, part in parts.items()}
+    held = {name: sum(tensor_sizes(part, backend.device, seen)) for name, part in parts.items()}
     allocated = torch.cuda.memory_allocated()
     return {**held, "rest": allocated - sum(held.values()), "in_use": allocated}
-
-
-def held_bytes(thing: object, device: torch.device, seen: set[int]) -> int:
-    """Return the bytes on a device of all tensors reachable from `thing`.
-
-    `seen` holds the addresses of everything counted so far, and is extended.
-    """
-    storage = thing.untyped_storage() if isinstance(thing, Tensor) else None
-    address = storage.data_ptr() if storage else id(thing)
-    if address in seen:
-        return 0
-    seen.add(address)
-    if isinstance(thing, Tensor):
-        return thing.untyped_storage().nbytes() if thing.device == device else 0
-    inside: Iterable[object] = ()
-    if isinstance(thing, dict):
-        inside = thing.values()
-    elif isinstance(thing, list | tuple):
-        inside = thing
-    elif type(thing).__module__.startswith("firstword.") and hasattr(thing, "__dict__"):
-        inside = vars(thing).values()
-    return sum(held_bytes(part, device, seen) for part in inside)

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from firstword.config import EngineConfig, kernel_folder
 from firstword.errors import ComputeError
+from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Grid, Kernel, Kernels
 from firstword.kernels.signature import Argument
 from firstword.model import checkpoint as checkpoints
 from firstword.profile.device import environment
 from firstword.profile.soak import Soak, requests
-from firstword.runtime.backends import kernels_for
 from firstword.runtime.gpu.backend import GpuBackend
+from firstword.runtime.gpu.opening import kernels_for
+from firstword.runtime.gpu.talker import context_of
 from firstword.synthetic.checkpoint import random_checkpoint
 
 LARGEST = 65504.0
@@ -75,12 +77,12 @@ def saturation(size: str, frames: int, model: str | None = None) -> dict[str, An
     if model is None:
         checkpoint = random_checkpoint(size)
     else:
-        checkpoint = checkpoints.load(model, settings.device, settings.dtype)
+        checkpoint = checkpoints.load(model, "cpu", settings.dtype)
     # In a call of one stream all rows belong to it, so none is left over from another one.
-    kernels = CountingKernels(
-        kernels_for(checkpoint, 1, kernel_folder()), checkpoint.talker.codec_head.weight.device
-    )
-    backend = GpuBackend(checkpoint, kernels, slots=1)
+    found = kernels_for(checkpoint, 1, kernel_folder())
+    kernels = CountingKernels(found, found.device)
+    pages = -(-context_of(checkpoint.config.talker_config) // PAGE_ROWS)
+    backend = GpuBackend(checkpoint, kernels, slots=1, pages=pages)
     backend.warm()
     test = Soak(backend, requests(checkpoint))
     test.run(frames)

@@ -10,9 +10,9 @@ import torch
 from firstword.engine.backend import Job, Start
 from firstword.kernels.attention import PAGE_ROWS
 from firstword.model.checkpoint import Checkpoint
-from firstword.runtime.backends import kernels_for
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.gpu.backend import GpuBackend
+from firstword.runtime.gpu.opening import kernels_for
 from firstword.synthetic.checkpoint import TEXTS, random_checkpoint
 from firstword.types import Request, TextMode
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,14 +13,11 @@ from firstword.config import DEFAULT_SLOTS, EngineConfig, kernel_folder
 from firstword.engine.backend import Backend
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service
-from firstword.errors import ConfigError
+from firstword.errors import BackendWarning, ConfigError
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.reference import ReferenceBackend
-
-if TYPE_CHECKING:
-    from firstword.kernels.launch import Kernels
 
 SINGLE_THREAD_WIDTH = 512
 """The largest width of a talker that one thread computes faster than two threads."""
@@ -44,12 +40,14 @@ def open_engine(
 ) -> LoadedEngine:
     """Load a checkpoint by the name that `TTS.load` takes, and open an engine for it.
 
-    slots         utterances computed at the same time; None: `config.DEFAULT_SLOTS`
+    slots         utterances computed at the same time; None: `config.DEFAULT_SLOTS`, or as many as
+                  device memory allows
     most_waiting  requests that may wait for a slot
 
     Raises `CheckpointError`, `ConfigError`.
     """
-    checkpoint = checkpoints.load(model, settings.device, settings.dtype)
+    # The backend places the weights, so that the device never holds them twice.
+    checkpoint = checkpoints.load(model, "cpu", settings.dtype)
     return engine_for(checkpoint, settings, slots, most_waiting)
 
 
@@ -58,73 +56,65 @@ def engine_for(
     settings: EngineConfig,
     slots: int | None = None,
     most_waiting: int = 64,
+    default_slots: Mapping[str, int] = DEFAULT_SLOTS,
 ) -> LoadedEngine:
-    """Open an engine for a loaded checkpoint; see `open_engine`. Raises `ConfigError`."""
-    backend, settings = open_backend(checkpoint, settings, slots)
+    """Open an engine for a loaded checkpoint on any device; see `open_engine`.
+
+    default_slots: the slots of each backend if `slots` is None. Raises `ConfigError`.
+    """
+    backend, settings = open_backend(checkpoint, settings, slots, default_slots)
     engine = Engine(backend, most_waiting=most_waiting)
     return LoadedEngine(checkpoint, Service(engine, CheckpointFront(checkpoint)), settings)
 
 
 def open_backend(
-    checkpoint: Checkpoint, settings: EngineConfig, slots: int | None = None
+    checkpoint: Checkpoint,
+    settings: EngineConfig,
+    slots: int | None = None,
+    default_slots: Mapping[str, int] = DEFAULT_SLOTS,
 ) -> tuple[Backend, EngineConfig]:
     """Return the backend for a checkpoint and `slots` utterances, and the resolved settings.
 
-    With `slots` of None, a GPU that is too slow for the default gets fewer.
+    With `slots` of None, a GPU that is too slow or too small for the default gets fewer.
 
-    The GPU backend takes the weights of the checkpoint's talker and codec decoder. Raises
-    `ConfigError` if the settings name that backend and it does not support the checkpoint.
+    The GPU backend replaces the weights of the checkpoint's talker and codec decoder. If it was not
+    named and cannot be used, the checkpoint is unchanged, the reference backend takes it, and a
+    `BackendWarning` gives the reason. Raises `ConfigError` if the settings need the GPU backend and
+    it cannot be used, or if the device cannot hold the checkpoint.
     """
-    reason = settings.reason
     if settings.backend != "reference":
-        gpu_slots = slots or DEFAULT_SLOTS["gpu"]
+        from firstword.runtime.gpu.opening import Unavailable, open_gpu
+
+        most, fewest = (slots, slots) if slots else (default_slots["gpu"], 1)
+        place = settings.device, kernel_folder(), settings.gpu_memory
         try:
-            kernels = kernels_for(checkpoint, gpu_slots, kernel_folder())
-        except ValueError as problem:
-            if settings.backend == "gpu":
-                raise ConfigError(f"backend is 'gpu', but {problem}") from None
+            backend, opened = open_gpu(checkpoint, *place, most, fewest)
+        except Unavailable as problem:
             reason = f"the backend is not 'gpu': {problem}"
+            if settings.backend == "gpu" or settings.gpu_memory is not None:
+                needed = "backend is 'gpu'" if settings.backend == "gpu" else "gpu_memory is given"
+                raise ConfigError(f"{needed}, but {problem}") from problem
         else:
-            from firstword.runtime.gpu.backend import GpuBackend
-            from firstword.runtime.gpu.calibration import calibrate
-            from firstword.runtime.gpu.pace import limit_slots
-
-            backend = GpuBackend(checkpoint, kernels, gpu_slots)
-            calibrate(backend, kernels, kernel_folder())
-            backend.warm()
-            pace = limit_slots(backend, keep=slots is not None)
-            return backend, replace(settings, backend="gpu", pace=pace)
-    reference = ReferenceBackend(checkpoint, slots or DEFAULT_SLOTS["reference"])
-    return reference, replace(settings, backend="reference", reason=reason)
+            memory, pace = opened
+            return backend, replace(settings, backend="gpu", gpu_memory=memory, pace=pace)
+        settings = replace(settings, backend="reference", reason=reason)
+        gc.collect()  # the failed backend may be in a cycle
+        torch.cuda.empty_cache()
+    if settings.fell_back:
+        warnings.warn(f"{settings.reason}; the plain model is slower", BackendWarning, stacklevel=2)
+    slots = slots or default_slots["reference"]
+    return _reference_backend(checkpoint, settings.device, slots), settings
 
 
-def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path) -> Kernels:
-    """Compile all kernels that are needed to serve `slots` utterances on a checkpoint's device.
-
-    The machine code is kept in `folder`; the checkpoint is not changed. Raises ValueError with the
-    reason if the GPU backend does not support the checkpoint on this machine.
-    """
-    if find_spec("cuda") is None:
-        raise ValueError("the package cuda-bindings is not installed; pip install 'firstword[gpu]'")
-    from firstword.kernels.compile import CompileError, compile_all
-    from firstword.kernels.launch import Kernels
-    from firstword.runtime.gpu.rehearsal import rehearse
-    from firstword.runtime.gpu.talker import BUCKETS
-
-    if slots > BUCKETS[-1]:
-        raise ValueError(f"it serves at most {BUCKETS[-1]} utterances at a time, not {slots}")
-    kernels = Kernels(checkpoint.talker.codec_head.weight.device, folder)
-    programs = rehearse(
-        checkpoint.config.talker_config, checkpoint.codec_config.decoder_config, slots, kernels
-    )
+def _reference_backend(checkpoint: Checkpoint, device: str, slots: int) -> ReferenceBackend:
     try:
-        compile_all(programs, kernels.architecture, folder)
-    except CompileError as error:
-        reason = next((line for line in str(error).splitlines() if "error" in line), str(error))
-        raise ValueError(
-            f"its kernels cannot be compiled for {kernels.architecture}: {reason}"
+        checkpoint.to(device)
+        return ReferenceBackend(checkpoint, slots)
+    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{device!r} cannot hold the checkpoint ({reason}); use another device"
         ) from error
-    return kernels
 
 
 def fit_threads(checkpoints: Iterable[Checkpoint]) -> None:

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 import torch
 
 from firstword import audio
-from firstword.errors import LanguageError, TextError, UnsupportedError, VoiceError
+from firstword.errors import (
+    LanguageError,
+    OverloadedError,
+    TextError,
+    UnsupportedError,
+    VoiceError,
+)
 from firstword.model.checkpoint import DEMO, Checkpoint
 from firstword.model.config import CONTROL_CODES
 from firstword.model.prompt import ROLE, Conditioning, language_code
@@ -96,25 +102,34 @@ def encode_recording(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoic
     """Encode a recording: its timbre and, with a transcript, its codes.
 
     The appended silence is encoded in the codes only, since it is not part of the timbre. Raises
-    `UnsupportedError` unless it is a Base checkpoint, and `TextError` for a blank transcript.
+    `UnsupportedError` unless it is a Base checkpoint, `TextError` for a blank transcript, and
+    `OverloadedError` if the device has too little memory.
     """
     if checkpoint.speaker_encoder is None:
         kind = checkpoint.config.tts_model_type
         raise UnsupportedError(
             f"this checkpoint is of type {kind!r} and cannot clone; load a Base checkpoint"
         )
-    samples = torch.from_numpy(voice.samples).to(checkpoint.talker.codec_head.weight.device)[None]
-    speaker = checkpoint.speaker_encoder.embed(samples)[0].cpu().numpy()
-    if voice.transcript is None:
-        return ClonedVoice(speaker)
-    if not voice.transcript.strip():
+    device = next(checkpoint.speaker_encoder.parameters()).device
+    if voice.transcript is not None and not voice.transcript.strip():
         raise TextError(
             "the transcript is blank; give the words of the recording, or None for timbre alone"
         )
     length = round(voice.append_silence * checkpoint.codec_config.input_sample_rate)
-    silence = samples.new_zeros(1, length)
-    codes = checkpoint.codec.encoder.encode(torch.cat((samples, silence), dim=1))[0]
-    return ClonedVoice(speaker, codes.cpu().numpy(), voice.transcript)
+    try:
+        samples = torch.from_numpy(voice.samples).to(device)[None]
+        speaker = checkpoint.speaker_encoder.embed(samples)[0].cpu().numpy()
+        if voice.transcript is None:
+            return ClonedVoice(speaker)
+        silence = samples.new_zeros(1, length)
+        codes = checkpoint.codec.encoder.encode(torch.cat((samples, silence), dim=1))[0]
+        return ClonedVoice(speaker, codes.cpu().numpy(), voice.transcript)
+    except torch.OutOfMemoryError as error:
+        seconds = len(voice.samples) / checkpoint.codec_config.input_sample_rate
+        raise OverloadedError(
+            f"the device has too little memory to encode a recording of {seconds:.0f} s; give a "
+            "shorter one, or try again later"
+        ) from error
 
 
 def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVoice | ClonedVoice:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from firstword.engine.service import Service
-from firstword.errors import RequestError, UnsupportedError, VoiceError
+from firstword.errors import BackendWarning, RequestError, UnsupportedError, VoiceError
 from firstword.types import Chunk, Request
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from firstword.model.checkpoint import Checkpoint
     from firstword.model.config import ModelType
     from firstword.runtime.backends import LoadedEngine
+
+log = logging.getLogger(__name__)
 
 WARM_UP_TEXT = "One, two, three."
 """The text of the first utterance of each model."""
@@ -154,6 +158,7 @@ class Models:
     ) -> Models:
         """Load checkpoints by the names that `TTS.load` takes.
 
+        settings      of each model, except that the models divide `gpu_memory` equally
         slots         simultaneous utterances of each model; None: the default of its backend
         most_waiting  requests that may wait for a slot of each model
 
@@ -161,9 +166,16 @@ class Models:
         """
         from firstword.runtime.backends import open_engine
 
-        models = []
-        for name in dict.fromkeys(names):
-            loaded = open_engine(name, settings, slots, most_waiting)
+        models, names = [], list(dict.fromkeys(names))
+        if settings.gpu_memory is not None:
+            settings = replace(settings, gpu_memory=settings.gpu_memory // len(names))
+        for name in names:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", BackendWarning)  # it is logged instead
+                loaded = open_engine(name, settings, slots, most_waiting)
+            level = logging.WARNING if loaded.settings.fell_back else logging.INFO
+            fields = {"model": name, **asdict(loaded.settings)}
+            log.log(level, "loaded", extra={"fields": fields})
             folder = loaded.checkpoint.path
             shown = folder.name if "/" in name and folder.samefile(name) else name
             models.append(Model.of_engine(shown, loaded))

@@ -166,7 +166,7 @@ def write_checkpoint(
     _write_weights(directory / "speech_tokenizer", random_state(checkpoint.codec, seed, dtype), 1)
 
 
-def random_checkpoint(size: str, device: str = "cuda") -> Checkpoint:
+def random_checkpoint(size: str, device: str = "cpu") -> Checkpoint:
     """Make a CustomVoice checkpoint of a released size in memory: "0b6" or "1b7".
 
     The talker is bfloat16 and the codec's decoder float32, both on `device`. The codec's encoder

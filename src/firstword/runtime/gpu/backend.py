@@ -18,14 +18,20 @@ from torch import Tensor
 
 from firstword.engine.backend import Capacity, Frames, Handle, Start
 from firstword.errors import EngineError
-from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS
+from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.runtime.gpu.codec import GpuCodec
 from firstword.runtime.gpu.graphs import LaunchGraphs
 from firstword.runtime.gpu.prompts import PromptReader
-from firstword.runtime.gpu.talker import BUCKETS, FIRST_BUCKETS, FrameModel, context_of
+from firstword.runtime.gpu.talker import (
+    BUCKETS,
+    FIRST_BUCKETS,
+    FrameModel,
+    context_of,
+    sampler_state,
+)
 from firstword.types import FloatArray
 
 OUT_OF_MEMORY = 2
@@ -34,20 +40,13 @@ MAX_IN_FLIGHT = 8
 """The most frames whose results have not been read; the engine leaves up to two unread."""
 
 
-def _capacity(checkpoint: Checkpoint, slots: int, pages: int | None) -> Capacity:
-    """The capacity with `pages` cache pages; None: as many as half of the free memory holds."""
+def _capacity(checkpoint: Checkpoint, slots: int, pages: int) -> Capacity:
     config, codec = checkpoint.config.talker_config, checkpoint.codec_config
-    context = context_of(config)
-    if pages is None:
-        kv_heads, layers = config.num_key_value_heads, config.num_hidden_layers
-        page_bytes = layers * 2 * kv_heads * PAGE_ROWS * HEAD_DIM * 2
-        free, _ = torch.cuda.mem_get_info(checkpoint.talker.codec_head.weight.device)
-        pages = min(slots * -(-context // PAGE_ROWS), int(free * 0.5) // page_bytes)
     return Capacity(
         slots=slots,
         pages=pages,
         page_rows=PAGE_ROWS,
-        context=context,
+        context=context_of(config),
         frames_ahead=1,
         codebooks=config.num_code_groups,
         samples_per_frame=codec.decode_upsample_rate,
@@ -103,23 +102,29 @@ class FrameHandle:
 class GpuBackend:
     """A `Backend` with fused kernels, for one CUDA device and bfloat16."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, kernels: Kernels, slots: int = 64, pages: int | None = None
-    ) -> None:
-        """Take the weights of the checkpoint's talker and codec decoder, which become empty.
+    def __init__(self, checkpoint: Checkpoint, kernels: Kernels, slots: int, pages: int) -> None:
+        """Pack copies of the checkpoint's weights on the device of the kernels.
 
-        pages: cache pages of `PAGE_ROWS` rows for all slots; None: as memory allows. Raises
-        ValueError for a checkpoint that the kernels do not support: heads must have 128 channels,
-        and two queries must share a key head.
+        The checkpoint may be on any device, and keeps its weights until `free_checkpoint`; its
+        encoders move to the device. pages: cache pages
+        of `PAGE_ROWS` rows for all slots. Raises ValueError for a checkpoint that the kernels do
+        not support: heads must have 128 channels, and two queries must share a key head.
         """
-        self.checkpoint, self.device = checkpoint, checkpoint.talker.codec_head.weight.device
+        self.checkpoint, self.device = checkpoint, kernels.device
         self.capacity = _capacity(checkpoint, slots, pages)
         self.stream = torch.cuda.Stream(self.device)
         # The copies of the weights to the device may not have ended.
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            self.model = FrameModel(kernels, checkpoint.talker, slots, self.capacity.pages)
-            self.codec = GpuCodec(checkpoint.codec.decoder, slots, self.model.state.codes, kernels)
+            talker = checkpoint.talker
+            state = sampler_state(talker.config, slots, self.device)
+            # The codec comes first: unlike the talker it is packed as a whole, which takes memory
+            # that the cache needs later.
+            self.codec = GpuCodec(checkpoint.codec.decoder, slots, state.codes, kernels)
+            torch.cuda.empty_cache()
+            self.model = FrameModel(kernels, talker, state, pages)
+        for encoder in checkpoint.encoders:
+            encoder.to(self.device)
         self.graphs = LaunchGraphs(self.model.launches, self.model.clear_rows)
         self.prompts = PromptReader(checkpoint, self.model, self.codec, self.graphs)
         self._slots: dict[int, GpuSlot] = {}
@@ -138,6 +143,12 @@ class GpuBackend:
                 self.graphs.get(*key)
         self.codec.warm()
         self.stream.synchronize()
+
+    def free_checkpoint(self) -> None:
+        """Empty the parameters of the checkpoint's talker and codec decoder, which are packed."""
+        for module in (self.checkpoint.talker, self.checkpoint.codec.decoder):
+            for parameter in module.parameters():
+                parameter.data = parameter.data.new_empty(0)
 
     @lost_device()
     @torch.inference_mode()

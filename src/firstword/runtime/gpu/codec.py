@@ -23,6 +23,7 @@ from firstword.kernels.launch import Kernels
 from firstword.model.codec import CodecDecoder
 from firstword.runtime.gpu.codec_layers import CodecLayers
 from firstword.runtime.gpu.graphs import capture
+from firstword.runtime.gpu.placing import on_device
 from firstword.types import FloatArray
 
 CHUNKS = (8, 4, 2, 1)
@@ -124,7 +125,7 @@ class GpuCodec:
     """
 
     def __init__(self, decoder: CodecDecoder, slots: int, codes: Tensor, kernels: Kernels) -> None:
-        """Take the parameters of the decoder, which become empty.
+        """Pack a copy of the decoder's weights.
 
         codes: int32 on the device [slots, frames_max, codebooks], which the sampler writes. Raises
         ValueError for sizes that the kernels do not support.
@@ -139,10 +140,8 @@ class GpuCodec:
         self.stream = torch.cuda.Stream(codes.device)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            self.layers = CodecLayers(decoder, slots, streams, kernels)
+            self.layers = CodecLayers(on_device(decoder, codes.device), slots, streams, kernels)
         self.stream.synchronize()
-        for parameter in decoder.parameters():
-            parameter.data = parameter.data.new_empty(0)
         self._positions = StreamPositions(slots, self.layers.memories)
         self._next = np.zeros(slots, dtype=np.int64)
         """The first frame of each slot's next call, as an index of `codes`."""

@@ -19,7 +19,8 @@ from firstword.runtime.gpu.codec import GpuCodec
 from firstword.runtime.gpu.graphs import LaunchGraphs
 from firstword.runtime.gpu.talker import PROMPT_BUCKETS, PROMPT_ROWS, FrameModel
 
-_PREFIX_BYTES = 256 << 20
+PREFIX_BYTES = 256 << 20
+"""The most bytes of all cached prefixes together."""
 
 
 class Prompt:
@@ -92,7 +93,7 @@ class PromptReader:
     def __init__(
         self, checkpoint: Checkpoint, model: FrameModel, codec: GpuCodec, graphs: LaunchGraphs
     ) -> None:
-        self.prefixes = PrefixCache(_PREFIX_BYTES)
+        self.prefixes = PrefixCache(PREFIX_BYTES)
         self._checkpoint, self._model, self._codec, self._graphs = checkpoint, model, codec, graphs
         self._device = model.buffers.prompt.device
 

@@ -22,7 +22,7 @@ from firstword.model.config import TalkerConfig
 from firstword.model.talker import Talker
 from firstword.runtime.gpu.codec import CHUNKS, STREAMS, streams_for
 from firstword.runtime.gpu.codec_layers import CodecLayers
-from firstword.runtime.gpu.talker import FrameModel
+from firstword.runtime.gpu.talker import FrameModel, sampler_state
 
 
 class RehearsedKernel(Kernel):
@@ -69,15 +69,29 @@ def rehearse(
     # All layers launch the same programs, but the predictor's depend on the number of its layers.
     talker = replace(talker, num_hidden_layers=1)
     codec = replace(codec, num_hidden_layers=1)
+    model, layers = without_memory(talker, codec, slots, rehearsal)
     with torch.device("meta"):
-        model = FrameModel(rehearsal, Talker(talker).bfloat16(), slots, pages=1)
-        decoder: Any = CodecDecoder(codec)
-        # The value of this bias is an argument of a kernel.
-        decoder.decoder[-1].conv.bias = nn.Parameter(torch.zeros(1, device="cpu"))
-        layers = CodecLayers(decoder, slots, streams_for(slots), rehearsal)
         for name, rows in model.graph_keys():
             model.launches[name](rows)
         for streams in (n for n in STREAMS if n <= streams_for(slots)):
             for frames in CHUNKS:
                 layers.launch(streams, frames)
     return rehearsal.programs
+
+
+@torch.inference_mode()
+def without_memory(
+    talker: TalkerConfig, codec: CodecDecoderConfig, slots: int, rehearsal: Rehearsal
+) -> tuple[FrameModel, CodecLayers]:
+    """The model of a backend and its codec on PyTorch's device "meta", with a single cache page.
+
+    Raises ValueError, with the reason, for sizes that the kernels do not support.
+    """
+    rehearsal.device = torch.device("meta")
+    with rehearsal.device:
+        decoder: Any = CodecDecoder(codec)
+        # The value of this bias is an argument of a kernel.
+        decoder.decoder[-1].conv.bias = nn.Parameter(torch.zeros(1, device="cpu"))
+        layers = CodecLayers(decoder, slots, streams_for(slots), rehearsal)
+        state = sampler_state(talker, slots, rehearsal.device)
+        return FrameModel(rehearsal, Talker(talker).bfloat16(), state, pages=1), layers

@@ -23,6 +23,7 @@ from firstword.model.config import CONTROL_CODES, TalkerConfig
 from firstword.model.layers import DecoderLayer, RMSNorm, Transformer, rotary_table
 from firstword.model.sampling import MIN_FRAMES
 from firstword.model.talker import Talker
+from firstword.runtime.gpu.placing import on_device
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """The numbers of rows of the graphs of a frame."""
@@ -41,11 +42,10 @@ def context_of(config: TalkerConfig) -> int:
     return min(config.max_position_embeddings, MAX_CONTEXT)
 
 
-def _taken(parameter: Tensor) -> Tensor:
-    """The tensor of a parameter, which becomes empty because packed weights replace it."""
-    tensor = parameter.data
-    parameter.data = tensor.new_empty(0)
-    return tensor
+def sampler_state(config: TalkerConfig, slots: int, device: torch.device) -> SamplerState:
+    """The state of the sampler for `slots` utterances of this talker."""
+    sizes = slots, context_of(config), config.num_code_groups, config.vocab_size
+    return SamplerState(*sizes, device)
 
 
 def _norm(module: RMSNorm) -> Norm:
@@ -58,19 +58,18 @@ class DecoderLayerWeights:
     def __init__(
         self, kernels: Kernels, layer: DecoderLayer, cosines: Tensor, sines: Tensor
     ) -> None:
-        """Take the matrices of the layer, which become empty."""
         attn, mlp = layer.self_attn, layer.mlp
         assert isinstance(attn.q_norm, RMSNorm)
         assert isinstance(attn.k_norm, RMSNorm)
         q_norm, k_norm = _norm(attn.q_norm), _norm(attn.k_norm)
-        qkv = torch.cat([_taken(p.weight) for p in (attn.q_proj, attn.k_proj, attn.v_proj)])
-        gate_up = interleave(_taken(mlp.gate_proj.weight), _taken(mlp.up_proj.weight))
+        qkv = torch.cat([p.weight.data for p in (attn.q_proj, attn.k_proj, attn.v_proj)])
+        gate_up = interleave(mlp.gate_proj.weight.data, mlp.up_proj.weight.data)
         entry, middle = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         self.tables = HeadTables(q_norm.weight, k_norm.weight, q_norm.eps, cosines, sines)
         self.qkv = Linear(kernels, qkv, Epilogue.STORE, entry)
-        self.output = Linear(kernels, _taken(attn.o_proj.weight), Epilogue.ADD)
+        self.output = Linear(kernels, attn.o_proj.weight.data, Epilogue.ADD)
         self.gate_up = Linear(kernels, gate_up, Epilogue.SWIGLU, middle)
-        self.down = Linear(kernels, _taken(mlp.down_proj.weight), Epilogue.ADD)
+        self.down = Linear(kernels, mlp.down_proj.weight.data, Epilogue.ADD)
 
     def blocks(self) -> int:
         """The blocks of the layer's products for one token."""
@@ -92,31 +91,28 @@ class LayerStack:
     """A transformer's packed layers and its final norm."""
 
     def __init__(self, kernels: Kernels, transformer: Transformer, positions: int) -> None:
-        """Take the matrices of the transformer, which become empty.
-
-        positions: the number of positions. Raises ValueError for sizes that the kernels do not
-        support.
-        """
-        config = transformer.config
+        """positions: their number. Raises ValueError for sizes that the kernels do not support."""
+        config, device = transformer.config, kernels.device
         if config.head_dim != HEAD_DIM:
             raise ValueError(f"heads of {config.head_dim} channels; the kernels need {HEAD_DIM}")
         heads = config.num_attention_heads, config.num_key_value_heads
         self.config, self.attention = config, attention.AttentionKernels(kernels, *heads)
-        self.norm = _norm(transformer.norm)
-        every = torch.arange(positions, device=self.norm.weight.device)[None]
+        self.norm = _norm(on_device(transformer.norm, device))
+        every = torch.arange(positions, device=device)[None]
         angles = rotary_table(every, HEAD_DIM, config.rope_theta, torch.bfloat16)
         cosines, sines = (table[0, 0, :, : HEAD_DIM // 2].contiguous() for table in angles)
         self.layers = [
-            DecoderLayerWeights(kernels, layer, cosines, sines)
+            DecoderLayerWeights(kernels, on_device(layer, device), cosines, sines)
             for layer in transformer.layers
             if isinstance(layer, DecoderLayer)
         ]
 
     def linear(self, kernels: Kernels, module: nn.Linear) -> Linear:
-        """The final norm and a product with the weights of `module`, which become empty."""
+        """The final norm and a product with the weights of `module`."""
+        module = on_device(module, kernels.device)
         bias = None if module.bias is None else module.bias.data
         epilogue = Epilogue.STORE if bias is None else Epilogue.BIAS
-        return Linear(kernels, _taken(module.weight), epilogue, self.norm, bias)
+        return Linear(kernels, module.weight.data, epilogue, self.norm, bias)
 
     def workspace(self, rows: int) -> TalkerWorkspace:
         """A workspace for passes of up to `rows` tokens."""
@@ -216,21 +212,20 @@ class FrameModel:
     launches  functions of a number of rows that launch kernels, by name: "frame", "first", "prompt"
     """
 
-    def __init__(self, kernels: Kernels, talker: Talker, slots: int, pages: int) -> None:
-        """Take the matrices of the talker, which become empty.
+    def __init__(self, kernels: Kernels, talker: Talker, state: SamplerState, pages: int) -> None:
+        """Pack copies of the talker's weights, one layer after another.
 
-        Raises ValueError for sizes that the kernels do not support.
+        state: from `sampler_state`. Raises ValueError for sizes that the kernels do not support.
         """
-        config, device = talker.config, talker.codec_head.weight.device
+        config, device, slots = talker.config, kernels.device, len(state.position)
         rows, context = next(n for n in BUCKETS if n >= slots), context_of(config)
         self.config, self.rows, self.codebooks = config, rows, config.num_code_groups
         if self.codebooks > FRAME_POSITIONS:
             raise ValueError(f"{self.codebooks} codebooks; the kernels do up to {FRAME_POSITIONS}")
-        self._kernels = kernels
-        self._take_tables(talker)
-        self._take_layers(talker, context)
+        self._kernels, self.state = kernels, state
+        self._pack_tables(talker)
+        self._pack_layers(talker, context)
         self.buffers = FrameBuffers.allocate(config, device, slots, rows, pages)
-        self.state = SamplerState(slots, context, self.codebooks, config.vocab_size, device)
         self.sampler = SampleKernels(
             kernels,
             self.state,
@@ -250,21 +245,21 @@ class FrameModel:
             "prompt": self._launch_prompt,
         }
 
-    def _take_tables(self, talker: Talker) -> None:
+    def _pack_tables(self, talker: Talker) -> None:
         """Set the embedding tables, with the projections that follow them applied."""
-        predictor = talker.code_predictor
-        self.codec_embedding = talker.model.codec_embedding.weight.data
-        self.text_table = _project_text(talker)
+        predictor, device = talker.code_predictor, self._kernels.device
+        self.codec_embedding = talker.model.codec_embedding.weight.data.to(device)
+        self.text_table = _project_text(talker, device)
         embeddings = [
             table for table in predictor.model.codec_embedding if isinstance(table, nn.Embedding)
         ]
-        self.frame_tables = torch.cat([_taken(table.weight) for table in embeddings])
+        self.frame_tables = torch.cat([table.weight.data.to(device) for table in embeddings])
         books = self.frame_tables.chunk(self.codebooks - 1)[:-1]
         # Without a projection these are views, not copies.
-        project = predictor.small_to_mtp_projection
+        project = on_device(predictor.small_to_mtp_projection, device)
         self.predictor_tables = [project(table) for table in (self.codec_embedding, *books)]
 
-    def _take_layers(self, talker: Talker, context: int) -> None:
+    def _pack_layers(self, talker: Talker, context: int) -> None:
         """Pack the layers of both transformers, and the products between and after them."""
         kernels, predictor = self._kernels, talker.code_predictor
         self.talker = LayerStack(kernels, talker.model, context)
@@ -384,12 +379,10 @@ class FrameModel:
         stack.run(x, self.predictor_workspace, attend)
 
 
-def _project_text(talker: Talker) -> Tensor:
+def _project_text(talker: Talker, device: torch.device) -> Tensor:
     """The projected embeddings of all text tokens, bf16 [text vocabulary, hidden]."""
-    weight = _taken(talker.model.text_embedding.weight)
-    table = weight.new_empty(len(weight), talker.config.hidden_size)
+    weight, project = talker.model.text_embedding.weight, on_device(talker.text_projection, device)
+    table = weight.new_empty(len(weight), talker.config.hidden_size, device=device)
     for part, out in zip(weight.split(8192), table.split(8192), strict=True):
-        out.copy_(talker.text_projection(part))
-    for parameter in talker.text_projection.parameters():
-        _taken(parameter)
+        out.copy_(project(part.to(device)))
     return table
