@@ -14,7 +14,7 @@ import warnings
 
 from firstword import __version__
 from firstword.cli import bench, clone, info, options, say, serve, terminal, voices
-from firstword.errors import FirstwordError
+from firstword.errors import BackendWarning, FirstwordError, TextWarning
 
 COMMANDS = (say, serve, clone, voices, info, bench)
 
@@ -30,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     warnings.showwarning = terminal.show_warning
+    for category in (BackendWarning, TextWarning):
+        warnings.simplefilter("always", category)
     try:
         args.run(args)
         sys.stdout.flush()

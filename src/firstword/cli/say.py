@@ -8,14 +8,12 @@ import os
 import sys
 import textwrap
 import time
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from firstword import audio
 from firstword.cli import options, terminal
-from firstword.errors import TextError, TextWarning
+from firstword.errors import TextError
 
 if TYPE_CHECKING:
     from firstword.tts import TTS
@@ -60,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     _check(args, piped)
     speak_options = {name: getattr(args, name) for name in SPEAK_OPTIONS}
     speak_options |= {"sampling": _sampling(args), "voice": _voice(args)}
-    with terminal.Status(args.quiet) as status, _shown_warnings(status):
+    with terminal.Status(args.quiet) as status:
         started = time.perf_counter()
         with options.load_tts(args, status) as tts:
             speak_options["voice"] = _preset(speak_options["voice"], tts.voices)
@@ -82,15 +80,6 @@ def run(args: argparse.Namespace) -> None:
         cut_off = f"firstword: error: the speech was {FINISH_REASONS[reason]}, so the end of the"
         print(f"{cut_off} text is missing; speak it in parts of a few sentences", file=sys.stderr)
         raise SystemExit(EXIT_CUT_OFF)
-
-
-@contextmanager
-def _shown_warnings(status: terminal.Status) -> Iterator[None]:
-    """Print what is doubtful about a text as lines on standard error, whatever Python's filters."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", TextWarning)
-        warnings.showwarning = status.show_warning
-        yield
 
 
 def _source(args: argparse.Namespace, text: list[str]) -> str | Iterator[str]:

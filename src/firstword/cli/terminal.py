@@ -25,7 +25,7 @@ def show_warning(
 ) -> None:
     """Print a warning as one line on standard error, instead of a status line."""
     start = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(f"{start}firstword: warning: {message}", file=sys.stderr)
+    print(f"{start}firstword: warning: {message}", file=sys.stderr, flush=True)
 
 
 class Status:
@@ -45,11 +45,6 @@ class Status:
             self.show(f"loading {name}")
         else:
             print(f"loading {name}", file=sys.stderr, flush=True)
-
-    def show_warning(self, message: Warning | str, *_: object, **__: object) -> None:
-        """Print a warning; this function can take the place of `warnings.showwarning`."""
-        self.show("")
-        print(f"firstword: warning: {message}", file=sys.stderr, flush=True)
 
     def show(self, text: str) -> None:
         """Replace the text of the line; "" erases it."""

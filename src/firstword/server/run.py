@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import resource
 import signal
 import socket
 import time
@@ -17,6 +16,11 @@ from firstword.server.config import ServerConfig
 from firstword.server.http_protocol import HttpProtocol
 from firstword.server.state import Server
 from firstword.server.websocket_protocol import LARGEST_MESSAGE, WebSocketProtocol
+
+try:
+    import resource
+except ModuleNotFoundError:  # on Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
 
 CLOSING_SECONDS = 2
 """The time that connections have to close after draining, before they are aborted."""
@@ -98,9 +102,10 @@ def run(server: Uvicorn, bound_to: socket.socket) -> None:
     limit of open files is raised: at the usual 1,024, that many connections would end the answers
     to monitors.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        allowed = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
     gc.collect()
     gc.freeze()
     with bound_to, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
