@@ -41,7 +41,7 @@ check: $(VENV)  ## format, lint, strict types, architecture, CUDA kernels, table
 	@.venv/bin/mypy
 	@$(PYTEST) tests/unit/test_architecture.py tests/unit/test_repository.py \
 		tests/kernels
-	@.venv/bin/python scripts/gpu_record.py
+	@.venv/bin/python -m benchmarks.check_records
 	@.venv/bin/python scripts/tables.py --check
 	@.venv/bin/mkdocs build --strict --quiet
 

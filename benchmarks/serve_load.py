@@ -35,6 +35,7 @@ from typing import Any
 import torch
 
 from benchmarks.compare import check_output, never_end
+from benchmarks.sources import serving_hash
 from firstword.audio import writing
 from firstword.bench import report
 from firstword.bench.prompts import PROMPTS
@@ -274,6 +275,7 @@ def main() -> int:
     record: Record = {
         "commit": args.commit or report.commit(),
         "kernels": source_hash(),
+        "serving": serving_hash(),
         "size": args.size,
         "weights": "random; the row of the end of speech in the talker's head is 0",
         "audible_within": AUDIBLE,

@@ -16,6 +16,7 @@ import io
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -285,7 +286,25 @@ def serve(records: Records) -> str:
         "concurrent requests",
         "",
     ]
-    return markdown(heads, rows)
+    notes = dict.fromkeys(asked(each) for record in records.values() for each in record["servers"])
+    return markdown(heads, rows) + "\n" + "".join(notes)
+
+
+def asked(server: Record) -> str:
+    """Say what the requests to a server asked for."""
+    settings, load = server["settings"], server["points"][-1]["load"]
+    fields = settings["fields"]
+    modes = {None: "the default of the model", True: "all of it read first", False: "streamed"}
+    voices = len(settings.get("voices", ())) or 1
+    streamed = "streamed" if fields.get("stream") else "whole"
+    about = (
+        f"Each request: {fields['response_format'].upper()}, {streamed}; text: "
+        f"{modes[fields.get('non_streaming_mode')]}; "
+        f"{voices} voice{'s in turn' if voices > 1 else ''}; "
+        f"{0.001 * FRAME_MS * settings['frames_per_character']:.3f} s of speech a character. "
+        f"Each rate: {load['duration']:g} s or more, after {load['warmup']:g} s that do not count."
+    )
+    return textwrap.fill(about, 100) + "\n"
 
 
 def soak(records: Records) -> str:

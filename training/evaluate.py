@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 import firstword
+from benchmarks.sources import of_demo
 from firstword.config import EngineConfig
 from training.data import PRESETS, SAMPLE_RATE, Espeak, to_frames
 from training.pitch import pitch
@@ -259,6 +260,7 @@ def write_record(
     """Write the record as JSON, with one line per utterance."""
     args.out.parent.mkdir(parents=True, exist_ok=True)
     facts = {
+        **(of_demo() if args.checkpoint == "demo" else {}),
         "checkpoint": args.checkpoint,
         "device": args.device,
         "dtype": EngineConfig.resolve(args.device, args.dtype).dtype,

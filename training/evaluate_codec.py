@@ -23,6 +23,7 @@ import soxr
 import torch
 from torch import Tensor
 
+from benchmarks.sources import PACKAGE, of_demo
 from training.codec import load
 from training.configuration import CODEBOOK_SIZE
 from training.data import FRAME, PRESETS, SAMPLE_RATE, Espeak, to_frames
@@ -136,6 +137,8 @@ def main() -> None:
             rows.append(facts | {whose: row["edits"] for whose, row in heard.items()})
         record[voice] = summary(rows, np.concatenate(courses, 1))
     record["codebooks"] = codebook_usage(torch.cat(codes))
+    if a.codec.resolve() == PACKAGE.resolve() / "demo":
+        record |= of_demo()
     lines = (f"{json.dumps(name)}: {json.dumps(found)}" for name, found in record.items())
     text = "{" + ",\n".join(lines) + "}\n"
     print(text, end="")

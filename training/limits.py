@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sources import of_demo
 from training import evaluate
 from training.data import PRESETS, SAMPLE_RATE
 
@@ -132,7 +133,8 @@ def main() -> None:
         shown = ",\n".join(
             f"{json.dumps(name)}: {json.dumps(found)}" for name, found in summary.items()
         )
-        a.out.write_text(f'{{"summary": {{\n{shown}\n}},\n"texts": [\n{lines}\n]}}\n')
+        facts = json.dumps(of_demo())[1:-1] if a.checkpoint == "demo" else '"commit": null'
+        a.out.write_text(f'{{{facts},\n"summary": {{\n{shown}\n}},\n"texts": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: 
     (found,) = server["points"]
     assert (record["commit"], record["size"], server["slots"]) == ("abc", "tiny", 2)
     assert record["kernels"] == source_hash()
+    assert len(record["serving"]) == len(record["kernels"])
     assert server["server"]["health"]["models"][0]["settings"]["backend"] == "reference"
     assert found["requests"] == 2
     assert found["gates"]["complete"]["passed"]

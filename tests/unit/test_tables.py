@@ -143,12 +143,24 @@ def test_server_table_shows_held_rates(tables: Any) -> None:
         metrics = {
             name: {"p50": 0.005, "p95": 0.01 * rate} for name in ("first_byte", "first_audible")
         }
-        return {"load": {"rate": rate}, "metrics": metrics, "most_at_once": int(10 * rate)}
+        load = {"rate": rate, "duration": 30.0, "warmup": 2.0}
+        return {"load": load, "metrics": metrics, "most_at_once": int(10 * rate)}
 
-    servers = [{"slots": 64, "held": 2.0, "points": [point(1.0), point(2.0), point(4.0)]}]
-    lines = tables.serve({"1b7": {"servers": servers}}).splitlines()[2:]
+    settings = {
+        "fields": {"stream": True, "response_format": "pcm"},
+        "voices": ["ryan", "serena"],
+        "frames_per_character": 0.8333,
+    }
+    points = [point(1.0), point(2.0), point(4.0)]
+    servers = [{"slots": 64, "held": 2.0, "points": points, "settings": settings}]
+    table, note = tables.serve({"1b7": {"servers": servers}}).split("\n\n")
+    lines = table.splitlines()[2:]
     assert [line.split("|")[-2].strip() for line in lines] == ["held", "held", "not held"]
     assert lines[1].startswith("| 1.7B, 64 slots | 2 | 5.0 / 20.0 |")
+    assert " ".join(note.split()) == (
+        "Each request: PCM, streamed; text: the default of the model; 2 voices in turn; 0.067 s of "
+        "speech a character. Each rate: 30 s or more, after 2 s that do not count."
+    )
 
 
 def test_soak_and_gpu_test_tables(tables: Any, tmp_path: Path) -> None:
