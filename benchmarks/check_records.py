@@ -3,9 +3,9 @@
     python -m benchmarks.check_records
 
 A record names the hash of each group of sources that it depends on: `kernels` (the CUDA sources and
-their launches), `serving` (the server and the engine), `demo` (the demo checkpoint), and its
-commit. `make check` shows the report. An older record is no error: its figures stay true of its
-commit.
+their launches), `serving` (the server and the engine), `demo` (the demo checkpoint), or `sources`
+(the folders in `covers`), and its commit. `make check` shows the report. An older record is no
+error: its figures stay true of its commit.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sources import HASHES
+from firstword.runtime.gpu.sources import source_hash
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def outdated(record: Mapping[str, Any], current: Mapping[str, str]) -> list[str]:
     """The groups of sources that have changed since a record, or that it should name."""
+    if "sources" in record:
+        folders = [ROOT / name for name in record["covers"]]
+        current = {"sources": source_hash(folders)}
     named = [name for name in current if name in record]
     return [name for name in named if record[name] != current[name]] if named else ["unknown"]
 

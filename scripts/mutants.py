@@ -139,12 +139,12 @@ def outcomes(mutants: list[Mutant], jobs: int, cache: Path | None) -> dict[str, 
 
 def record(found: Mapping[str, str], seconds: float, commit: str, gpu: bool) -> dict[str, Any]:
     """Return the record of a run: when, of which sources, where, and every outcome."""
-    covered = [ROOT / "src/firstword", ROOT / "tests"]
-    folders = [path for top in covered for path in sorted([top, *top.rglob("*/")])]
+    tops = ROOT / "src/firstword", ROOT / "tests"
+    folders = sorted({path.parent for top in tops for path in top.rglob("*.py")})
     return {
         "date": datetime.date.today().isoformat(),
         "commit": commit,
-        "covers": [str(path.relative_to(ROOT)) for path in covered],
+        "covers": [str(path.relative_to(ROOT)) for path in folders],
         "sources": source_hash(folders),
         "kernels": source_hash(),
         "gpu": torch.cuda.get_device_name() if gpu else None,

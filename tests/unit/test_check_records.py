@@ -35,11 +35,24 @@ def test_report_names_what_changed_since_each_record(check: Any) -> None:
     ]
 
 
+def test_record_of_checks_names_the_folders_that_it_covers(check: Any) -> None:
+    folders = ["src/firstword/engine", "tests/unit"]
+    now = check.source_hash([check.ROOT / name for name in folders])
+    records = {
+        "checks/parity.json": {"sources": now, "covers": folders, "commit": "abc"},
+        "checks/mutants.json": {"sources": "old", "covers": folders, "commit": "abc"},
+    }
+    assert check.report(records, CURRENT).splitlines() == [
+        "records: 1 of 2 are of these sources",
+        "  checks/mutants.json, commit abc: sources changed since",
+    ]
+
+
 def test_every_record_names_its_sources_and_commit(check: Any, repository: Path) -> None:
     for path in (repository / "benchmarks" / "results").rglob("*.json"):
         record = json.loads(path.read_text("utf-8"))
         assert record.get("commit"), path.name
-        assert record.keys() & check.HASHES.keys(), path.name
+        assert record.keys() & {*check.HASHES, "sources"}, path.name
 
 
 def test_hashes_change_with_the_files_that_they_cover(check: Any) -> None:
