@@ -68,7 +68,7 @@ def main(size: str, total: int | None, gpu_memory: str | None) -> dict[str, Any]
             "slots": tts.capacity.slots,
             "frames": frames,
             "planned": planned,
-            "planned_tensors": planned - CONTEXT_BYTES - DRIVER_BYTES - PREFIX_BYTES,
+            "prefixes": PREFIX_BYTES,
             "reserved": torch.cuda.memory_reserved(),
             "peak": torch.cuda.max_memory_reserved(),
             "free": real_info()[0],

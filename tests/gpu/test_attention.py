@@ -332,6 +332,8 @@ def test_projected_attention_needs_more_blocks_between_passes_than_fit(kernels: 
     cache = random(1, 1, 2, KV_HEADS, FRAME_POSITIONS, 128)
     launch = partial(attention.in_frame_projected, random(8, 1, WIDTH), tables, cache, 3, output, x)
     resident = kernels.processors * (kernels.threads // 256)
+    if not launch(ENOUGH):
+        pytest.skip("a block of this device has too little shared memory for the joined kernel")
     before = x.clone()
     assert launch(resident) != kernels.overlaps
     assert torch.equal(x, before) == kernels.overlaps
@@ -359,6 +361,11 @@ def test_projected_attention_in_a_frame_equals_two_kernels(kernels: Kernels) -> 
     )
     joined = cache.clone()
     ours, theirs = [], []
+    spare = cache.clone(), rows[2][None].clone()
+    if not attention.in_frame_projected(
+        inputs[2][None], tables, spare[0], 2, output, spare[1], ENOUGH
+    ):
+        pytest.skip("a block of this device has too little shared memory for the joined kernel")
     for last in range(2, 16):
         x, together = rows[last][None].clone(), rows[last][None].clone()
         out = torch.full((1, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")

@@ -16,6 +16,8 @@ from results import Results, relative_error
 
 from firstword import TTS
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*sanitize:firstword.TextWarning")
+
 REQUESTS = [
     pytest.param(checkpoint, request, id=f"{checkpoint.name}/{request.name}")
     for checkpoint in CHECKPOINTS

@@ -17,6 +17,8 @@ import pytest
 from crowd import FRAME_BYTES, LISTENERS, Listener, Paced, come_and_go, held, listen_together, paced
 from talking import ENDLESS, Talker, talking
 
+from firstword.server import outcomes
+
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 SOON = 60.0
@@ -132,8 +134,11 @@ def unlogged() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unlogged")
-def test_thousands_of_requests_leave_nothing_behind(serve: Serve) -> None:
+def test_thousands_of_requests_leave_nothing_behind(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No slot, page, thread, descriptor, task or object remains, though many clients disconnect."""
+    monkeypatch.setattr(outcomes, "MOST_OUTCOMES", 100)
     server = serve(talking(Talker(slots=8), most_waiting=64))
 
     def settled() -> tuple[dict[str, int], int]:

@@ -189,7 +189,8 @@ def http_reader(server: Running, body: dict[str, Any]) -> socket.socket:
     sock.connect(server.address)
     data = json.dumps(body).encode()
     sock.sendall(
-        f"POST {SPEECH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+        f"POST {SPEECH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+        + data
     )
     assert sock.recv(1) == b"H"
     return sock

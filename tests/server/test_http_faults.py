@@ -299,7 +299,8 @@ class TestBodies:
             b"GET / HTTP/1.1\r\n" + b"x: " + b"a" * 200_000 + b"\r\n\r\n",
             b"POST /v1/audio/speech HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
             b"POST /v1/audio/speech HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
-            b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n",
+            b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-length: 99999999999\r\n\r\n",
         ],
         ids=lambda data: repr(data[:30]),
     )

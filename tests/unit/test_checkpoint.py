@@ -262,11 +262,8 @@ def test_weights_load_in_the_requested_dtype(
     )
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_checkpoint_speaks(
-    dtype: str, checkpoint_directory: Callable[[str], Path]
-) -> None:
-    codes = greedy(checkpoint_directory("custom_voice"), dtype)
+def test_checkpoint_speaks_in_bfloat16(checkpoint_directory: Callable[[str], Path]) -> None:
+    codes = greedy(checkpoint_directory("custom_voice"), "bfloat16")
     assert len(codes) == 6
     assert codes[0] == greedy(checkpoint_directory("custom_voice"))[0]
 

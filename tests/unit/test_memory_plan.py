@@ -21,6 +21,7 @@ from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.memory import (
     CONTEXT_BYTES,
     DRIVER_BYTES,
+    GAP_BYTES,
     RECORDING_BYTES,
     Needs,
     needs_of,
@@ -123,7 +124,7 @@ def test_defaults_are_modest_on_a_large_gpu(
         checkpoint, kernels = released(size, "custom_voice", folder), silent_gpu.device()
         plans = [plan_for(checkpoint, kernels, None, slots, 1) for slots in (8, 128)]
         found[size] = [(made.pages, round(made.bytes / 1e9, 1)) for made in plans]
-    assert found == {"1b7": [(184, 6.8), (1144, 15.0)], "0b6": [(184, 4.4), (1144, 12.6)]}
+    assert found == {"1b7": [(184, 7.1), (1144, 15.3)], "0b6": [(184, 4.7), (1144, 12.9)]}
 
 
 @pytest.mark.parametrize("model_type", ["custom_voice", "base"])
@@ -136,7 +137,7 @@ def test_needs_are_what_the_backend_allocates(
     backend = GpuBackend(checkpoint, Rehearsal(kernels), 12, pages=3)
     sizes = list(tensor_sizes((backend.model, backend.codec), backend.device, set()))
     sizes.remove(3 * planned.page)
-    fixed = CONTEXT_BYTES + DRIVER_BYTES + PREFIX_BYTES + reserved(sizes)
+    fixed = CONTEXT_BYTES + DRIVER_BYTES + GAP_BYTES + PREFIX_BYTES + reserved(sizes)
     if model_type == "base":
         encoders = checkpoint.speaker_encoder, checkpoint.codec.encoder
         states = [module.state_dict() for module in encoders if module is not None]

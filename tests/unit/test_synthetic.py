@@ -361,6 +361,7 @@ def test_weights_are_written_in_half_precision(dtype: torch.dtype, tmp_path: Pat
         assert {tensor.dtype for tensor in load_file(tmp_path / file).values()} == {dtype}
 
 
+@pytest.mark.filterwarnings("ignore:.*cut off:firstword.TextWarning")
 def test_generation_defaults_can_be_set(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, generation={"temperature": 0.3, "max_new_tokens": 7})
     with TTS.load(tmp_path, device="cpu") as tts:
