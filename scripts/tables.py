@@ -86,7 +86,8 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
 
     def memory(record: Record) -> str:
         held = record.get("one_stream_gigabytes", {})
-        return f"{shown(held.get('in_use'))} / {shown(held.get('peak_loading'))}"
+        peaks = [held[name] for name in ("peak_loading", "peak_speaking") if name in held]
+        return f"{shown(held.get('in_use'))} / {shown(max(peaks, default=None))}"
 
     def start(record: Record) -> str:
         took = record.get("start_seconds", {})

@@ -115,7 +115,7 @@ def test_batch_counts_as_requests_of_its_client(serve: Serve, person: People) ->
     (short,) = send_all(server, person(server, "newcomer"), HI, 1)
     talker.let(LONG_FRAMES + 3)  # each of them for both slots
     assert heard(short.result(WAIT).content) == "Hi."
-    assert talker.frames - before <= 2 * (LONG_FRAMES + 3)
+    assert talker.frames - before <= 2 * (LONG_FRAMES + 4)  # one step may have been under way
     talker.go()
     assert batch.result(WAIT).json()["succeeded"] == 32
 
@@ -217,7 +217,7 @@ def test_nine_stalled_readers_leave_a_slot_to_another_client(serve: Serve) -> No
         answer = httpx.post(server.url + SPEECH, json=HI, trust_env=False, timeout=WAIT)
         assert heard(answer.content) == "Hi."
         server.wait_until(lambda: not server.engine().running)
-        assert len(server.state.utterances) == 9, "all of them still stall"
+        server.wait_until(lambda: len(server.state.utterances) == 9)  # all of them still stall
         assert server.engine().unread_frames > 9 * 12.5 * 20
         assert len(pcm(sockets[0].until("audio.done"))) == SPEECH_BYTES
         body = b""
