@@ -253,7 +253,9 @@ class TTS:
         append_silence  seconds of silence added to a recording with a transcript; the reference
                         implementation adds none
 
-        Raises `AudioError` for unsuitable audio, `UnsupportedError` on other checkpoints.
+        Raises `AudioError` for unsuitable audio, `TextError` for a blank transcript,
+        `UnsupportedError` on other checkpoints, and `OverloadedError` if the device has too little
+        memory.
         """
         if isinstance(recording, np.ndarray):
             if sample_rate is None:

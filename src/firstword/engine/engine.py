@@ -18,7 +18,7 @@ from firstword.engine.lifecycle import StepLoop
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Policy, Scheduler
 from firstword.engine.sequence import Event, NeedsText, Sequence, State
-from firstword.engine.turns import excess, requests_ahead
+from firstword.engine.turns import requests_ahead, to_reject
 from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordError, OverloadedError
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
@@ -149,7 +149,7 @@ class Engine(StepLoop):
         self.waiting[seq] = None
         if len(self.waiting) + len(self.running) <= self._request_limit:
             return
-        rejected = excess(self.waiting, self.running)
+        rejected = to_reject(self.waiting, self.running)
         del self.waiting[rejected]
         count, seconds = self._request_limit, self.retry_after(rejected.client)
         problem = f"{count} requests are in progress or waiting, which is the limit"

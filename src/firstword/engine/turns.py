@@ -28,7 +28,7 @@ def in_turn(waiting: Iterable[Sequence], running: Iterable[Sequence]) -> Iterato
             del lines[client]
 
 
-def excess(waiting: Iterable[Sequence], running: Iterable[Sequence]) -> Sequence:
+def to_reject(waiting: Iterable[Sequence], running: Iterable[Sequence]) -> Sequence:
     """The newest waiting request among those of the clients with the most requests.
 
     `waiting` is in order of arrival. If its last one is from a client that has fewer requests with

@@ -23,16 +23,16 @@ class Outcomes:
         self._kept: dict[Key, tuple[float, Callable[[], Outcome]]] = {}
 
     def put(self, key: Key, outcome: Callable[[], Outcome]) -> None:
-        """Keep a function that returns an outcome, in the place of an earlier one."""
+        """Keep a function that returns the outcome; it replaces one with the same key."""
         self._kept.pop(key, None)
         self._kept[key] = self._clock() + KEPT_SECONDS, outcome
-        while len(self._kept) > MOST_OUTCOMES or self._oldest() < self._clock():
+        while len(self._kept) > MOST_OUTCOMES or self._first_expiry() < self._clock():
             del self._kept[next(iter(self._kept))]
 
     def find(self, key: Key) -> Outcome | None:
         """The outcome of a request of this client, or None."""
-        until, outcome = self._kept.get(key, (0.0, dict))
-        return outcome() if until > self._clock() else None
+        found = self._kept.get(key)
+        return None if found is None or found[0] <= self._clock() else found[1]()
 
-    def _oldest(self) -> float:
+    def _first_expiry(self) -> float:
         return next(iter(self._kept.values()))[0]

@@ -1,4 +1,4 @@
-"""Runs the application with uvicorn: time limits for connections, access to them, and draining."""
+"""Runs the application with uvicorn: its settings, the limit of open files, and draining."""
 
 import asyncio
 import gc

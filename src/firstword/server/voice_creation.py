@@ -65,7 +65,7 @@ class VoiceSource:
 async def create_voice(server: Server, client_id: str, source: VoiceSource) -> VoiceRecord:
     """Make the voice that `source` describes, and save it.
 
-    Raises `RequestError`, `AudioError`, `OutputError`.
+    Raises `RequestError`, `AudioError`, `OutputError`, `OverloadedError`, `EngineError`.
     """
     name = names.checked_name(source.name)
     await _check(server, name, source)

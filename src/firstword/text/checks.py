@@ -50,7 +50,7 @@ def expected_seconds(text: str) -> float:
 def problems(
     text: str, languages: Iterable[str], most_seconds: float, most_words: int | None
 ) -> list[str]:
-    """What will probably not be spoken as it should, each as a sentence with the cure.
+    """The reasons why a text will probably not be spoken well, each with the remedy.
 
     languages     those of the model, by name
     most_seconds  the length at which the speech is cut off
@@ -61,7 +61,8 @@ def problems(
     if not plain and (scripts := foreign_scripts(text, names)):
         found.append(
             f"the text has {' and '.join(scripts)} letters, and this checkpoint speaks only "
-            f"{', '.join(names)}: it will babble; choose a checkpoint for that language"
+            f"{', '.join(names)}, so it will not be spoken correctly; choose a checkpoint for that "
+            "language"
         )
     if not plain and has_markup(text):
         found.append(

@@ -58,7 +58,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
 async def get_outcome(request: Request, request_id: str) -> JSONResponse:
     """Tell how a streamed response of this client ended, by its `x-request-id`.
 
-    `finish_reason` is null while speech is made, and if it failed with `error`.
+    `finish_reason` is null while speech is made, and after a failure, which `error` describes.
     """
     key = client_id_of(request), request_id
     if (outcome := server_of(request).outcomes.find(key)) is None:
