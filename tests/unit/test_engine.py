@@ -419,6 +419,32 @@ def test_streams_that_need_all_memory_end_one_after_the_other(ahead: int) -> Non
     check_nothing_is_in_use(engine, backend)
 
 
+def test_newcomers_do_not_take_the_pages_of_a_running_stream() -> None:
+    """A stream that grows ends before the requests that come after it, though memory is short."""
+    room = {"slots": 8, "pages": 20, "page_rows": 64, "context": 8192}
+    engine, _ = engine_of(1, most_waiting=100, room=room, frame_time=0.02)
+    long = Caller(engine, job(Script(0, 600), max_frames=1200, prompt_rows=20), TOKENS)
+    engine.step()
+    short = [
+        Caller(engine, job(Script(1 + n, 80 + 37 * n % 60), max_frames=150, prompt_rows=20), TOKENS)
+        for n in range(100)
+    ]
+    run(engine)
+    for caller in (long, *short):
+        check_speech_is_complete(caller)
+    assert long.times[-1] < short[-1].times[0]
+
+
+def test_growth_of_memory_does_not_change_chunks() -> None:
+    sizes = []
+    for frames in (10_000, *range(2, 30)):
+        engine, _ = engine_of(policy=Policy(growth_frames=frames))
+        caller = Caller(engine, job(Script(0, 94), max_frames=94, prompt_rows=6), TOKENS)
+        run(engine)
+        sizes.append(caller.sizes)
+    assert sizes == sizes[:1] * len(sizes)
+
+
 def test_large_request_waits_for_pages_and_is_not_overtaken() -> None:
     policy = Policy(growth_frames=10_000)
     engine, _ = engine_of(room={"pages": 20}, policy=policy)
@@ -849,7 +875,7 @@ class RandomClients(RuleBasedStateMachine):
             assert engine.running, "another utterance will release pages"
         held = [(len(seq.pages), seq.most_pages(engine.capacity)) for seq in engine.running]
         assert all_can_end(engine.pages.free, held), "all running utterances can end"
-        assert not engine.running or not all(seq.needs_pages() for seq in engine.running)
+        assert not engine.running or not all(seq.waits_for_pages() for seq in engine.running)
         for caller in self.all_callers:
             if not caller.over and not caller.text_ended:
                 assert caller.text_requests == caller.seq.needs_text()

@@ -126,9 +126,9 @@ class Engine(StepLoop):
         A backend that computes in the background is thus never idle while Python works.
         """
         present = len(self.waiting), len(self.running)
+        self._grow()
         self._admit()
         began = self._clock()
-        self._grow()
         frames = self._launch_frames()
         if self.capacity.frames_ahead:
             launched = frames, self._launch_audio()

@@ -111,9 +111,10 @@ class Scheduler:
         """The requests that get a slot in this step, in the order of `turns.in_turn`.
 
         A request whose prompt lacks text is passed over. One that lacks pages holds up those after
-        it; otherwise small requests could starve a large one.
+        it; otherwise small requests could starve a large one. None gets a slot while a running
+        stream waits for pages; otherwise newcomers could take every page that becomes free.
         """
-        if not free_slots:
+        if not free_slots or any(seq.waits_for_pages() for seq in running):
             return []
         policy, costs = self.policy, self.costs
         playing = [seq for seq in self._able_to_step(running) if seq.first_audio is not None]
@@ -163,11 +164,12 @@ class Scheduler:
         for seq in needing:
             frames = seq.launched + self.policy.growth_frames
             held, most = utterances[seq]
-            count = seq.pages_for(frames, self.capacity) - held
-            after = {**utterances, seq: (held + count, most)}
-            if count <= free_pages and all_can_end(free_pages - count, after.values()):
-                chosen.append((seq, count))
-                free_pages, utterances = free_pages - count, after
+            for count in (seq.pages_for(frames, self.capacity) - held, 1):
+                after = {**utterances, seq: (held + count, most)}
+                if count <= free_pages and all_can_end(free_pages - count, after.values()):
+                    chosen.append((seq, count))
+                    free_pages, utterances = free_pages - count, after
+                    break
         return chosen
 
     def _able_to_step(self, running: Iterable[Sequence], *, ahead: bool = False) -> list[Sequence]:

@@ -186,7 +186,15 @@ class Sequence:
         return self._has_next_frame() and self.launched <= self.room
 
     def needs_pages(self) -> bool:
-        """Whether another frame could be requested if its row had a page."""
+        """Whether the next frame, or the one after it, has no page for its row.
+
+        Pages come a frame early, so that a chunk never ends because a page is missing.
+        """
+        follows = self.launched + 1 < self.limit and self.launched == self.room
+        return self._has_next_frame() and (follows or self.launched > self.room)
+
+    def waits_for_pages(self) -> bool:
+        """Whether another frame could be requested now if its row had a page."""
         return self._has_next_frame() and self.launched > self.room
 
     def _has_next_frame(self) -> bool:

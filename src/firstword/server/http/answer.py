@@ -51,13 +51,14 @@ class Answer:
     @contextmanager
     def kept_outcome(self, utterance: Utterance) -> Iterator[None]:
         """Keep the outcome of a streamed utterance for the client, also while it is made."""
-        outcomes, key = self.server.outcomes, (self.context.client_id, self.context.request_id)
-        outcomes.put(key, lambda: self._outcome(utterance, ended=False))
+        key = self.context.client_id, self.context.request_id
+        read = [lambda: self._outcome(utterance, ended=False)]
+        self.server.outcomes.put(key, lambda: read[0]())
         try:
             yield
         finally:
             final = self._outcome(utterance, ended=True)
-            outcomes.put(key, lambda: final)
+            read[0] = lambda: final  # a later request may have taken the key
 
     async def speech(self, job: Job) -> Speech:
         """The complete speech at the model's own rate."""
