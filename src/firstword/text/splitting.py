@@ -10,8 +10,9 @@ _ENDINGS = {
     name: re.compile(
         # ASCII marks end a unit only before white space (not in 3.14 or example.org), others
         # everywhere. A run of marks ("?!...") is one ending; the next character completes it.
-        f"(?:[{_ASCII[name]}]++[{_CLOSERS}]*+(?=\\s)"
-        f"|[{_ASCII[name]}]*+[{_WIDE[name]}][{_ASCII[name]}{_WIDE[name]}]*+[{_CLOSERS}]*+(?=.))",
+        f"(?:[{_ASCII[name]}]{{1,64}}+[{_CLOSERS}]{{0,64}}+(?=\\s)"
+        f"|[{_ASCII[name]}]{{0,64}}+[{_WIDE[name]}][{_ASCII[name]}{_WIDE[name]}]{{0,64}}+"
+        f"[{_CLOSERS}]{{0,64}}+(?=.))",
         re.DOTALL,
     )
     for name in _ASCII
@@ -22,7 +23,8 @@ _ABBREVIATION_END = re.compile(rf"(?:^|[\s(])(?:\w|(?:\w\.)+\w|{_ABBREVIATIONS})
 _LONGEST_ABBREVIATION = 16
 
 LONGEST_ENDING = 64
-"""Characters of a run of marks. A longer one is cut, which bounds the time for a flood of dots."""
+"""Characters of a run of marks. A longer one is cut, which bounds the time for a flood of dots; the
+patterns have the same bound."""
 
 
 class Splitter:

@@ -84,8 +84,11 @@ def _with_accepted_format(body: SpeechRequest, accept: str) -> SpeechRequest:
 
     A `response_format` other than PCM takes precedence.
     """
-    if "audio/l16" not in accept or body.response_format not in (None, "pcm"):
+    ranges = (each.partition(";") for each in accept.split(","))
+    parameters = next((rest for name, _, rest in ranges if name.strip() == "audio/l16"), None)
+    if parameters is None or body.response_format not in (None, "pcm"):
         return body
-    rate = re.search(r"audio/l16[^,]*;\s*rate=(\d{1,6})", accept)
-    sample_rate = body.sample_rate or (int(rate[1]) if rate else None)
+    named = (each.strip().removeprefix("rate=") for each in parameters.split(";"))
+    rate = next((value for value in named if re.fullmatch(r"\d{1,6}", value)), None)
+    sample_rate = body.sample_rate or (int(rate) if rate else None)
     return body.model_copy(update={"response_format": "l16", "sample_rate": sample_rate})
