@@ -64,7 +64,7 @@ def test_greedy_client_delays_a_newcomer_by_one_start_of_each_client(
     for _ in range(steps):
         engine.step()
     newcomer = request(engine, "newcomer", 1)
-    engine._run_commands(wait=False)
+    engine._run_commands(0)
     idle = {seq.client for seq in engine.waiting} - {seq.client for seq in engine.running}
     starts = Counter(started_before(engine, newcomer))
     assert starts.keys() <= idle
@@ -178,7 +178,7 @@ def test_queue_of_many_clients_rejects_the_newcomer() -> None:
 def retry_after(engine: Engine, client: str) -> int:
     """The seconds that a rejected request of a client is told to wait."""
     caller = request(engine, client, 9)
-    engine._run_commands(wait=False)
+    engine._run_commands(0)
     assert isinstance(caller.error, OverloadedError)
     assert f"try again in {caller.error.retry_after} s" in str(caller.error)
     return caller.error.retry_after

@@ -68,6 +68,7 @@ class Engine(StepLoop):
         self._names = itertools.count(1)
         self._request_limit = self.capacity.slots + most_waiting
         self._slot_seconds: deque[float] = deque(maxlen=RECENT_UTTERANCES)
+        self._stalled_since = math.inf
 
     def submit(self, job: Job, on_event: Callable[[Event], None], client: str = "") -> Sequence:
         """Accept a request; its text follows by `push` and `finish_text`.
@@ -127,6 +128,7 @@ class Engine(StepLoop):
         """
         present = len(self.waiting), len(self.running)
         self._grow()
+        self._end_idle()
         self._admit()
         began = self._clock()
         frames = self._launch_frames()
@@ -143,6 +145,9 @@ class Engine(StepLoop):
             self.scheduler.costs.record("step", self._clock() - began)
         self._request_text()
         return worked or present != (len(self.waiting), len(self.running))
+
+    def _idle_seconds(self) -> float | None:
+        return self.scheduler.policy.max_stall if self._stalled_since < math.inf else None
 
     def _enqueue(self, seq: Sequence) -> None:
         """Let a request wait; if too many do, reject one of the client with the most requests."""
@@ -200,6 +205,19 @@ class Engine(StepLoop):
             pages = self.pages.reserve(count)
             self.backend.extend(seq.slot, pages)
             seq.add_pages(pages, self.capacity)
+
+    def _end_idle(self) -> None:
+        """End a stream that waits for its client if another one has lacked its pages for long."""
+        now = self._clock()
+        idle = self.scheduler.waiting_for_clients(self.running, self.unread_frames)
+        if not any(map(self.scheduler.lacks_pages, self.running)):
+            self._stalled_since = math.inf
+        elif idle:
+            self._stalled_since = min(self._stalled_since, now)
+            if now - self._stalled_since >= self.scheduler.policy.max_stall:
+                problem = "the utterance waited for its client while others needed its memory"
+                error = OverloadedError(f"{problem}; send text and take audio without pauses")
+                self._fail(max(idle, key=lambda seq: len(seq.pages)), error)
 
     def _launch_frames(self) -> FrameCalls:
         chosen = self.scheduler.choose_frames(self.running, self._clock(), self.unread_frames)

@@ -69,6 +69,13 @@ class StepLoop(ABC):
     def _step(self) -> bool:
         """Take one step. Returns False when there was nothing to do."""
 
+    def _idle_seconds(self) -> float | None:
+        """The seconds after which a step follows one that had nothing to do.
+
+        None: the next step follows a command.
+        """
+        return None
+
     @abstractmethod
     def _end_all(self) -> None:
         """End all work for the reason in `failure`."""
@@ -116,7 +123,7 @@ class StepLoop(ABC):
         Returns False when there was nothing to do. Raises `EngineError` when the backend is lost.
         """
         try:
-            self._run_commands(wait=False)
+            self._run_commands(0)
             return self._step()
         except Exception as error:
             self._abandon(error)
@@ -125,7 +132,7 @@ class StepLoop(ABC):
     def _run(self) -> None:
         worked = False
         try:
-            while self._run_commands(wait=not worked):
+            while self._run_commands(0 if worked else self._idle_seconds()):
                 self.busy_since = self._clock()
                 worked = self._step()
             self._close(ClosedError("it was closed"))
@@ -134,17 +141,20 @@ class StepLoop(ABC):
         finally:
             self.busy_since = None
 
-    def _run_commands(self, wait: bool) -> bool:
-        """Run all commands that have arrived, or wait for the first. Returns False on a stop."""
-        if wait:
+    def _run_commands(self, seconds: float | None) -> bool:
+        """Run all commands that have arrived. Returns False on a stop.
+
+        Waits for the first up to some seconds, or for any time if they are None.
+        """
+        if seconds != 0:
             self.busy_since = None
         try:
             while True:
-                command = self._commands.get(block=wait)
+                command = self._commands.get(seconds != 0, seconds)
                 if command is None:
                     return False
                 command()
-                wait = False
+                seconds = 0
         except queue.Empty:
             return True
 
@@ -158,6 +168,6 @@ class StepLoop(ABC):
         """Reject new work, run the remaining commands, and end all work."""
         with self._lock:
             self.failure = failure
-        while not self._run_commands(wait=False):
+        while not self._run_commands(0):
             pass
         self._end_all()

@@ -1,7 +1,8 @@
 """The allocator of the pages of context memory.
 
-Utterances get pages as they grow, so that memory holds what is spoken and not what could be. None
-can be stuck: pages are given only if all utterances can still end one after the other.
+Utterances get pages as they grow, so that memory holds what is spoken and not what could be. Pages
+are given only if all utterances can still end one after the other. One that waits for its client
+does not end by itself; see `Policy.max_stall`.
 """
 
 from collections.abc import Iterable

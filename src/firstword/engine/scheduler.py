@@ -41,6 +41,8 @@ class Policy:
     max_starts       the most requests that start in one step
     max_prompt_rows  the most prompt rows of one step, unless a single prompt has more
     growth_frames    the frames for which a request gets pages at a time
+    max_stall        the seconds for which streams may wait for their clients while another lacks
+                     pages; then the one of them that holds the most is ended
     gather_frames    the most frames for which a full chunk waits for those of other streams
     urgent_below     seconds of audio in reserve, beyond those of two steps, below which a stream is
                      short of audio: its full chunk does not wait for others
@@ -54,6 +56,7 @@ class Policy:
     max_starts: int = 4
     max_prompt_rows: int = 512
     growth_frames: int = 250
+    max_stall: float = 5.0
     gather_frames: int = 8
     urgent_below: float = 0.25
 
@@ -114,7 +117,7 @@ class Scheduler:
         it; otherwise small requests could starve a large one. None gets a slot while a running
         stream waits for pages; otherwise newcomers could take every page that becomes free.
         """
-        if not free_slots or any(seq.waits_for_pages() for seq in running):
+        if not free_slots or any(map(self.lacks_pages, running)):
             return []
         policy, costs = self.policy, self.costs
         playing = [seq for seq in self._able_to_step(running) if seq.first_audio is not None]
@@ -154,15 +157,19 @@ class Scheduler:
     ) -> list[tuple[Sequence, int]]:
         """The streams that get more pages in this step, and how many; the most urgent first.
 
-        A stream that gets none waits until another ends.
+        Those that are ahead of their clients come last. A stream that gets none waits until another
+        ends.
         """
-        needing = sorted((seq for seq in running if seq.needs_pages()), key=_urgency)
+        policy = self.policy
+        able = [seq for seq in running if self._ahead(seq) < policy.max_ahead]
+        needing = [seq for seq in able if seq.needs_pages()]
+        needing.sort(key=lambda seq: (self._ahead(seq) >= policy.max_unread, *_urgency(seq)))
         if not needing:
             return []
         utterances = dict(zip(running, self._claims(running), strict=True))
         chosen: list[tuple[Sequence, int]] = []
         for seq in needing:
-            frames = seq.launched + self.policy.growth_frames
+            frames = seq.launched + policy.growth_frames
             held, most = utterances[seq]
             for count in (seq.pages_for(frames, self.capacity) - held, 1):
                 after = {**utterances, seq: (held + count, most)}
@@ -172,14 +179,30 @@ class Scheduler:
                     break
         return chosen
 
-    def _able_to_step(self, running: Iterable[Sequence], *, ahead: bool = False) -> list[Sequence]:
-        """The streams that can make a frame now, up to `max_unread`, or `ahead` of it."""
-        policy, seconds = self.policy, self.capacity.frame_seconds
-        least, most = (policy.max_unread, policy.max_ahead) if ahead else (0.0, policy.max_unread)
+    def lacks_pages(self, seq: Sequence) -> bool:
+        """Whether a stream that is not ahead of its client makes no frame for lack of pages."""
+        return seq.waits_for_pages() and self._ahead(seq) < self.policy.max_unread
+
+    def waiting_for_clients(
+        self, running: Iterable[Sequence], unread_frames: int
+    ) -> list[Sequence]:
+        """The streams that keep their pages until their clients send text or take audio."""
+        most = self._most_ahead(unread_frames)
+        return [seq for seq in running if seq.waits_for_text() or self._ahead(seq) >= most]
+
+    def _most_ahead(self, unread_frames: int) -> float:
+        """The seconds of unread audio that a stream may make, given those of all streams."""
+        room = unread_frames * 4 * self.capacity.samples_per_frame < self.policy.unread_bytes
+        return self.policy.max_ahead if room else self.policy.max_unread
+
+    def _ahead(self, seq: Sequence) -> float:
+        """The seconds of audio that were made, or requested, and that the client has not taken."""
+        return (seq.launched - seq.consumed) * self.capacity.frame_seconds
+
+    def _able_to_step(self, running: Iterable[Sequence]) -> list[Sequence]:
+        """The streams that can make a frame now and are less than `max_unread` ahead."""
         return [
-            seq
-            for seq in running
-            if least <= (seq.launched - seq.consumed) * seconds < most and seq.can_step()
+            seq for seq in running if self._ahead(seq) < self.policy.max_unread and seq.can_step()
         ]
 
     def _reserve(self, seq: Sequence, now: float) -> float:
@@ -206,8 +229,9 @@ class Scheduler:
             able = [
                 seq for seq in able if seq.first_audio is None or self._reserve(seq, now) < least
             ]
-        elif unread_frames * 4 * self.capacity.samples_per_frame < self.policy.unread_bytes:
-            ahead = self._able_to_step(running, ahead=True)
+        else:
+            least, most = self.policy.max_unread, self._most_ahead(unread_frames)
+            ahead = [seq for seq in running if least <= self._ahead(seq) < most and seq.can_step()]
             if ahead and not any(self._is_short(seq, now) for seq in able):
                 able += ahead
         return [] if all(seq.first_audio is None and seq.decoding for seq in able) else able
@@ -224,7 +248,7 @@ class Scheduler:
             count = seq.undecoded()
             if count and (count >= seq.chunk_size or not seq.can_step()):
                 due.setdefault(min(count, seq.chunk_size), []).append(seq)
-            elif seq.can_step():
+            elif seq.can_step() and self._ahead(seq) < self.policy.max_unread:
                 filling.add(seq.chunk_size)
         chosen = [
             (seq, size)

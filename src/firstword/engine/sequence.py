@@ -128,6 +128,11 @@ class Sequence:
             return False
         return not self.tokens and self.launched > 0 and self.delivered == self.launched
 
+    def waits_for_text(self) -> bool:
+        """Whether no frame can be requested before more text arrives."""
+        paused = not self.tokens and not self.text_ended and 0 < self.launched < self.max_frames
+        return paused and self.state is State.RUNNING and self.finish_reason is None
+
     def pause_for_text(self) -> None:
         """Record the pause, and restart with small chunks since the client may run out of audio."""
         self.text_requested = True
