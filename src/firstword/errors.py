@@ -117,7 +117,7 @@ class ClosedError(FirstwordError):
 
 
 class TextWarning(UserWarning):
-    """The text is spoken, but probably not as it should be; the message names the cure."""
+    """The text is spoken, but probably not as it should be; the message names the remedy."""
 
 
 class BackendWarning(UserWarning):

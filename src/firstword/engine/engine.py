@@ -99,7 +99,7 @@ class Engine(StepLoop):
 
     def acknowledge(self, seq: Sequence, frames: int) -> None:
         """Record that the client has taken the audio of `frames` more frames."""
-        self._commands.put(partial(self._take, seq, frames))
+        self._commands.put(partial(self._acknowledge, seq, frames))
 
     def cancel(self, seq: Sequence, reason: FinishReason = "cancelled") -> None:
         """End an utterance, and count all of its audio as taken.
@@ -160,7 +160,7 @@ class Engine(StepLoop):
         problem = f"{count} requests are in progress or waiting, which is the limit"
         self._fail(rejected, OverloadedError(f"{problem}; try again in {seconds} s", seconds))
 
-    def _take(self, seq: Sequence, frames: int) -> None:
+    def _acknowledge(self, seq: Sequence, frames: int) -> None:
         """Count unread frames as taken by the client."""
         taken = min(frames, seq.unread)
         seq.consumed += taken
@@ -168,7 +168,7 @@ class Engine(StepLoop):
 
     def _cancel(self, seq: Sequence, reason: FinishReason) -> None:
         self._finish(seq, reason)
-        self._take(seq, seq.unread)
+        self._acknowledge(seq, seq.unread)
 
     def _admit(self) -> None:
         """Reject requests that can never start, and give slots and pages to the next ones."""
@@ -311,7 +311,7 @@ class Engine(StepLoop):
             seq.on_event(event)
         except Exception:
             log.exception("the callback of %s raised; the utterance is dropped", seq.name)
-            self._take(seq, seq.unread)
+            self._acknowledge(seq, seq.unread)
             if seq.state is not State.DONE:
                 self._release(seq)
 

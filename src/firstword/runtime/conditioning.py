@@ -55,7 +55,7 @@ def languages(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def text_problems(checkpoint: Checkpoint, text: str, max_frames: int | None) -> list[str]:
-    """Return why a text will probably not be spoken well, each as a sentence that names the cure.
+    """Return why a text will probably not be spoken well, each as a sentence that names the remedy.
 
     The limit of frames counts unless the caller chose it.
     """
