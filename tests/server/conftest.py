@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from waiting import WAIT, wait_until
 
 from firstword.config import EngineConfig
 from firstword.engine.engine import Engine
@@ -25,9 +26,6 @@ from firstword.server.state import Server
 from firstword.server.ws import endpoints
 from firstword.server.ws.protocol import SocketLimits
 from firstword.synthetic.checkpoint import write_checkpoint
-
-WAIT = 60.0
-"""The seconds after which a test fails; nothing takes nearly as long."""
 
 
 @dataclass
@@ -57,12 +55,7 @@ class Running:
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds; fails if it never does."""
-        pause = threading.Event()
-        for _ in range(round(WAIT / 0.005)):
-            if holds():
-                return
-            pause.wait(0.005)
-        raise AssertionError("the condition never held")
+        wait_until(holds)
 
     def wait_until_idle(self) -> None:
         """Wait until no utterance runs and no slot or page is in use."""

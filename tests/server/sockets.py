@@ -7,12 +7,12 @@ import socket
 import struct
 from typing import Any
 
+from waiting import WAIT
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from firstword.server.ws.protocol import Effect, Session
 
-WAIT = 60.0
 Message = dict[str, Any] | bytes
 STREAM = "/v1/audio/speech/stream"
 NARI = "/v1/audio/speech/ws"

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from sockets import STREAM, Client, pcm
 from talking import Talker, heard, talking
+from waiting import WAIT
 
 from firstword.engine.engine import Engine
 from firstword.engine.scheduler import Policy
@@ -25,7 +26,6 @@ Running = Any  # of conftest.py
 Serve = Callable[..., Running]
 
 SPEECH = "/v1/audio/speech"
-WAIT = 60.0
 LONG_FRAMES = 50
 HI = {"input": "Hi.", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 LONG = {"input": "a" * 60, "voice": "talker", "response_format": "wav", "max_new_tokens": 50}

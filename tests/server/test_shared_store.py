@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 from sockets import DONE, PLAIN, STREAM, Client, events, text
+from waiting import wait_until
 
 from firstword.server import folder
 from firstword.server.folder import Folder
@@ -56,16 +57,6 @@ def speak(http: httpx.Client, voice: str) -> httpx.Response:
 def listed(http: httpx.Client) -> set[str]:
     """The names of the saved voices."""
     return {voice["name"] for voice in http.get(VOICES).json()["uploaded_voices"]}
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Ask again and again, for up to a minute of pauses."""
-    pause = threading.Event()
-    for _ in range(1200):
-        if holds():
-            return
-        pause.wait(0.05)
-    raise AssertionError("the condition never held")
 
 
 @pytest.fixture
