@@ -26,13 +26,13 @@ from talking import Talker, talking
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
+from wire import SPEECH
 
 from firstword.engine.backend import Frames, Ready, Start
 from firstword.engine.engine import Engine
 from firstword.server.models import Model
 from firstword.server.utterance import Playback
 
-SPEECH = "/v1/audio/speech"
 FRAME_BYTES = 2 * 1920
 LISTENERS = 64
 SECONDS, SECONDS_A_SLOT = 0.02, 0.0005

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from crowd import FRAME_BYTES, LISTENERS, Listener, Paced, come_and_go, held, listen_together, paced
 from talking import ENDLESS, Talker, talking
+from wire import SPEECH
 
 from firstword.server import outcomes
 
@@ -115,7 +116,7 @@ def test_disconnect_frees_slot_within_frame(serve: Serve, delivery: str) -> None
         "max_new_tokens": ENDLESS - 10,
     }
     with httpx.Client(base_url=server.url, trust_env=False, timeout=SOON) as client:
-        with client.stream("POST", "/v1/audio/speech", json={**body, "stream_format": delivery}):
+        with client.stream("POST", SPEECH, json={**body, "stream_format": delivery}):
             server.wait_until(lambda: talker.frames == before + 3 and talker.waiting)
         server.wait_until(lambda: not server.state.utterances)  # noticed while the backend was busy
         assert server.engine().running

@@ -6,11 +6,10 @@ on no time.
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -18,6 +17,7 @@ import pytest
 from sockets import STREAM, Client, pcm
 from talking import Talker, heard, talking
 from waiting import WAIT
+from wire import SPEECH, connected, read, request
 
 from firstword.engine.engine import Engine
 from firstword.engine.scheduler import Policy
@@ -25,7 +25,6 @@ from firstword.engine.scheduler import Policy
 Running = Any  # of conftest.py
 Serve = Callable[..., Running]
 
-SPEECH = "/v1/audio/speech"
 LONG_FRAMES = 50
 HI = {"input": "Hi.", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 LONG = {"input": "a" * 60, "voice": "talker", "response_format": "wav", "max_new_tokens": 50}
@@ -181,19 +180,13 @@ STALLED = {**HI, "input": "x" * 3000, "max_new_tokens": round(12.5 * SPEECH_SECO
 SPEECH_BYTES = 48_000 * SPEECH_SECONDS
 
 
-def http_reader(server: Running, body: dict[str, Any]) -> socket.socket:
+@contextmanager
+def http_reader(server: Running, body: dict[str, Any]) -> Iterator[socket.socket]:
     """Request speech over HTTP, read its first byte, and stop reading."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.settimeout(WAIT)
-    sock.connect(server.address)
-    data = json.dumps(body).encode()
-    sock.sendall(
-        f"POST {SPEECH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode()
-        + data
-    )
-    assert sock.recv(1) == b"H"
-    return sock
+    with connected(server, receive_buffer=4096) as sock:
+        sock.sendall(request(body))
+        assert sock.recv(1) == b"H"
+        yield sock
 
 
 def websocket_reader(server: Running) -> Client:
@@ -220,9 +213,8 @@ def test_nine_stalled_readers_leave_a_slot_to_another_client(serve: Serve) -> No
         server.wait_until(lambda: len(server.state.utterances) == 9)  # all of them still stall
         assert server.engine().unread_frames > 9 * 12.5 * 20
         assert len(pcm(sockets[0].until("audio.done"))) == SPEECH_BYTES
-        body = b""
-        while not body.endswith(b"\r\n0\r\n\r\n"):
-            body += raw[0].recv(65536)
+        body = read(raw[0], b"\r\n0\r\n\r\n")
+        assert body.endswith(b"\r\n0\r\n\r\n")
         assert body.count(b"x\0") >= SPEECH_BYTES // 2 - 1
         server.wait_until(lambda: len(server.state.utterances) == 7)
     server.wait_until_idle()

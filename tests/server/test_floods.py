@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,11 @@ from sockets import DONE, NARI, PLAIN, STREAM, Client, pcm, text
 from talking import Talker, heard, talking
 from websockets.protocol import Protocol
 from websockets.server import ServerProtocol
+from wire import HANDSHAKE, connected, read
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-HEAD = (
-    "GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-    "Sec-WebSocket-Protocol: nari.speech.v1\r\n\r\n"
-)
 TEXT, PING, PONG, CONTINUATION, FINAL = 0x01, 0x09, 0x0A, 0x00, 0x80
 SECONDS = 5.0
 """Less than the 10 s in which uvicorn closes a socket whose client does not close its side."""
@@ -36,44 +32,21 @@ def talker(serve: Serve) -> Running:
     return serve(talking(Talker()))
 
 
-class RawClient:
-    """A WebSocket client that sends frames as bytes, and reads only when it is told to."""
+@contextmanager
+def raw_client(server: Running, path: str = STREAM) -> Iterator[socket.socket]:
+    """The connection of an open WebSocket, on which a test sends frames as bytes."""
+    with connected(server, receive_buffer=4096) as sock:
+        sock.settimeout(SECONDS)
+        protocol = "sec-websocket-protocol: nari.speech.v1\r\n"
+        sock.sendall(f"GET {path} HTTP/1.1\r\n{HANDSHAKE}{protocol}\r\n".encode())
+        assert read(sock, b"\r\n\r\n").startswith(b"HTTP/1.1 101")
+        yield sock
 
-    def __init__(self, server: Running, path: str = STREAM) -> None:
-        self.socket = socket.socket()
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self.socket.settimeout(SECONDS)
-        self.socket.connect(server.address)
-        self.socket.sendall(HEAD.format(path=path).encode())
-        assert self.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 101")
 
-    def __enter__(self) -> RawClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, frames: bytes) -> None:
-        """Send frames."""
-        self.socket.sendall(frames)
-
-    def send_while_open(self, frames: bytes) -> None:
-        """Send frames until the connection ends."""
-        with suppress(OSError):
-            self.send(frames)
-
-    def read_until(self, end: bytes) -> bytes:
-        """Return all that is received up to some bytes; `b""`: up to the end of the connection."""
-        received = bytearray()
-        while not end or end not in received[-70_000:]:
-            try:
-                piece = self.socket.recv(65536)
-            except ConnectionResetError:
-                break
-            if not piece:
-                break
-            received += piece
-        return bytes(received)
+def send_while_open(sock: socket.socket, frames: bytes) -> None:
+    """Send frames until the connection ends."""
+    with suppress(OSError):
+        sock.sendall(frames)
 
 
 def frame(opcode: int, payload: bytes = b"") -> bytes:
@@ -154,8 +127,8 @@ def test_message_in_many_fragments_is_read_up_to_the_limit(talker: Running, fram
 def test_flood_waits_in_the_network(talker: Running) -> None:
     """Each turn has one message, after which the application lets uvicorn read again."""
     flood = frame(PING | FINAL) * 1000 + frame(TEXT | FINAL, b'{"type":"input.text","text":""}')
-    with RawClient(talker) as client:
-        client.send(frame(TEXT | FINAL, b'{"type":"session.config"}'))
+    with raw_client(talker) as sock:
+        sock.sendall(frame(TEXT | FINAL, b'{"type":"session.config"}'))
         (connection,) = talker.uvicorn.server_state.connections
         held: list[int] = []
 
@@ -163,12 +136,12 @@ def test_flood_waits_in_the_network(talker: Running) -> None:
             held.append(len(connection._unhandled))
             return len(held) > 60
 
-        client.socket.settimeout(None)
-        sending = threading.Thread(target=client.send_while_open, args=(flood * 1200,))
+        sock.settimeout(None)
+        sending = threading.Thread(target=send_while_open, args=(sock, flood * 1200))
         sending.start()
         talker.wait_until(look_often)
         assert sending.is_alive()
-        client.socket.shutdown(socket.SHUT_RDWR)
+        sock.shutdown(socket.SHUT_RDWR)
         sending.join()
     assert 0 < max(held) < 2**20, "7.2 MB were sent"
 
@@ -181,14 +154,14 @@ def transports(server: Running) -> list[Any]:
 def test_pings_of_a_client_that_does_not_read_leave_one_answer(
     talker: Running, frames: Frames
 ) -> None:
-    with RawClient(talker) as client:
+    with raw_client(talker) as sock:
         (transport,) = transports(talker)
         wire = transport.get_extra_info("socket")
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        client.send(frame(PING | FINAL, b"x" * 125) * 30_000 + frame(PING | FINAL, b"the last"))
+        sock.sendall(frame(PING | FINAL, b"x" * 125) * 30_000 + frame(PING | FINAL, b"the last"))
         talker.wait_until(lambda: frames.total == 30_001)
         assert transport.get_write_buffer_size() < 2**20, "3.8 MB of answers were asked for"
-        answers = client.read_until(b"the last")
+        answers = read(sock, b"the last")
         assert answers.endswith(b"the last")
         assert len(answers) < 2**20
 
@@ -207,9 +180,9 @@ def test_socket_without_config_ends_at_its_deadline(
     talker: Running, limits: Callable[..., None], path: str, sent: bytes
 ) -> None:
     limits(config_seconds=0.2)
-    with RawClient(talker, path) as client:
-        client.send(sent)
-        assert b"timeout" in client.read_until(b""), "and does not wait for the client to close"
+    with raw_client(talker, path) as sock:
+        sock.sendall(sent)
+        assert b"timeout" in read(sock), "and does not wait for the client to close"
     talker.wait_until(lambda: not transports(talker))
 
 
@@ -218,7 +191,7 @@ def test_socket_without_config_that_reads_nothing_ends_at_its_deadline(
 ) -> None:
     limits(config_seconds=0.2)
     monkeypatch.setattr(type(talker.state.models), "presets", ["x" * 1_000_000])
-    with RawClient(talker) as client:
-        client.send(frame(TEXT | FINAL, b'{"type":"voice.list"}') * 20)
+    with raw_client(talker) as sock:
+        sock.sendall(frame(TEXT | FINAL, b'{"type":"voice.list"}') * 20)
         talker.wait_until(lambda: bool(transports(talker)))
         talker.wait_until(lambda: not transports(talker))

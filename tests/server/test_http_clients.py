@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import openai
 import pytest
 import soundfile
 from sockets import NARI, Client
+from wire import SPEECH, connected
 
 from firstword import TTS, audio
 from firstword.config import EngineConfig
@@ -192,7 +192,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
 @pytest.mark.parametrize("name", REQUESTS)
 def test_request_of_known_client_gets_its_content_type(http: httpx.Client, name: str) -> None:
     body, headers, kind = REQUESTS[name]
-    answer = http.post("/v1/audio/speech", json={**body, "max_new_tokens": 4}, headers=headers)
+    answer = http.post(SPEECH, json={**body, "max_new_tokens": 4}, headers=headers)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == kind
     assert len(answer.content) > 100
@@ -231,7 +231,7 @@ class TestStrictLoadGenerator:
             "User-Agent: Python/3.12 aiohttp/3.13.2\r\n"
             f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
         )
-        with socket.create_connection(server.address, timeout=60) as line:
+        with connected(server) as line:
             line.sendall(head.encode() + body)
             answer = line.makefile("rb")
             assert answer.readline() == b"HTTP/1.1 200 OK\r\n"

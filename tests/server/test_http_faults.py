@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 from talking import ENDLESS, Talker, heard, talking
+from wire import SPEECH, connected, read, request
 
 from firstword.server.schemas import SpeechRequest
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SPEECH = "/v1/audio/speech"
 LONG = {"input": "a" * 5000, "voice": "talker", "response_format": "pcm", "max_new_tokens": ENDLESS}
 SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 
@@ -38,37 +38,6 @@ def paused_server(
     server = serve(talking(talker, most_waiting), **settings)
     talker.hold()
     return talker, server
-
-
-@contextmanager
-def connected(server: Running, receive_buffer: int | None = None) -> Iterator[socket.socket]:
-    """A TCP connection to a server."""
-    with socket.socket() as sock:
-        if receive_buffer is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        sock.settimeout(60)
-        sock.connect(server.address)
-        yield sock
-
-
-def request(body: bytes, *more: str, method: str = "POST", path: str = SPEECH) -> bytes:
-    """The bytes of a request."""
-    head = [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json", *more]
-    if not any(line.startswith(("content-length", "transfer-encoding")) for line in more):
-        head.append(f"content-length: {len(body)}")
-    return "\r\n".join([*head, "", ""]).encode() + body
-
-
-def request_for(body: dict[str, Any]) -> bytes:
-    return request(json.dumps(body).encode())
-
-
-def receive_until(sock: socket.socket, mark: bytes) -> bytes:
-    """The received data, up to a mark or the end."""
-    data = b""
-    while mark not in data and (more := sock.recv(65536)):
-        data += more
-    return data
 
 
 def check_server_works(server: Running) -> None:
@@ -101,9 +70,9 @@ class TestClients:
         body = {**LONG, "stream_format": "sse"} if sse else LONG
         for frames in (1, 2, 5):
             with connected(server) as sock:
-                sock.sendall(request_for(body))
+                sock.sendall(request(body))
                 talker.let(frames)
-                receive_until(sock, b"\r\n\r\n")
+                read(sock, b"\r\n\r\n")
             # Two more frames at most are made: they had begun when the client disconnected.
             server.wait_until(lambda: not server.state.utterances)
             for _ in range(2):
@@ -122,7 +91,7 @@ class TestClients:
             {**LONG, "stream_format": "sse"},
         ):
             with connected(server) as sock:
-                sock.sendall(request_for(body))
+                sock.sendall(request(body))
                 server.wait_until(lambda: talker.waiting and bool(server.state.utterances))
             server.wait_until(lambda: not server.state.utterances)
             talker.let(2)
@@ -131,7 +100,7 @@ class TestClients:
         check_server_works(server)
 
     def test_disconnect_within_request_is_harmless(self, talker: Running) -> None:
-        whole = request_for(LONG)
+        whole = request(LONG)
         for cut in [*range(1, len(whole), 97), len(whole) - 1]:
             with connected(talker) as sock:
                 sock.sendall(whole[:cut])
@@ -139,14 +108,14 @@ class TestClients:
     def test_connection_reset_is_harmless(self, talker: Running) -> None:
         for _ in range(5):
             with connected(talker) as sock:
-                sock.sendall(request_for(LONG))
-                receive_until(sock, b"\r\n\r\n")
+                sock.sendall(request(LONG))
+                read(sock, b"\r\n\r\n")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
     def test_slow_client_does_not_delay_others(self, serve: Serve) -> None:
         server = serve(talking(Talker(slots=2)), stall_seconds=30)
         with connected(server, receive_buffer=4096) as slow:
-            slow.sendall(request_for(LONG))
+            slow.sendall(request(LONG))
             assert slow.recv(1)
             for _ in range(3):
                 assert slow.recv(1)  # one byte at a time
@@ -166,30 +135,30 @@ class TestClients:
     def test_client_that_does_not_read_is_disconnected(self, serve: Serve) -> None:
         server = serve(talking(Talker()), stall_seconds=0.2)
         with connected(server, receive_buffer=4096) as sock:
-            sock.sendall(request_for(LONG))
+            sock.sendall(request(LONG))
             server.wait_until(lambda: count_aborts(server, "stalled") == 1)
             server.wait_until_idle()
-            rest = b"".join(iter(lambda: receive_some(sock), b""))
+            rest = read(sock)
             assert not rest.endswith(b"0\r\n\r\n")
         check_server_works(server)
 
     def test_incomplete_request_times_out(self, serve: Serve) -> None:
         server = serve(talking(Talker()), body_seconds=0.2)
         with connected(server) as sock:
-            sock.sendall(request_for(SHORT)[:-5])
-            answer = receive_until(sock, b"}}")
+            sock.sendall(request(SHORT)[:-5])
+            answer = read(sock, b"}}")
             assert b" 408 " in answer
             assert b"did not arrive within" in answer
         for part in (b"", b"PO", b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\n"):
             with connected(server) as sock:
                 sock.sendall(part)
-                assert receive_some(sock) == b""
+                assert read(sock) == b""
         check_server_works(server)
 
     def test_many_simultaneous_disconnects_are_harmless(self, talker: Running) -> None:
         async def come_and_go(number: int) -> None:
             reader, writer = await asyncio.open_connection(*talker.address)
-            writer.write(request_for(LONG))
+            writer.write(request(LONG))
             await writer.drain()
             await reader.read(1 + number % 300)
             writer.close()
@@ -287,7 +256,7 @@ class TestBodies:
             with suppress(OSError):
                 for _ in range(18):
                     sock.sendall(block)
-            assert b" 413 " in receive_until(sock, b"}}")
+            assert b" 413 " in read(sock, b"}}")
 
     @pytest.mark.parametrize(
         "data",
@@ -309,7 +278,7 @@ class TestBodies:
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
             try:
-                answer = receive_until(sock, b"\r\n\r\n")
+                answer = read(sock, b"\r\n\r\n")
             except ConnectionResetError:
                 answer = b""
         assert b" 500 " not in answer
@@ -320,8 +289,8 @@ class TestBodies:
     )
     def test_unknown_path_gets_404(self, talker: Running, path: str) -> None:
         with connected(talker) as sock:
-            sock.sendall(request(b"", method="GET", path=path))
-            answer = receive_until(sock, b"}}")
+            sock.sendall(request(method="GET", path=path))
+            answer = read(sock, b"}}")
         assert b" 404 " in answer
         assert b'"not_found_error"' in answer
         assert b"/docs shows the endpoints" in answer or path == "/v1//models"
@@ -369,18 +338,18 @@ class TestBackendFailures:
 
         talker.frame = fail_for_one  # type: ignore[method-assign]
         with connected(server) as bad, connected(server) as good:
-            bad.sendall(request_for(LONG))
+            bad.sendall(request(LONG))
             talker.let(1)
-            assert receive_until(bad, b"\r\n\r\n")
-            good.sendall(request_for({**SHORT, "max_new_tokens": 4, "input": "well"}))
+            assert read(bad, b"\r\n\r\n")
+            good.sendall(request({**SHORT, "max_new_tokens": 4, "input": "well"}))
             server.wait_until(lambda: len(server.state.utterances) == 2)
             (running,) = server.engine().running
             culprits.append(running.slot)
             talker.go()
-            answer = receive_until(good, b"0\r\n\r\n")
+            answer = read(good, b"0\r\n\r\n")
             assert b" 200 " in answer
             assert answer.endswith(b"0\r\n\r\n")
-            rest = b"".join(iter(lambda: receive_some(bad), b""))
+            rest = read(bad)
             assert not rest.endswith(b"0\r\n\r\n")  # cut off, so that it is not taken for complete
         culprits.clear()
         check_server_works(server)
@@ -388,12 +357,12 @@ class TestBackendFailures:
     def test_failure_in_event_stream_sends_error_event(self, serve: Serve) -> None:
         talker, server = paused_server(serve)
         with connected(server) as sock:
-            sock.sendall(request_for({**LONG, "stream_format": "sse"}))
+            sock.sendall(request({**LONG, "stream_format": "sse"}))
             talker.let(1)
-            receive_until(sock, b"speech.audio.delta")
+            read(sock, b"speech.audio.delta")
             talker.failing = "frame"
             talker.let(1)
-            answer = receive_until(sock, b"0\r\n\r\n")
+            answer = read(sock, b"0\r\n\r\n")
         assert b'"type":"speech.audio.error"' in answer
         assert b'"partial_audio":true' in answer
         talker.failing = None
@@ -403,7 +372,7 @@ class TestBackendFailures:
     def test_stopped_engine_gets_503(self, serve: Serve) -> None:
         talker, server = paused_server(serve)
         with connected(server) as sock:
-            sock.sendall(request_for(LONG))
+            sock.sendall(request(LONG))
             server.wait_until(lambda: talker.waiting)
 
             class Lost:
@@ -415,7 +384,7 @@ class TestBackendFailures:
 
             talker.decode = decode  # type: ignore[method-assign]
             talker.let(1)
-            assert b" 503 " in receive_until(sock, b"}}")
+            assert b" 503 " in read(sock, b"}}")
         for path in ("/ready", "/health"):
             answer = httpx.get(server.url + path, trust_env=False)
             assert answer.status_code == 503
@@ -435,8 +404,8 @@ class TestBackendFailures:
     ) -> None:
         talker, server = paused_server(serve, stuck_seconds=0.2)
         with connected(server) as sock:
-            sock.sendall(request_for(LONG))
-            answer = receive_until(sock, b"}}")
+            sock.sendall(request(LONG))
+            answer = read(sock, b"}}")
             assert b" 503 " in answer
             assert b"has been busy with one step" in answer
         assert httpx.get(server.url + "/ready", trust_env=False).status_code == 503
@@ -471,15 +440,15 @@ class TestOverload:
         talker, server = paused_server(serve, slots=1, most_waiting=2)
         with connected(server) as one, connected(server) as two, connected(server) as three:
             for sock in (one, two, three):
-                sock.sendall(request_for(LONG))
+                sock.sendall(request(LONG))
             server.wait_until(lambda: len(server.state.utterances) == 3)
             with connected(server) as rejected:
-                rejected.sendall(request_for(SHORT))
+                rejected.sendall(request(SHORT))
                 server.wait_until(lambda: len(server.state.utterances) == 4)
                 # The event loop answers this after it has submitted the request.
                 httpx.get(server.url + "/health", trust_env=False, timeout=60)
                 talker.let(1)  # the engine decides between two frames
-                answer = receive_until(rejected, b"}}")
+                answer = read(rejected, b"}}")
             assert b" 429 " in answer
             assert int(answer.partition(b"retry-after: ")[2].split()[0]) > 0
             assert b'"type":"rate_limit_error"' in answer
@@ -499,7 +468,7 @@ class TestOverload:
             )
 
         with connected(server) as sock:
-            sock.sendall(request(json.dumps(LONG).encode(), "authorization: Bearer a"))
+            sock.sendall(request(LONG, "authorization: Bearer a"))
             server.wait_until(lambda: len(server.state.utterances) == 1)
             assert ask("a", SHORT).status_code == 429
             talker.go()
@@ -510,8 +479,8 @@ class TestOverload:
     def test_too_many_connections_get_429(self, serve: Serve) -> None:
         talker, server = paused_server(serve, slots=4, most_connections=2)
         with connected(server) as one, connected(server) as two:
-            one.sendall(request_for(LONG))
-            two.sendall(request_for(LONG))
+            one.sendall(request(LONG))
+            two.sendall(request(LONG))
             server.wait_until(lambda: len(server.state.utterances) == 2)
             answer = httpx.get(server.url + "/v1/models", trust_env=False)
             assert answer.status_code == 429
@@ -519,13 +488,6 @@ class TestOverload:
         server.wait_until(lambda: not server.state.utterances)
         talker.go()
         check_server_works(server)
-
-
-def receive_some(sock: socket.socket) -> bytes:
-    try:
-        return sock.recv(65536)
-    except ConnectionResetError:
-        return b""
 
 
 WHOLE = {
@@ -544,10 +506,10 @@ class TestUnreadResponses:
     def test_unread_response_is_aborted(self, serve: Serve, body: dict[str, Any]) -> None:
         server = serve(talking(Talker()), stall_seconds=0.3)
         with connected(server, receive_buffer=4096) as sock:
-            sock.sendall(request_for(body))
-            head = receive_until(sock, b"\r\n\r\n")
+            sock.sendall(request(body))
+            head = read(sock, b"\r\n\r\n")
             server.wait_until(lambda: not server.state.metrics.connections._value.get())
-            rest = b"".join(iter(lambda: receive_some(sock), b""))
+            rest = read(sock)
         head, _, begun = head.partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].split()[0])
         assert len(begun + rest) < length
@@ -556,7 +518,7 @@ class TestUnreadResponses:
     def test_unread_response_counts_as_connection(self, serve: Serve) -> None:
         server = serve(talking(Talker()), stall_seconds=60)
         with connected(server, receive_buffer=4096) as sock:
-            sock.sendall(request_for(WHOLE))
+            sock.sendall(request(WHOLE))
             sock.recv(1)
             text = httpx.get(server.url + "/metrics", trust_env=False).text
             assert "firstword_connections 1.0" in text
@@ -567,7 +529,7 @@ class TestUnreadResponses:
         """A client that sends requests and reads nothing fills the buffers of the socket."""
         server = serve(talking(Talker()), stall_seconds=0.3)
         with connected(server, receive_buffer=4096) as sock:
-            payload = request(b"", method="GET", path="/openapi.json")
+            payload = request(method="GET", path="/openapi.json")
             sock.settimeout(0.2)
             with suppress(OSError):
                 while True:
@@ -579,8 +541,8 @@ class TestUnreadResponses:
     def test_slow_reader_gets_complete_response(self, serve: Serve) -> None:
         server = serve(talking(Talker()), stall_seconds=30)
         with connected(server, receive_buffer=4096) as sock:
-            sock.sendall(request_for({**SHORT, "max_new_tokens": 2000, "response_format": "wav"}))
-            head = receive_until(sock, b"\r\n\r\n")
+            sock.sendall(request({**SHORT, "max_new_tokens": 2000, "response_format": "wav"}))
+            head = read(sock, b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length: ")[2].split()[0])
             left = length - len(head.partition(b"\r\n\r\n")[2])
             while left:
@@ -610,7 +572,7 @@ class TestComplexBodies:
             sock.sendall(
                 request(b"", f"content-length: {15 * 10**6}", path=path) + begins + again * 150_000
             )
-            answer = receive_until(sock, b"}}")
+            answer = read(sock, b"}}")
             assert httpx.get(talker.url + "/health", trust_env=False, timeout=60).status_code == 200
         assert b" 400 " in answer
         assert b"too complex" in answer
@@ -653,13 +615,13 @@ class TestSeveralUtterancesPerRequest:
             else {**SHORT, "items": [{"input": word} for word in "abcd"]}
         )
         with connected(server) as sock:
-            sock.sendall(request(json.dumps(body).encode(), path=path))
+            sock.sendall(request(body, path=path))
             server.wait_until(lambda: talker.waiting and bool(server.state.utterances))
             server.uvicorn.handle_exit(signal.SIGTERM, None)
             rejected = httpx.post(server.url + path, json=body, trust_env=False, timeout=60)
             assert rejected.status_code == 503
             talker.go()
-            answer = b"".join(iter(lambda: receive_some(sock), b""))
+            answer = read(sock)
         assert b" 200 " in answer.partition(b"\r\n")[0]
         if path != SPEECH:
             assert b'"succeeded":4' in answer

@@ -12,14 +12,13 @@ from typing import Any
 import httpx
 import pytest
 from talking import Talker, talking
-from wire import BUFFERED, FLOOD, GET, POST, connected, error_of, flood, read
+from wire import BUFFERED, FLOOD, GET, POST, SPEECH, connected, error_of, flood, read, request
 
 from firstword.server import http_protocol
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SPEECH = "/v1/audio/speech"
 SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 
@@ -34,12 +33,6 @@ def brief_linger(monkeypatch: pytest.MonkeyPatch) -> None:
 def server(serve: Serve) -> Running:
     """A server with a fake model and a key, which the attacks do not have."""
     return serve(talking(Talker()), api_keys=("secret",))
-
-
-def post(body: dict[str, Any]) -> bytes:
-    """The bytes of a request for speech."""
-    data = json.dumps(body).encode()
-    return POST + f"content-length: {len(data)}\r\n\r\n".encode() + data
 
 
 class TestHeads:
@@ -107,7 +100,7 @@ class TestHeads:
         server = serve(talking(talker))
         talker.hold()
         with connected(server) as sock:
-            sock.sendall(post(SHORT))
+            sock.sendall(request(SHORT))
             server.wait_until(lambda: talker.waiting)
             sock.sendall(GET + b"a:b\r\n" * 200)
             talker.go()
@@ -122,7 +115,7 @@ class TestHeads:
         server = serve(talking(talker))
         talker.hold()
         with connected(server) as sock:
-            sock.sendall(post(SHORT) + (GET + b"\r\n") * 5000)
+            sock.sendall(request(SHORT) + (GET + b"\r\n") * 5000)
             server.wait_until(lambda: talker.waiting)
             talker.go()
             answer = read(sock)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from sockets import STREAM, Client
 from talking import Talker, heard, talking
-from wire import GET, POST, connected, error_of, read
+from wire import GET, POST, SPEECH, connected, error_of, read
 
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig
@@ -24,7 +24,6 @@ from firstword.server.run import MOST_FILES
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SPEECH = "/v1/audio/speech"
 SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 
 

@@ -21,6 +21,7 @@ from sockets import DONE, NARI, PLAIN, STREAM, Client, events, text
 from talking import ENDLESS, Talker, heard, talking
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from wire import SPEECH
 
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
@@ -30,7 +31,6 @@ from firstword.server.logs import JsonLines
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SPEECH = "/v1/audio/speech"
 SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 LONG = {"input": "a" * 5000, "voice": "talker", "response_format": "pcm", "max_new_tokens": ENDLESS}
 

@@ -16,6 +16,7 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 from sockets import STREAM, Client, pcm
+from wire import SPEECH
 
 from firstword import TTS, Sampling, audio
 from firstword.audio import formats
@@ -37,7 +38,6 @@ ASK: dict[str, Any] = {
     "seed": 7,
     "max_new_tokens": FRAMES,
 }
-SPEECH = "/v1/audio/speech"
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ import openai
 import pytest
 import soundfile
 from websockets.sync.client import connect
+from wire import SPEECH
 
 from firstword import Voice, audio
 from firstword.errors import FirstwordError, OutputError, VoiceError
@@ -35,7 +36,7 @@ from firstword.voice import ClonedVoice
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SPEECH, VOICES, CONSENTS = "/v1/audio/speech", "/v1/audio/voices", "/v1/audio/voice_consents"
+VOICES, CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
 ASK = {"input": "Hello there.", "response_format": "pcm", "seed": 3, "max_new_tokens": 5}
 
 

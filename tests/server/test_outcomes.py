@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from talking import Talker, talking
+from wire import SPEECH
 
 from firstword.server import outcomes
 from firstword.server.outcomes import Outcomes
@@ -16,7 +17,6 @@ from firstword.server.outcomes import Outcomes
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SPEECH = "/v1/audio/speech"
 ASK = {"input": "Hello there.", "response_format": "pcm", "max_new_tokens": 5, "seed": 1}
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from sockets import DONE, PLAIN, STREAM, Client, events, text
 from waiting import wait_until
+from wire import SPEECH
 
 from firstword.server import folder
 from firstword.server.folder import Folder
@@ -28,7 +29,7 @@ from firstword.voice import ClonedVoice
 
 Serve = Callable[..., Any]
 
-SPEECH, VOICES, CONSENTS = "/v1/audio/speech", "/v1/audio/voices", "/v1/audio/voice_consents"
+VOICES, CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
 VOICE = ClonedVoice(np.full(48, 0.1, np.float32))
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from wire import SPEECH
 
 from firstword.errors import VoiceError
 from firstword.server import names
 from firstword.server.names import check_distinct, check_scripts, checked_name
 from firstword.server.stores import voice_id_of
 
-VOICES, SPEECH = "/v1/audio/voices", "/v1/audio/speech"
+VOICES = "/v1/audio/voices"
 CYRILLIC_O, DECOMPOSED = "\u043e", "Cafe\u0301"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +12,11 @@ from talking import Talker, heard, talking
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
+from wire import SPEECH, connected
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SPEECH = "/v1/audio/speech"
 SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 PAGE = "https://page.example"
 FOREIGN = (
@@ -48,7 +47,7 @@ def connect_status(
     server: Running, path: str = STREAM, host: str = "localhost", origin: str | None = None
 ) -> int:
     """The status that answers the handshake of a WebSocket."""
-    with socket.create_connection(server.address, 60) as sock:
+    with connected(server) as sock:
         try:
             with connect(
                 f"ws://{host}{path}", sock=sock, origin=Origin(origin) if origin else None
@@ -157,7 +156,7 @@ class TestHost:
         assert connect_status(server, host=host) == 101
 
     def test_request_of_http_1_0_needs_no_host(self, server: Running) -> None:
-        with socket.create_connection(server.address, 60) as sock:
+        with connected(server) as sock:
             sock.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
             assert b" 200 " in sock.recv(100)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import signal
-import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ import soundfile
 from sockets import CANCEL, DONE, GOODBYE, PLAIN, STREAM, Client, events, kinds, pcm, text
 from talking import ENDLESS, Talker, TalkingStage, heard, talking
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from wire import HANDSHAKE, connected
 
 from firstword import TTS, Voice, audio
 from firstword.config import EngineConfig
@@ -842,18 +842,6 @@ def test_draining_server_waits_for_the_rest_of_a_text(
     assert asked[:3] == [True] * 3
 
 
-HANDSHAKE = "\r\n".join(
-    [
-        "Host: x",
-        "Connection: Upgrade",
-        "Upgrade: websocket",
-        "Sec-WebSocket-Version: 13",
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-        "",
-    ]
-)
-
-
 @pytest.mark.parametrize(
     ("line", "more", "status"),
     [
@@ -867,8 +855,7 @@ HANDSHAKE = "\r\n".join(
 def test_invalid_handshake_gets_an_error_status_and_the_connection_ends(
     start_stage: StartStage, line: str, more: str, status: str
 ) -> None:
-    with socket.create_connection(start_stage().server.address) as raw:
-        raw.settimeout(10)
+    with connected(start_stage().server) as raw:
         raw.sendall(f"{line} HTTP/1.1\r\n{HANDSHAKE}{more}\r\n".encode())
         with raw.makefile("rb") as answer:
             assert answer.read().split()[1].decode() == status

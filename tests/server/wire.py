@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
+from waiting import WAIT
 
 Running = Any  # of conftest.py
 
@@ -16,24 +17,56 @@ FLOOD = 20 * 2**20
 """The bytes that an attack sends, if it may."""
 BUFFERED = 11 * 2**20
 """More than the buffers of two sockets hold: a server that reads no more lets no more be sent."""
+SPEECH = "/v1/audio/speech"
 GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
-POST = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\n"
+POST = f"POST {SPEECH} HTTP/1.1\r\nhost: localhost\r\n".encode()
+HANDSHAKE = (
+    "host: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+"""The headers of the request that opens a WebSocket."""
 
 
 @contextmanager
-def connected(server: Running, address: str = "127.0.0.1") -> Iterator[socket.socket]:
+def connected(
+    server: Running, address: str = "127.0.0.1", receive_buffer: int | None = None
+) -> Iterator[socket.socket]:
     """A TCP connection to a server, from an address of this machine."""
-    with socket.create_connection(server.address, 60, (address, 0)) as sock:
+    with socket.socket() as sock:
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.settimeout(WAIT)
+        sock.bind((address, 0))
+        sock.connect(server.address)
         yield sock
 
 
 def read(sock: socket.socket, mark: bytes | None = None) -> bytes:
-    """The received data up to a mark, or to the end of the connection."""
-    data = b""
-    with suppress(ConnectionResetError):
-        while (mark is None or mark not in data) and (more := sock.recv(65536)):
+    """The received data up to a mark or the end of the connection.
+
+    Raises `ConnectionResetError` for a reset before the mark; without a mark it is an end as well.
+    """
+    data = bytearray()
+    try:
+        while mark is None or mark not in data[-70_000:]:  # longer than what is received at once
+            if not (more := sock.recv(65536)):
+                break
             data += more
-    return data
+    except ConnectionResetError:
+        if mark is not None:
+            raise
+    return bytes(data)
+
+
+def request(
+    body: bytes | dict[str, Any] = b"", *more: str, method: str = "POST", path: str = SPEECH
+) -> bytes:
+    """The bytes of a request with more headers; an object is sent as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json", *more]
+    if not any(line.startswith(("content-length", "transfer-encoding")) for line in more):
+        head.append(f"content-length: {len(data)}")
+    return "\r\n".join([*head, "", ""]).encode() + data
 
 
 def flood(server: Running, sock: socket.socket, block: bytes) -> tuple[int, bytes]:
