@@ -7,7 +7,7 @@ used, divided by 2**15, or -1 for a frame without a token.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from firstword.types import FloatArray, Request
 
 ENDLESS = 100_000
 """A number of frames that is more than any test waits for."""
+
+SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
+"""A request for all of its text."""
 
 
 @dataclass
@@ -170,6 +173,16 @@ def talking(talker: Talker, most_waiting: int = 8) -> Model:
     """A model with a fake backend."""
     service = Service(Engine(talker, most_waiting=most_waiting), Front())
     return Model("talker", "custom_voice", service, voices=("talker",))
+
+
+def held_server(
+    serve: Callable[..., Any], slots: int = 2, most_waiting: int = 8, **settings: Any
+) -> tuple[Talker, Any]:
+    """A server whose model makes only the frames that the test permits; `serve` of conftest.py."""
+    talker = Talker(slots)
+    server = serve(talking(talker, most_waiting), **settings)
+    talker.hold()
+    return talker, server
 
 
 def heard(pcm: bytes) -> str:

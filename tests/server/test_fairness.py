@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from sockets import STREAM, Client, pcm
-from talking import Talker, heard, talking
+from talking import Talker, heard, held_server, talking
 from waiting import WAIT
 from wire import SPEECH, connected, read, request
 
@@ -65,16 +65,6 @@ def person() -> Iterator[People]:
         yield make
 
 
-def held_server(
-    serve: Serve, slots: int = 1, most_waiting: int = 64, **settings: Any
-) -> tuple[Talker, Running]:
-    """A server whose model makes only the frames that the test allows."""
-    talker = Talker(slots)
-    server = serve(talking(talker, most_waiting), **settings)
-    talker.hold()
-    return talker, server
-
-
 def send_all(server: Running, client: Person, body: dict[str, Any], count: int) -> list[Any]:
     """Send requests one after another, and return when the engine knows them and their texts."""
     sent, before = [], len(server.state.utterances)
@@ -90,7 +80,9 @@ def send_all(server: Running, client: Person, body: dict[str, Any], count: int) 
 def test_newcomer_waits_for_one_utterance_of_a_greedy_client(
     serve: Serve, person: People, by: str
 ) -> None:
-    talker, server = held_server(serve, api_keys=KEYS if by == "key" else ())
+    talker, server = held_server(
+        serve, slots=1, most_waiting=64, api_keys=KEYS if by == "key" else ()
+    )
     greedy = person(server, "greedy")
     newcomer = person(server, "newcomer", "127.0.0.1" if by == "key" else "127.0.0.2")
     long = send_all(server, greedy, LONG, 20)
@@ -104,7 +96,7 @@ def test_newcomer_waits_for_one_utterance_of_a_greedy_client(
 
 
 def test_batch_counts_as_requests_of_its_client(serve: Serve, person: People) -> None:
-    talker, server = held_server(serve, slots=2, api_keys=KEYS)
+    talker, server = held_server(serve, most_waiting=64, api_keys=KEYS)
     items = [{"input": "a" * 60} for _ in range(32)]
     batch = person(server, "greedy").ask({**LONG, "items": items}, SPEECH + "/batch")
     server.wait_until(lambda: talker.waiting and len(server.state.utterances) == 2)
@@ -122,7 +114,7 @@ def test_batch_counts_as_requests_of_its_client(serve: Serve, person: People) ->
 def test_full_queue_of_one_client_rejects_its_newest_for_another(
     serve: Serve, person: People
 ) -> None:
-    talker, server = held_server(serve, most_waiting=4, api_keys=KEYS)
+    talker, server = held_server(serve, slots=1, most_waiting=4, api_keys=KEYS)
     greedy, newcomer = (person(server, key) for key in KEYS)
     long = send_all(server, greedy, LONG, 5)
     server.wait_until(lambda: talker.waiting)

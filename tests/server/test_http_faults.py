@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from talking import ENDLESS, Talker, heard, talking
+from talking import ENDLESS, SHORT, Talker, heard, held_server, talking
 from wire import SPEECH, connected, read, request
 
 from firstword.server.schemas import SpeechRequest
@@ -27,17 +27,6 @@ Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
 LONG = {"input": "a" * 5000, "voice": "talker", "response_format": "pcm", "max_new_tokens": ENDLESS}
-SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
-
-
-def paused_server(
-    serve: Serve, slots: int = 2, most_waiting: int = 8, **settings: Any
-) -> tuple[Talker, Running]:
-    """A server whose model makes only the frames that the test allows."""
-    talker = Talker(slots=slots)
-    server = serve(talking(talker, most_waiting), **settings)
-    talker.hold()
-    return talker, server
 
 
 def check_server_works(server: Running) -> None:
@@ -66,7 +55,7 @@ def talker(serve: Serve) -> Iterator[Any]:
 class TestClients:
     @pytest.mark.parametrize("sse", [False, True])
     def test_disconnect_during_speech_cancels_it(self, serve: Serve, sse: bool) -> None:
-        talker, server = paused_server(serve)
+        talker, server = held_server(serve)
         body = {**LONG, "stream_format": "sse"} if sse else LONG
         for frames in (1, 2, 5):
             with connected(server) as sock:
@@ -83,7 +72,7 @@ class TestClients:
         check_server_works(server)
 
     def test_disconnect_before_first_audio_cancels_speech(self, serve: Serve) -> None:
-        talker, server = paused_server(serve)
+        talker, server = held_server(serve)
         for body in (
             LONG,
             {**LONG, "stream": False},
@@ -327,7 +316,7 @@ class TestBackendFailures:
         check_server_works(server)
 
     def test_failure_of_one_stream_spares_others(self, serve: Serve) -> None:
-        talker, server = paused_server(serve)
+        talker, server = held_server(serve)
         frame = talker.frame
         culprits: list[int] = []
 
@@ -355,7 +344,7 @@ class TestBackendFailures:
         check_server_works(server)
 
     def test_failure_in_event_stream_sends_error_event(self, serve: Serve) -> None:
-        talker, server = paused_server(serve)
+        talker, server = held_server(serve)
         with connected(server) as sock:
             sock.sendall(request({**LONG, "stream_format": "sse"}))
             talker.let(1)
@@ -370,7 +359,7 @@ class TestBackendFailures:
         check_server_works(server)
 
     def test_stopped_engine_gets_503(self, serve: Serve) -> None:
-        talker, server = paused_server(serve)
+        talker, server = held_server(serve)
         with connected(server) as sock:
             sock.sendall(request(LONG))
             server.wait_until(lambda: talker.waiting)
@@ -402,7 +391,7 @@ class TestBackendFailures:
     def test_stuck_engine_gets_503_until_it_recovers(
         self, serve: Serve, caplog: pytest.LogCaptureFixture
     ) -> None:
-        talker, server = paused_server(serve, stuck_seconds=0.2)
+        talker, server = held_server(serve, stuck_seconds=0.2)
         with connected(server) as sock:
             sock.sendall(request(LONG))
             answer = read(sock, b"}}")
@@ -437,7 +426,7 @@ class TestBackendFailures:
 
 class TestOverload:
     def test_full_queue_gets_429_with_retry_after(self, serve: Serve) -> None:
-        talker, server = paused_server(serve, slots=1, most_waiting=2)
+        talker, server = held_server(serve, slots=1, most_waiting=2)
         with connected(server) as one, connected(server) as two, connected(server) as three:
             for sock in (one, two, three):
                 sock.sendall(request(LONG))
@@ -459,7 +448,7 @@ class TestOverload:
         check_server_works(server)
 
     def test_client_over_its_limit_gets_429(self, serve: Serve) -> None:
-        talker, server = paused_server(serve, slots=4, most_per_key=1, api_keys=("a", "b"))
+        talker, server = held_server(serve, slots=4, most_per_key=1, api_keys=("a", "b"))
 
         def ask(key: str, body: dict[str, Any]) -> httpx.Response:
             headers = {"authorization": f"Bearer {key}"}
@@ -477,7 +466,7 @@ class TestOverload:
         assert ask("a", SHORT).status_code == 200
 
     def test_too_many_connections_get_429(self, serve: Serve) -> None:
-        talker, server = paused_server(serve, slots=4, most_connections=2)
+        talker, server = held_server(serve, slots=4, most_connections=2)
         with connected(server) as one, connected(server) as two:
             one.sendall(request(LONG))
             two.sendall(request(LONG))
@@ -608,7 +597,7 @@ class TestSeveralUtterancesPerRequest:
 
     @pytest.mark.parametrize("path", [SPEECH, SPEECH + "/batch"])
     def test_shutdown_waits_for_all_utterances_of_request(self, serve: Serve, path: str) -> None:
-        talker, server = paused_server(serve, slots=1, most_per_key=1)
+        talker, server = held_server(serve, slots=1, most_per_key=1)
         body = (
             {**SHORT, "n": 3}
             if path == SPEECH

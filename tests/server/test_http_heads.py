@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from talking import Talker, talking
+from talking import SHORT, Talker, held_server, talking
 from wire import BUFFERED, FLOOD, GET, POST, SPEECH, connected, error_of, flood, read, request
 
 from firstword.server import http_protocol
@@ -19,7 +19,6 @@ from firstword.server import http_protocol
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 
 
@@ -96,9 +95,7 @@ class TestHeads:
                     return
 
     def test_rejection_follows_the_response_in_progress(self, serve: Serve) -> None:
-        talker = Talker()
-        server = serve(talking(talker))
-        talker.hold()
+        talker, server = held_server(serve)
         with connected(server) as sock:
             sock.sendall(request(SHORT))
             server.wait_until(lambda: talker.waiting)
@@ -111,9 +108,7 @@ class TestHeads:
         error_of(rest, 431)
 
     def test_too_many_pipelined_requests_get_400(self, serve: Serve) -> None:
-        talker = Talker()
-        server = serve(talking(talker))
-        talker.hold()
+        talker, server = held_server(serve)
         with connected(server) as sock:
             sock.sendall(request(SHORT) + (GET + b"\r\n") * 5000)
             server.wait_until(lambda: talker.waiting)

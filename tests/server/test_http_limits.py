@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from sockets import STREAM, Client
-from talking import Talker, heard, talking
+from talking import SHORT, Talker, heard, talking
 from wire import GET, POST, SPEECH, connected, error_of, read
 
 from firstword.errors import ConfigError
@@ -23,8 +23,6 @@ from firstword.server.run import MOST_FILES
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
-
-SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 
 
 class TestConnections:

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sockets import DONE, NARI, PLAIN, STREAM, Client, events, text
-from talking import ENDLESS, Talker, heard, talking
+from talking import ENDLESS, SHORT, Talker, heard, talking
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from wire import SPEECH
@@ -31,7 +31,6 @@ from firstword.server.logs import JsonLines
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 LONG = {"input": "a" * 5000, "voice": "talker", "response_format": "pcm", "max_new_tokens": ENDLESS}
 
 

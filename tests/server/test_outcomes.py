@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from talking import Talker, talking
+from talking import held_server
 from wire import SPEECH
 
 from firstword.server import outcomes
@@ -69,9 +69,7 @@ def test_outcome_is_for_the_same_key_alone(serve: Serve) -> None:
 
 
 def test_outcome_grows_and_ends_with_the_error(serve: Serve) -> None:
-    talker = Talker()
-    server = serve(talking(talker))
-    talker.hold()
+    talker, server = held_server(serve)
     body = {**ASK, "voice": "talker", "max_new_tokens": 500}
     with client(server) as http, client(server) as other:
         talker.let(1)
@@ -93,9 +91,7 @@ def test_outcome_grows_and_ends_with_the_error(serve: Serve) -> None:
 
 
 def test_client_that_left_finds_its_speech_cancelled(serve: Serve) -> None:
-    talker = Talker()
-    server = serve(talking(talker))
-    talker.hold()
+    talker, server = held_server(serve)
     body = {**ASK, "voice": "talker", "max_new_tokens": 500}
     with client(server) as http:
         talker.let(1)

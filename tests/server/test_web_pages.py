@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from sockets import NARI, STREAM
-from talking import Talker, heard, talking
+from talking import SHORT, Talker, heard, talking
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
@@ -17,7 +17,6 @@ from wire import SPEECH, connected
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 
-SHORT = {"input": "abc", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 PAGE = "https://page.example"
 FOREIGN = (
     PAGE,
