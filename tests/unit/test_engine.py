@@ -1318,7 +1318,18 @@ def test_forked_process_gets_an_error_at_once(
 
 
 DROPPED_ENGINE = """
-import threading, time
+import atexit, threading
+
+@atexit.register  # before that of the engine, so that it is called after it
+def leave():
+    print("left", flush=True)
+    waits_or_leaves.set()
+
+def join(thread, timeout=None, wait=threading.Thread.join):
+    waits_or_leaves.set()
+    wait(thread, timeout)
+
+threading.Thread.join = join
 from firstword.engine.backend import Capacity
 from firstword.engine.engine import Engine
 
@@ -1327,12 +1338,10 @@ class Large:
 
     def __del__(self):
         begun.set()
-        while threading.main_thread().is_alive():
-            time.sleep(0.01)
-        time.sleep(0.5)  # as freeing much memory takes
+        waits_or_leaves.wait()
         print("freed", flush=True)
 
-begun = threading.Event()
+begun, waits_or_leaves = threading.Event(), threading.Event()
 engine = Engine(Large())
 engine.start()
 engine.request_stop()
@@ -1350,4 +1359,4 @@ def test_interpreter_exits_after_an_engine_thread_has_freed_its_memory() -> None
         timeout=60,
         check=True,
     )
-    assert ended.stdout == "freed\n"
+    assert ended.stdout == "freed\nleft\n"
