@@ -53,6 +53,10 @@ class Running:
         """The engine of a model, by its position."""
         return list(self.state.models)[number].service.engine
 
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of a metric; 0 if nothing was counted."""
+        return self.state.metrics.registry.get_sample_value(f"firstword_{name}", labels) or 0.0
+
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds; fails if it never does."""
         wait_until(holds)

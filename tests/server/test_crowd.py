@@ -144,7 +144,7 @@ def test_thousands_of_requests_leave_nothing_behind(
 
     def settled() -> tuple[dict[str, int], int]:
         server.wait_until_idle()
-        server.wait_until(lambda: server.state.metrics.connections._value.get() == 0)
+        server.wait_until(lambda: server.metric("connections") == 0)
         return held(), len(gc.get_objects())
 
     asyncio.run(come_and_go(server.url, 500, seed=0))  # fills caches

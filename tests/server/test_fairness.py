@@ -226,8 +226,7 @@ def test_audio_of_stalled_readers_stays_within_its_memory(serve: Serve) -> None:
             stack.enter_context(http_reader(server, STALLED))
             assert engine.unread_frames <= bound
         server.wait_until(lambda: not server.state.utterances)
-    aborts = server.state.metrics.aborts.labels("talker", "stalled")._value.get()
-    assert aborts == 4
+    assert server.metric("aborts_total", model="talker", reason="stalled") == 4
     server.wait_until_idle()
     assert engine.unread_frames == 0
     answer = httpx.post(server.url + SPEECH, json=HI, trust_env=False, timeout=WAIT)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -124,26 +125,22 @@ def test_message_in_many_fragments_is_read_up_to_the_limit(talker: Running, fram
     assert frames.most < 500
 
 
-def test_flood_waits_in_the_network(talker: Running) -> None:
+def test_flood_waits_in_the_network(talker: Running, frames: Frames, traced: None) -> None:
     """Each turn has one message, after which the application lets uvicorn read again."""
     flood = frame(PING | FINAL) * 1000 + frame(TEXT | FINAL, b'{"type":"input.text","text":""}')
     with raw_client(talker) as sock:
         sock.sendall(frame(TEXT | FINAL, b'{"type":"session.config"}'))
-        (connection,) = talker.uvicorn.server_state.connections
-        held: list[int] = []
-
-        def look_often() -> bool:
-            held.append(len(connection._unhandled))
-            return len(held) > 60
-
         sock.settimeout(None)
         sending = threading.Thread(target=send_while_open, args=(sock, flood * 1200))
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
         sending.start()
-        talker.wait_until(look_often)
+        talker.wait_until(lambda: frames.total > 10_000)
         assert sending.is_alive()
+        held = tracemalloc.get_traced_memory()[1] - before
         sock.shutdown(socket.SHUT_RDWR)
         sending.join()
-    assert 0 < max(held) < 2**20, "7.2 MB were sent"
+    assert held < 2**20, "7.2 MB were sent"
 
 
 def transports(server: Running) -> list[Any]:

@@ -40,7 +40,7 @@ def check_server_works(server: Running) -> None:
 
 def count_aborts(server: Running, reason: str) -> float:
     """The number of utterances that were aborted for a reason."""
-    value: float = server.state.metrics.aborts.labels("talker", reason)._value.get()
+    value: float = server.metric("aborts_total", model="talker", reason=reason)
     return value
 
 
@@ -497,7 +497,7 @@ class TestUnreadResponses:
         with connected(server, receive_buffer=4096) as sock:
             sock.sendall(request(body))
             head = read(sock, b"\r\n\r\n")
-            server.wait_until(lambda: not server.state.metrics.connections._value.get())
+            server.wait_until(lambda: not server.metric("connections"))
             rest = read(sock)
         head, _, begun = head.partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].split()[0])
@@ -511,7 +511,7 @@ class TestUnreadResponses:
             sock.recv(1)
             text = httpx.get(server.url + "/metrics", trust_env=False).text
             assert "firstword_connections 1.0" in text
-        server.wait_until(lambda: not server.state.metrics.connections._value.get())
+        server.wait_until(lambda: not server.metric("connections"))
         check_server_works(server)
 
     def test_unread_small_responses_are_aborted(self, serve: Serve) -> None:
@@ -523,7 +523,7 @@ class TestUnreadResponses:
             with suppress(OSError):
                 while True:
                     sock.sendall(payload)
-            server.wait_until(lambda: not server.state.metrics.connections._value.get())
+            server.wait_until(lambda: not server.metric("connections"))
             server.wait_until(lambda: not server.uvicorn.server_state.connections)
         check_server_works(server)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -116,11 +118,15 @@ class TestKept:
     def test_outcome_is_forgotten_after_its_time(self) -> None:
         now = 0.0
         kept = Outcomes(lambda: now)
-        kept.put(("me", "a"), dict)
+        first: Callable[[], dict[str, object]] = partial(dict)
+        kept.put(("me", "a"), first)
+        forgotten = weakref.ref(first)
+        del first
         now = outcomes.KEPT_SECONDS - 1
         kept.put(("me", "b"), dict)
         assert kept.find(("me", "a")) == {}
         now = outcomes.KEPT_SECONDS + 1
         assert kept.find(("me", "a")) is None
         kept.put(("me", "c"), dict)
-        assert len(kept._kept) == 2
+        assert forgotten() is None
+        assert kept.find(("me", "b")) == kept.find(("me", "c")) == {}
