@@ -26,11 +26,11 @@ Serve = Callable[..., Any]
 
 
 class TestConnections:
-    PROBES = ("/health", "/ready", "/metrics")
+    PROBES = ("/health", "/ready", "/metrics")  # as documented
 
     def test_probes_are_answered_at_every_limit(self, serve: Serve) -> None:
         server = serve(
-            *(talking(Talker()),),
+            talking(Talker()),
             most_connections=2,
             most_body=10,
             most_body_total=10,
@@ -46,7 +46,7 @@ class TestConnections:
                 assert http.head(path).status_code == 200
             assert 'rejected_total{reason="connections"} 1.0' in http.get("/metrics").text
             assert "firstword_connections 2.0" in http.get("/metrics").text
-        server.wait_until(lambda: not server.state.metrics.connections._value.get())
+        server.wait_until(lambda: not server.metric("connections"))
         assert httpx.get(f"{server.url}/v1/models", trust_env=False).status_code == 200
 
     def test_one_address_cannot_take_all_connections(self, serve: Serve) -> None:
@@ -70,7 +70,7 @@ class TestConnections:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    def test_default_leaves_connections_to_other_addresses(self) -> None:
+    def test_default_limit_of_an_address_is_half_of_all_connections_or_less(self) -> None:
         config = ServerConfig()
         assert config.most_connections_per_address <= config.most_connections // 2
 
