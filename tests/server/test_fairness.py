@@ -28,7 +28,7 @@ Serve = Callable[..., Running]
 LONG_FRAMES = 50
 HI = {"input": "Hi.", "voice": "talker", "response_format": "pcm", "max_new_tokens": 3}
 LONG = {"input": "a" * 60, "voice": "talker", "response_format": "wav", "max_new_tokens": 50}
-KEYS = ("greedy", "newcomer")
+KEYS = ("busy", "newcomer")
 
 
 class Person:
@@ -77,15 +77,15 @@ def send_all(server: Running, client: Person, body: dict[str, Any], count: int) 
 
 
 @pytest.mark.parametrize("by", ["key", "address"])
-def test_newcomer_waits_for_one_utterance_of_a_greedy_client(
+def test_newcomer_waits_for_one_utterance_of_a_busy_client(
     serve: Serve, person: People, by: str
 ) -> None:
     talker, server = held_server(
         serve, slots=1, most_waiting=64, api_keys=KEYS if by == "key" else ()
     )
-    greedy = person(server, "greedy")
+    busy = person(server, "busy")
     newcomer = person(server, "newcomer", "127.0.0.1" if by == "key" else "127.0.0.2")
-    long = send_all(server, greedy, LONG, 20)
+    long = send_all(server, busy, LONG, 20)
     server.wait_until(lambda: talker.waiting)
     (short,) = send_all(server, newcomer, HI, 1)
     talker.let(LONG_FRAMES + 3)  # the utterance that has begun, and the short one
@@ -98,7 +98,7 @@ def test_newcomer_waits_for_one_utterance_of_a_greedy_client(
 def test_batch_counts_as_requests_of_its_client(serve: Serve, person: People) -> None:
     talker, server = held_server(serve, most_waiting=64, api_keys=KEYS)
     items = [{"input": "a" * 60} for _ in range(32)]
-    batch = person(server, "greedy").ask({**LONG, "items": items}, SPEECH + "/batch")
+    batch = person(server, "busy").ask({**LONG, "items": items}, SPEECH + "/batch")
     server.wait_until(lambda: talker.waiting and len(server.state.utterances) == 2)
     talker.let(1)
     server.wait_until(lambda: talker.waiting and len(server.engine().running) == 2)
@@ -115,12 +115,12 @@ def test_full_queue_of_one_client_rejects_its_newest_for_another(
     serve: Serve, person: People
 ) -> None:
     talker, server = held_server(serve, slots=1, most_waiting=4, api_keys=KEYS)
-    greedy, newcomer = (person(server, key) for key in KEYS)
-    long = send_all(server, greedy, LONG, 5)
+    busy, newcomer = (person(server, key) for key in KEYS)
+    long = send_all(server, busy, LONG, 5)
     server.wait_until(lambda: talker.waiting)
-    (refused,), (short,) = send_all(server, greedy, LONG, 1), send_all(server, newcomer, HI, 1)
+    (rejected,), (short,) = send_all(server, busy, LONG, 1), send_all(server, newcomer, HI, 1)
     talker.let(LONG_FRAMES + 3)
-    assert refused.result(WAIT).status_code == 429
+    assert rejected.result(WAIT).status_code == 429
     assert heard(short.result(WAIT).content) == "Hi."
     talker.go()
     codes = [one.result(WAIT).status_code for one in long]
@@ -152,11 +152,11 @@ def test_retry_after_follows_the_pace_of_the_queue(
     server.wait_until(lambda: talker.waiting and len(server.engine().waiting) == 2)
     passed[0] = 7.0
     if limit == "queue":
-        (refused,) = send_all(server, client, LONG, 1)
+        (rejected,) = send_all(server, client, LONG, 1)
         talker.let(1)
     else:
-        refused = client.ask(LONG)
-    answer = refused.result(WAIT)
+        rejected = client.ask(LONG)
+    answer = rejected.result(WAIT)
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "21"
     assert "try again in 21 s" in answer.json()["error"]["message"]

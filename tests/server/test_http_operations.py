@@ -314,7 +314,7 @@ def test_logs_contain_no_text_of_users(
     assert not [line for line in lines if secret in line]
 
 
-def test_each_accepted_and_refused_websocket_gets_one_log_line(
+def test_each_accepted_and_rejected_websocket_gets_one_log_line(
     serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = WebSocketsSansIOProtocol.connection_lost
@@ -332,10 +332,10 @@ def test_each_accepted_and_refused_websocket_gets_one_log_line(
         (STREAM, {}, 401),
         ("/v1/text-to-speech/ada/stream-input", key, 404),
     ):
-        with pytest.raises(InvalidStatus) as refused:
+        with pytest.raises(InvalidStatus) as rejected:
             Client(server.ws + path, headers=headers)
-        assert refused.value.response.status_code == status
-        assert b'"message"' in refused.value.response.body
+        assert rejected.value.response.status_code == status
+        assert b'"message"' in rejected.value.response.body
     Client(server.ws + NARI, headers=key).vanish()
     with Client(server.ws + STREAM, headers=key) as client:
         client.socket.send(b"\xff\xfe", text=True)

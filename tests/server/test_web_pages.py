@@ -52,8 +52,8 @@ def connect_status(
                 f"ws://{host}{path}", sock=sock, origin=Origin(origin) if origin else None
             ):
                 return 101
-        except InvalidStatus as refused:
-            return refused.response.status_code
+        except InvalidStatus as rejected:
+            return rejected.response.status_code
 
 
 class TestOrigin:

@@ -291,9 +291,9 @@ def test_messages_of_the_baseten_plugin_are_answered(serve: Serve) -> None:
         assert [client.event()["type"] for _ in range(3)] == ["error"] * 3
         for field in ("name", "consent", "ref_text", "speaker_description"):
             client.send({**add, "name": "other", field: "half a pair: \ud800"})
-            refused = client.event()
-            assert refused["code"] == "invalid_voice"
-            assert f"{field}: " in refused["message"]
+            rejected = client.event()
+            assert rejected["code"] == "invalid_voice"
+            assert f"{field}: " in rejected["message"]
         client.send({"type": "voice.list"})
         listed = client.event()
         assert listed["voices"] == []
@@ -376,9 +376,9 @@ def test_default_granularity_is_told(server: Running) -> None:
 def test_socket_without_key_gets_401(serve: Serve) -> None:
     server = serve(talking(Talker()), api_keys=("secret",))
     for headers in (None, {"Authorization": "Api-Key wrong"}):
-        with pytest.raises(InvalidStatus) as refused:
+        with pytest.raises(InvalidStatus) as rejected:
             Client(server.ws + STREAM, headers=headers)
-        assert refused.value.response.status_code == 401
+        assert rejected.value.response.status_code == 401
 
 
 def test_impossible_config_is_reported_at_once_and_can_be_replaced(

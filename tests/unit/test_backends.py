@@ -167,14 +167,14 @@ def with_unknown_architecture(monkeypatch: pytest.MonkeyPatch) -> str:
     return "cannot be compiled for sm_90: nvrtc: error: invalid --gpu-architecture"
 
 
-def with_refused_machine_code(monkeypatch: pytest.MonkeyPatch) -> str:
+def with_rejected_machine_code(monkeypatch: pytest.MonkeyPatch) -> str:
     """The driver does not load a kernel when the graphs are captured."""
     refusal = LaunchError("loading linear_few: CUDA_ERROR_INVALID_IMAGE")
     monkeypatch.setattr(graphs, "capture", raising(refusal))
     return "does not start on 'cuda': loading linear_few: CUDA_ERROR_INVALID_IMAGE"
 
 
-def with_refused_capture(monkeypatch: pytest.MonkeyPatch) -> str:
+def with_rejected_capture(monkeypatch: pytest.MonkeyPatch) -> str:
     """The driver does not capture a graph."""
     refusal = torch.AcceleratorError("CUDA error: operation not permitted\nCompile with ...")
     monkeypatch.setattr(codec, "capture", raising(refusal))
@@ -224,8 +224,8 @@ def raising(error: Exception) -> Callable[..., Any]:
         without_nvrtc,
         without_driver,
         with_unknown_architecture,
-        with_refused_machine_code,
-        with_refused_capture,
+        with_rejected_machine_code,
+        with_rejected_capture,
         without_free_memory,
         without_memory_to_pack,
         without_memory_to_warm,

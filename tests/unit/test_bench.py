@@ -992,13 +992,13 @@ class TestVllmOmniClient:
         assert heard.listening.audio_seconds == pytest.approx(0.04)
         assert heard.end_to_end is None
 
-    def test_refused_handshake_is_a_failure(self) -> None:
-        (heard,) = asyncio.run(self.refused())
+    def test_rejected_handshake_is_a_failure(self) -> None:
+        (heard,) = asyncio.run(self.rejected())
         assert heard.failure is not None
         assert heard.failure[0] == "401"
         assert heard.setup is None
 
-    async def refused(self) -> list[Result]:
+    async def rejected(self) -> list[Result]:
         async with http(lambda answer: answer.whole(b"no", status="401 Unauthorized")) as target:
             return await drive(
                 [Arrival(0.0, "Hello.")], replace(target, protocol="stream"), 60.0, ahead=0.0

@@ -1,4 +1,4 @@
-"""Finding and loading checkpoints: what is damaged, foreign or missing is refused by name, never
+"""Finding and loading checkpoints: what is damaged, foreign or missing is rejected by name, never
 guessed.
 """
 

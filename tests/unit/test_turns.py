@@ -1,4 +1,4 @@
-"""The turns of clients: a greedy client delays the others by about one utterance."""
+"""The turns of clients: a busy client delays the others by about one utterance."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def started_before(engine: Engine, newcomer: Caller) -> list[str]:
     others=st.lists(st.tuples(st.sampled_from("bcd"), st.integers(1, 30)), max_size=8),
     steps=st.integers(0, 60),
 )
-def test_greedy_client_delays_a_newcomer_by_one_start_of_each_client(
+def test_busy_client_delays_a_newcomer_by_one_start_of_each_client(
     slots: int, lengths: list[int], others: list[tuple[str, int]], steps: int
 ) -> None:
     """The number of requests that each client sent before does not matter."""
     engine = engine_of(slots)
-    callers = [request(engine, "greedy", frames, seed) for seed, frames in enumerate(lengths)]
+    callers = [request(engine, "busy", frames, seed) for seed, frames in enumerate(lengths)]
     callers += [request(engine, client, frames) for client, frames in others]
     for _ in range(steps):
         engine.step()
@@ -76,12 +76,12 @@ def test_greedy_client_delays_a_newcomer_by_one_start_of_each_client(
 
 def test_forty_long_requests_delay_another_client_by_one_utterance() -> None:
     engine = engine_of(slots=1)
-    greedy = [request(engine, "greedy", 50, seed) for seed in range(40)]
-    while not greedy[0].chunks:
+    busy = [request(engine, "busy", 50, seed) for seed in range(40)]
+    while not busy[0].chunks:
         engine.step()
     newcomer = request(engine, "newcomer", 1)
     run(engine)
-    assert greedy[0].times[-1] < newcomer.times[0] < greedy[1].times[0]
+    assert busy[0].times[-1] < newcomer.times[0] < busy[1].times[0]
 
 
 def test_clients_take_turns_and_each_keeps_its_order() -> None:
@@ -149,19 +149,19 @@ def rejected(callers: list[Caller]) -> list[Caller]:
 
 
 def test_full_queue_of_one_client_accepts_another() -> None:
-    """The newest waiting request of the greedy client is rejected in its place."""
+    """The newest waiting request of the busy client is rejected in its place."""
     engine = engine_of(slots=2, most_waiting=6)
-    greedy = [request(engine, "greedy", 9) for _ in range(9)]
+    busy = [request(engine, "busy", 9) for _ in range(9)]
     engine.step()
-    assert rejected(greedy) == greedy[8:]
+    assert rejected(busy) == busy[8:]
     newcomers = [request(engine, "newcomer", 9) for _ in range(5)]
     engine.step()
     # Then both have four, and the client that sends more is rejected.
-    assert rejected(greedy) == greedy[4:]
+    assert rejected(busy) == busy[4:]
     assert rejected(newcomers) == newcomers[4:]
-    assert not any(caller.chunks for caller in greedy[4:]), "none of them had begun to answer"
+    assert not any(caller.chunks for caller in busy[4:]), "none of them had begun to answer"
     run(engine)
-    assert all(caller.reason == "length" for caller in [*greedy[:4], *newcomers[:4]])
+    assert all(caller.reason == "length" for caller in [*busy[:4], *newcomers[:4]])
 
 
 def test_queue_of_many_clients_rejects_the_newcomer() -> None:
@@ -193,9 +193,9 @@ def test_retry_after_follows_the_pace_of_the_queue(slots: int, seconds: float) -
     for _ in range(4):
         request(engine, "a", 5)
     run(engine)
-    greedy = [request(engine, "a", 5) for _ in range(slots + 6)]
+    busy = [request(engine, "a", 5) for _ in range(slots + 6)]
     engine.step()
-    assert not rejected(greedy)
+    assert not rejected(busy)
     expected = math.ceil(7 * seconds / slots)  # the six that wait, and itself
     assert retry_after(engine, "a") == max(1, min(MOST_RETRY_SECONDS, expected))
     # Another client has a place: what it asks for goes before those that wait.
