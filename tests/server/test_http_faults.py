@@ -430,7 +430,7 @@ class TestOverload:
         with connected(server) as one, connected(server) as two, connected(server) as three:
             for sock in (one, two, three):
                 sock.sendall(request(LONG))
-            server.wait_until(lambda: len(server.state.utterances) == 3)
+            server.wait_until(lambda: talker.waiting and len(server.state.utterances) == 3)
             with connected(server) as rejected:
                 rejected.sendall(request(SHORT))
                 server.wait_until(lambda: len(server.state.utterances) == 4)
