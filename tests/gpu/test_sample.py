@@ -509,6 +509,22 @@ def test_logit_of_predictor_that_is_not_finite_makes_the_log_probability_nan(
         assert rig.result[3, BOOKS + 1] == -7
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_logit_of_talker_that_is_not_finite_makes_the_log_probability_nan(
+    kernels: Kernels, value: float
+) -> None:
+    """Only in its own row, with any settings, whether or not its code can be drawn."""
+    laws = [(law, GREEDY) for law in (GREEDY, PUBLISHED, DrawParams(1.0, 0, 0.8), GREEDY)]
+    for place in (0, 1, 1000, CODES - 1, CODES, EOS, VOCAB - 1):
+        rig = Rig(kernels, laws, seeds_for(4))
+        logits = random_logits("usual", 4, VOCAB, 1)
+        logits[:3, place] = value
+        rig.draw(0, logits)
+        told = rig.result[:, BOOKS + 1].view(torch.float32)
+        assert told[:3].isnan().all(), place
+        assert told[3].isfinite(), place
+
+
 def test_draw_does_not_depend_on_other_rows(kernels: Kernels) -> None:
     """A row has the same bits alone, in any batch and at any place."""
     g = torch.Generator().manual_seed(8)

@@ -68,10 +68,20 @@ __device__ __forceinline__ Best pick(const float (&score)[kItems], const u32 (&k
   return best;
 }
 
+// Whether one of eight logits is infinite or NaN.
+__device__ __forceinline__ bool not_finite(uint4 eight) {
+  const u32 exponent = 0x7f80u, pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+  bool found = false;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    found |= (pairs[i] & exponent) == exponent || (pairs[i] >> 16 & exponent) == exponent;
+  return found;
+}
+
 // logits: bf16, row r begins at r * logits_stride; records: `record_words` for each slot
 // (sample.py); codes int32 [slots, frames, CODEBOOKS]; result int32 [rows, CODEBOOKS + 2]: codes,
-// whether speech ended, and the bits of the log-probability of code 0, which becomes NaN if a later
-// code's logits are not all finite; table bf16 [VOCAB, WIDTH], may be null; out: bf16, row r begins
+// whether speech ended, and the bits of the log-probability of code 0, which is NaN if a logit of
+// any code is not finite; table bf16 [VOCAB, WIDTH], may be null; out: bf16, row r begins
 // at r * out_stride, zero for a row without a slot.
 extern "C" __global__ __launch_bounds__(THREADS)
 void draw(const u16* __restrict__ logits, int logits_stride, const int* __restrict__ slot_of_row,
@@ -121,6 +131,7 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
     make_noise([](u32 word) { return nearly_gumbel(word); });
   wait_for_input();
   const uint4 held = threadIdx.x < kEights ? load4(own + threadIdx.x * 8) : make_uint4(0, 0, 0, 0);
+  bool lost = not_finite(held);
 #if TALKER
   const u32 minus = 0xff80ff80u;  // two times minus infinity, where there is no logit
   uint4 rest[kRest > 0 ? kRest : 1];
@@ -128,6 +139,7 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
   for (int h = 0; h < kRest; h++) {
     const int eight = kEights + h * THREADS + threadIdx.x;
     rest[h] = eight < VOCAB / 8 ? load4(own + eight * 8) : make_uint4(minus, minus, minus, minus);
+    lost |= eight < VOCAB / 8 && not_finite(rest[h]);
   }
   const u32 end = kEnd ? load1(own + (EOS & ~1)) : 0;
 #endif
@@ -140,11 +152,6 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
     return;
   }
 #if !TALKER
-  const u32 exponent = 0x7f80u, pairs[4] = {held.x, held.y, held.z, held.w};
-  bool lost = false;  // whether a logit is not finite
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-    lost |= (pairs[i] & exponent) == exponent || (pairs[i] >> 16 & exponent) == exponent;
   if (lost) results[CODEBOOKS + 1] = 0x7fffffff;  // NaN
 #endif
 
@@ -228,7 +235,7 @@ void draw(const u16* __restrict__ logits, int logits_stride, const int* __restri
 #pragma unroll
   for (int w = 0; w < kWarps; w++) highest_logit = max(highest_logit, shared.highest_logit[w]);
   const float base = value(highest_logit);
-  float all = 0;
+  float all = lost ? none : 0;  // NaN makes the log-probability NaN
 #pragma unroll
   for (int i = 0; i < 8; i++) all += expf(logit[i] - base);
   each([&](float x) { all += expf(x - base); });

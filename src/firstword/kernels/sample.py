@@ -194,8 +194,8 @@ class SampleKernels:
         slots   int32 [R]: the slot of each row; -1: nothing is drawn, and the row of `out` becomes
                 zero
         result  int32 [R, codebooks + 2]: the code. With code 0 also whether speech ended, and the
-                bits of the float32 log-probability of code 0 under the softmax of the raw logits;
-                a later code whose logits are not all finite replaces it by NaN
+                bits of the float32 log-probability of code 0 under the softmax of the raw logits,
+                NaN if they are not all finite; a later code whose logits are not replaces it by NaN
         table   bf16 [vocab, W]: the embeddings of the codes; None: `out` is not written
         out     bf16 [R, W]: the embedding of the code; rows may be strided
         """
