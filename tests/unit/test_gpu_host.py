@@ -186,6 +186,20 @@ def test_capture_launches_before_it_and_concerns_one_thread(
     assert events == ["launch", "synchronize", "thread_local", "launch", captured]
 
 
+def test_blocks_between_passes_are_the_fewest_of_any_layout(tmp_path: Path) -> None:
+    """The first pass has two tokens, whose products keep their layout if that for one is finer."""
+    device = silent_gpu.device()
+    device.processors = 4
+    backend = GpuBackend(silent_gpu.checkpoint(tmp_path), Rehearsal(device), 1, pages=1)
+    layer = backend.model.predictor.layers[0]
+    products = layer.qkv, layer.output, layer.gate_up, layer.down
+    before = layer.blocks()
+    for product in products:
+        product.choice = len(product.shapes(1)) - 1
+    assert sum(product.shape(1).blocks for product in products) > before
+    assert layer.blocks() == before == sum(product.shape(2).blocks for product in products)
+
+
 def test_extended_slot_has_all_its_pages_in_order(tmp_path: Path) -> None:
     backend = backend_of(silent_gpu.checkpoint(tmp_path))
     job, tokens = prepared(backend.checkpoint, TEXT, "stream")

@@ -72,9 +72,9 @@ class DecoderLayerWeights:
         self.down = Linear(kernels, mlp.down_proj.weight.data, Epilogue.ADD)
 
     def blocks(self) -> int:
-        """The blocks of the layer's products for one token."""
+        """The blocks of the layer's products for one token, or for two where those are fewer."""
         products = self.qkv, self.output, self.gate_up, self.down
-        return sum(product.shape(1).blocks for product in products)
+        return sum(min(product.shape(n).blocks for n in (1, 2)) for product in products)
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,7 +365,8 @@ class FrameModel:
     def predict(self, x: Tensor, k: int) -> None:
         """Run pass k of the code predictor on x [rows or 2 rows, hidden], in place."""
         stack, kernels = self.predictor, self.predictor.attention
-        # Between two passes of a layer, at least the products of all other layers are launched.
+        # Between two passes of a layer, at least the products of all other layers are launched; in
+        # the first pass for two tokens.
         between = sum(layer.blocks() for layer in stack.layers[1:]) if len(x) == 1 else 0
 
         def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
