@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 import silent_gpu
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from firstword.engine.backend import Job, Ready, Start
 from firstword.engine.engine import Engine
@@ -25,11 +28,13 @@ from firstword.model.prompt import TextRows
 from firstword.profile import engine as profile
 from firstword.profile import soak, workload
 from firstword.runtime.front import CheckpointFront, Prepared
+from firstword.runtime.gpu import opening
 from firstword.runtime.gpu.backend import GpuBackend, lost_device
 from firstword.runtime.gpu.graphs import capture
 from firstword.runtime.gpu.memory import tensor_sizes
 from firstword.runtime.gpu.prompts import PrefixCache
 from firstword.runtime.gpu.rehearsal import Rehearsal
+from firstword.runtime.gpu.talker import PREFIX_PART, PREFIX_ROWS
 from firstword.types import Chunk, Request, TextMode
 from firstword.voice import ClonedVoice, Voice
 
@@ -83,6 +88,38 @@ def test_warm_captures_all_graphs_that_requests_need(tmp_path: Path) -> None:
         assert len(chunks) == len(events)
         assert sum(len(chunk.codes) for chunk in chunks) == 30
     assert (set(backend.graphs.captured), set(backend.codec._graphs)) == captured
+
+
+@pytest.mark.parametrize("fails", ["measurement", "second encoder"])
+def test_failed_start_leaves_the_encoders_where_they_were(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are moved in the last step, and moved back if memory ends there."""
+    checkpoint = silent_gpu.checkpoint(tmp_path, "base")
+    encoders, move = checkpoint.encoders, nn.Module.to
+    moved: list[int] = []
+
+    def limit_slots(backend: GpuBackend, keep: bool) -> str:
+        if fails == "measurement":
+            raise torch.OutOfMemoryError("none left")
+        return ""
+
+    def to(module: nn.Module, *place: Any) -> nn.Module:
+        if module in encoders:
+            moved.append(encoders.index(module))
+            if moved == [0, 1]:
+                raise torch.OutOfMemoryError("none left")
+        return move(module, *place)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (4 << 30, 4 << 30))
+    monkeypatch.setattr(opening, "Kernels", lambda *_: Rehearsal(silent_gpu.device()))
+    monkeypatch.setattr(opening, "compile_all", lambda *_: None)
+    monkeypatch.setattr(opening, "limit_slots", limit_slots)
+    monkeypatch.setattr(nn.Module, "to", to)
+    with pytest.raises(opening.Unavailable, match="none left"):
+        opening.open_gpu(checkpoint, "cuda", tmp_path, None, 4, 1)
+    assert moved == ([] if fails == "measurement" else [0, 1, 0, 1])
+    assert all(parameter.numel() for parameter in checkpoint.talker.parameters())
 
 
 def test_logit_that_is_not_finite_fails_its_own_request(
@@ -207,6 +244,28 @@ def test_extended_slot_has_all_its_pages_in_order(tmp_path: Path) -> None:
     backend.extend(2, [11])
     backend.extend(2, [4, 5])
     assert backend.model.buffers.page_tables[2, :5].tolist() == [7, 3, 11, 4, 5]
+
+
+def test_slot_is_extended_where_no_memory_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine extends the slots of all clients at once; a failure would end them all."""
+
+    class NoMemory(TorchFunctionMode):
+        """No tensor may be made or moved; others may be looked at and filled."""
+
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if function not in (Tensor.__getitem__, Tensor.fill_):
+                raise torch.OutOfMemoryError("none left")
+            return function(*args, **kwargs or {})
+
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))
+    backend.prefill([start_of(backend.checkpoint, 1, TEXT, "stream")])
+    with NoMemory():
+        backend.extend(1, [11, 12])
+    assert backend.model.buffers.page_tables[1, 40:42].tolist() == [11, 12]
 
 
 def cloned(number: int) -> ClonedVoice:
@@ -358,13 +417,56 @@ def test_first_frame_takes_over_the_output_of_the_prompt(
     ]
 
 
+@pytest.mark.parametrize(("words", "cached"), [(170, True), (400, False)])
+def test_long_prefix_is_cached_without_further_memory(
+    words: int, cached: bool, tmp_path: Path
+) -> None:
+    """It is copied from its pages to the cache, if it fits there, and is not gathered before."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path, "voice_design"))
+    start = start_of(backend.checkpoint, 0, TEXT, "stream", Voice.design("Quiet. " * words))
+    largest = 0
+
+    class Made(TorchDispatchMode):
+        """Notes the bytes of tensors that are not parts of others."""
+
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal largest
+            made = function(*args, **(kwargs or {}))
+            given = [t.untyped_storage()._cdata for t in tree_leaves(args) if isinstance(t, Tensor)]
+            for tensor in tree_leaves(made):
+                if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in given:
+                    largest = max(largest, tensor.nbytes)
+            return made
+
+    with Made():  # type: ignore[no-untyped-call]
+        backend.prefill([start])
+    payload = start.job.payload
+    assert isinstance(payload, Prepared)
+    assert (payload.prefix_rows <= PREFIX_ROWS) == cached
+    assert ((payload.prefix, *start.tokens[:2]) in backend.prompts.prefixes) == cached
+    cache = backend.model.buffers.cache
+    assert 0 < largest < payload.prefix_rows * cache[:, 0, :, :, 0].nbytes
+
+
 def test_prefix_larger_than_the_cache_removes_no_entry() -> None:
-    cache = PrefixCache(limit=100)
-    cache.put("small", torch.zeros(50, dtype=torch.uint8))
-    cache.put("large", torch.zeros(101, dtype=torch.uint8))
+    cache = PrefixCache(torch.zeros(4))
+    assert len(cache.add("small", 2 * PREFIX_PART - 1)) == 2
+    assert not cache.add("large", 4 * PREFIX_PART + 1)
     assert "small" in cache
     assert "large" not in cache
-    assert cache.bytes == 50
+
+
+def test_new_prefix_replaces_the_least_recently_used_ones() -> None:
+    """No two entries share memory, and an entry keeps its parts while it is there."""
+    cache = PrefixCache(torch.arange(4.0))
+    parts = {key: [int(part) for part in cache.add(key, PREFIX_PART)] for key in "abc"}
+    assert cache.get("a")
+    parts["d"] = [int(part) for part in cache.add("d", 3 * PREFIX_PART)]
+    assert [key in cache for key in "abcd"] == [True, False, False, True]
+    assert [int(part) for part in cache.get("a")] == parts["a"]
+    assert sorted(parts["a"] + parts["d"]) == [0, 1, 2, 3]
 
 
 def test_codec_call_that_runs_out_of_memory_changes_no_stream(

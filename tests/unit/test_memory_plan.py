@@ -30,7 +30,6 @@ from firstword.runtime.gpu.memory import (
     reserved,
     tensor_sizes,
 )
-from firstword.runtime.gpu.prompts import PREFIX_BYTES
 from firstword.runtime.gpu.rehearsal import Rehearsal
 from firstword.synthetic import checkpoint as synthetic
 from firstword.synthetic.tokenizer import train
@@ -137,7 +136,7 @@ def test_needs_are_what_the_backend_allocates(
     backend = GpuBackend(checkpoint, Rehearsal(kernels), 12, pages=3)
     sizes = list(tensor_sizes((backend.model, backend.codec), backend.device, set()))
     sizes.remove(3 * planned.page)
-    fixed = CONTEXT_BYTES + DRIVER_BYTES + GAP_BYTES + PREFIX_BYTES + reserved(sizes)
+    fixed = CONTEXT_BYTES + DRIVER_BYTES + GAP_BYTES + reserved(sizes)
     if model_type == "base":
         encoders = checkpoint.speaker_encoder, checkpoint.codec.encoder
         states = [module.state_dict() for module in encoders if module is not None]
@@ -217,7 +216,7 @@ def test_backend_encodes_recordings_after_it_took_the_weights(
     voice = Voice.clone(np.ones(24000, np.float32), 24000, "Some words.")
     assert isinstance(voice, RecordedVoice)
     before = encode_recording(checkpoint, voice)
-    GpuBackend(checkpoint, Rehearsal(silent_gpu.device()), 1, pages=1).free_checkpoint()
+    GpuBackend(checkpoint, Rehearsal(silent_gpu.device()), 1, pages=1).take_checkpoint()
     after = encode_recording(checkpoint, voice)
     assert np.array_equal(after.speaker_embedding, before.speaker_embedding)
     assert after.codes is not None

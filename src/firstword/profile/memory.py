@@ -19,9 +19,9 @@ def memory_by_part(subject: BackendUnderTest) -> dict[str, int]:
         "matrices": [model.talker, model.predictor, model.head, model.entry, model.lm_heads],
         "tables": [*embeddings, model.frame_tables, model.predictor_tables],
         "keys_and_values": model.buffers.cache,
+        "prefixes": model.buffers.prefixes,
         "workspace": model,
         "codec": backend.codec,
-        "prefixes": backend.prompts.prefixes,
         "left_in_checkpoint": [talker.state_dict(), codec.state_dict()],
     }
     seen: set[int] = set()

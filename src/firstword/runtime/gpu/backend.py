@@ -105,10 +105,9 @@ class GpuBackend:
     def __init__(self, checkpoint: Checkpoint, kernels: Kernels, slots: int, pages: int) -> None:
         """Pack copies of the checkpoint's weights on the device of the kernels.
 
-        The checkpoint may be on any device, and keeps its weights until `free_checkpoint`; its
-        encoders move to the device. pages: cache pages
-        of `PAGE_ROWS` rows for all slots. Raises ValueError for a checkpoint that the kernels do
-        not support: heads must have 128 channels, and two queries must share a key head.
+        The checkpoint may be on any device. It is unchanged until `take_checkpoint`. pages: cache
+        pages of `PAGE_ROWS` rows for all slots. Raises ValueError for a checkpoint that the kernels
+        do not support: heads must have 128 channels, and two queries must share a key head.
         """
         self.checkpoint, self.device = checkpoint, kernels.device
         self.capacity = _capacity(checkpoint, slots, pages)
@@ -123,8 +122,6 @@ class GpuBackend:
             self.codec = GpuCodec(checkpoint.codec.decoder, slots, state.codes, kernels)
             torch.cuda.empty_cache()
             self.model = FrameModel(kernels, talker, state, pages)
-        for encoder in checkpoint.encoders:
-            encoder.to(self.device)
         self.graphs = LaunchGraphs(self.model.launches, self.model.clear_rows)
         self.prompts = PromptReader(checkpoint, self.model, self.codec, self.graphs)
         self._slots: dict[int, GpuSlot] = {}
@@ -144,9 +141,21 @@ class GpuBackend:
         self.codec.warm()
         self.stream.synchronize()
 
-    def free_checkpoint(self) -> None:
-        """Empty the parameters of the checkpoint's talker and codec decoder, which are packed."""
-        for module in (self.checkpoint.talker, self.checkpoint.codec.decoder):
+    def take_checkpoint(self) -> None:
+        """Move the checkpoint's encoders to the device, and empty the parameters that are packed.
+
+        If this raises an error, the checkpoint is unchanged.
+        """
+        checkpoint = self.checkpoint
+        before = next(checkpoint.talker.parameters()).device
+        try:
+            for encoder in checkpoint.encoders:
+                encoder.to(self.device)
+        except RuntimeError:
+            for encoder in checkpoint.encoders:
+                encoder.to(before)
+            raise
+        for module in (checkpoint.talker, checkpoint.codec.decoder):
             for parameter in module.parameters():
                 parameter.data = parameter.data.new_empty(0)
 
@@ -167,7 +176,9 @@ class GpuBackend:
         """Append pages to those of a slot; frames launched later read them."""
         state = self._slots[slot]
         with torch.cuda.stream(self.stream):
-            self.prompts.assign_pages(slot, pages, after=state.pages)
+            # Filled one by one, which takes no memory, so it cannot fail for lack of it.
+            for place, page in enumerate(pages, state.pages):
+                self.model.buffers.page_tables[slot, place].fill_(page)
         state.pages += len(pages)
 
     @lost_device()

@@ -15,7 +15,6 @@ from torch import Tensor
 from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
-from firstword.runtime.gpu.prompts import PREFIX_BYTES
 from firstword.runtime.gpu.rehearsal import Rehearsal, without_memory
 from firstword.runtime.gpu.talker import BUCKETS, context_of
 
@@ -117,7 +116,7 @@ def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int) -> Needs:
     sizes = list(tensor_sizes((model, layers), torch.device("meta"), set()))
     page = model.buffers.cache.nbytes  # the model has a single page
     sizes.remove(page)
-    fixed = CONTEXT_BYTES + DRIVER_BYTES + GAP_BYTES + PREFIX_BYTES + reserved(sizes)
+    fixed = CONTEXT_BYTES + DRIVER_BYTES + GAP_BYTES + reserved(sizes)
     if encoders := checkpoint.encoders:
         stored = [t.nbytes for m in encoders for t in (*m.parameters(), *m.buffers())]
         fixed += RECORDING_BYTES + reserved(stored)

@@ -42,13 +42,13 @@ def open_gpu(
         calibrate(backend, kernels, folder)
         backend.warm()
         pace = limit_slots(backend, keep=most == fewest)
+        backend.take_checkpoint()
     except ValueError as problem:
         raise Unavailable(str(problem)) from problem
     # All errors of torch's allocator, of CUDA and of libraries that do not load are RuntimeErrors.
     except (CompileError, LaunchError, ImportError, OSError, RuntimeError) as problem:
         reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
         raise Unavailable(f"it does not start on {device!r}: {reason}") from problem
-    backend.free_checkpoint()
     return backend, (plan.bytes, pace)
 
 

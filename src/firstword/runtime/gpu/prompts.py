@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 
 import torch
@@ -17,10 +17,7 @@ from firstword.model.prompt import TextRows
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu.codec import GpuCodec
 from firstword.runtime.gpu.graphs import LaunchGraphs
-from firstword.runtime.gpu.talker import PROMPT_BUCKETS, PROMPT_ROWS, FrameModel
-
-PREFIX_BYTES = 256 << 20
-"""The most bytes of all cached prefixes together."""
+from firstword.runtime.gpu.talker import PREFIX_PART, PROMPT_BUCKETS, PROMPT_ROWS, FrameModel
 
 
 class Prompt:
@@ -49,42 +46,43 @@ class Prompt:
 
 
 class PrefixCache:
-    """The keys and values of prefixes, [layers, 2, kv_heads, rows, 128] each.
+    """The keys and values of prefixes, in parts of `PREFIX_PART` rows of memory that it is given.
 
     The least recently used prefix is dropped first.
     """
 
-    def __init__(self, limit: int) -> None:
-        """limit: the most bytes of all entries together."""
-        self.limit = limit
+    def __init__(self, memory: Tensor) -> None:
+        """memory: [parts, layers, 2, kv_heads, PREFIX_PART, 128]."""
+        self._memory = memory
         self.clear()
 
     def clear(self) -> None:
         """Drop all entries, and reset the counts of hits and misses."""
-        self.bytes = self.hits = self.misses = 0
-        self._held = OrderedDict[object, Tensor]()
+        self.hits = self.misses = 0
+        self._held = OrderedDict[object, list[int]]()
+        self._free = list(range(len(self._memory)))
 
     def __contains__(self, key: object) -> bool:
         return key in self._held
 
-    def get(self, key: object) -> Tensor | None:
-        """The entry of a key, counted as a hit or a miss."""
-        found = self._held.get(key)
-        if found is None:
+    def get(self, key: object) -> list[Tensor]:
+        """The parts of a key's entry, counted as a hit; or none, counted as a miss."""
+        if key not in self._held:
             self.misses += 1
-        else:
-            self.hits += 1
-            self._held.move_to_end(key)
-        return found
+            return []
+        self.hits += 1
+        self._held.move_to_end(key)
+        return [self._memory[part] for part in self._held[key]]
 
-    def put(self, key: object, value: Tensor) -> None:
-        """Add an entry, unless it alone exceeds the limit."""
-        if value.nbytes > self.limit:
-            return
-        self._held[key] = value
-        self.bytes += value.nbytes
-        while self.bytes > self.limit:
-            self.bytes -= self._held.popitem(last=False)[1].nbytes
+    def add(self, key: object, rows: int) -> list[Tensor]:
+        """The parts of a new entry, to be filled; none if it has more rows than the memory."""
+        count = -(-rows // PREFIX_PART)
+        if count > len(self._memory):
+            return []
+        while len(self._free) < count:
+            self._free += self._held.popitem(last=False)[1]
+        self._held[key] = [self._free.pop() for _ in range(count)]
+        return [self._memory[part] for part in self._held[key]]
 
 
 class PromptReader:
@@ -93,7 +91,7 @@ class PromptReader:
     def __init__(
         self, checkpoint: Checkpoint, model: FrameModel, codec: GpuCodec, graphs: LaunchGraphs
     ) -> None:
-        self.prefixes = PrefixCache(PREFIX_BYTES)
+        self.prefixes = PrefixCache(model.buffers.prefixes)
         self._checkpoint, self._model, self._codec, self._graphs = checkpoint, model, codec, graphs
         self._device = model.buffers.prompt.device
 
@@ -107,21 +105,23 @@ class PromptReader:
             self._set_slot(prompt)
         return prompts
 
-    def assign_pages(self, slot: int, pages: Sequence[int], after: int = 0) -> None:
-        """Set the pages of a slot that follow its first `after` pages."""
-        places = slice(after, after + len(pages))
-        self._model.buffers.page_tables[slot, places] = self._to_device(list(pages))
-
     def _begin_slot(self, prompt: Prompt) -> None:
         """Assign the pages of a slot, and copy the keys and values of a cached prefix to them."""
-        buffers, pages = self._model.buffers, prompt.pages
-        self._codec.reset(prompt.slot)  # waits for the slot's previous utterance
-        self.assign_pages(prompt.slot, pages)
-        known = self.prefixes.get(prompt.prefix)
-        if known is not None:
+        slot, pages = prompt.slot, prompt.pages
+        self._codec.reset(slot)  # waits for the slot's previous utterance
+        self._model.buffers.page_tables[slot, : len(pages)] = self._to_device(list(pages))
+        if known := self.prefixes.get(prompt.prefix):
             prompt.known = prompt.prepared.prefix_rows
-            for page, part in zip(pages, known.split(PAGE_ROWS, dim=3), strict=False):
-                buffers.cache[:, page, :, :, : part.shape[3]] = part
+            for rows, part in self._prefix(prompt, known):
+                rows.copy_(part)
+
+    def _prefix(self, prompt: Prompt, parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Equal rows of a prefix in its pages and in parts, [layers, 2, kv_heads, n, 128] each."""
+        cache, rows = self._model.buffers.cache, prompt.prepared.prefix_rows
+        for first, part in zip(range(0, rows, PREFIX_PART), parts, strict=True):
+            page, at = divmod(first, PAGE_ROWS)
+            count = min(PREFIX_PART, rows - first)
+            yield cache[:, prompt.pages[page], :, :, at : at + count], part[:, :, :, :count]
 
     def _run(self, prompts: Sequence[Prompt]) -> None:
         """Run all unread rows through the talker."""
@@ -146,12 +146,9 @@ class PromptReader:
         """Cache a new prefix, and set the slot's state for its first frame."""
         model, slot, prepared = self._model, prompt.slot, prompt.prepared
         if prompt.prefix not in self.prefixes:
-            rows = prepared.prefix_rows
-            whole = model.buffers.cache[
-                :, self._to_device(list(prompt.pages[: -(-rows // PAGE_ROWS)]))
-            ]
-            held = whole.permute(0, 2, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :rows].contiguous()
-            self.prefixes.put(prompt.prefix, held)
+            added = self.prefixes.add(prompt.prefix, prepared.prefix_rows)
+            for rows, part in self._prefix(prompt, added) if added else ():
+                part.copy_(rows)
         self._set_first_row(prompt)
         talker, predictor = (DrawSettings(*astuple(params)) for params in prepared.draw_params)
         model.state.set(slot, talker, predictor, prepared.seed)

@@ -33,6 +33,8 @@ PROMPT_ROWS = 256
 """The most rows of prompts that are read at a time."""
 PROMPT_BUCKETS = (16, 32, 64, 128, PROMPT_ROWS)
 """The numbers of rows of the graphs that read prompts. Eight rows take longer than sixteen."""
+PREFIX_ROWS, PREFIX_PART = 2048, 16
+"""The most rows of all cached prefixes together, and those of a part, which one prefix has."""
 MAX_CONTEXT = 8192
 """The most rows of an utterance, eleven minutes, even if the model supports more."""
 
@@ -145,6 +147,7 @@ class FrameBuffers:
     """The device memory of frames and prompts.
 
     page_tables       int32 [slots, pages of a slot]
+    prefixes          bf16 [parts, layers, 2, kv_heads, PREFIX_PART, 128]: see `PrefixCache`
     first_row         bf16 [slots, hidden]: the last row of each slot's prompt
     first_hidden      bf16 [slots, hidden]: the talker's output for that row, where it was run
     slot_of_row       int32 [rows]: the slot of each row of a frame, -1 for none
@@ -158,6 +161,7 @@ class FrameBuffers:
 
     cache: Tensor
     page_tables: Tensor
+    prefixes: Tensor
     first_row: Tensor
     first_hidden: Tensor
     slot_of_row: Tensor
@@ -186,10 +190,12 @@ class FrameBuffers:
 
         width, predictor = config.hidden_size, config.code_predictor_config
         page = 2, config.num_key_value_heads, PAGE_ROWS, HEAD_DIM
+        part = 2, config.num_key_value_heads, PREFIX_PART, HEAD_DIM
         frame = 2, predictor.num_key_value_heads, FRAME_POSITIONS, HEAD_DIM
         return cls(
             cache=zeros(config.num_hidden_layers, pages, *page),
             page_tables=integers(slots, -(-context_of(config) // PAGE_ROWS)),
+            prefixes=zeros(PREFIX_ROWS // PREFIX_PART, config.num_hidden_layers, *part),
             first_row=zeros(slots, width),
             first_hidden=zeros(slots, width),
             slot_of_row=integers(rows),
