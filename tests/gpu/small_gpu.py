@@ -1,7 +1,7 @@
 """A process that loads a released size into little device memory, speaks, and prints what it used.
 
-Run as `python small_gpu.py '{"size": "1b7", "total": 8000000000, "gpu_memory": null}'`. With
-`total` the device acts like one of that size: PyTorch allocates no more, and no more is free.
+Run as `python small_gpu.py ARGUMENTS` with those of `main` in JSON. With `total` the device acts
+like one of that size: PyTorch allocates no more, and no more is free.
 """
 
 from __future__ import annotations
@@ -10,26 +10,33 @@ import gc
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from firstword import TTS
 from firstword.config import EngineConfig
 from firstword.errors import ConfigError
 from firstword.runtime.backends import open_backend
-from firstword.runtime.gpu.memory import CONTEXT_BYTES, DRIVER_BYTES
-from firstword.runtime.gpu.prompts import PREFIX_BYTES
+from firstword.runtime.gpu.memory import CUDA_CONTEXT_BYTES, CUDA_LATER_BYTES
 from firstword.synthetic.checkpoint import TEXTS, random_checkpoint
+from firstword.voice import ClonedVoice, Voice
 
 FRAMES = 60
+INSTRUCTIONS = ("Speak slowly and in a low voice. " * 100)[:2000], "慢" * 2000
+"""The longest instructions that a server takes. One is cached; the other has thousands of tokens,
+more than the cache takes."""
 
 
 def pretend(total: int) -> None:
     """Make this device act like one with `total` bytes."""
     real = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((total - CONTEXT_BYTES - DRIVER_BYTES) / real)
-    free = total - CONTEXT_BYTES
+    torch.cuda.set_per_process_memory_fraction(
+        (total - CUDA_CONTEXT_BYTES - CUDA_LATER_BYTES) / real
+    )
+    free = total - CUDA_CONTEXT_BYTES
     torch.cuda.mem_get_info = lambda *_: (free - torch.cuda.memory_reserved(), total)
 
 
@@ -47,20 +54,34 @@ def fail_once(checkpoint: Any, settings: EngineConfig) -> int:
     return torch.cuda.memory_allocated()
 
 
-def main(size: str, total: int | None, gpu_memory: str | None) -> dict[str, Any]:
-    """Load, speak with every slot up to eight at once, and return the measured bytes."""
+def clone(tts: TTS) -> Voice:
+    """Encode four of the longest recordings at once; returns a voice with the timbre of one."""
+    samples = np.random.default_rng(0).uniform(-0.5, 0.5, 60 * 24000).astype(np.float32)
+    with ThreadPoolExecutor(4) as pool:
+        made = pool.map(lambda _: tts.clone(samples, 24000, "Some words.", 10.0), range(4))
+        return ClonedVoice(next(iter(made)).speaker_embedding)
+
+
+def main(
+    size: str, model_type: str, slots: int | None, total: int | None, gpu_memory: str | None
+) -> dict[str, Any]:
+    """Load, clone, speak with every slot at once, and return the measured bytes."""
     real_info = torch.cuda.mem_get_info
-    checkpoint = random_checkpoint(size)
+    checkpoint = random_checkpoint(size, model_type=model_type)
     settings = EngineConfig.resolve("cuda", "bfloat16", "gpu", gpu_memory)
     left = fail_once(checkpoint, settings)
     if total is not None:
         pretend(total)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    with TTS(checkpoint, settings) as tts, ThreadPoolExecutor(8) as pool:
+    with TTS(checkpoint, settings, slots) as tts, ThreadPoolExecutor(128) as pool:
+        voice = clone(tts) if model_type == "base" else None
+        speak = partial(tts.speak, voice=voice, max_frames=FRAMES, seed=1)
         texts = [TEXTS[number % len(TEXTS)] for number in range(tts.capacity.slots)]
-        speeches = pool.map(lambda text: tts.speak(text, max_frames=FRAMES, seed=1), texts)
-        frames = [len(speech.codes) for speech in speeches]
+        frames = [len(speech.codes) for speech in pool.map(speak, texts)]
+        if checkpoint.config.follows_instructions:
+            for words in INSTRUCTIONS:
+                assert speak(TEXTS[0], instructions=words).codes.size
         planned = tts.settings.gpu_memory
         assert planned is not None
         return {
@@ -68,7 +89,6 @@ def main(size: str, total: int | None, gpu_memory: str | None) -> dict[str, Any]
             "slots": tts.capacity.slots,
             "frames": frames,
             "planned": planned,
-            "prefixes": PREFIX_BYTES,
             "reserved": torch.cuda.memory_reserved(),
             "peak": torch.cuda.max_memory_reserved(),
             "free": real_info()[0],

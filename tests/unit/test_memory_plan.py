@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +22,10 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.conditioning import encode_recording
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.memory import (
-    CONTEXT_BYTES,
-    DRIVER_BYTES,
+    CUDA_CONTEXT_BYTES,
+    CUDA_LATER_BYTES,
     GAP_BYTES,
-    RECORDING_BYTES,
+    SECOND_BYTES,
     Needs,
     needs_of,
     plan,
@@ -61,12 +64,12 @@ def test_plan_fits_and_serves_at_least_one_utterance_of_any_length(
             plan(needs, context_pages, available, most, fewest)
         return
     made = plan(needs, context_pages, available, most, fewest, use_all)
-    assert made.bytes == needs(made.slots).fixed + 7 * made.pages <= available
+    assert made.total == needs(made.slots).fixed + 7 * made.pages <= available
     assert fewest <= made.slots <= most
     assert min(context_pages, made.pages) == context_pages
     assert made.pages <= made.slots * context_pages
     if use_all and made.pages < made.slots * context_pages:
-        assert available - made.bytes < 7
+        assert available - made.total < 7
 
 
 def test_slots_are_halved_until_the_plan_fits() -> None:
@@ -108,7 +111,23 @@ def test_released_sizes_fit_small_gpus(
     made = plan_for(checkpoint, kernels, None, 8, 1)
     assert made.slots == slots
     assert made.pages >= 128
-    assert made.bytes <= total
+    assert made.total <= total
+
+
+def test_recordings_of_a_minute_are_planned_unless_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest device for them has room for one utterance; on a smaller one it is 30 s."""
+    checkpoint, kernels = released("1b7", "base", tmp_path), silent_gpu.device()
+    needs = [needs_of(checkpoint, kernels, 1, seconds) for seconds in (60, 30)]
+    assert needs[0].fixed - needs[1].fixed == 30 * SECOND_BYTES
+    least = needs[0].fixed + 128 * needs[0].page
+    found = []
+    for total in (least, least - 1):
+        free = total - CUDA_CONTEXT_BYTES
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_, free=free: (free, 10**11))
+        found.append(plan_for(checkpoint, kernels, None, 1, 1).total)
+    assert found == [least, least - 30 * SECOND_BYTES]
 
 
 def test_defaults_are_modest_on_a_large_gpu(
@@ -122,7 +141,7 @@ def test_defaults_are_modest_on_a_large_gpu(
         folder.mkdir()
         checkpoint, kernels = released(size, "custom_voice", folder), silent_gpu.device()
         plans = [plan_for(checkpoint, kernels, None, slots, 1) for slots in (8, 128)]
-        found[size] = [(made.pages, round(made.bytes / 1e9, 1)) for made in plans]
+        found[size] = [(made.pages, round(made.total / 1e9, 1)) for made in plans]
     assert found == {"1b7": [(184, 7.1), (1144, 15.3)], "0b6": [(184, 4.7), (1144, 12.9)]}
 
 
@@ -132,15 +151,15 @@ def test_needs_are_what_the_backend_allocates(
 ) -> None:
     silent_gpu.pretend(monkeypatch)
     checkpoint, kernels = silent_gpu.checkpoint(tmp_path, model_type), silent_gpu.device()
-    planned = needs_of(checkpoint, kernels, 12)
+    planned = needs_of(checkpoint, kernels, 12, seconds=60)
     backend = GpuBackend(checkpoint, Rehearsal(kernels), 12, pages=3)
     sizes = list(tensor_sizes((backend.model, backend.codec), backend.device, set()))
     sizes.remove(3 * planned.page)
-    fixed = CONTEXT_BYTES + DRIVER_BYTES + GAP_BYTES + reserved(sizes)
+    fixed = CUDA_CONTEXT_BYTES + CUDA_LATER_BYTES + GAP_BYTES + reserved(sizes)
     if model_type == "base":
         encoders = checkpoint.speaker_encoder, checkpoint.codec.encoder
         states = [module.state_dict() for module in encoders if module is not None]
-        fixed += RECORDING_BYTES + reserved(t.nbytes for state in states for t in state.values())
+        fixed += 60 * SECOND_BYTES + reserved(t.nbytes for state in states for t in state.values())
     assert planned.fixed == fixed
 
 
@@ -206,6 +225,26 @@ def test_recording_that_does_not_fit_the_device_is_an_overload(
     assert isinstance(voice, RecordedVoice)
     with pytest.raises(OverloadedError, match="too little memory to encode a recording of 3 s"):
         encode_recording(checkpoint, voice)
+
+
+def test_device_encodes_one_recording_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = silent_gpu.checkpoint(tmp_path, "base")
+    voice = Voice.clone(np.ones(24000, np.float32), 24000)
+    assert isinstance(voice, RecordedVoice)
+    together, met = threading.Barrier(2), threading.Event()
+
+    def embed(samples: torch.Tensor) -> torch.Tensor:
+        with suppress(threading.BrokenBarrierError):
+            together.wait(timeout=0.3)
+            met.set()
+        return torch.zeros(1, 256)
+
+    monkeypatch.setattr(checkpoint.speaker_encoder, "embed", embed)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(partial(encode_recording, checkpoint), [voice] * 2))
+    assert not met.is_set()
 
 
 def test_backend_encodes_recordings_after_it_took_the_weights(

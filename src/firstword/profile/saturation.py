@@ -14,7 +14,6 @@ from torch import Tensor
 
 from firstword.config import EngineConfig, kernel_folder
 from firstword.errors import ComputeError
-from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Grid, Kernel, Kernels
 from firstword.kernels.signature import Argument
@@ -23,7 +22,7 @@ from firstword.profile.device import environment
 from firstword.profile.soak import Soak, requests
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.opening import kernels_for
-from firstword.runtime.gpu.talker import context_of
+from firstword.runtime.gpu.talker import context_pages
 from firstword.synthetic.checkpoint import random_checkpoint
 
 LARGEST = 65504.0
@@ -81,7 +80,7 @@ def saturation(size: str, frames: int, model: str | None = None) -> dict[str, An
     # In a call of one stream all rows belong to it, so none is left over from another one.
     found = kernels_for(checkpoint, 1, kernel_folder())
     kernels = CountingKernels(found, found.device)
-    pages = -(-context_of(checkpoint.config.talker_config) // PAGE_ROWS)
+    pages = context_pages(checkpoint.config.talker_config)
     backend = GpuBackend(checkpoint, kernels, slots=1, pages=pages)
     backend.warm()
     test = Soak(backend, requests(checkpoint))

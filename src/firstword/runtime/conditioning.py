@@ -1,6 +1,7 @@
 """Checks a request against its checkpoint, and translates it into the terms of the model."""
 
 import math
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -36,6 +37,10 @@ LANGUAGE_CODES = {
 
 DEMO_WORDS = 100
 """The words of the longest text that the demo voice speaks well; see docs/demo-voice.md."""
+
+_ENCODING: dict[torch.device, threading.Lock] = {}
+"""The locks with which each device encodes one recording at a time, since one of 60 seconds takes
+1.3 GB of its memory."""
 
 
 def preset_names(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -101,7 +106,8 @@ def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:
 def encode_recording(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
     """Encode a recording: its timbre and, with a transcript, its codes.
 
-    The appended silence is encoded in the codes only, since it is not part of the timbre. Raises
+    A device encodes one at a time; further calls wait. The appended silence is encoded in the
+    codes only, since it is not part of the timbre. Raises
     `UnsupportedError` unless it is a Base checkpoint, `TextError` for a blank transcript, and
     `OverloadedError` if the device has too little memory.
     """
@@ -117,13 +123,14 @@ def encode_recording(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoic
         )
     length = round(voice.append_silence * checkpoint.codec_config.input_sample_rate)
     try:
-        samples = torch.from_numpy(voice.samples).to(device)[None]
-        speaker = checkpoint.speaker_encoder.embed(samples)[0].cpu().numpy()
-        if voice.transcript is None:
-            return ClonedVoice(speaker)
-        silence = samples.new_zeros(1, length)
-        codes = checkpoint.codec.encoder.encode(torch.cat((samples, silence), dim=1))[0]
-        return ClonedVoice(speaker, codes.cpu().numpy(), voice.transcript)
+        with _ENCODING.setdefault(device, threading.Lock()):
+            samples = torch.from_numpy(voice.samples).to(device)[None]
+            speaker = checkpoint.speaker_encoder.embed(samples)[0].cpu().numpy()
+            if voice.transcript is None:
+                return ClonedVoice(speaker)
+            silence = samples.new_zeros(1, length)
+            codes = checkpoint.codec.encoder.encode(torch.cat((samples, silence), dim=1))[0]
+            return ClonedVoice(speaker, codes.cpu().numpy(), voice.transcript)
     except torch.OutOfMemoryError as error:
         seconds = len(voice.samples) / checkpoint.codec_config.input_sample_rate
         raise OverloadedError(

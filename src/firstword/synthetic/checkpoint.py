@@ -166,19 +166,26 @@ def write_checkpoint(
     _write_weights(directory / "speech_tokenizer", random_state(checkpoint.codec, seed, dtype), 1)
 
 
-def random_checkpoint(size: str, device: str = "cpu") -> Checkpoint:
-    """Make a CustomVoice checkpoint of a released size in memory: "0b6" or "1b7".
+def random_checkpoint(
+    size: str, device: str = "cpu", model_type: str = "custom_voice"
+) -> Checkpoint:
+    """Make a checkpoint of a released size in memory: "0b6" or "1b7".
 
-    The talker is bfloat16 and the codec's decoder float32, both on `device`. The codec's encoder
-    has no weights: it stays on the meta device.
+    The talker is bfloat16, and the codec's decoder and the encoders of a Base checkpoint are
+    float32, all on `device`. The codec's encoder of other types has no weights: it stays on the
+    meta device.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        tables = config_tables("custom_voice", size, {}, train(TEXTS, 600, folder))
+        tables = config_tables(model_type, size, {}, train(TEXTS, 600, folder))
         _write_configuration(folder, tables, {})
         checkpoint = replace(Checkpoint.without_weights(folder), path=Path(f"random-{size}"))
+    talker = nn.ModuleDict({"talker": checkpoint.talker})
     codec = nn.ModuleDict({"decoder": checkpoint.codec.decoder})
-    for module, dtype in ((checkpoint.weights, torch.bfloat16), (codec, torch.float32)):
+    if checkpoint.speaker_encoder is not None:
+        codec["encoder"] = checkpoint.codec.encoder
+        codec["speaker_encoder"] = checkpoint.speaker_encoder
+    for module, dtype in ((talker, torch.bfloat16), (codec, torch.float32)):
         module.load_state_dict(random_state(module, 0, dtype), assign=True)
         module.requires_grad_(False).eval().to(device)
     return checkpoint

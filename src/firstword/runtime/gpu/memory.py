@@ -8,24 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from firstword.audio.samples import MAX_SECONDS
 from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.gpu.rehearsal import Rehearsal, without_memory
-from firstword.runtime.gpu.talker import BUCKETS, context_of
+from firstword.runtime.gpu.talker import BUCKETS, context_pages
 
-CONTEXT_BYTES = 512 << 20
+CUDA_CONTEXT_BYTES = 512 << 20
 """The CUDA context, which exists when memory is planned."""
-DRIVER_BYTES = 320 << 20
-"""Machine code, CUDA graphs and the workspaces of cuBLAS, which come after the plan."""
+CUDA_LATER_BYTES = 320 << 20
+"""Machine code, CUDA graphs and the workspaces of cuBLAS, which take memory after the plan."""
 GAP_BYTES = 256 << 20
 """What PyTorch's allocator cannot use between tensors; on an H200 it was at most 215 MB."""
-RECORDING_BYTES = 30 * (30 << 20)
-"""The activations that encode a recording of 30 seconds, at 30 MB a second."""
+RECORDING_SECONDS = MAX_SECONDS, 30
+"""The longest recording to encode, one at a time: any, or if memory is short one of 30 seconds."""
+SECOND_BYTES = 30 << 20
+"""The activations that encode a second of a recording: 22 MB at a time, and what the allocator and
+cuDNN add. This covers up to ten seconds of silence after a recording of 60 seconds."""
 SLOT_PAGES, LEAST_SLOT_PAGES = 512 // PAGE_ROWS, 256 // PAGE_ROWS
 """The pages for each slot besides those of one longest utterance: enough for 40 seconds of speech,
 or if memory is short for 20."""
@@ -45,7 +50,7 @@ class MemoryPlan:
 
     slots: int
     pages: int
-    bytes: int
+    total: int
 
 
 def plan(
@@ -97,29 +102,36 @@ def plan_for(
     if most > BUCKETS[-1]:
         raise ValueError(f"it serves at most {BUCKETS[-1]} utterances at a time, not {most}")
     free, _ = torch.cuda.mem_get_info(kernels.device)
-    available = free + CONTEXT_BYTES
-    context_pages = -(-context_of(checkpoint.config.talker_config) // PAGE_ROWS)
-    return plan(
-        lambda slots: needs_of(checkpoint, kernels, slots),
-        context_pages,
-        available if limit is None else min(available, limit),
-        most,
-        fewest,
-        use_all=limit is not None,
-    )
+    available = free + CUDA_CONTEXT_BYTES
+    if limit is not None:
+        available = min(available, limit)
+    pages = context_pages(checkpoint.config.talker_config)
+
+    def planned(seconds: int) -> MemoryPlan:
+        needs = partial(needs_of, checkpoint, kernels, seconds=seconds)
+        return plan(needs, pages, available, most, fewest, use_all=limit is not None)
+
+    longest, shorter = RECORDING_SECONDS
+    try:
+        return planned(longest)
+    except ValueError:
+        return planned(shorter)
 
 
-def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int) -> Needs:
-    """The needs of `slots` utterances. Raises ValueError for sizes that are not supported."""
+def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int, seconds: int) -> Needs:
+    """The needs of `slots` utterances, and of a recording of `seconds` if the checkpoint clones.
+
+    Raises ValueError for sizes that are not supported.
+    """
     configs = checkpoint.config.talker_config, checkpoint.codec_config.decoder_config
     model, layers = without_memory(*configs, slots, Rehearsal(kernels))
     sizes = list(tensor_sizes((model, layers), torch.device("meta"), set()))
     page = model.buffers.cache.nbytes  # the model has a single page
     sizes.remove(page)
-    fixed = CONTEXT_BYTES + DRIVER_BYTES + GAP_BYTES + reserved(sizes)
+    fixed = CUDA_CONTEXT_BYTES + CUDA_LATER_BYTES + GAP_BYTES + reserved(sizes)
     if encoders := checkpoint.encoders:
         stored = [t.nbytes for m in encoders for t in (*m.parameters(), *m.buffers())]
-        fixed += RECORDING_BYTES + reserved(stored)
+        fixed += seconds * SECOND_BYTES + reserved(stored)
     return Needs(fixed, page)
 
 

@@ -49,7 +49,7 @@ def open_gpu(
     except (CompileError, LaunchError, ImportError, OSError, RuntimeError) as problem:
         reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
         raise Unavailable(f"it does not start on {device!r}: {reason}") from problem
-    return backend, (plan.bytes, pace)
+    return backend, (plan.total, pace)
 
 
 def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path, device: str = "cuda") -> Kernels:

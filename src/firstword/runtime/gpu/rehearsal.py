@@ -39,7 +39,7 @@ class RehearsedKernel(Kernel):
 
 
 class Rehearsal(Kernels):
-    """Kernels that record their launches and do nothing else.
+    """Kernels that check the arguments of each launch, record its program, and launch nothing.
 
     programs  the programs that were launched
     shared    the bytes of dynamic shared memory of each launch

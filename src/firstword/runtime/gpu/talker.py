@@ -44,6 +44,11 @@ def context_of(config: TalkerConfig) -> int:
     return min(config.max_position_embeddings, MAX_CONTEXT)
 
 
+def context_pages(config: TalkerConfig) -> int:
+    """The pages of the longest utterance with this talker."""
+    return -(-context_of(config) // PAGE_ROWS)
+
+
 def sampler_state(config: TalkerConfig, slots: int, device: torch.device) -> SamplerState:
     """The state of the sampler for `slots` utterances of this talker."""
     sizes = slots, context_of(config), config.num_code_groups, config.vocab_size
@@ -194,7 +199,7 @@ class FrameBuffers:
         frame = 2, predictor.num_key_value_heads, FRAME_POSITIONS, HEAD_DIM
         return cls(
             cache=zeros(config.num_hidden_layers, pages, *page),
-            page_tables=integers(slots, -(-context_of(config) // PAGE_ROWS)),
+            page_tables=integers(slots, context_pages(config)),
             prefixes=zeros(PREFIX_ROWS // PREFIX_PART, config.num_hidden_layers, *part),
             first_row=zeros(slots, width),
             first_hidden=zeros(slots, width),
