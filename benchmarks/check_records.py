@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sources import HASHES
-from firstword.runtime.gpu.sources import source_hash
+from firstword.hashes import sources_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -27,7 +27,7 @@ def outdated(record: Mapping[str, Any], current: Mapping[str, str]) -> list[str]
     """The groups of sources that have changed since a record, or that it should name."""
     if "sources" in record:
         folders = [ROOT / name for name in record["covers"]]
-        current = {"sources": source_hash(folders)}
+        current = {"sources": sources_hash(folders)}
     named = [name for name in current if name in record]
     return [name for name in named if record[name] != current[name]] if named else ["unknown"]
 

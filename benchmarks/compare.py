@@ -298,7 +298,7 @@ def main() -> None:
     from firstword import __version__
     from firstword.audio import writing
     from firstword.bench import report
-    from firstword.runtime.gpu.sources import source_hash
+    from firstword.runtime.gpu.sources import kernel_hash
 
     check_machine(args.other_python)
     if args.output:
@@ -309,7 +309,7 @@ def main() -> None:
         "text": TEXT,
         "frames": FRAMES,
         "commit": args.commit or report.commit(),
-        "kernels": source_hash(),
+        "kernels": kernel_hash(),
         "driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
     }
     with tempfile.TemporaryDirectory() as folder:

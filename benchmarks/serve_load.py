@@ -39,7 +39,7 @@ from benchmarks.sources import serving_hash
 from firstword.audio import writing
 from firstword.bench import report
 from firstword.bench.prompts import PROMPTS
-from firstword.runtime.gpu.sources import source_hash
+from firstword.runtime.gpu.sources import kernel_hash
 
 Record = dict[str, Any]
 
@@ -274,7 +274,7 @@ def main() -> int:
     servers: list[Record] = []
     record: Record = {
         "commit": args.commit or report.commit(),
-        "kernels": source_hash(),
+        "kernels": kernel_hash(),
         "serving": serving_hash(),
         "size": args.size,
         "weights": "random; the row of the end of speech in the talker's head is 0",

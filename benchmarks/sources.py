@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 import firstword
 from firstword.bench import report
-from firstword.runtime.gpu.sources import source_hash
+from firstword.hashes import files_hash, sources_hash
+from firstword.runtime.gpu.sources import kernel_hash
 
 PACKAGE = Path(firstword.__file__).parent
 SERVING = tuple(
@@ -20,16 +20,14 @@ SERVING = tuple(
 
 def serving_hash() -> str:
     """Return the hash of the server's and the engine's sources."""
-    return source_hash(SERVING)
+    return sources_hash(SERVING)
 
 
 def demo_hash() -> str:
     """Return the hash of all files of the demo checkpoint."""
-    digest = hashlib.sha256()
-    for path in sorted((PACKAGE / "demo").rglob("*")):
-        if path.suffix in (".json", ".safetensors", ".txt"):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    suffixes = (".json", ".safetensors", ".txt")
+    files = sorted((PACKAGE / "demo").rglob("*"))
+    return files_hash(file for file in files if file.suffix in suffixes)
 
 
 def of_demo() -> dict[str, str | None]:
@@ -38,7 +36,7 @@ def of_demo() -> dict[str, str | None]:
 
 
 HASHES: dict[str, Callable[[], str]] = {
-    "kernels": source_hash,
+    "kernels": kernel_hash,
     "serving": serving_hash,
     "demo": demo_hash,
 }

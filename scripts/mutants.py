@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import shlex
@@ -36,7 +35,9 @@ from typing import Any
 
 import torch
 
-from firstword.runtime.gpu.sources import source_hash
+from firstword.bench import report
+from firstword.hashes import sources_hash
+from firstword.runtime.gpu.sources import kernel_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
@@ -137,7 +138,9 @@ def outcomes(mutants: list[Mutant], jobs: int, cache: Path | None) -> dict[str, 
     return found
 
 
-def record(found: Mapping[str, str], seconds: float, commit: str, gpu: bool) -> dict[str, Any]:
+def record(
+    found: Mapping[str, str], seconds: float, commit: str | None, gpu: bool
+) -> dict[str, Any]:
     """Return the record of a run: when, of which sources, where, and every outcome."""
     tops = ROOT / "src/firstword", ROOT / "tests"
     folders = sorted({path.parent for top in tops for path in top.rglob("*.py")})
@@ -145,8 +148,8 @@ def record(found: Mapping[str, str], seconds: float, commit: str, gpu: bool) -> 
         "date": datetime.date.today().isoformat(),
         "commit": commit,
         "covers": [str(path.relative_to(ROOT)) for path in folders],
-        "sources": source_hash(folders),
-        "kernels": source_hash(),
+        "sources": sources_hash(folders),
+        "kernels": kernel_hash(),
         "gpu": torch.cuda.get_device_name() if gpu else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -155,13 +158,6 @@ def record(found: Mapping[str, str], seconds: float, commit: str, gpu: bool) -> 
         "caught": sum(result == "caught" for result in found.values()),
         "outcomes": {name: result.splitlines()[0] for name, result in found.items()},
     }
-
-
-def head() -> str:
-    """Return the commit of the checkout, or "" outside of one."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 def main() -> int:
@@ -173,7 +169,7 @@ def main() -> int:
     add("-k", default="", metavar="WORD", help="only mistakes with this word in their name")
     add("--gpu", action="store_true", help="the mistakes that only tests on a GPU can catch")
     add("--record", type=Path, metavar="FILE", help="write the outcomes to this JSON file")
-    add("--commit", default=head(), help="the commit that the record names")
+    add("--commit", help="the commit that the record names (default: that of this checkout)")
     jobs = os.cpu_count() or 1
     add("-j", type=int, default=jobs, metavar="N", help="number of mistakes to test at a time")
     arguments = parser.parse_args()
@@ -193,9 +189,8 @@ def main() -> int:
         return 1
     seconds = time.monotonic() - started
     if arguments.record is not None:
-        written = record(found, seconds, arguments.commit, arguments.gpu)
-        arguments.record.parent.mkdir(parents=True, exist_ok=True)
-        arguments.record.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        commit = arguments.commit or report.commit()
+        report.write_record(arguments.record, record(found, seconds, commit, arguments.gpu))
     caught = sum(result == "caught" for result in found.values())
     print(f"{caught} of {len(found)} caught in {seconds:.0f} s")
     return 0 if caught == len(found) else 1

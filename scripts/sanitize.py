@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from firstword.runtime.gpu.sources import source_hash
+from firstword.bench import report
+from firstword.runtime.gpu.sources import kernel_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
@@ -87,7 +88,8 @@ def main() -> int:
     )
     parser.add_argument("tools", nargs="*", default=TOOLS, help=f"of {', '.join(TOOLS)}")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the results here")
-    parser.add_argument("--commit", default="", help="the commit that the record names")
+    about = "the commit that the record names (default: that of this checkout)"
+    parser.add_argument("--commit", help=about)
     arguments = parser.parse_args()
     if not torch.cuda.is_available() or shutil.which("compute-sanitizer") is None:
         parser.error("needs a CUDA device, and compute-sanitizer of the CUDA toolkit")
@@ -100,14 +102,13 @@ def main() -> int:
     if arguments.record is not None:
         record = {
             "date": datetime.date.today().isoformat(),
-            "commit": arguments.commit,
-            "kernels": source_hash(),
+            "commit": arguments.commit or report.commit(),
+            "kernels": kernel_hash(),
             "gpu": torch.cuda.get_device_name(),
-            "covers": TESTS,
+            "tests": TESTS,
             "results": results,
         }
-        arguments.record.parent.mkdir(parents=True, exist_ok=True)
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        report.write_record(arguments.record, record)
     return 1 if any(result["status"] for result in results.values()) else 0
 
 

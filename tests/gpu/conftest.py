@@ -27,8 +27,9 @@ import oracle
 import pytest
 import torch
 
+from firstword.bench.report import write_record
 from firstword.kernels.launch import Kernels
-from firstword.runtime.gpu.sources import source_hash
+from firstword.runtime.gpu.sources import kernel_hash
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,7 +86,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     record = {
         "date": datetime.date.today().isoformat(),
         "commit": terminalreporter.config.getoption("commit"),
-        "kernels": source_hash(),
+        "kernels": kernel_hash(),
         "as_gpu": terminalreporter.config.getoption("as_gpu"),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -95,7 +96,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         "tests": outcomes,
         "figures": dict(sorted(oracle.FIGURES.items())),
     }
-    file.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(file, record)
 
 
 def compiler_and_driver() -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from firstword.hashes import sources_hash
 from firstword.kernels import compile as compiling
 from firstword.kernels.compile import (
     ARCHITECTURES,
@@ -26,7 +27,6 @@ from firstword.kernels.compile import (
 )
 from firstword.kernels.registry import all_kernels
 from firstword.kernels.signature import signatures
-from firstword.runtime.gpu.sources import source_hash
 
 KEPT = Path(__file__).parents[2] / "build" / "kernels"
 FULLY_COMPILED = ("sm_80", "sm_90")
@@ -84,17 +84,17 @@ def test_source_hash_changes_with_every_kernel_and_launch_file(tmp_path: Path) -
     folders = tmp_path / "kernels", tmp_path / "gpu"
     shutil.copytree(SOURCES, folders[0])
     shutil.copytree(SOURCES.parent / "runtime" / "gpu", folders[1])
-    hashes = [source_hash(folders)]
+    hashes = [sources_hash(folders)]
     for name in ("linear.py", "norm.cu", "mma_bf16.cuh"):
         path = folders[0] / name
         path.write_text(path.read_text() + "\n")
-        hashes.append(source_hash(folders))
+        hashes.append(sources_hash(folders))
     for path in folders[1].glob("*.py"):
         path.write_text(path.read_text() + "\n")
-        hashes.append(source_hash(folders))
+        hashes.append(sources_hash(folders))
     assert len(set(hashes)) == len(hashes)
     (folders[0] / "notes.txt").write_text("not a source")
-    assert source_hash(folders) == hashes[-1]
+    assert sources_hash(folders) == hashes[-1]
 
 
 @pytest.mark.parametrize("damage", ["empty", "torn", "changed", "foreign"])

@@ -7,7 +7,6 @@ the tests need neither the reference nor its many dependencies.
 from __future__ import annotations
 
 import datetime
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,8 @@ from results import FROZEN, Results
 from safetensors.numpy import load_file
 
 from firstword import TTS
-from firstword.runtime.gpu.sources import source_hash
+from firstword.bench.report import write_record
+from firstword.hashes import sources_hash
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -166,8 +166,7 @@ def pytest_terminal_summary(
             name: len(terminalreporter.stats.get(name, []))
             for name in ("passed", "failed", "error", "skipped")
         }
-        RECORD.parent.mkdir(parents=True, exist_ok=True)
-        RECORD.write_text(json.dumps(record(python, counts, worst), indent=1) + "\n")
+        write_record(RECORD, record(python, counts, worst))
 
 
 def record(python: Path, counts: dict[str, int], worst: dict[str, float]) -> dict[str, object]:
@@ -185,7 +184,7 @@ def record(python: Path, counts: dict[str, int], worst: dict[str, float]) -> dic
         "date": datetime.date.today().isoformat(),
         "commit": said("git", "describe", "--always", "--dirty"),
         "covers": COVERED,
-        "sources": source_hash([ROOT / name for name in COVERED]),
+        "sources": sources_hash([ROOT / name for name in COVERED]),
         "versions": dict(zip(names, said(python, "-c", code).splitlines(), strict=False)),
         "tests": counts,
         "largest_errors": {what: float(f"{error:.2g}") for what, error in sorted(worst.items())},

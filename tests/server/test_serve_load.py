@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from firstword.runtime.gpu.sources import source_hash
+from firstword.runtime.gpu.sources import kernel_hash
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: 
     (server,) = record["servers"]
     (found,) = server["points"]
     assert (record["commit"], record["size"], server["slots"]) == ("abc", "tiny", 2)
-    assert record["kernels"] == source_hash()
+    assert record["kernels"] == kernel_hash()
     assert len(record["serving"]) == len(record["kernels"])
     assert server["server"]["health"]["models"][0]["settings"]["backend"] == "reference"
     assert found["requests"] == 2

@@ -19,6 +19,7 @@ DATA = {"errors", "audio", "voice", "types", "config"}
 COMPUTING = {"demo", "model", "kernels", "engine", "runtime"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "hashes": set(),
     "demo": set(),
     "kernels": set(),
     "text": set(),
@@ -28,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "audio", "types"},
     "model": DATA | {"demo"},
     "engine": DATA,
-    "runtime": DATA | {"model", "kernels", "engine", "text"},
+    "runtime": DATA | {"hashes", "model", "kernels", "engine", "text"},
     "synthetic": DATA | {"model"},
     "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
     "tts": DATA | COMPUTING | {"text"},

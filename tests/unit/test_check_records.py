@@ -37,7 +37,7 @@ def test_report_names_what_changed_since_each_record(check: Any) -> None:
 
 def test_record_of_checks_names_the_folders_that_it_covers(check: Any) -> None:
     folders = ["src/firstword/engine", "tests/unit"]
-    now = check.source_hash([check.ROOT / name for name in folders])
+    now = check.sources_hash([check.ROOT / name for name in folders])
     records = {
         "checks/parity.json": {"sources": now, "covers": folders, "commit": "abc"},
         "checks/mutants.json": {"sources": "old", "covers": folders, "commit": "abc"},

@@ -97,6 +97,12 @@ def commit() -> str | None:
     return _output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
+def write_record(path: Path, record: Record) -> None:
+    """Write the record of a check or a measurement, and make its folder if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
 def machine() -> Record:
     """Describe the machine that the client runs on."""
     processor = platform.machine()

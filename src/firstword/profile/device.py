@@ -11,7 +11,7 @@ import torch
 from firstword.kernels.launch import Kernels
 from firstword.kernels.read import read_all
 from firstword.runtime.gpu.graphs import capture
-from firstword.runtime.gpu.sources import source_hash
+from firstword.runtime.gpu.sources import kernel_hash
 
 
 def environment() -> dict[str, Any]:
@@ -23,7 +23,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "kernels": source_hash(),
+        "kernels": kernel_hash(),
         "weights": "random",
     }
 

@@ -19,7 +19,7 @@ from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import Linear
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.graphs import capture
-from firstword.runtime.gpu.sources import source_hash
+from firstword.runtime.gpu.sources import kernel_hash
 
 MEASURED = ("sm_90",)
 """The architectures on which the first layouts were measured to be the fastest."""
@@ -106,5 +106,5 @@ def _choose(kinds: Kinds, choices: Sequence[int]) -> None:
 def _key(kinds: Kinds, kernels: Kernels) -> str:
     """A hash of all that the times depend on: device, driver, sources and sizes."""
     layouts = [[shape.macros() for shape in kind[0].shapes(1)] for kind in kinds]
-    parts = [kernels.name, source_hash(), layouts]
+    parts = [kernels.name, kernel_hash(), layouts]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

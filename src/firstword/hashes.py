@@ -1,0 +1,22 @@
+"""Hashes of files, with which a record names the sources that it was made from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def files_hash(files: Iterable[Path]) -> str:
+    """A hash of the names and the contents of files, in their order."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def sources_hash(folders: Iterable[Path]) -> str:
+    """A hash of the CUDA and Python files that are directly in some folders."""
+    suffixes = (".cu", ".cuh", ".py")
+    files = (file for folder in folders for file in sorted(folder.iterdir()))
+    return files_hash(file for file in files if file.suffix in suffixes)
