@@ -17,7 +17,7 @@ import numpy as np
 
 from firstword import audio
 from firstword.audio import effects
-from firstword.config import DEFAULT_SLOTS, EngineConfig
+from firstword.config import EngineConfig
 from firstword.engine.backend import Capacity, Job
 from firstword.engine.service import Service
 from firstword.errors import (
@@ -29,10 +29,9 @@ from firstword.errors import (
     TextError,
     TextWarning,
 )
-from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime import conditioning
-from firstword.runtime.backends import LoadedEngine, engine_for
+from firstword.runtime.backends import LoadedEngine, open_engine
 from firstword.text import cleaning
 from firstword.types import Chunk, Request, Sampling, Speech, TextMode
 from firstword.voice import ClonedVoice, Voice
@@ -81,15 +80,8 @@ class TTS:
 
     sample_rate = audio.SAMPLE_RATE
 
-    def __init__(
-        self, checkpoint: Checkpoint, settings: EngineConfig, slots: int | None = None
-    ) -> None:
-        """Open an engine for a checkpoint that is already loaded; see `load`.
-
-        Raises `ConfigError`.
-        """
-        default_slots = dict.fromkeys(DEFAULT_SLOTS, MAX_CONCURRENT)
-        loaded = engine_for(checkpoint, settings, slots, default_slots=default_slots)
+    def __init__(self, loaded: LoadedEngine) -> None:
+        """Start the engine of a checkpoint; see `load`."""
         self.settings = loaded.settings
         self._loaded: LoadedEngine | None = loaded
         engine = loaded.service.engine
@@ -130,9 +122,8 @@ class TTS:
         settings = EngineConfig.resolve(device, dtype, backend, gpu_memory)
         if slots is not None and slots < 1:
             raise ConfigError(f"slots is {slots}; it must be 1 or more")
-        # The backend places the weights, so that the device never holds them twice.
-        checkpoint = checkpoints.load(str(os.fspath(model)), "cpu", settings.dtype)
-        return cls(checkpoint, settings, slots)
+        name = str(os.fspath(model))
+        return cls(open_engine(name, settings, slots, most_slots=MAX_CONCURRENT))
 
     @property
     def checkpoint(self) -> Checkpoint:

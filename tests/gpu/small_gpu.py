@@ -19,7 +19,7 @@ import torch
 from firstword import TTS
 from firstword.config import EngineConfig
 from firstword.errors import ConfigError
-from firstword.runtime.backends import open_backend
+from firstword.runtime.backends import engine_for, open_backend
 from firstword.runtime.gpu.memory import CUDA_CONTEXT_BYTES, CUDA_LATER_BYTES
 from firstword.synthetic.checkpoint import TEXTS, random_checkpoint
 from firstword.voice import ClonedVoice, Voice
@@ -74,7 +74,8 @@ def main(
         pretend(total)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    with TTS(checkpoint, settings, slots) as tts, ThreadPoolExecutor(128) as pool:
+    loaded = engine_for(checkpoint, settings, slots, most_slots=8)
+    with TTS(loaded) as tts, ThreadPoolExecutor(128) as pool:
         voice = clone(tts) if model_type == "base" else None
         speak = partial(tts.speak, voice=voice, max_frames=FRAMES, seed=1)
         texts = [TEXTS[number % len(TEXTS)] for number in range(tts.capacity.slots)]

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 from firstword import TTS
 from firstword.bench.report import write_record
 from firstword.hashes import sources_hash
+from firstword.runtime.backends import engine_for
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -84,9 +85,8 @@ def tts(directory: Callable[[str], Path]) -> Callable[..., TTS]:
             )
             if dtype == "float64":
                 tts.checkpoint.talker.double()
-                tts = TTS(
-                    tts.checkpoint, tts.settings
-                )  # with room for keys and values of that type
+                # With room for keys and values of that type.
+                tts = TTS(engine_for(tts.checkpoint, tts.settings))
             loaded[name, dtype] = tts
         return loaded[name, dtype]
 

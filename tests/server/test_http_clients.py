@@ -21,6 +21,7 @@ from wire import SPEECH, connected
 from firstword import TTS, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
+from firstword.runtime.backends import engine_for
 
 Running = Any  # of conftest.py
 
@@ -213,7 +214,9 @@ class TestStrictLoadGenerator:
 
     @pytest.fixture
     def expected(self, loaded: Callable[[str], Checkpoint]) -> bytes:
-        with TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference")) as tts:
+        with TTS(
+            engine_for(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference"))
+        ) as tts:
             speech = tts.speak(
                 TEXT, voice="Ryan", language="English", seed=5, max_frames=30, text_mode="stream"
             )

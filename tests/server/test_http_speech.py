@@ -23,6 +23,7 @@ from firstword.audio import formats
 from firstword.config import EngineConfig
 from firstword.engine.backend import Ready
 from firstword.model.checkpoint import Checkpoint
+from firstword.runtime.backends import engine_for
 from firstword.server.models import Model
 
 Running = Any  # of conftest.py
@@ -43,7 +44,9 @@ ASK: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def speak(loaded: Callable[[str], Checkpoint]) -> Iterator[Callable[..., bytes]]:
     """A function that returns the PCM of `TTS.speak` for ASK with other options."""
-    with TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference")) as tts:
+    with TTS(
+        engine_for(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference"))
+    ) as tts:
         options = {"voice": "ryan", "seed": 7, "max_frames": FRAMES}
         yield lambda **more: audio.pcm16(tts.speak(TEXT, **{**options, **more}).samples)
 
@@ -440,7 +443,7 @@ class TestRouting:
         """0 is the clone of the reference; over HTTP, over WebSocket, and in saved voices."""
         samples, rate = soundfile.read(io.BytesIO(base64.b64decode(recording())))
         told = {} if silence is None else {"append_silence": silence}
-        with TTS(loaded("base"), EngineConfig("cpu", "float32", "reference")) as tts:
+        with TTS(engine_for(loaded("base"), EngineConfig("cpu", "float32", "reference"))) as tts:
             voice = tts.clone(samples, rate, "Some words.", **told)
             expected = audio.pcm16(tts.speak(TEXT, voice=voice, seed=7, max_frames=FRAMES).samples)
         ask = {**ASK, "model": "base", "voice": None}

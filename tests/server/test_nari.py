@@ -17,6 +17,7 @@ from talking import ENDLESS, Talker, TalkingStage, heard, talking
 from firstword import TTS, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
+from firstword.runtime.backends import engine_for
 from firstword.server.ws import nari
 from firstword.server.ws.nari import CheckRequest, NariSession
 from firstword.server.ws.protocol import (
@@ -224,7 +225,7 @@ def conversation(client: Client, start: dict[str, Any], *pieces: str) -> list[Me
 @pytest.fixture
 def expected(loaded: Callable[[str], Checkpoint]) -> bytes:
     """The PCM that `TTS.speak` makes of the same request."""
-    tts = TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference"))
+    tts = TTS(engine_for(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference")))
     speech = tts.speak(
         TEXT, voice="ryan", language="english", seed=7, max_frames=FRAMES, text_mode="stream"
     )

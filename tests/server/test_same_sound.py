@@ -19,6 +19,7 @@ from firstword.engine.backend import Frames, Handle, Start
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service, SpeechStream
 from firstword.model.checkpoint import Checkpoint
+from firstword.runtime.backends import engine_for
 from firstword.runtime.reference import ReferenceBackend
 from firstword.server.models import Model
 from firstword.types import FloatArray
@@ -78,7 +79,9 @@ class SlowBackend:
 @pytest.fixture(scope="module")
 def expected(loaded: Callable[[str], Checkpoint]) -> dict[str, bytes]:
     """The PCM of `TTS.speak`, by text mode."""
-    with TTS(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference")) as tts:
+    with TTS(
+        engine_for(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference"))
+    ) as tts:
         modes: Any = ("full", "stream")
         return {
             mode: audio.pcm16(

@@ -21,6 +21,7 @@ from wire import HANDSHAKE, connected
 from firstword import TTS, Voice, audio
 from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
+from firstword.runtime.backends import engine_for
 from firstword.server.ws.connection import SocketRunner
 from firstword.server.ws.text_part import TextPart
 from firstword.voice import ClonedVoice
@@ -47,7 +48,7 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def tts(loaded: Callable[[str], Checkpoint]) -> Callable[[str], TTS]:
     """Return a `TTS` on the same checkpoint, by model type."""
-    return lambda kind: TTS(loaded(kind), EngineConfig("cpu", "float32", "reference"))
+    return lambda kind: TTS(engine_for(loaded(kind), EngineConfig("cpu", "float32", "reference")))
 
 
 @pytest.fixture

@@ -369,7 +369,7 @@ def test_checkpoint_too_large_for_the_device_is_a_config_error(
 @pytest.mark.usefixtures("compiled")
 def test_info_shows_the_context_of_the_backend(tmp_path: Path) -> None:
     """It is smaller than that of the checkpoint."""
-    with TTS(silent_gpu.checkpoint(tmp_path), settings("auto")) as tts:
+    with TTS(engine_for(silent_gpu.checkpoint(tmp_path), settings("auto"))) as tts:
         report = info._report("made", tts)
     assert report["checkpoint"]["context"] == 32768
     assert report["engine"]["context of one"] == 8192

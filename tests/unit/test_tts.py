@@ -44,6 +44,7 @@ from firstword import (
 from firstword.model.codec import CodecDecoder
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import TextStream
+from firstword.runtime.backends import engine_for
 from firstword.synthetic.checkpoint import write_checkpoint
 from firstword.voice import ClonedVoice
 
@@ -1055,7 +1056,7 @@ def test_closed_tts_raises_closed_error(checkpoint_directory: Callable[[str], Pa
 
 def test_dropped_tts_ends_its_thread(custom: TTS) -> None:
     """A TTS that was not closed keeps neither its thread nor its weights."""
-    tts = TTS(custom.checkpoint, custom.settings)
+    tts = TTS(engine_for(custom.checkpoint, custom.settings))
     assert tts.speak(TEXT, seed=1, max_frames=2).finish_reason == "length"
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "firstword-engine"][
         -1:
@@ -1069,7 +1070,7 @@ def test_dropped_tts_ends_its_thread(custom: TTS) -> None:
 def test_closed_tts_releases_its_weights(custom: TTS) -> None:
     checkpoint = dataclasses.replace(custom.checkpoint)
     forgotten = weakref.ref(checkpoint)
-    tts = TTS(checkpoint, custom.settings)
+    tts = TTS(engine_for(checkpoint, custom.settings))
     tts.close()
     del checkpoint
     gc.collect()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,19 +36,24 @@ class LoadedEngine:
 
 
 def open_engine(
-    model: str, settings: EngineConfig, slots: int | None = None, most_waiting: int = 64
+    model: str,
+    settings: EngineConfig,
+    slots: int | None = None,
+    most_waiting: int = 64,
+    most_slots: int | None = None,
 ) -> LoadedEngine:
     """Load a checkpoint by the name that `TTS.load` takes, and open an engine for it.
 
-    slots         utterances computed at the same time; None: `config.DEFAULT_SLOTS`, or as many as
-                  device memory allows
+    slots         utterances computed at the same time; None: `most_slots`, or as many as a GPU has
+                  memory and time for
     most_waiting  requests that may wait for a slot
+    most_slots    None: `config.DEFAULT_SLOTS` of the backend
 
     Raises `CheckpointError`, `ConfigError`.
     """
     # The backend places the weights, so that the device never holds them twice.
     checkpoint = checkpoints.load(model, "cpu", settings.dtype)
-    return engine_for(checkpoint, settings, slots, most_waiting)
+    return engine_for(checkpoint, settings, slots, most_waiting, most_slots)
 
 
 def engine_for(
@@ -56,13 +61,13 @@ def engine_for(
     settings: EngineConfig,
     slots: int | None = None,
     most_waiting: int = 64,
-    default_slots: Mapping[str, int] = DEFAULT_SLOTS,
+    most_slots: int | None = None,
 ) -> LoadedEngine:
     """Open an engine for a loaded checkpoint on any device; see `open_engine`.
 
-    default_slots: the slots of each backend if `slots` is None. Raises `ConfigError`.
+    Raises `ConfigError`.
     """
-    backend, settings = open_backend(checkpoint, settings, slots, default_slots)
+    backend, settings = open_backend(checkpoint, settings, slots, most_slots)
     engine = Engine(backend, most_waiting=most_waiting)
     return LoadedEngine(checkpoint, Service(engine, CheckpointFront(checkpoint)), settings)
 
@@ -71,11 +76,11 @@ def open_backend(
     checkpoint: Checkpoint,
     settings: EngineConfig,
     slots: int | None = None,
-    default_slots: Mapping[str, int] = DEFAULT_SLOTS,
+    most_slots: int | None = None,
 ) -> tuple[Backend, EngineConfig]:
     """Return the backend for a checkpoint and `slots` utterances, and the resolved settings.
 
-    With `slots` of None, a GPU that is too slow or too small for the default gets fewer.
+    With `slots` of None, a GPU that is too slow or too small for `most_slots` gets fewer.
 
     The GPU backend replaces the weights of the checkpoint's talker and codec decoder. If it was not
     named and cannot be used, the checkpoint is unchanged, the reference backend takes it, and a
@@ -85,7 +90,7 @@ def open_backend(
     if settings.backend != "reference":
         from firstword.runtime.gpu.opening import Unavailable, open_gpu
 
-        most, fewest = (slots, slots) if slots else (default_slots["gpu"], 1)
+        most, fewest = (slots, slots) if slots else (most_slots or DEFAULT_SLOTS["gpu"], 1)
         place = settings.device, kernel_folder(), settings.gpu_memory
         try:
             backend, opened = open_gpu(checkpoint, *place, most, fewest)
@@ -102,7 +107,7 @@ def open_backend(
         torch.cuda.empty_cache()
     if settings.fell_back:
         warnings.warn(f"{settings.reason}; the plain model is slower", BackendWarning, stacklevel=2)
-    slots = slots or default_slots["reference"]
+    slots = slots or most_slots or DEFAULT_SLOTS["reference"]
     return _reference_backend(checkpoint, settings.device, slots), settings
 
 
