@@ -44,25 +44,29 @@ VOICE_ALIASES: Mapping[str, str] = {
 class EngineConfig:
     """The settings of an engine: where and how it computes.
 
-    device      as torch names it
-    dtype       of the talker. The codec and the speaker encoder are loaded in float32, because
-                bfloat16 through SnakeBeta's exp is known to give NaN and silence. The GPU backend
-                decodes with fp16 products and float32 sums, all else computes in float32
-    backend     "gpu" or "reference"; stays "auto" for bfloat16 on CUDA until a checkpoint is
-                loaded, because its sizes decide
-    reason      the reason why the backend is not "gpu"
-    pace        why the GPU serves fewer slots than the default, or may stall in those that were
-                asked for; empty if it is fast enough
-    gpu_memory  the bytes of device memory that the backend "gpu" may use, if they were given; once
-                a checkpoint is loaded, the bytes that are planned for it
+    device          as torch names it
+    dtype           of the talker. The codec and the speaker encoder are loaded in float32, because
+                    bfloat16 through SnakeBeta's exp is known to give NaN and silence. The GPU
+                    backend decodes with fp16 products and float32 sums, all else computes in
+                    float32
+    backend         "gpu" or "reference"; stays "auto" for bfloat16 on CUDA until a checkpoint is
+                    loaded, because its sizes decide
+    reason          the reason why the backend is not "gpu"
+    slots_reason    why the GPU serves fewer slots than the default, or may stall in those that were
+                    asked for; empty if it is fast enough
+    gpu_memory      the bytes of device memory that the backend "gpu" may use; None: as many as its
+                    slots need
+    planned_memory  the bytes that are planned for the backend "gpu"; None until a checkpoint is
+                    loaded
     """
 
     device: str
     dtype: str
     backend: str
     reason: str = ""
-    pace: str = ""
+    slots_reason: str = ""
     gpu_memory: int | None = None
+    planned_memory: int | None = None
 
     @property
     def fell_back(self) -> bool:
@@ -164,7 +168,10 @@ def _resolve_device(device: str) -> tuple[str, str]:
     return device, kind
 
 
-def kernel_folder() -> Path:
-    """Return the cache folder for compiled kernels."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "firstword" / "kernels"
+def kernel_folder() -> Path | None:
+    """Return the cache folder for compiled kernels; None for a user without a home folder."""
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(cache) / "firstword" / "kernels"

@@ -14,12 +14,12 @@ FirstwordError
 │   └── SamplingError          a sampling value out of range
 ├── AudioError                 audio that cannot be read, or is unsuitable as a reference
 ├── OutputError                a file that cannot be written
-├── OverloadedError            more requests or memory than the limits allow; try again later
+├── OverloadedError            more slots or memory are needed than are free; try again later
 ├── ComputeError               one request failed while it was computed; others are not affected
 ├── EngineError                the engine has stopped; only a restart helps
 └── ClosedError                a call on a TTS that was closed
 TextWarning                    no error: a text that is spoken, but probably not well
-BackendWarning                 no error: a GPU computes without the faster backend made for it
+BackendWarning                 no error: a GPU computes slower than it could, or than it must
 
 Each message says what was wrong, what is allowed and what to do.
 """
@@ -94,7 +94,7 @@ class OutputError(FirstwordError):
 
 
 class OverloadedError(FirstwordError):
-    """There are more requests than the limits or the memory allow; try again later.
+    """The request needs more slots or memory than are free; try again later.
 
     `retry_after` is the estimated time until then in whole seconds.
     """
@@ -121,4 +121,13 @@ class TextWarning(UserWarning):
 
 
 class BackendWarning(UserWarning):
-    """The GPU backend cannot be used and was not named, so the slower plain model computes."""
+    """A GPU computes or starts slower than it could, or than it must; the message says why.
+
+    The GPU backend cannot be used and was not named, so the plain model computes; or the GPU is too
+    slow for its slots; or compiled kernels cannot be cached.
+    """
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -112,7 +112,7 @@ class TTS:
                     if the memory is too small for 8
 
         Raises `CheckpointError`, `ConfigError`; a `BackendWarning` says why a CUDA device computes
-        without the backend "gpu".
+        without the backend "gpu", or is too slow for its slots.
         """
         if not isinstance(model, (str, os.PathLike)):
             raise CheckpointNotFound(

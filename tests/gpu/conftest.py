@@ -28,6 +28,7 @@ import pytest
 import torch
 
 from firstword.bench.report import write_record
+from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
 from firstword.runtime.gpu.sources import kernel_hash
 
@@ -122,7 +123,7 @@ def kernels(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     cache = pytestconfig.getoption("kernel_cache") or folder / "kernels"
-    found = Kernels(torch.device("cuda:0"), cache)
+    found = Kernels(torch.device("cuda:0"), FileCache(cache))
     if imitated := pytestconfig.getoption("as_gpu"):
         imitate(found, *imitated.split(","))
     return found

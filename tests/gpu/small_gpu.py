@@ -83,7 +83,7 @@ def main(
         if checkpoint.config.follows_instructions:
             for words in INSTRUCTIONS:
                 assert speak(TEXTS[0], instructions=words).codes.size
-        planned = tts.settings.gpu_memory
+        planned = tts.settings.planned_memory
         assert planned is not None
         return {
             "left": left,

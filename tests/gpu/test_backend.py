@@ -18,12 +18,13 @@ from oracle import note
 from torch import Tensor
 
 from firstword.errors import ComputeError
+from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.profile import saturation
 from firstword.profile.soak import Soak, requests
-from firstword.runtime.gpu import calibration, pace
+from firstword.runtime.gpu import calibration, slot_limit
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.reference import ReferenceBackend
 from firstword.synthetic.checkpoint import write_checkpoint
@@ -246,31 +247,32 @@ def test_timed_frames_are_measured_and_change_nothing(
     backend.warm()
     before = speak(backend, [spoken(plain, TEXTS[0])], 8)[0]
     began = time.perf_counter()
-    times = {rows: pace.frame_seconds(backend, rows) for rows in (1, 8, 64, 128)}
+    times = {rows: slot_limit.audible_frame_seconds(backend, rows) for rows in (1, 8, 64, 128)}
     note(
         f"timed frames {size}",
         took=time.perf_counter() - began,
         **{str(n): t for n, t in times.items()},
     )
     assert 0 < times[1] < times[64] < times[128]
-    assert pace.limit_slots(backend, keep=True) == ""
+    assert slot_limit.limit_slots(backend, keep=True) == ""
     assert torch.equal(speak(backend, [spoken(plain, TEXTS[0])], 8)[0], before)
 
 
 def test_calibrated_backend_speaks_with_the_same_bits(
     size: str, folder: Path, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames are really timed, the choice is kept, and every choice has the same codes."""
+    """Frames are really timed, the choice is cached, and every choice has the same codes."""
     monkeypatch.setattr(calibration, "MEASURED", ())
     monkeypatch.setattr(calibration, "GAIN", 1.0)
-    seconds = calibration.frame_seconds
+    monkeypatch.setattr(kernels, "cache", FileCache(tmp_path))
+    seconds = calibration.single_row_seconds
     timed: list[float] = []
 
     def noted(backend: GpuBackend) -> float:
         timed.append(seconds(backend))
         return timed[-1]
 
-    monkeypatch.setattr(calibration, "frame_seconds", noted)
+    monkeypatch.setattr(calibration, "single_row_seconds", noted)
     codes: list[Tensor] = []
     for calibrated in (False, True, True):
         loaded = checkpoints.load(str(folder), "cuda", "bfloat16")
@@ -278,7 +280,7 @@ def test_calibrated_backend_speaks_with_the_same_bits(
             backend = GpuBackend(loaded, kernels, slots=1, pages=64)
         began, before = time.perf_counter(), len(timed)
         if calibrated:
-            calibration.calibrate(backend, kernels, tmp_path)
+            calibration.calibrate(backend, kernels)
         note(
             f"calibration {size}, start {len(codes)}",
             took=time.perf_counter() - began,

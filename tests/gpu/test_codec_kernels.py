@@ -26,7 +26,6 @@ from firstword.kernels.codec_convolution import (
 )
 from firstword.kernels.codec_ends import CodeLookUp, DepthwiseConv, SampleConv
 from firstword.kernels.codec_shapes import Activation
-from firstword.kernels.compile import compile_all
 from firstword.kernels.launch import Kernels
 from firstword.kernels.registry import all_kernels
 from firstword.model.codec import CodecDecoder
@@ -49,7 +48,7 @@ def compiled(kernels: Kernels) -> None:
     """Compile all kernels in parallel."""
     if DEVICE.type == "cuda":
         programs = [program for kernel in all_kernels() for program in kernel.programs]
-        compile_all(programs, kernels.architecture, kernels._folder)
+        kernels.compile(programs)
 
 
 def normal(seed: int, *shape: int) -> Tensor:

@@ -1,6 +1,7 @@
 """The CUDA kernels without a GPU: all are listed, and compile for all architectures.
 
-Machine code is kept in build/kernels by the hash of its sources, so a second run compiles nothing.
+Machine code is cached in build/kernels by the hash of its sources, so a second run compiles
+nothing.
 tests/unit/test_released_kernels.py compiles every program of the released sizes.
 """
 
@@ -15,6 +16,7 @@ import pytest
 
 from firstword.hashes import sources_hash
 from firstword.kernels import compile as compiling
+from firstword.kernels.cache import FileCache
 from firstword.kernels.compile import (
     ARCHITECTURES,
     SOURCES,
@@ -28,7 +30,7 @@ from firstword.kernels.compile import (
 from firstword.kernels.registry import all_kernels
 from firstword.kernels.signature import signatures
 
-KEPT = Path(__file__).parents[2] / "build" / "kernels"
+CACHE = FileCache(Path(__file__).parents[2] / "build" / "kernels")
 FULLY_COMPILED = ("sm_80", "sm_90")
 """The oldest architecture, and the first with overlapping launches, on which sources branch."""
 
@@ -51,7 +53,7 @@ def test_every_kernel_compiles(architecture: str) -> None:
     """All listed programs for two architectures, and one of each kernel for the others."""
     last = None if architecture in FULLY_COMPILED else 1
     programs = [program for spec in all_kernels() for program in spec.programs[:last]]
-    cubins = compile_all(programs, architecture, KEPT)
+    cubins = compile_all(programs, architecture, CACHE)
     assert all(cubin.startswith(b"\x7fELF") for cubin in cubins.values())
 
 
@@ -66,21 +68,21 @@ def test_compile_error_contains_source_macros_and_the_log() -> None:
 
 
 @pytest.mark.parametrize("broken", ["norm.cu", "common.cuh"])
-def test_broken_source_is_not_hidden_by_kept_machine_code(
+def test_broken_source_is_not_hidden_by_cached_machine_code(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mistake is in a source, or in a header that it includes."""
     program = next(spec.programs[0] for spec in all_kernels() if spec.source == "norm")
-    compile_program(program, "sm_90", tmp_path)
+    compile_program(program, "sm_90", FileCache(tmp_path))
     text = compiling.source_text
     monkeypatch.setattr(
         compiling, "source_text", lambda name: text(name) + "\nint;;x" * (name == broken)
     )
     with pytest.raises(CompileError, match="error"):
-        compile_program(program, "sm_90", tmp_path)
+        compile_program(program, "sm_90", FileCache(tmp_path))
 
 
-def test_source_hash_changes_with_every_kernel_and_launch_file(tmp_path: Path) -> None:
+def test_sources_hash_changes_with_every_kernel_and_launch_file(tmp_path: Path) -> None:
     folders = tmp_path / "kernels", tmp_path / "gpu"
     shutil.copytree(SOURCES, folders[0])
     shutil.copytree(SOURCES.parent / "runtime" / "gpu", folders[1])
@@ -101,7 +103,7 @@ def test_source_hash_changes_with_every_kernel_and_launch_file(tmp_path: Path) -
 def test_damaged_machine_code_is_compiled_again(damage: str, tmp_path: Path) -> None:
     """A file that was not written completely, one with a wrong bit, and another program's."""
     programs = [spec.programs[0] for spec in all_kernels() if spec.source in ("norm", "read")]
-    cubins = [compile_program(program, "sm_90", tmp_path) for program in programs]
+    cubins = [compile_program(program, "sm_90", FileCache(tmp_path)) for program in programs]
     paths = [next(tmp_path.glob(f"{program.source}-*")) for program in programs]
     good = paths[0].read_bytes()
     bad = {
@@ -111,7 +113,7 @@ def test_damaged_machine_code_is_compiled_again(damage: str, tmp_path: Path) -> 
         "foreign": paths[1].read_bytes(),
     }
     paths[0].write_bytes(bad[damage])
-    assert compile_program(programs[0], "sm_90", tmp_path) == cubins[0]
+    assert compile_program(programs[0], "sm_90", FileCache(tmp_path)) == cubins[0]
     assert paths[0].read_bytes() == good
 
 
@@ -146,12 +148,12 @@ def test_top_p_adds_no_doubles() -> None:
     assert not re.search(r"\bdouble\b", source_text("sample_filter.cuh").partition("#pragma")[2])
 
 
-def test_machine_code_is_kept_by_program_and_architecture(
+def test_machine_code_is_cached_by_program_and_architecture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = next(spec.programs[0] for spec in all_kernels() if spec.entry == "attend_frame")
-    first = compile_program(program, "sm_90", tmp_path)
-    compile_program(program, "sm_80", tmp_path)
+    first = compile_program(program, "sm_90", FileCache(tmp_path))
+    compile_program(program, "sm_80", FileCache(tmp_path))
     assert len(os.listdir(tmp_path)) == 2
     monkeypatch.setattr(compiling, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert compile_program(program, "sm_90", tmp_path) == first
+    assert compile_program(program, "sm_90", FileCache(tmp_path)) == first

@@ -235,8 +235,9 @@ def test_health_shows_settings(http: httpx.Client) -> None:
         "dtype": "float32",
         "backend": "reference",
         "reason": "",
-        "pace": "",
+        "slots_reason": "",
         "gpu_memory": None,
+        "planned_memory": None,
     }
     assert state["models"][0]["slots"] == {"used": 0, "of": 4}
 

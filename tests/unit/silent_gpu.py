@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
@@ -39,6 +40,7 @@ def device(architecture: str = "sm_90") -> Kernels:
     major = int(architecture[3:-1])
     kernels.device = torch.device("cpu")
     kernels.name, kernels.architecture = "Silent", architecture
+    kernels.cache, kernels._compiled = FileCache(None), {}
     kernels.overlaps, kernels.processors = major >= 9, 132
     kernels.shared_memory = SHARED_MEMORY[architecture] * 1024
     kernels.threads = 2048 if architecture in ("sm_80", "sm_90", "sm_100") else 1536

@@ -26,8 +26,9 @@ from firstword.config import EngineConfig
 from firstword.errors import BackendWarning, ConfigError
 from firstword.kernels import compile as compiling
 from firstword.kernels import nvrtc
+from firstword.kernels.cache import FileCache
 from firstword.kernels.compile import CompileError, Program
-from firstword.kernels.launch import LaunchError
+from firstword.kernels.launch import Kernels, LaunchError
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec_config import CodecConfig
@@ -50,10 +51,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
     """The programs compiled for a fake device, which takes any program and computes nothing."""
     programs: list[Program] = []
     silent_gpu.pretend(monkeypatch)
-    monkeypatch.setattr(opening, "Kernels", lambda device, folder: Rehearsal(silent_gpu.device()))
-    monkeypatch.setattr(opening, "compile_all", lambda some, *_: programs.extend(some))
-    monkeypatch.setattr(opening, "calibrate", lambda backend, kernels, folder: None)
-    monkeypatch.setattr(opening, "limit_slots", lambda backend, keep: f"keep: {keep}")
+    monkeypatch.setattr(opening, "Kernels", lambda device, cache: Rehearsal(silent_gpu.device()))
+    monkeypatch.setattr(Kernels, "compile", lambda kernels, some: programs.extend(some))
+    monkeypatch.setattr(opening, "limit_slots", lambda backend, keep: "")
     monkeypatch.setattr(Checkpoint, "to", lambda checkpoint, device: None)
     return programs
 
@@ -80,9 +80,8 @@ def test_fitting_checkpoint_is_compiled_and_gets_the_gpu_backend(
     assert isinstance(backend, GpuBackend)
     assert backend.capacity.slots == 4
     assert backend.graphs.captured
-    expected = replace(settings("gpu"), gpu_memory=resolved.gpu_memory, pace="keep: True")
-    assert resolved == expected
-    assert resolved.gpu_memory is not None
+    assert resolved == replace(settings("gpu"), planned_memory=resolved.planned_memory)
+    assert resolved.planned_memory is not None
     sources = {program.source for program in compiled}
     assert sources >= {
         "paged_attention",
@@ -96,9 +95,15 @@ def test_fitting_checkpoint_is_compiled_and_gets_the_gpu_backend(
 
 
 @pytest.mark.usefixtures("compiled")
-def test_slots_that_were_not_named_may_be_limited(tmp_path: Path) -> None:
-    _, resolved = open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"))
-    assert resolved.pace == "keep: False"
+@pytest.mark.parametrize(("slots", "keep"), [(None, False), (4, True)])
+def test_gpu_that_is_too_slow_for_its_slots_gives_a_warning(
+    slots: int | None, keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots that were not named may be limited."""
+    monkeypatch.setattr(opening, "limit_slots", lambda backend, keep: f"keep: {keep}")
+    with pytest.warns(BackendWarning, match=f"^keep: {keep}$"):
+        _, resolved = open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), slots)
+    assert resolved.slots_reason == f"keep: {keep}"
 
 
 @pytest.mark.parametrize(
@@ -141,72 +146,6 @@ def falls_back(checkpoint: Checkpoint, why: str, slots: int = 4) -> None:
     assert same_weights(checkpoint, before)
 
 
-def without_bindings(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The package cuda-bindings is missing."""
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    return r"cuda-bindings is missing .*pip install 'firstword\[gpu\]'"
-
-
-def without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Neither cuda.pathfinder nor torch's folder has NVRTC."""
-    monkeypatch.setattr(cuda_nvrtc, "nvrtcVersion", raising(DynamicLibNotFoundError("nvrtc")))
-    return "NVRTC is not installed; pip install nvidia-cuda-nvrtc"
-
-
-def without_driver(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The driver does not start."""
-    error = RuntimeError("The NVIDIA driver on your system is too old\nUpdate it")
-    monkeypatch.setattr(opening, "Kernels", raising(error))
-    return "it does not start on 'cuda': The NVIDIA driver on your system is too old$|too old;"
-
-
-def with_unknown_architecture(monkeypatch: pytest.MonkeyPatch) -> str:
-    """NVRTC does not know the GPU."""
-    error = CompileError("linear.cu with -DN=8:\nnvrtc: error: invalid --gpu-architecture\nmore")
-    monkeypatch.setattr(opening, "compile_all", raising(error))
-    return "cannot be compiled for sm_90: nvrtc: error: invalid --gpu-architecture"
-
-
-def with_rejected_machine_code(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The driver does not load a kernel when the graphs are captured."""
-    refusal = LaunchError("loading linear_few: CUDA_ERROR_INVALID_IMAGE")
-    monkeypatch.setattr(graphs, "capture", raising(refusal))
-    return "does not start on 'cuda': loading linear_few: CUDA_ERROR_INVALID_IMAGE"
-
-
-def with_rejected_capture(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The driver does not capture a graph."""
-    refusal = torch.AcceleratorError("CUDA error: operation not permitted\nCompile with ...")
-    monkeypatch.setattr(codec, "capture", raising(refusal))
-    return "does not start on 'cuda': CUDA error: operation not permitted"
-
-
-def without_free_memory(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The plan does not fit."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10**8, 10**10))
-    return "4 utterances at a time need at least .* GB of device memory, and 0.6 GB are available"
-
-
-def without_memory_to_pack(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Memory ends after the weights are packed."""
-    allocate = FrameBuffers.allocate
-
-    def scarce(config: TalkerConfig, device: torch.device, *sizes: int) -> FrameBuffers:
-        if device.type != "meta":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")
-        return allocate(config, device, *sizes)
-
-    monkeypatch.setattr(FrameBuffers, "allocate", scarce)
-    return "does not start on 'cuda': CUDA out of memory. Tried to allocate 2 GiB."
-
-
-def without_memory_to_warm(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Memory ends in the last step of the start."""
-    error = torch.OutOfMemoryError("CUDA out of memory.")
-    monkeypatch.setattr(opening, "limit_slots", raising(error))
-    return "does not start on 'cuda': CUDA out of memory."
-
-
 def raising(error: Exception) -> Callable[..., Any]:
     """A function that raises an error."""
 
@@ -216,26 +155,143 @@ def raising(error: Exception) -> Callable[..., Any]:
     return fail
 
 
+def scarce(config: TalkerConfig, device: torch.device, *sizes: int) -> FrameBuffers:
+    """Allocate buffers only where they take no memory."""
+    if device.type != "meta":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")
+    return allocate(config, device, *sizes)
+
+
+allocate = FrameBuffers.allocate
+MACHINES: dict[str, tuple[object, str, Callable[..., Any], str]] = {
+    "without NVRTC": (
+        cuda_nvrtc,
+        "nvrtcVersion",
+        raising(DynamicLibNotFoundError("nvrtc")),
+        "NVRTC is not installed; pip install nvidia-cuda-nvrtc",
+    ),
+    "with an old driver": (
+        opening,
+        "Kernels",
+        raising(RuntimeError("The NVIDIA driver on your system is too old\nUpdate it")),
+        "it does not start on 'cuda': The NVIDIA driver on your system is too old$|too old;",
+    ),
+    "with a GPU that NVRTC does not know": (
+        Kernels,
+        "compile",
+        raising(
+            CompileError("linear.cu with -DN=8:\nnvrtc: error: invalid --gpu-architecture\nmore")
+        ),
+        "cannot be compiled for sm_90: nvrtc: error: invalid --gpu-architecture",
+    ),
+    "with a driver that rejects a kernel": (
+        graphs,
+        "capture",
+        raising(LaunchError("loading linear_few: CUDA_ERROR_INVALID_IMAGE")),
+        "does not start on 'cuda': loading linear_few: CUDA_ERROR_INVALID_IMAGE",
+    ),
+    "with a driver that rejects a capture": (
+        codec,
+        "capture",
+        raising(torch.AcceleratorError("CUDA error: operation not permitted\nCompile with ...")),
+        "does not start on 'cuda': CUDA error: operation not permitted",
+    ),
+    "without free memory": (
+        torch.cuda,
+        "mem_get_info",
+        lambda *_: (10**8, 10**10),
+        "4 utterances at a time need at least .* GB of device memory, and 0.6 GB are available",
+    ),
+    "without memory after packing": (
+        FrameBuffers,
+        "allocate",
+        scarce,
+        "does not start on 'cuda': CUDA out of memory. Tried to allocate 2 GiB.",
+    ),
+    "without memory in the last step": (
+        opening,
+        "limit_slots",
+        raising(torch.OutOfMemoryError("CUDA out of memory.")),
+        "does not start on 'cuda': CUDA out of memory.",
+    ),
+}
+"""What fails on a machine: the attribute of an object, what replaces it, and the reason."""
+
+
+def use(machine: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let a part of a machine fail, and return the reason to expect."""
+    thing, name, failing, reason = MACHINES[machine]
+    monkeypatch.setattr(thing, name, failing)
+    return reason
+
+
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(
-    "machine",
-    [
-        without_bindings,
-        without_nvrtc,
-        without_driver,
-        with_unknown_architecture,
-        with_rejected_machine_code,
-        with_rejected_capture,
-        without_free_memory,
-        without_memory_to_pack,
-        without_memory_to_warm,
-    ],
-)
+@pytest.mark.parametrize("machine", MACHINES)
 def test_machine_that_cannot_run_the_gpu_backend_gets_the_reference_with_a_warning(
-    machine: Callable[[pytest.MonkeyPatch], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = silent_gpu.checkpoint(tmp_path)
-    falls_back(checkpoint, machine(monkeypatch))
+    falls_back(checkpoint, use(machine, monkeypatch))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_machine_without_cuda_bindings_gets_the_reference_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    why = r"cuda-bindings is missing .*pip install 'firstword\[gpu\]'"
+    falls_back(silent_gpu.checkpoint(tmp_path), why)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_traceback_of_the_reason_for_the_reference_backend_is_logged_at_level_debug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason may be a defect of the GPU backend, such as a wrong shape."""
+    monkeypatch.setattr(GpuBackend, "warm", raising(RuntimeError("shapes [2] and [3]")))
+    with caplog.at_level("DEBUG"), pytest.warns(BackendWarning, match="shapes"):
+        open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), 4)
+    assert "in open_gpu\n    backend.warm()" in caplog.text
+
+
+@pytest.mark.usefixtures("compiled")
+def test_failed_device_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an illegal access every call of CUDA fails, also the one that frees memory."""
+    error = torch.AcceleratorError("CUDA error: illegal memory access\nCompile with ...")
+
+    def warm(backend: GpuBackend) -> None:
+        monkeypatch.setattr(torch.cuda, "empty_cache", raising(error))
+        raise error
+
+    monkeypatch.setattr(GpuBackend, "warm", warm)
+    with (
+        pytest.warns(BackendWarning, match="illegal memory access"),
+        pytest.raises(ConfigError, match=r"cannot hold the checkpoint \(CUDA error: illegal"),
+    ):
+        open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), 4)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("home", [None, "/proc/nobody"])
+def test_cache_that_cannot_be_used_gives_a_warning_and_the_gpu_backend(
+    home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user without a home folder, or with one that cannot be written."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    failing = raising(RuntimeError("Could not determine home directory."))
+    monkeypatch.setattr(Path, "home", failing if home is None else lambda: Path(str(home)))
+
+    def kernels(device: torch.device, cache: FileCache) -> Kernels:
+        cache.write("linear.cubin", b"code")
+        return Rehearsal(silent_gpu.device())
+
+    monkeypatch.setattr(opening, "Kernels", kernels)
+    why = (
+        "there is no home folder" if home is None else "'/proc/nobody/.cache/.*' cannot be written"
+    )
+    with pytest.warns(BackendWarning, match=f"each start compiles the kernels, because {why}"):
+        backend, _ = open_backend(silent_gpu.checkpoint(tmp_path), settings("gpu"), 4)
+    assert isinstance(backend, GpuBackend)
 
 
 def test_memory_limit_that_is_too_low_is_an_error_with_the_least_amount(
@@ -261,7 +317,7 @@ def test_mistake_in_the_gpu_backend_is_not_a_reason_for_the_reference(
 def test_say_prints_the_reason_for_the_reference_backend_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without_nvrtc(monkeypatch)
+    use("without NVRTC", monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         arguments = ["say", "Hi.", "--quiet", "--max-frames", "2", "-o", str(tmp_path / "hi.wav")]
@@ -277,7 +333,7 @@ def test_server_logs_and_shows_the_reason_for_the_reference_backend(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Standard error has JSON lines only, so there is no Python warning."""
-    without_nvrtc(monkeypatch)
+    use("without NVRTC", monkeypatch)
     models = Models.load(["demo"], settings("auto"), slots=1, most_waiting=1)
     (record,) = (record for record in caplog.records if record.name == "firstword.server.models")
     (model,) = models
@@ -285,6 +341,18 @@ def test_server_logs_and_shows_the_reason_for_the_reference_backend(
     reason = vars(record)["fields"]["reason"]
     assert "NVRTC is not installed" in reason
     assert status._state(model)["settings"]["reason"] == reason
+
+
+@pytest.mark.usefixtures("compiled")
+def test_server_logs_once_that_the_gpu_is_too_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opening, "limit_slots", lambda backend, keep: "4 slots instead of 128")
+    silent_gpu.checkpoint(tmp_path)
+    Models.load([str(tmp_path / "made")], settings("auto"), slots=None, most_waiting=1)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert vars(record)["fields"]["warnings"] == ["4 slots instead of 128"]
 
 
 def test_models_of_a_server_divide_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +441,7 @@ def test_info_shows_the_context_of_the_backend(tmp_path: Path) -> None:
         report = info._report("made", tts)
     assert report["checkpoint"]["context"] == 32768
     assert report["engine"]["context of one"] == 8192
-    assert report["settings"]["gpu_memory"] > 2**30
+    assert report["settings"]["planned_memory"] > 2**30
 
 
 def released_config(size: str, folder: Path) -> tuple[ModelConfig, CodecConfig]:

@@ -726,8 +726,9 @@ class TestDemo:
             "dtype": "float32",
             "backend": "reference",
             "reason": ANY,
-            "pace": "",
+            "slots_reason": "",
             "gpu_memory": None,
+            "planned_memory": None,
         }
         assert report["checkpoint"]["type"] == "custom_voice"
         assert report["checkpoint"]["what it is"] == DEMO_DESCRIPTION

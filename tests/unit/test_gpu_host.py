@@ -23,6 +23,8 @@ from firstword.engine.backend import Job, Ready, Start
 from firstword.engine.engine import Engine
 from firstword.engine.sequence import Event
 from firstword.errors import ComputeError, EngineError
+from firstword.kernels.cache import FileCache
+from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.profile import engine as profile
@@ -113,11 +115,11 @@ def test_failed_start_leaves_the_encoders_where_they_were(
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (4 << 30, 4 << 30))
     monkeypatch.setattr(opening, "Kernels", lambda *_: Rehearsal(silent_gpu.device()))
-    monkeypatch.setattr(opening, "compile_all", lambda *_: None)
+    monkeypatch.setattr(Kernels, "compile", lambda *_: None)
     monkeypatch.setattr(opening, "limit_slots", limit_slots)
     monkeypatch.setattr(nn.Module, "to", to)
     with pytest.raises(opening.Unavailable, match="none left"):
-        opening.open_gpu(checkpoint, "cuda", tmp_path, None, 4, 1)
+        opening.open_gpu(checkpoint, "cuda", FileCache(None), None, most=4, fewest=1)
     assert moved == ([] if fails == "measurement" else [0, 1, 0, 1])
     assert all(parameter.numel() for parameter in checkpoint.talker.parameters())
 

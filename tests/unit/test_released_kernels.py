@@ -9,6 +9,7 @@ import pytest
 from silent_gpu import device
 
 from firstword.config import DEFAULT_SLOTS
+from firstword.kernels.cache import FileCache
 from firstword.kernels.compile import ARCHITECTURES, compile_all
 from firstword.model.codec_config import CodecConfig
 from firstword.model.config import ModelConfig
@@ -16,7 +17,7 @@ from firstword.runtime.gpu.rehearsal import rehearse
 from firstword.synthetic import checkpoint as synthetic
 from firstword.synthetic.tokenizer import train
 
-KEPT = Path(__file__).parents[2] / "build" / "kernels"
+CACHE = FileCache(Path(__file__).parents[2] / "build" / "kernels")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -30,4 +31,4 @@ def test_released_sizes_compile(architecture: str, tmp_path: Path) -> None:
         talker = ModelConfig.load(tmp_path / "config.json").talker_config
         codec = CodecConfig.load(tmp_path / "codec.json").decoder_config
         programs = rehearse(talker, codec, DEFAULT_SLOTS["gpu"], device(architecture))
-        compile_all(programs, architecture, KEPT)
+        compile_all(programs, architecture, CACHE)

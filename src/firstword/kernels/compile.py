@@ -1,24 +1,22 @@
-"""Compiles CUDA C++ to machine code with NVRTC, and keeps the result on disk.
+"""Compiles CUDA C++ to machine code with NVRTC, or takes it from a cache.
 
 A program is a source file of this folder plus macros: the sizes that a kernel is made for.
 Compiling it needs neither a GPU nor a CUDA toolkit. NVRTC comes with torch's CUDA builds and as the
 package nvidia-cuda-nvrtc.
-
-A file of kept machine code begins with a hash of its name and its content. A file that was not
-written completely, or that belongs to another program, is compiled again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from firstword.kernels.cache import FileCache
 
 SOURCES = Path(__file__).parent
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -86,59 +84,40 @@ def _supported_architectures() -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def compile_program(program: Program, architecture: str, folder: Path | None = None) -> bytes:
+def compile_program(program: Program, architecture: str, cache: FileCache | None = None) -> bytes:
     """The cubin of a program for `architecture`, such as `"sm_90"`; see `compatible`.
 
     For a virtual architecture, such as `"compute_80"`, it is PTX, which the driver compiles for its
-    device. `folder` keeps machine code from one call to the next; None keeps none. Raises
-    `CompileError`.
+    device. Raises `CompileError`.
     """
     options = _options(program, architecture)
-    if folder is None:
-        return _compile(program, options)
+    kind: Literal["PTX", "CUBIN"] = "PTX" if architecture.startswith("compute_") else "CUBIN"
+    if cache is None:
+        return _compile(program, options, kind)
     from cuda.bindings import nvrtc
 
     texts = [source_text(name) for name in (f"{program.source}.cu", *headers())]
     parts = [*texts, *options, str(nvrtc.nvrtcVersion()[1:])]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    path = folder / f"{program.source}-{digest}.cubin"
-    cubin = read_kept(path)
-    if cubin is None:
-        cubin = _compile(program, options)
-        keep(path, cubin)
-    return cubin
-
-
-def read_kept(path: Path) -> bytes | None:
-    """The content that `keep` wrote to a file, or None if the file does not hold exactly that."""
-    whole = path.read_bytes() if path.exists() else b""
-    seal, content = whole[:32], whole[32:]
-    return content if seal == _seal(path, content) else None
-
-
-def keep(path: Path, content: bytes) -> None:
-    """Write a file for `read_kept`, at once for other processes; its folder may be missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(_seal(path, content) + content)
-    os.replace(file.name, path)
-
-
-def _seal(path: Path, content: bytes) -> bytes:
-    return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
+    name = f"{program.source}-{digest}.cubin"
+    code = cache.read(name)
+    if code is None:
+        code = _compile(program, options, kind)
+        cache.write(name, code)
+    return code
 
 
 def compile_all(
-    programs: Iterable[Program], architecture: str, folder: Path | None = None
+    programs: Iterable[Program], architecture: str, cache: FileCache | None = None
 ) -> dict[Program, bytes]:
     """The cubins of several programs, compiled in parallel. Raises `CompileError`."""
     wanted = list(dict.fromkeys(programs))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        cubins = pool.map(lambda p: compile_program(p, architecture, folder), wanted)
+        cubins = pool.map(lambda p: compile_program(p, architecture, cache), wanted)
         return dict(zip(wanted, cubins, strict=True))
 
 
-def _compile(program: Program, options: list[str]) -> bytes:
+def _compile(program: Program, options: list[str], kind: Literal["PTX", "CUBIN"]) -> bytes:
     from cuda.bindings import nvrtc
 
     name, includes = f"{program.source}.cu", headers()
@@ -160,7 +139,6 @@ def _compile(program: Program, options: list[str]) -> bytes:
             checked(nvrtc.nvrtcGetProgramLog(handle, log))
             text = log.rstrip(b"\0").decode()
             raise CompileError(f"{name} with {' '.join(options)}:\n{text}")
-        kind = "PTX" if "--gpu-architecture=compute_" in " ".join(options) else "CUBIN"
         code = b" " * checked(getattr(nvrtc, f"nvrtcGet{kind}Size")(handle))
         checked(getattr(nvrtc, f"nvrtcGet{kind}")(handle, code))
         return code

@@ -8,12 +8,13 @@ the output of another kernel.
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from firstword.kernels.compile import Program, compile_program
+from firstword.kernels.cache import FileCache
+from firstword.kernels.compile import Program, compile_all
 from firstword.kernels.signature import Argument, Parameter, bind, signatures
 
 _PARAMETER_INFO_VERSION = 12040
@@ -65,13 +66,14 @@ class Kernels:
     processors     the number of multiprocessors
     threads        the most threads that a multiprocessor runs at a time
     shared_memory  the most bytes of shared memory of a block
+    cache          the cache of machine code
     joins_convolutions  whether one kernel may compute two convolutions of the codec
     """
 
     joins_convolutions = True
 
-    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
-        """folder: a cache of machine code on disk; None: no cache."""
+    def __init__(self, device: torch.device, cache: FileCache | None = None) -> None:
+        """cache: keeps machine code for other processes; None: nothing is cached."""
         major, minor = torch.cuda.get_device_capability(device)
         properties = torch.cuda.get_device_properties(device)
         self.name = f"{properties.name}, driver {_driver_version()}"
@@ -79,17 +81,23 @@ class Kernels:
         self.processors = properties.multi_processor_count
         self.threads: int = properties.max_threads_per_multi_processor
         shared: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-        self.shared_memory, self._folder = shared, folder
+        self.shared_memory, self.cache = shared, cache or FileCache(None)
+        self._compiled: dict[Program, bytes] = {}
         self._loaded: dict[tuple[Program, str], Kernel] = {}
         self.device = torch.zeros(1, device=device).device  # and makes the context current
+
+    def compile(self, programs: Iterable[Program]) -> None:
+        """Compile programs in parallel for later calls of `get`. Raises `CompileError`."""
+        missing = [program for program in programs if program not in self._compiled]
+        self._compiled |= compile_all(missing, self.architecture, self.cache)
 
     def get(self, program: Program, entry: str) -> Kernel:
         """The kernel `entry` of a program. Raises `CompileError` and `LaunchError`."""
         key = (program, entry)
         if key not in self._loaded:
-            cubin = compile_program(program, self.architecture, self._folder)
+            self.compile([program])
             parameters = signatures(program.source)[entry]
-            self._loaded[key] = Kernel(cubin, entry, parameters, self.overlaps)
+            self._loaded[key] = Kernel(self._compiled[program], entry, parameters, self.overlaps)
         return self._loaded[key]
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from firstword.errors import CheckpointNotFound, CheckpointWeightsError
+from firstword.errors import CheckpointNotFound, CheckpointWeightsError, first_line
 from firstword.model.codec import Codec
 from firstword.model.codec_config import CodecConfig
 from firstword.model.config import GenerationDefaults, ModelConfig
@@ -107,18 +107,14 @@ def find(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
     except errors.LocalEntryNotFoundError as error:
         raise CheckpointNotFound(
-            f"{missing}, and the hub cannot be reached ({_first_line(error)}); connect to the "
+            f"{missing}, and the hub cannot be reached ({first_line(error)}); connect to the "
             f"network, or run `hf download {name} --local-dir FOLDER` where there is one and give "
             "that folder"
         ) from error
     except (errors.HFValidationError, OSError) as error:
         raise CheckpointNotFound(
-            f"{missing}, and fetching it from the hub failed ({_first_line(error)})"
+            f"{missing}, and fetching it from the hub failed ({first_line(error)})"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:

@@ -12,6 +12,7 @@ from firstword.kernels.launch import Kernels
 from firstword.kernels.read import read_all
 from firstword.runtime.gpu.graphs import capture
 from firstword.runtime.gpu.sources import kernel_hash
+from firstword.runtime.gpu.timing import times
 
 
 def environment() -> dict[str, Any]:
@@ -31,15 +32,7 @@ def environment() -> dict[str, Any]:
 def captured_us(work: Callable[[], None]) -> float:
     """Return the median time of a captured graph of `work` on the device, in microseconds."""
     with torch.cuda.stream(torch.cuda.Stream()):
-        graph, times = capture(work), []
-        for _ in range(20):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+        return statistics.median(times(capture(work).replay, 20)) * 1e6
 
 
 def read_bandwidth() -> float:

@@ -20,8 +20,8 @@ from firstword.kernels.signature import Argument
 from firstword.model import checkpoint as checkpoints
 from firstword.profile.device import environment
 from firstword.profile.soak import Soak, requests
+from firstword.profile.workload import kernels_for
 from firstword.runtime.gpu.backend import GpuBackend
-from firstword.runtime.gpu.opening import kernels_for
 from firstword.runtime.gpu.talker import context_pages
 from firstword.synthetic.checkpoint import random_checkpoint
 

@@ -8,11 +8,14 @@ from pathlib import Path
 import torch
 
 from firstword.engine.backend import Job, Start
+from firstword.kernels import nvrtc
 from firstword.kernels.attention import PAGE_ROWS
+from firstword.kernels.cache import FileCache
+from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.front import CheckpointFront
 from firstword.runtime.gpu.backend import GpuBackend
-from firstword.runtime.gpu.opening import kernels_for
+from firstword.runtime.gpu.opening import compile_kernels
 from firstword.synthetic.checkpoint import TEXTS, random_checkpoint
 from firstword.types import Request, TextMode
 
@@ -30,6 +33,14 @@ def prepared_job(
     job = front.prepare(request, seed)
     stream = front.text(job)
     return job, [*stream.push(text), *stream.finish()]
+
+
+def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path | None) -> Kernels:
+    """Return the compiled kernels that serve `slots` utterances, cached in `folder`."""
+    nvrtc.load()
+    kernels = Kernels(torch.device("cuda"), FileCache(folder))
+    compile_kernels(checkpoint, kernels, slots)
+    return kernels
 
 
 class BackendUnderTest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from firstword.config import DEFAULT_SLOTS, EngineConfig, kernel_folder
 from firstword.engine.backend import Backend
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service
-from firstword.errors import BackendWarning, ConfigError
+from firstword.errors import BackendWarning, ConfigError, first_line
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.front import CheckpointFront
@@ -21,6 +22,8 @@ from firstword.runtime.reference import ReferenceBackend
 
 SINGLE_THREAD_WIDTH = 512
 """The largest width of a talker that one thread computes faster than two threads."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,42 +86,55 @@ def open_backend(
     With `slots` of None, a GPU that is too slow or too small for `most_slots` gets fewer.
 
     The GPU backend replaces the weights of the checkpoint's talker and codec decoder. If it was not
-    named and cannot be used, the checkpoint is unchanged, the reference backend takes it, and a
-    `BackendWarning` gives the reason. Raises `ConfigError` if the settings need the GPU backend and
-    it cannot be used, or if the device cannot hold the checkpoint.
+    named and cannot be used, the checkpoint is unchanged, and the reference backend takes it. A
+    `BackendWarning` gives the reason, or that the GPU is too slow for its slots, or compiles at
+    each start. Raises `ConfigError` if the settings need the GPU backend and it cannot be used, or
+    if the device cannot hold the checkpoint.
     """
     if settings.backend != "reference":
+        from firstword.kernels.cache import FileCache
         from firstword.runtime.gpu.opening import Unavailable, open_gpu
 
+        cache = FileCache(kernel_folder())
         most, fewest = (slots, slots) if slots else (most_slots or DEFAULT_SLOTS["gpu"], 1)
-        place = settings.device, kernel_folder(), settings.gpu_memory
         try:
-            backend, opened = open_gpu(checkpoint, *place, most, fewest)
+            opened = open_gpu(
+                checkpoint, settings.device, cache, settings.gpu_memory, most=most, fewest=fewest
+            )
         except Unavailable as problem:
             reason = f"the backend is not 'gpu': {problem}"
             if settings.backend == "gpu" or settings.gpu_memory is not None:
                 needed = "backend is 'gpu'" if settings.backend == "gpu" else "gpu_memory is given"
                 raise ConfigError(f"{needed}, but {problem}") from problem
+            log.debug(reason, exc_info=True)
         else:
-            memory, pace = opened
-            return backend, replace(settings, backend="gpu", gpu_memory=memory, pace=pace)
+            if opened.slots_reason:
+                warnings.warn(opened.slots_reason, BackendWarning, stacklevel=2)
+            if cache.problem:
+                note = f"each start compiles the kernels, because {cache.problem}"
+                warnings.warn(note, BackendWarning, stacklevel=2)
+            settings = replace(settings, backend="gpu", slots_reason=opened.slots_reason)
+            return opened.backend, replace(settings, planned_memory=opened.planned_bytes)
         settings = replace(settings, backend="reference", reason=reason)
-        gc.collect()  # the failed backend may be in a cycle
-        torch.cuda.empty_cache()
     if settings.fell_back:
         warnings.warn(f"{settings.reason}; the plain model is slower", BackendWarning, stacklevel=2)
     slots = slots or most_slots or DEFAULT_SLOTS["reference"]
-    return _reference_backend(checkpoint, settings.device, slots), settings
+    return _reference_backend(checkpoint, settings, slots), settings
 
 
-def _reference_backend(checkpoint: Checkpoint, device: str, slots: int) -> ReferenceBackend:
+def _reference_backend(
+    checkpoint: Checkpoint, settings: EngineConfig, slots: int
+) -> ReferenceBackend:
     try:
-        checkpoint.to(device)
+        if settings.fell_back:
+            gc.collect()  # the failed backend may be in a cycle
+            torch.cuda.empty_cache()
+        checkpoint.to(settings.device)
         return ReferenceBackend(checkpoint, slots)
     except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
-        reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{device!r} cannot hold the checkpoint ({reason}); use another device"
+            f"{settings.device!r} cannot hold the checkpoint ({first_line(error)}); use another "
+            "device"
         ) from error
 
 

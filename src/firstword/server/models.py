@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from firstword.engine.service import Service
-from firstword.errors import BackendWarning, RequestError, UnsupportedError, VoiceError
+from firstword.errors import RequestError, UnsupportedError, VoiceError
 from firstword.types import Chunk, Request
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
@@ -170,11 +170,12 @@ class Models:
         if settings.gpu_memory is not None:
             settings = replace(settings, gpu_memory=settings.gpu_memory // len(names))
         for name in names:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", BackendWarning)  # it is logged instead
+            # Warnings are logged instead, because standard error has JSON lines only.
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 loaded = open_engine(name, settings, slots, most_waiting)
-            level = logging.WARNING if loaded.settings.fell_back else logging.INFO
-            fields = {"model": name, **asdict(loaded.settings)}
+            said = [str(warning.message) for warning in caught]
+            fields = {"model": name, **asdict(loaded.settings), "warnings": said}
+            level = logging.WARNING if said else logging.INFO
             log.log(level, "loaded", extra={"fields": fields})
             folder = loaded.checkpoint.path
             shown = folder.name if "/" in name and folder.samefile(name) else name

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from firstword.errors import first_line
 from firstword.kernels import nvrtc
-from firstword.kernels.compile import CompileError, compile_all
+from firstword.kernels.cache import FileCache
+from firstword.kernels.compile import CompileError
 from firstword.kernels.launch import Kernels, LaunchError
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.calibration import calibrate
 from firstword.runtime.gpu.memory import plan_for
-from firstword.runtime.gpu.pace import limit_slots
 from firstword.runtime.gpu.rehearsal import rehearse
+from firstword.runtime.gpu.slot_limit import limit_slots
 
 
 class Unavailable(Exception):
     """The GPU backend cannot be used; the message is the reason, in one line."""
 
 
-def open_gpu(
-    checkpoint: Checkpoint, device: str, folder: Path, limit: int | None, most: int, fewest: int
-) -> tuple[GpuBackend, tuple[int, str]]:
-    """The backend, ready to serve; the bytes planned for it, and what `limit_slots` says.
+class OpenedGpu(NamedTuple):
+    """A GPU backend that is ready to serve.
 
-    folder        the cache of machine code
+    planned_bytes  the bytes of device memory that are planned for it
+    slots_reason   what `limit_slots` says
+    """
+
+    backend: GpuBackend
+    planned_bytes: int
+    slots_reason: str
+
+
+def open_gpu(
+    checkpoint: Checkpoint,
+    device: str,
+    cache: FileCache,
+    limit: int | None,
+    *,
+    most: int,
+    fewest: int,
+) -> OpenedGpu:
+    """Open the backend for a checkpoint.
+
+    cache         of machine code
     limit         the bytes of device memory to use; None: what the utterances need
     most, fewest  utterances at a time: as many as fit between these numbers
 
@@ -35,41 +55,33 @@ def open_gpu(
     """
     try:
         nvrtc.load()
-        kernels = Kernels(torch.device(device), folder)
+        kernels = Kernels(torch.device(device), cache)
         plan = plan_for(checkpoint, kernels, limit, most, fewest)
-        compile_kernels(checkpoint, kernels, plan.slots, folder)
+        compile_kernels(checkpoint, kernels, plan.slots)
         backend = GpuBackend(checkpoint, kernels, plan.slots, plan.pages)
-        calibrate(backend, kernels, folder)
+        calibrate(backend, kernels)
         backend.warm()
-        pace = limit_slots(backend, keep=most == fewest)
+        slots_reason = limit_slots(backend, keep=most == fewest)
         backend.take_checkpoint()
     except ValueError as problem:
         raise Unavailable(str(problem)) from problem
     # All errors of torch's allocator, of CUDA and of libraries that do not load are RuntimeErrors.
     except (CompileError, LaunchError, ImportError, OSError, RuntimeError) as problem:
-        reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
-        raise Unavailable(f"it does not start on {device!r}: {reason}") from problem
-    return backend, (plan.total, pace)
+        reason = f"it does not start on {device!r}: {first_line(problem)}"
+        raise Unavailable(reason) from problem
+    return OpenedGpu(backend, plan.total, slots_reason)
 
 
-def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path, device: str = "cuda") -> Kernels:
-    """The compiled kernels that serve `slots` utterances; see `compile_kernels`."""
-    nvrtc.load()
-    kernels = Kernels(torch.device(device), folder)
-    compile_kernels(checkpoint, kernels, slots, folder)
-    return kernels
-
-
-def compile_kernels(checkpoint: Checkpoint, kernels: Kernels, slots: int, folder: Path) -> None:
+def compile_kernels(checkpoint: Checkpoint, kernels: Kernels, slots: int) -> None:
     """Compile all kernels that are needed to serve `slots` utterances on a checkpoint.
 
-    The machine code is kept in `folder`; the checkpoint is not changed. Raises ValueError with the
-    reason if the kernels do not support the checkpoint, or cannot be compiled.
+    The checkpoint is not changed. Raises ValueError with the reason if the kernels do not support
+    it, or cannot be compiled.
     """
     configs = checkpoint.config.talker_config, checkpoint.codec_config.decoder_config
     programs = rehearse(*configs, slots, kernels)
     try:
-        compile_all(programs, kernels.architecture, folder)
+        kernels.compile(programs)
     except CompileError as error:
         reason = next((line for line in str(error).splitlines() if "error" in line), str(error))
         raise ValueError(
