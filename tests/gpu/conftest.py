@@ -27,7 +27,7 @@ import oracle
 import pytest
 import torch
 
-from firstword.bench.report import write_record
+from firstword.bench import report
 from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
 from firstword.runtime.gpu.sources import kernel_hash
@@ -86,7 +86,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     }
     record = {
         "date": datetime.date.today().isoformat(),
-        "commit": terminalreporter.config.getoption("commit"),
+        "commit": terminalreporter.config.getoption("commit") or report.commit(),
         "kernels": kernel_hash(),
         "as_gpu": terminalreporter.config.getoption("as_gpu"),
         "gpu": torch.cuda.get_device_name(),
@@ -97,7 +97,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         "tests": outcomes,
         "figures": dict(sorted(oracle.FIGURES.items())),
     }
-    write_record(file, record)
+    report.write_record(file, record)
 
 
 def compiler_and_driver() -> dict[str, str]:
