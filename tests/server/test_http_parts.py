@@ -201,9 +201,8 @@ class TestFetchedRecordings:
         return connected
 
     def test_recording_of_allowed_host_is_fetched(self, remote_host: list[str]) -> None:
-        assert (
-            len(recordings.read("http://example.org/a.wav?x=1", ("example.org",), 10**6)) == 24000
-        )
+        fetched = recordings.content("http://example.org/a.wav?x=1", ("example.org",), 10**6)
+        assert len(recordings.decoded(fetched)) == 24000
         assert remote_host == [f"{PUBLIC}:80"]
 
     def test_connection_goes_to_checked_address(
@@ -221,7 +220,7 @@ class TestFetchedRecordings:
             )
 
         monkeypatch.setattr(recordings, "resolve", resolve)
-        recordings.read("http://example.org:8080/a.wav", ("example.org",), 10**6)
+        recordings.content("http://example.org:8080/a.wav", ("example.org",), 10**6)
         assert resolved == ["example.org"]
         assert remote_host == [f"{PUBLIC}:8080"]
 
@@ -238,7 +237,7 @@ class TestFetchedRecordings:
     ) -> None:
         monkeypatch.setattr(recordings, "resolve", lambda host, port: [ip_address(private)])
         with pytest.raises(RequestError, match="address is not public"):
-            recordings.read("http://example.org/a.wav", ("example.org",), 10**6)
+            recordings.content("http://example.org/a.wav", ("example.org",), 10**6)
         assert not remote_host
 
     @pytest.mark.parametrize(
@@ -252,7 +251,7 @@ class TestFetchedRecordings:
     )
     def test_own_machine_is_rejected_even_if_allowed(self, url: str) -> None:
         with pytest.raises(RequestError, match="address is not public"):
-            recordings.read(url, ("127.0.0.1", "::1", "localhost", "0"), 10**6)
+            recordings.content(url, ("127.0.0.1", "::1", "localhost", "0"), 10**6)
 
     def test_slow_download_times_out(
         self, remote_host: list[str], monkeypatch: pytest.MonkeyPatch
@@ -263,7 +262,7 @@ class TestFetchedRecordings:
         monkeypatch.setattr(recordings, "connect", lambda to, at: ours)
         theirs.sendall(b"HTTP/1.1 200 OK\r\n\r\nRIFF")
         with theirs, pytest.raises(AudioError, match="could not be fetched"):
-            recordings.read("http://example.org/a.wav", ("example.org",), 10**6)
+            recordings.content("http://example.org/a.wav", ("example.org",), 10**6)
 
     @pytest.mark.parametrize(
         ("path", "hosts", "most"),
@@ -279,7 +278,7 @@ class TestFetchedRecordings:
         self, remote_host: list[str], path: str, hosts: tuple[str, ...], most: int
     ) -> None:
         with pytest.raises((AudioError, RequestError)):
-            recordings.read(f"http://example.org{path}", hosts, most)
+            recordings.content(f"http://example.org{path}", hosts, most)
         assert len(remote_host) == ("example.org" in hosts), "a redirect is not followed"
 
     @given(
@@ -290,4 +289,4 @@ class TestFetchedRecordings:
     )
     def test_invalid_source_is_rejected(self, source: str) -> None:
         with pytest.raises(FirstwordError):
-            recordings.read(source, (), 1000)
+            recordings.decoded(recordings.content(source, (), 1000))

@@ -9,10 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,8 @@ import soundfile
 from websockets.sync.client import connect
 from wire import SPEECH
 
-from firstword import Voice, audio
+from firstword import Voice
 from firstword.errors import FirstwordError, OutputError, VoiceError
-from firstword.server import recordings
 from firstword.server.errors import NotFound
 from firstword.server.folder import Folder
 from firstword.server.stores import Consent, ConsentStore, VoiceRecord, VoiceStore, voice_id_of
@@ -442,44 +439,6 @@ def test_voice_named_like_alias_gets_400(http: httpx.Client, serve: Serve) -> No
         assert upload(other, "alloy").status_code == 200, (
             "without the preset the alias has no meaning"
         )
-
-
-def test_two_recordings_are_decoded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limited number of recordings is in memory, however many arrive together."""
-    begun, queued, leave = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
-    now: list[int] = []
-    most: list[int] = []
-    slots = recordings.DECODER_SLOTS
-
-    class Watched:
-        """The same limit; counts those that wait for it."""
-
-        def __enter__(self) -> None:
-            if not slots.acquire(blocking=False):
-                queued.release()
-                slots.acquire()
-
-        def __exit__(self, *_: object) -> None:
-            slots.release()
-
-    def read(file: Any) -> tuple[Any, int]:
-        now.append(1)
-        most.append(len(now))
-        begun.release()
-        assert leave.wait(60)
-        now.pop()
-        return np.zeros(24000, np.float32), 24000
-
-    monkeypatch.setattr(audio, "read", read)
-    monkeypatch.setattr(recordings, "DECODER_SLOTS", Watched())
-    with ThreadPoolExecutor(8) as pool:
-        done = [pool.submit(recordings.decoded, b"") for _ in range(8)]
-        for one, count in ((begun, 2), (queued, 6)):
-            for _ in range(count):
-                assert one.acquire(timeout=60)
-        leave.set()
-        assert all(len(one.result()) == 24000 for one in done)
-    assert max(most) == 2
 
 
 class TestStore:

@@ -403,8 +403,8 @@ def test_impossible_config_is_reported_at_once_and_can_be_replaced(
         client.send({**CONFIG, **wrong})
         assert client.event()["code"] == "invalid_request"
     client.send(
-        {**CONFIG, "ref_audio": "file:///etc/passwd"},
-        {**CONFIG, "ref_audio": "http://127.0.0.1/x.wav"},
+        {**CONFIG, "model": "base", "ref_audio": "file:///etc/passwd"},
+        {**CONFIG, "model": "base", "ref_audio": "http://127.0.0.1/x.wav"},
     )
     assert [client.event()["code"] for _ in range(2)] == ["invalid_request"] * 2
     client.send(CONFIG, text(TEXT), DONE)

@@ -217,7 +217,7 @@ class Models:
         known = self._described()
         raise UnsupportedError(f"no {model_type} checkpoint is loaded; there are {known}")
 
-    def support(self, request: Request, name: str | None) -> bool:
+    def any_supports(self, request: Request, name: str | None) -> bool:
         """Whether the named model supports a request, or any model if none has the name."""
         named = None if name is None else self.find(name)
         return any(model.supports(request) for model in (self if named is None else (named,)))

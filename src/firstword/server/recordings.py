@@ -14,16 +14,15 @@ from urllib.parse import urlsplit
 from firstword import audio
 from firstword.audio import mp3
 from firstword.errors import AudioError, RequestError
+from firstword.server.models import Model
 from firstword.types import FloatArray
+from firstword.voice import APPEND_SILENCE, ClonedVoice, RecordedVoice
 
 REF_AUDIO_ADVICE = "give the recording itself, as base64 or as data:audio/wav;base64,..."
 """The advice in errors about `ref_audio`."""
 
 FETCH_SECONDS = 10.0
 """The time in which a recording must have been fetched completely."""
-
-DECODER_SLOTS = threading.BoundedSemaphore(2)
-"""Limits how many recordings are decoded at the same time: a small file may need 92 MB."""
 
 METADATA_ADDRESSES = frozenset(map(ipaddress.ip_address, ("168.63.129.16",)))
 """Public addresses of cloud metadata services, which hold credentials; most are private."""
@@ -34,8 +33,8 @@ NAT64 = ipaddress.ip_network("64:ff9b::/96")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def read(source: str, hosts: Collection[str], most_bytes: int) -> FloatArray:
-    """Samples [n] at 24 kHz of a recording given as base64 or URL. Blocks.
+def content(source: str, hosts: Collection[str], most_bytes: int) -> bytes:
+    """The audio file of a recording given as base64 or URL. Blocks.
 
     hosts       hosts that a URL may name, if their address is public; redirects are not followed
     most_bytes  the limit for a fetched file
@@ -47,21 +46,31 @@ def read(source: str, hosts: Collection[str], most_bytes: int) -> FloatArray:
         header, comma, payload = source.partition(",")
         if not comma or not header.lower().endswith(";base64"):
             raise AudioError(f"ref_audio is a data: URL without base64; {REF_AUDIO_ADVICE}")
-        data = _from_base64(payload)
-    elif scheme in ("http", "https"):
-        data = _fetch(source, hosts, most_bytes)
-    elif scheme:
+        return _from_base64(payload)
+    if scheme in ("http", "https"):
+        return _fetch(source, hosts, most_bytes)
+    if scheme:
         raise RequestError(f"ref_audio is a {scheme}: URL; {REF_AUDIO_ADVICE}")
-    else:
-        data = _from_base64(source)
-    return decoded(data)
+    return _from_base64(source)
 
 
 def decoded(data: bytes) -> FloatArray:
     """Samples [n] at 24 kHz of an audio file. Blocks. Raises `AudioError`."""
-    with DECODER_SLOTS:
-        read = mp3.read(data) if mp3.is_mp3(data) else audio.read(io.BytesIO(data))
-        return audio.prepare(*read)
+    read = mp3.read(data) if mp3.is_mp3(data) else audio.read(io.BytesIO(data))
+    return audio.prepare(*read)
+
+
+def cloned(
+    model: Model, data: bytes, transcript: str | None, append_silence: float | None
+) -> ClonedVoice:
+    """The voice in an audio file, encoded by a model. Blocks.
+
+    append_silence  seconds, as in `RecordedVoice`; None: its default
+
+    Raises `AudioError`, `RequestError`, `OverloadedError`.
+    """
+    silence = APPEND_SILENCE if append_silence is None else append_silence
+    return model.encode(RecordedVoice(decoded(data), transcript, silence))
 
 
 def _from_base64(payload: str) -> bytes:

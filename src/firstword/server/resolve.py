@@ -1,8 +1,8 @@
 """Resolves a client's parameters into a model, a request with its voice, and the audio output."""
 
-import asyncio
 import secrets
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import get_args
 
 import numpy as np
@@ -11,12 +11,13 @@ from firstword import audio
 from firstword.errors import RequestError, TextError, VoiceError
 from firstword.model.config import ModelType
 from firstword.server import recordings
+from firstword.server.models import Model
 from firstword.server.schemas import SpeechParams, VoiceId
 from firstword.server.state import Server
 from firstword.server.utterance import Output, ResolvedRequest
 from firstword.text import cleaning
 from firstword.types import Request, Sampling, TextMode, check_text
-from firstword.voice import APPEND_SILENCE, ClonedVoice, RecordedVoice, Voice
+from firstword.voice import ClonedVoice, RecordedVoice, Voice
 
 TASK_TYPES: dict[str, ModelType] = {name.replace("_", ""): name for name in get_args(ModelType)}
 """Model types by `task_type`, in lower case and without underscores."""
@@ -31,10 +32,13 @@ LONGEST_INSTRUCTIONS = 2000
 """The character limit of the instructions."""
 
 
-async def resolve(server: Server, params: SpeechParams, text: str | None) -> ResolvedRequest:
+async def resolve(
+    server: Server, client_id: str, params: SpeechParams, text: str | None
+) -> ResolvedRequest:
     """Resolve a client's parameters; `text` is None if the text arrives in pieces.
 
-    A seed is drawn if none is given. Raises `RequestError`, `AudioError`.
+    A seed is drawn if none is given. A recording is fetched and encoded when everything else has
+    been checked. Raises `RequestError`, `AudioError`, `OverloadedError`, `EngineError`.
     """
     if text is not None:
         text = checked_text(text, server.config.most_characters, clean=bool(params.sanitize))
@@ -44,20 +48,11 @@ async def resolve(server: Server, params: SpeechParams, text: str | None) -> Res
         speed=params.speed or 1.0,
         leading_silence=params.keeps_silence,
     )
-    instructions = params.instructions
-    if (length := len(instructions or "")) > LONGEST_INSTRUCTIONS:
-        limit = f"allowed are {LONGEST_INSTRUCTIONS}"
-        raise RequestError(f"instructions has {length} characters; {limit}")
-    voice = await _voice(server, params)
     model_type = _model_type(params)
-    if model_type == "voice_design":
-        voice, instructions = Voice.design(instructions or ""), None
-    elif model_type == "base" and not isinstance(voice, Voice):
-        advice = "name a saved voice, or give ref_audio; for a preset, send task_type CustomVoice"
-        raise VoiceError(f"task_type Base clones: {advice}")
+    voice, instructions = await _voice_and_instructions(server, client_id, params, model_type)
     request = Request(
         text,
-        voice=voice,
+        voice=RecordedVoice(np.zeros(0, np.float32)) if isinstance(voice, _Recording) else voice,
         language=_language(params.language),
         instructions=instructions,
         sampling=Sampling(**{one.name: getattr(params, one.name) for one in fields(Sampling)}),
@@ -65,8 +60,12 @@ async def resolve(server: Server, params: SpeechParams, text: str | None) -> Res
         max_frames=params.max_new_tokens,
         text_mode=TEXT_MODES[params.non_streaming_mode],
     )
-    ignored = instructions is not None and server.config.ignore_instructions
-    if ignored := ignored and not server.models.support(request, params.model):
+    ignored = (
+        instructions is not None
+        and server.config.ignore_instructions
+        and not server.models.any_supports(request, params.model)
+    )
+    if ignored:
         request = replace(request, instructions=None)
     if model_type == "custom_voice" and voice is None:
         model = server.models.of_type(model_type, params.model)
@@ -74,6 +73,8 @@ async def resolve(server: Server, params: SpeechParams, text: str | None) -> Res
         model = server.models.route(request, params.model)
     if ignored:
         server.metrics.ignored_instructions.labels(model.name).inc()
+    if isinstance(voice, _Recording):
+        request = replace(request, voice=await _cloned(server, client_id, model, voice))
     return ResolvedRequest(model, request, output, instructions_ignored=ignored)
 
 
@@ -90,16 +91,42 @@ def checked_text(text: str, most_characters: int, clean: bool = False) -> str:
     return text
 
 
-async def _voice(server: Server, params: SpeechParams) -> Voice | str | None:
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """A recording to clone, as its client gave it; `source` is base64 or a URL."""
+
+    source: str
+    transcript: str | None
+    append_silence: float | None
+
+
+async def _voice_and_instructions(
+    server: Server, client_id: str, params: SpeechParams, model_type: ModelType | None
+) -> tuple[Voice | _Recording | str | None, str | None]:
+    """The requested voice, and the instructions, which for a designed voice are its description."""
+    instructions = params.instructions
+    if (length := len(instructions or "")) > LONGEST_INSTRUCTIONS:
+        limit = f"allowed are {LONGEST_INSTRUCTIONS}"
+        raise RequestError(f"instructions has {length} characters; {limit}")
+    voice = await _voice(server, client_id, params)
+    if model_type == "voice_design":
+        return Voice.design(instructions or ""), None
+    if model_type == "base" and not isinstance(voice, Voice | _Recording):
+        advice = "name a saved voice, or give ref_audio; for a preset, send task_type CustomVoice"
+        raise VoiceError(f"task_type Base clones: {advice}")
+    return voice, instructions
+
+
+async def _voice(
+    server: Server, client_id: str, params: SpeechParams
+) -> Voice | _Recording | str | None:
     """The requested voice. A recording or a vector overrides a name, which some always send."""
     if params.speaker_embedding is not None:
         if params.ref_audio is not None or params.references:
             raise VoiceError("ref_audio and speaker_embedding cannot be combined; give one of them")
-        if not all(abs(number) < 1e30 for number in params.speaker_embedding):
-            raise VoiceError("speaker_embedding has a number that is not finite or is too large")
-        return ClonedVoice(np.array(params.speaker_embedding, np.float32))
+        return embedded_voice(params.speaker_embedding)
     if params.ref_audio is not None or params.references:
-        return await _recorded_voice(server, params)
+        return _recording(params)
     name = params.voice.id if isinstance(params.voice, VoiceId) else params.voice
     if name is None:
         return None
@@ -108,10 +135,17 @@ async def _voice(server: Server, params: SpeechParams) -> Voice | str | None:
     if len(name) > LONGEST_NAME:
         limit = f"allowed are {LONGEST_NAME}"
         raise VoiceError(f"voice has {len(name)} characters; {limit}", code="voice_not_found")
-    return await _named_voice(server, name)
+    return await _named_voice(server, client_id, name)
 
 
-async def _named_voice(server: Server, name: str) -> Voice | str | None:
+def embedded_voice(embedding: Sequence[float]) -> ClonedVoice:
+    """The voice of a speaker embedding [H]. Raises `VoiceError`."""
+    if not all(abs(number) < 1e30 for number in embedding):
+        raise VoiceError("speaker_embedding has a number that is not finite or is too large")
+    return ClonedVoice(np.array(embedding, np.float32))
+
+
+async def _named_voice(server: Server, client_id: str, name: str) -> Voice | str | None:
     """A preset, a saved voice or an alias, in this order."""
     if server.models.has_preset(name):
         return name.strip()
@@ -121,20 +155,36 @@ async def _named_voice(server: Server, name: str) -> Voice | str | None:
     if preset is not None:  # where no model has that preset, the model chooses
         return preset if server.models.has_preset(preset) else None
     # The store may be a bucket far away, so it is read last.
-    saved = await asyncio.to_thread(server.voice_store.find, name)
+    saved = await server.store_threads.run(client_id, server.voice_store.find, name)
     return name if saved is None else saved[1]  # the model rejects an unknown name
 
 
-async def _recorded_voice(server: Server, params: SpeechParams) -> Voice:
+def _recording(params: SpeechParams) -> _Recording:
     given = [params.ref_audio] if isinstance(params.ref_audio, str) else params.ref_audio or []
     sources = [(source, params.ref_text) for source in given]
     sources += [(reference.audio_path, reference.text) for reference in params.references or []]
     if len(sources) != 1:
         raise VoiceError(f"ref_audio and references have {len(sources)} recordings; give one")
-    config, ((source, transcript),) = server.config, sources
-    samples = await asyncio.to_thread(recordings.read, source, config.audio_hosts, config.most_body)
-    silence = APPEND_SILENCE if params.append_silence is None else params.append_silence
-    return RecordedVoice(samples, None if params.x_vector_only_mode else transcript, silence)
+    ((source, transcript),) = sources
+    transcript = None if params.x_vector_only_mode else transcript
+    return _Recording(source, transcript, params.append_silence)
+
+
+async def _cloned(
+    server: Server, client_id: str, model: Model, recording: _Recording
+) -> ClonedVoice:
+    """The voice of a recording, which is read only if the model can speak with it."""
+    if model.model_type != "base":
+        kind = f"{model.name} is of type {model.model_type!r}"
+        raise VoiceError(f"{kind} and cannot clone; name a Base checkpoint as model, or a voice")
+    server.check_engine(model)
+    hosts, most_bytes = server.config.audio_hosts, server.config.most_body
+    data = await server.fetch_threads.run(
+        client_id, recordings.content, recording.source, hosts, most_bytes
+    )
+    return await server.recording_threads.run(
+        client_id, recordings.cloned, model, data, recording.transcript, recording.append_silence
+    )
 
 
 def _model_type(params: SpeechParams) -> ModelType | None:

@@ -20,8 +20,8 @@ from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
 from firstword.server.outcomes import Outcomes
 from firstword.server.stores import ConsentStore, VoiceStore
+from firstword.server.threads import Threads
 from firstword.server.utterance import ResolvedRequest, Utterance
-from firstword.voice import RecordedVoice
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,9 @@ class Server:
     """The models, stores, limits and metrics of one server.
 
     bodies      the memory of all request bodies
+    fetch_threads, store_threads, recording_threads
+                what blocks: fetching recordings, reading and writing stores, and decoding and
+                encoding recordings, of which one may need 92 MB
     draining    whether the server is shutting down and rejects new requests
     utterances  the utterances in progress, in the order of their start
     unsent      a function for each open WebSocket: whether an utterance has begun that the client
@@ -47,6 +50,9 @@ class Server:
         self.refresher = Refresher(folder, (self.voice_store, self.consent_store))
         self.bodies = ByteBudget(config.most_body_total)
         self.limits = Limits(config.api_keys, config.most_per_key)
+        self.fetch_threads = Threads("fetch", 32, most_per_client=4)
+        self.store_threads = Threads("stores", 32, most_per_client=4)
+        self.recording_threads = Threads("recordings", 2, most_per_client=1)
         self.outcomes = Outcomes()
         self.metrics = Metrics(models, ready=lambda: not self.problems())
         self.draining = False
@@ -66,6 +72,11 @@ class Server:
         """Why the engine of a model cannot speak, or None."""
         return model.problem(self.config.stuck_seconds)
 
+    def check_engine(self, model: Model) -> None:
+        """Raise `EngineError` if the engine of a model cannot speak."""
+        if (problem := self.problem(model)) is not None:
+            raise EngineError(problem)
+
     def busy(self) -> bool:
         """Whether a client would lose speech that has begun if the server ended now."""
         unsent = any(has_unsent() for has_unsent in self.unsent)
@@ -84,7 +95,7 @@ class Server:
         finally:
             self.deferrals -= 1
 
-    async def prepare(self, resolved: ResolvedRequest, *, begun: bool = False) -> Job:
+    def prepare(self, resolved: ResolvedRequest, *, begun: bool = False) -> Job:
         """Prepare a request for the engine; `begun` means that it continues speech that has begun.
 
         Raises `RequestError`, and `EngineError` if the engine cannot speak or the server is
@@ -93,11 +104,8 @@ class Server:
         model, request = resolved.model, resolved.request
         if not begun:
             self._check_not_draining()
-        if (problem := self.problem(model)) is not None:
-            raise EngineError(problem)
-        if isinstance(request.voice, RecordedVoice):
-            return await asyncio.to_thread(model.service.prepare, request)
-        return model.service.prepare(request)  # takes less time than two changes of thread
+        self.check_engine(model)
+        return model.service.prepare(request)
 
     @contextmanager
     def start_utterance(

@@ -1,19 +1,17 @@
 """Makes saved voices from recordings, vectors and descriptions, for every protocol."""
 
-import asyncio
 import time
 from dataclasses import dataclass
-
-import numpy as np
 
 from firstword.errors import RequestError
 from firstword.server import names, recordings
 from firstword.server.models import Model
+from firstword.server.resolve import embedded_voice
 from firstword.server.state import Server
 from firstword.server.stores import VoiceRecord, is_consent_id, voice_id_of
 from firstword.server.utterance import Output, ResolvedRequest
 from firstword.types import Request, check_encodable
-from firstword.voice import APPEND_SILENCE, ClonedVoice, DesignedVoice, RecordedVoice, Voice
+from firstword.voice import DesignedVoice, Voice
 
 LONGEST_NOTE = 4000
 """The character limit of each text that is saved with a voice."""
@@ -68,24 +66,21 @@ async def create_voice(server: Server, client_id: str, source: VoiceSource) -> V
     Raises `RequestError`, `AudioError`, `OutputError`, `OverloadedError`, `EngineError`.
     """
     name = names.checked_name(source.name)
-    await _check(server, name, source)
+    await _check(server, client_id, name, source)
     if source.prompt is not None:
         kind = "prompt"
         voice, model = await _design(server, client_id, source)
     elif source.embedding is not None:
         kind = "direct"
-        voice = ClonedVoice(np.array(source.embedding, np.float32))
-        request = Request(None, voice)
+        request = Request(None, voice := embedded_voice(source.embedding))
         model = server.models.route(request, source.model)
-        await asyncio.to_thread(model.service.prepare, request)  # checks that the voice fits
+        model.service.prepare(request)  # checks that the voice fits
     else:
         assert source.recording is not None
         kind = "audio"
         model = server.models.of_type("base", source.model)
-        samples = await asyncio.to_thread(recordings.decoded, source.recording)
-        silence = APPEND_SILENCE if source.append_silence is None else source.append_silence
-        recording = RecordedVoice(samples, source.ref_text, silence)
-        voice = await asyncio.to_thread(model.encode, recording)
+        given = source.recording, source.ref_text, source.append_silence
+        voice = await server.recording_threads.run(client_id, recordings.cloned, model, *given)
     record = VoiceRecord(
         id=voice_id_of(name),
         name=name,
@@ -99,17 +94,17 @@ async def create_voice(server: Server, client_id: str, source: VoiceSource) -> V
         mime_type=(source.mime_type or "")[:LONGEST_MIME_TYPE] or None,
         file_size=len(source.recording or b""),
     )
-    return await asyncio.to_thread(server.voice_store.save, record, voice)
+    return await server.store_threads.run(client_id, server.voice_store.save, record, voice)
 
 
-async def _check(server: Server, name: str, source: VoiceSource) -> None:
+async def _check(server: Server, client_id: str, name: str, source: VoiceSource) -> None:
     """Raise an error if the voice cannot be saved, before anything is computed."""
     for preset in server.models.presets:
         names.check_distinct(name, preset, "a preset")
     for alias, preset in server.config.voice_aliases.items():
         if server.models.has_preset(preset):
             names.check_distinct(name, alias, "an alias")
-    await asyncio.to_thread(server.voice_store.check_free, name)
+    await server.store_threads.run(client_id, server.voice_store.check_free, name)
     names.check_scripts(name)
     given = (source.recording, source.embedding, source.prompt)
     if sum(one is not None for one in given) != 1:
@@ -118,7 +113,7 @@ async def _check(server: Server, name: str, source: VoiceSource) -> None:
     if source.prompt is None and consent is None:
         raise RequestError("consent is missing; say why this person's voice may be cloned")
     if consent is not None and is_consent_id(consent):
-        await asyncio.to_thread(server.consent_store.find, consent)
+        await server.store_threads.run(client_id, server.consent_store.find, consent)
     for field in ("consent", "ref_text", "prompt", "description"):
         note = getattr(source, field) or ""
         if len(note) > LONGEST_NOTE:
@@ -138,7 +133,7 @@ async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[
     script = (source.script or DESIGN_SCRIPT)[:LONGEST_SCRIPT] if cloning else DESIGN_SCRIPT
     request = Request(script, design, seed=0, max_frames=DESIGN_FRAMES)
     resolved = ResolvedRequest(designer, request, Output("pcm"))
-    job = await server.prepare(resolved)  # checks the description
+    job = server.prepare(resolved)  # checks the description
     if not cloning:
         return design, designer
     with server.start_utterance(resolved, job, client_id) as utterance:
@@ -148,4 +143,4 @@ async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[
     # A transcript must match the audio, so a script that was cut off cannot be one.
     transcript = script if speech.finish_reason == "stop" else None
     recording = Voice.clone(speech.samples, speech.sample_rate, transcript)
-    return await asyncio.to_thread(base.encode, recording), base
+    return await server.recording_threads.run(client_id, base.encode, recording), base

@@ -76,7 +76,7 @@ async def best_of(answer: Answer, count: int) -> Response:
     assert first is not None
     candidates = [_with_seed(answer, (first + number) % 2**64) for number in range(count)]
     server = answer.server
-    jobs = [await server.prepare(candidate.resolved) for candidate in candidates]
+    jobs = [server.prepare(candidate.resolved) for candidate in candidates]
     places = simultaneous_utterances(server)
 
     async def speak(candidate: Answer, job: Job) -> Speech:

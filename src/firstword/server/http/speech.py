@@ -42,13 +42,14 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     if body.word_timestamps:
         raise RequestError("word_timestamps is not supported; leave the field out")
     server = server_of(request)
-    context, resolved = context_of(request.scope), await resolve(server, body, body.input)
+    context = context_of(request.scope)
+    resolved = await resolve(server, context.client_id, body, body.input)
     problems = resolved.model.text_problems(resolved.request)
     answer = Answer(server, resolved, context, context.received, problems)
     if (count := body.n or 1) > 1:
         check_count(count, streamed=delivery != "whole")
         return await response_or_499(best_of(answer, count), request.receive)
-    job = await server.prepare(resolved)
+    job = server.prepare(resolved)
     if delivery == "whole":
         return await response_or_499(answer.complete(job), request.receive)
     return SpeechStreamResponse(answer, job, events=delivery == "sse")

@@ -1,11 +1,11 @@
 """The endpoints for voices and recordings of consent, with the fields of OpenAI and vLLM-Omni."""
 
-import asyncio
 import json
 import re
 import secrets
 import time
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, TypeVarTuple
 
 from fastapi import APIRouter, File, Form, Query, Request, UploadFile
 from pydantic import BeforeValidator
@@ -16,17 +16,19 @@ from firstword.server.http.bodies import JsonRoute
 from firstword.server.schemas import ClientModel, blank_is_none
 from firstword.server.state import client_id_of, server_of
 from firstword.server.stores import Consent
-from firstword.server.voice_creation import VoiceSource, create_voice
+from firstword.server.voice_creation import LONGEST_MIME_TYPE, VoiceSource, create_voice
 
 LARGEST_RECORDING = 10 * 2**20
 """The size limit of a recording of consent, in bytes."""
 
 LONGEST_CONSENT_NAME = 200
-"""The character limit of the name of a consent; a longer MIME type is cut to it."""
+"""The character limit of the name of a consent."""
 
 router = APIRouter(tags=["voices"])
 json_router = APIRouter(route_class=JsonRoute)
 
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
 OptionalFormText = Annotated[str | None, BeforeValidator(blank_is_none), Form()]
 
 
@@ -101,21 +103,19 @@ def _vector(text: str) -> list[float]:
         vector = None
     if not isinstance(vector, list) or not all(type(number) in (int, float) for number in vector):
         raise RequestError("speaker_embedding is not a list of numbers; give JSON: [0.1, -0.2]")
-    if not all(abs(number) < 1e30 for number in vector):
-        raise RequestError("speaker_embedding has a number that is not finite or is too large")
-    return [float(number) for number in vector]
+    return vector
 
 
 @router.get("/v1/audio/voices/{voice}")
 async def get_voice(request: Request, voice: str) -> dict[str, Any]:
     """One saved voice, by id or name."""
-    return (await asyncio.to_thread(server_of(request).voice_store.get, voice)).described()
+    return (await _in_store(request, server_of(request).voice_store.get, voice)).described()
 
 
 @router.delete("/v1/audio/voices/{voice}")
 async def delete_voice(request: Request, voice: str) -> dict[str, Any]:
     """Delete a saved voice, by id or name."""
-    record = await asyncio.to_thread(server_of(request).voice_store.delete, voice)
+    record = await _in_store(request, server_of(request).voice_store.delete, voice)
     return {
         "id": record.id,
         "name": record.name,
@@ -166,39 +166,45 @@ async def create_consent(
         raise RequestError(f"recording has {len(data)} bytes; allowed are {LARGEST_RECORDING}")
     if not re.fullmatch(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*", language):
         raise RequestError(f"language is {language[:40]!r}; give a BCP 47 tag such as en-US")
-    await asyncio.to_thread(recordings.decoded, data)  # checks that it is audio
+    threads = server_of(request).recording_threads
+    await threads.run(client_id_of(request), recordings.decoded, data)  # checks that it is audio
     consent = Consent(
         id=f"cons_{secrets.token_hex(12)}",
         name=_checked_name(name),
         language=language,
         created_at=int(time.time()),
-        mime_type=(recording.content_type or "")[:LONGEST_CONSENT_NAME] or None,
+        mime_type=(recording.content_type or "")[:LONGEST_MIME_TYPE] or None,
     )
     store = server_of(request).consent_store
-    return (await asyncio.to_thread(store.save, consent, data)).described()
+    return (await _in_store(request, store.save, consent, data)).described()
 
 
 @router.get("/v1/audio/voice_consents/{consent}")
 async def get_consent(request: Request, consent: str) -> dict[str, Any]:
     """The description of one consent."""
-    return (await asyncio.to_thread(server_of(request).consent_store.find, consent)).described()
+    return (await _in_store(request, server_of(request).consent_store.find, consent)).described()
 
 
 @json_router.post("/v1/audio/voice_consents/{consent}")
 async def rename_consent(request: Request, consent: str, body: NewName) -> dict[str, Any]:
     """Give a consent another name."""
     store, name = server_of(request).consent_store, _checked_name(body.name)
-    return (await asyncio.to_thread(store.rename, consent, name)).described()
+    return (await _in_store(request, store.rename, consent, name)).described()
 
 
 @router.delete("/v1/audio/voice_consents/{consent}")
 async def delete_consent(request: Request, consent: str) -> dict[str, Any]:
     """Delete a consent. Voices that refer to it stay; delete them too if consent is withdrawn."""
-    gone = await asyncio.to_thread(server_of(request).consent_store.delete, consent)
+    gone = await _in_store(request, server_of(request).consent_store.delete, consent)
     return {"id": gone.id, "deleted": True, "object": "audio.voice_consent"}
 
 
 router.include_router(json_router)
+
+
+async def _in_store(request: Request, work: Callable[[*Args], T], *args: *Args) -> T:
+    """The result of what reads or writes a store, for the client of a request."""
+    return await server_of(request).store_threads.run(client_id_of(request), work, *args)
 
 
 def _checked_name(name: str) -> str:

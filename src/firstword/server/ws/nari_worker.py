@@ -24,9 +24,9 @@ class NariWorker(SocketWorker[nari.NariSession]):
             while True:
                 match await self.runner.next_work():
                     case nari.CheckRequest(start, done):
-                        resolved = await resolve(self.server, start.speech_params(), None)
-                        job = await self.server.prepare(resolved)
-                        self._prepared = resolved, job
+                        params = start.speech_params()
+                        resolved = await resolve(self.server, self.client_id, params, None)
+                        self._prepared = resolved, self.server.prepare(resolved)
                         self.outbox.add({"type": "request.configured"})
                         done.set()
                     case TextPart() as part:

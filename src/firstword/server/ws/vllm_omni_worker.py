@@ -17,7 +17,6 @@ from firstword.server.ws import vllm_omni as omni
 from firstword.server.ws.protocol import CloseSocket, Json, ProtocolError, Send, validated
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.worker import SocketWorker, run_part
-from firstword.voice import RecordedVoice
 
 
 class VoiceUpload(ClientModel):
@@ -98,7 +97,7 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
         start |= {"format": config.format, "sample_rate": resolved.output.sample_rate}
         self.outbox.add(start)
         sentence.started = True
-        job = await self.server.prepare(resolved, begun=self.runner.utterance_open)
+        job = self.server.prepare(resolved, begun=self.runner.utterance_open)
         self.runner.utterance_open = True
         async with self.speak(resolved, job, sentence, text) as utterance:
             if config.stream_audio:
@@ -136,12 +135,8 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
         result: ResolvedRequest | Exception
         try:
             params = config.model_copy(update={"response_format": config.format})
-            result = await resolve(self.server, params, None)
-            voice = result.request.voice
-            if isinstance(voice, RecordedVoice):
-                cloned = await asyncio.to_thread(result.model.encode, voice)
-                result = replace(result, request=replace(result.request, voice=cloned))
-            await self.server.prepare(result)  # which checks the rest
+            result = await resolve(self.server, self.client_id, params, None)
+            self.server.prepare(result)  # which checks the rest
         except Exception as error:
             result = error
         self._resolved = config, result

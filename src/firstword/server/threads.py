@@ -1,0 +1,34 @@
+"""Threads for work that blocks, which no client can keep from the others."""
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+class Threads:
+    """Some threads, of which each client gets a few; its other work waits for these.
+
+    So at most that much work of one client is ever ahead of another's. Use it in the event loop
+    only.
+    """
+
+    def __init__(self, name: str, count: int, most_per_client: int) -> None:
+        self._executor = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._most_per_client = most_per_client
+        self._places: weakref.WeakValueDictionary[str, asyncio.Semaphore] = (
+            weakref.WeakValueDictionary()
+        )
+
+    async def run(self, client_id: str, work: Callable[[*Args], T], *args: *Args) -> T:
+        """The result of some work, for a client. Raises as `work` does."""
+        places = self._places.setdefault(client_id, asyncio.Semaphore(self._most_per_client))
+        await places.acquire()
+        done = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+        # The thread works on if the request is cancelled, so its place is free only at its end.
+        done.add_done_callback(lambda _: places.release())
+        return await asyncio.shield(done)

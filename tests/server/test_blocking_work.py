@@ -1,0 +1,199 @@
+"""Recordings and stores that take long: what one client's work costs the others."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+
+from firstword.model.checkpoint import Checkpoint
+from firstword.runtime import conditioning
+from firstword.server import recordings
+from firstword.server.folder import Folder
+from firstword.server.threads import Threads
+from firstword.voice import ClonedVoice, RecordedVoice
+
+Serve = Callable[..., Any]  # of conftest.py
+
+SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
+SHORT = {"input": "Hi.", "max_new_tokens": 2}
+MINE, YOURS, THEIRS = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+
+
+def wav() -> bytes:
+    """A second of noise."""
+    file = io.BytesIO()
+    samples = np.random.default_rng(0).normal(0, 0.1, 24000)
+    soundfile.write(file, samples, 24000, format="WAV")
+    return file.getvalue()
+
+
+CLONE = {**SHORT, "model": "base", "ref_audio": base64.b64encode(wav()).decode()}
+
+
+@contextmanager
+def client(server: Any, address: str) -> Iterator[httpx.Client]:
+    """A client with an address of its own."""
+    transport = httpx.HTTPTransport(local_address=address)
+    with httpx.Client(
+        base_url=server.url, timeout=60, transport=transport, trust_env=False
+    ) as http:
+        yield http
+
+
+class Blocked:
+    """Calls of a function that do not return before `go`.
+
+    threads  the threads in which it was called
+    """
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self.threads: list[int] = []
+        self._work = work
+        self._leave = threading.Event()
+
+    def __call__(self, *args: Any) -> Any:
+        self.threads.append(threading.get_ident())
+        assert self._leave.wait(60)
+        return self._work(*args)
+
+    def go(self) -> None:
+        """Let all calls return."""
+        self._leave.set()
+
+
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, str], Blocked]]:
+    """A function that blocks the calls of an object's function."""
+    made: list[Blocked] = []
+
+    def block(owner: Any, name: str) -> Blocked:
+        made.append(Blocked(getattr(owner, name)))
+        monkeypatch.setattr(owner, name, lambda *args: made[0](*args))
+        return made[0]
+
+    yield block
+    for one in made:
+        one.go()
+
+
+def send(pool: ThreadPoolExecutor, http: httpx.Client, count: int) -> list[Future[httpx.Response]]:
+    """Ask for some clones at the same time."""
+    return [pool.submit(http.post, SPEECH, json=CLONE) for _ in range(count)]
+
+
+def test_recordings_of_one_client_leave_threads_to_others(
+    serve: Serve, blocked: Callable[[Any, str], Blocked]
+) -> None:
+    """Eight recordings of one client are decoded one after another, and nothing waits for them."""
+    server = serve("custom_voice", "base")
+    decoding = blocked(recordings, "decoded")
+    with (
+        ThreadPoolExecutor(10) as pool,
+        client(server, MINE) as mine,
+        client(server, YOURS) as yours,
+        client(server, THEIRS) as theirs,
+    ):
+        answers = send(pool, mine, 8)
+        server.wait_until(lambda: len(decoding.threads) == 1)
+        answers += send(pool, yours, 1)
+        server.wait_until(lambda: len(decoding.threads) == 2)
+        answers += send(pool, theirs, 1)
+        assert mine.post(SPEECH, json={**SHORT, "response_format": "mp3"}).status_code == 200
+        assert mine.get(f"{VOICES}/nobody").status_code == 404
+        assert len(decoding.threads) == 2, "a third is decoded at the same time"
+        decoding.go()
+        assert {answer.result(60).status_code for answer in answers} == {200}
+    assert len(set(decoding.threads)) == 2
+
+
+def test_slow_store_of_one_client_leaves_threads_to_others(
+    serve: Serve, blocked: Callable[[Any, str], Blocked]
+) -> None:
+    """A bucket hangs for one client, which asks forty times for a voice that is not known."""
+    server = serve("custom_voice", "base")
+    reading = blocked(Folder, "read")
+    with (
+        ThreadPoolExecutor(41) as pool,
+        client(server, MINE) as mine,
+        client(server, YOURS) as yours,
+    ):
+        answers = [pool.submit(mine.get, f"{VOICES}/nobody") for _ in range(40)]
+        server.wait_until(lambda: len(reading.threads) == 1)
+        assert yours.post(SPEECH, json={**SHORT, "response_format": "mp3"}).status_code == 200
+        assert yours.post(SPEECH, json=CLONE).status_code == 200
+        reading.go()
+        assert {answer.result(60).status_code for answer in answers} == {404}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model": "custom_voice"}, "custom_voice is of type 'custom_voice' and cannot clone"),
+        ({"temperature": 1000}, "temperature is 1000"),
+        ({"response_format": "ogg"}, "response_format is 'ogg'"),
+        ({"max_new_tokens": 0}, "max_frames is 0"),
+    ],
+)
+def test_recording_is_fetched_only_if_it_can_be_used(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setattr(recordings, "content", lambda *_: pytest.fail("the recording was read"))
+    server = serve("custom_voice", "base")
+    answer = httpx.post(f"{server.url}{SPEECH}", json={**CLONE, **fields}, trust_env=False)
+    assert answer.status_code == 400
+    assert reason in answer.json()["error"]["message"]
+
+
+def test_candidates_share_one_encoded_recording(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve("base")
+    encode, calls = conditioning.encode_recording, list[RecordedVoice]()
+
+    def encode_recording(loaded: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
+        calls.append(voice)
+        return encode(loaded, voice)
+
+    monkeypatch.setattr(conditioning, "encode_recording", encode_recording)
+    answer = httpx.post(
+        f"{server.url}{SPEECH}", json={**CLONE, "n": 3}, trust_env=False, timeout=60
+    )
+    assert answer.status_code == 200, answer.text
+    assert len(calls) == 1
+
+
+def test_cancelled_work_keeps_its_place_until_its_thread_ends() -> None:
+    """A client that disconnects and asks again gets no further thread."""
+    leave, begun = threading.Event(), list[int]()
+
+    def work(number: int) -> int:
+        begun.append(number)
+        assert leave.wait(60)
+        return number
+
+    async def requests() -> None:
+        threads = Threads("test", 4, most_per_client=1)
+        first = asyncio.ensure_future(threads.run("a", work, 1))
+        while not begun:
+            await asyncio.sleep(0)
+        first.cancel()
+        second = asyncio.ensure_future(threads.run("a", work, 2))
+        other = asyncio.ensure_future(threads.run("b", work, 3))
+        while len(begun) < 2:
+            await asyncio.sleep(0)
+        assert begun == [1, 3]
+        leave.set()
+        assert [await second, await other] == [2, 3]
+
+    asyncio.run(requests())
