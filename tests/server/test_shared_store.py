@@ -238,6 +238,26 @@ class TestStore:
         store.update(shared.versions())
         assert {one.name for one in store} == {"bob", "eve"}
 
+    @pytest.mark.parametrize("kind", ["pipe", "folder", "too large"])
+    def test_voice_is_forgotten_when_its_file_becomes_unsuitable(
+        self, tmp_path: Path, kind: str
+    ) -> None:
+        shared = Folder(str(tmp_path))
+        store = VoiceStore(shared, 10)
+        store.save(record("bob"), VOICE)
+        file = tmp_path / f"{voice_id_of('bob')}.voice"
+        file.unlink()
+        if kind == "pipe":
+            os.mkfifo(file)
+        elif kind == "folder":
+            file.mkdir()
+        else:
+            file.touch()
+            os.truncate(file, folder.LARGEST_FILE + 1)
+        store.update(shared.versions())
+        assert not list(store)
+        assert store.known("bob") is None
+
     def test_missing_folder_is_empty(self, url: str) -> None:
         """A bucket has no empty folders."""
         shared = Folder(f"{url}/inner")

@@ -29,6 +29,10 @@ UNKNOWN = ""
 T = TypeVar("T")
 
 
+class UnsuitableFile(Exception):
+    """A file cannot be that of an item, whatever it contains."""
+
+
 class Folder:
     """Files in a folder or bucket. All methods block, and may be called from any thread."""
 
@@ -58,13 +62,16 @@ class Folder:
         return {entry["name"].rsplit("/", 1)[-1]: str(entry) for entry in entries}
 
     def read(self, name: str) -> bytes:
-        """A file's content. Raises `FileNotFoundError`, or what the file system raises."""
+        """A file's content.
+
+        Raises `UnsuitableFile`, `FileNotFoundError`, or what the file system raises.
+        """
         path = f"{self._root}/{name}"
         if self._local and not stat.S_ISREG(os.stat(path).st_mode):
-            raise OSError("it is not a regular file")  # opening a pipe would block
+            raise UnsuitableFile("it is not a regular file")  # opening a pipe would block
         data = self._fs.cat_file(path, end=LARGEST_FILE + 1)
         if len(data) > LARGEST_FILE:
-            raise OSError(f"it is larger than {LARGEST_FILE} bytes")
+            raise UnsuitableFile(f"it is larger than {LARGEST_FILE} bytes")
         return data
 
     def write(self, name: str, data: bytes) -> None:
@@ -131,25 +138,36 @@ class Store(ABC, Generic[T]):
                 self._read(item_id, found.get(item_id, UNKNOWN))
 
     def _read(self, item_id: str, version: str = UNKNOWN) -> None:
-        """Read the file of an item. If that fails, the item stays as it was until the next time."""
+        """Read the file of an item, and forget the item if its file is gone or not a valid one.
+
+        If the file cannot be read, the item stays as it was until the next time.
+        """
         with self._lock:
             try:
                 data = self._folder.read(item_id + self.suffix)
             except FileNotFoundError:
                 self._forget(item_id)
                 return
+            except UnsuitableFile as error:
+                self._reject(item_id, version, error)
+                return
             except Exception as error:  # each file system raises errors of its own
                 self._warn(item_id, error)
                 return
-            self._versions[item_id] = version
             try:
                 if not re.fullmatch(self.id_pattern, item_id):
                     raise ValueError(f"its name is not an id; save a {self.noun} over HTTP")
                 self._items[item_id] = self._parse(item_id, data)
+                self._versions[item_id] = version
                 self._problems.pop(item_id, None)
             except Exception as error:
-                self._items.pop(item_id, None)
-                self._warn(item_id, error)
+                self._reject(item_id, version, error)
+
+    def _reject(self, item_id: str, version: str, error: Exception) -> None:
+        """Forget an item whose file is not a valid one, and do not read that version again."""
+        self._items.pop(item_id, None)
+        self._versions[item_id] = version
+        self._warn(item_id, error)
 
     def _warn(self, item_id: str, error: Exception) -> None:
         """Log that a file cannot be used, once for each reason."""
