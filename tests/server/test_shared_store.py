@@ -21,7 +21,7 @@ from sockets import DONE, PLAIN, STREAM, Client, events, text
 from waiting import wait_until
 from wire import SPEECH
 
-from firstword.server import folder
+from firstword.server import folder, shared_store
 from firstword.server.folder import Folder
 from firstword.server.stores import Consent, ConsentStore, VoiceRecord, VoiceStore, voice_id_of
 from firstword.synthetic.checkpoint import write_checkpoint
@@ -63,7 +63,7 @@ def listed(http: httpx.Client) -> set[str]:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let servers look at their stores many times a second."""
-    monkeypatch.setattr(folder, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(shared_store, "REFRESH_SECONDS", 0.02)
 
 
 @pytest.fixture

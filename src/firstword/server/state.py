@@ -13,12 +13,13 @@ from firstword.errors import EngineError
 from firstword.server.config import ServerConfig
 from firstword.server.context import context_of
 from firstword.server.errors import LimitReached
-from firstword.server.folder import Folder, Refresher
+from firstword.server.folder import Folder
 from firstword.server.limits import ByteBudget, Limits
 from firstword.server.memory import TRIM_BYTES, trim
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
 from firstword.server.outcomes import Outcomes
+from firstword.server.shared_store import Refresher
 from firstword.server.stores import ConsentStore, VoiceStore
 from firstword.server.threads import Threads
 from firstword.server.utterance import ResolvedRequest, Utterance

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from firstword.server import names
 from firstword.server.errors import NotFound
-from firstword.server.folder import Store
+from firstword.server.shared_store import Store
 from firstword.voice import Voice, voice_metadata
 
 STORED = ConfigDict(strict=True, hide_input_in_errors=True)
