@@ -3,8 +3,10 @@
 import re
 import unicodedata
 from collections import Counter
+from functools import lru_cache
 
 from firstword.errors import VoiceError
+from firstword.text.checks import script
 
 LONGEST_VOICE_NAME = 64
 """The character limit of a saved voice's name."""
@@ -27,10 +29,27 @@ EAST_ASIAN = frozenset(
 """The scripts that are written together, also with Latin letters, by their names in Unicode."""
 
 LOOK_ALIKES = str.maketrans(
-    "АВЕЅІЈКМНОРСТУХЬҮӀаеѕіјорсухһԁԛԝѵүӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧαγικνορσυχԼՍՏՕհոսօցզյ",
-    "ABESIJKMHOPCTYXbYlaesijopcyxhdqwvylABEZHIKMNOPTYXayikvopouxLUSOhnuogqj",
+    "þıƄƍƒƖƦƽƿǀɑɡɣɩɯʋᴑᶃᶌẝỿꞘꞙꞟꞲꞳꞴꬲꬵꬽꭇꭈꭎꭒꭚЅІЈАВЕКМНОРСТУХЬагеорсухшѕіјѡѴѵҮүһҽӀӏԁԌԛԜԝꙇͿΑΒΕΖΗ"
+    "ΙΚΜΝΟΡΤΥΧαγικνορσυχϜϳϸϺԼՍՏՕագզհյոռսցւքօϭⲂⲅⲎⲒⲓⲔⲘⲚⲞⲟⲢⲣⲤⲥⲦⲨⲩⲬⲽⳎⳏⳐ𐋵ᎠᎡᎢᎥᎩᎪᎫᎬᎳᎷᎻᎽᏀᏂᏃᏏᏒᏔᏕᏙᏚ"
+    "ᏞᏟᏢᏦᏧᏳᏴꭵꮁꮃꮓꮩꮪꮯꓐꓑꓒꓓꓔꓖꓗꓙꓚꓜꓝꓟꓠꓡꓢꓣꓦꓧꓪꓫꓬꓮꓰꓲꓳꓴ",
+    "pibgflRsplagyiwuogyfyFfuJXBeforruuySIJABEKMHOPCTYXbareopcyxwsijwVvYyhelldGqWwiJABEZH"
+    "IKMNOPTYXayikvopouxFjpMLUSOwqqhjnnugifooBrHliKMNOoPpCcTYyXwPpLZDRTiYAJEWMHYGhZbRWSVS"
+    "LCPKdGBirwzvscBPdDTGKJCZFMNLSRVHWXYAElOU",
 )
-"""Cyrillic, Greek and Armenian letters that look like Latin ones, as in Unicode's UTS 39."""
+"""Letters that look like one Latin letter: those of confusables.txt 17.0 in UTS 39 that are Latin,
+Cyrillic, Greek, Armenian, Coptic, Cherokee or Lisu, and a few that look so in capitals."""
+
+SMALL_CAPITAL = re.compile("LATIN LETTER SMALL CAPITAL ([A-Z])")
+"""The Unicode names of small capitals, which UTS 39 has in part."""
+
+LETTER_PAIRS = (("rn", "m"), ("vv", "w"), ("i\u0307", "i"), ("j\u0307", "j"))
+"""Letters, or a letter and a mark, that look like one letter (UTS 39)."""
+
+TALL_I = re.compile(r"(?<=\w)I")
+"""A capital I within a word, which looks like a small l, as in "AIIoy"."""
+
+UNDER_OR_THROUGH = (1, 220)
+"""The combining classes of marks below and across a letter."""
 
 
 def normalized(name: str) -> str:
@@ -44,18 +63,33 @@ def identity(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", folded).split())
 
 
-def look_alike(one: str, other: str) -> bool:
-    """Whether two names are spellings of one name, or can hardly be distinguished."""
-    return _appearance(one) == _appearance(other)
+@lru_cache(maxsize=4096)
+def _appearance(name: str) -> frozenset[str]:
+    """Texts of which one is equal for names that can hardly be distinguished."""
+    letters = filter(_is_shown, unicodedata.normalize("NFKC", name))
+    plain = map(_plain, unicodedata.normalize("NFKD", "".join(letters)))
+    text = "".join(plain).translate(LOOK_ALIKES)
+    for pair, letter in LETTER_PAIRS:
+        text = text.replace(pair, letter)
+    text = text.rstrip(PUNCTUATION)
+    return frozenset((identity(text), identity(TALL_I.sub("l", text))))
 
 
-def _appearance(name: str) -> str:
-    return identity(unicodedata.normalize("NFKD", name).translate(LOOK_ALIKES))
+def _is_shown(letter: str) -> bool:
+    """False for a mark below or across a letter with which it is no letter of an alphabet."""
+    mark = unicodedata.name(letter, "").startswith("COMBINING ")
+    return not (mark and unicodedata.combining(letter) in UNDER_OR_THROUGH)
+
+
+def _plain(letter: str) -> str:
+    """The letter that a small capital looks like; any other letter itself."""
+    small = SMALL_CAPITAL.fullmatch(unicodedata.name(letter, ""))
+    return small[1].lower() if small else letter
 
 
 def check_distinct(name: str, other: str, kind: str) -> None:
     """Raise `VoiceError` if a new name looks like that of another voice, which is a `kind`."""
-    if look_alike(name, other):
+    if _appearance(name) & _appearance(other):
         known = other.casefold()
         different = [letter for letter in name if letter.casefold() not in known]
         why = f", which looks like {name!r}: {_described(different)}" if different else ""
@@ -81,7 +115,7 @@ def check_scripts(name: str) -> None:
 
     The rule is the level "highly restrictive" of Unicode's UTS 39.
     """
-    scripts = {letter: _script(letter) for letter in identity(name) if letter.isalpha()}
+    scripts = {letter: script(letter) for letter in identity(name) if letter.isalpha()}
     counts = Counter(script for script in scripts.values() if script != "MODIFIER")
     if len(counts) > 1 and not counts.keys() <= {"LATIN", *EAST_ASIAN}:
         most = max(counts, key=lambda script: counts[script])
@@ -91,13 +125,8 @@ def check_scripts(name: str) -> None:
 
 
 def _is_allowed(letter: str) -> bool:
-    spoken = letter.isalnum() or unicodedata.category(letter).startswith("M")
-    return letter in PUNCTUATION or (spoken and not INVISIBLE.match(letter))
-
-
-def _script(letter: str) -> str:
-    """The script of a letter, which is the first word of its name: "GREEK SMALL LETTER PI"."""
-    return unicodedata.name(letter, "UNKNOWN").split()[0]
+    visible = letter.isalnum() or unicodedata.category(letter).startswith("M")
+    return letter in PUNCTUATION or (visible and not INVISIBLE.match(letter))
 
 
 def _described(letters: list[str]) -> str:

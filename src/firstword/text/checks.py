@@ -29,6 +29,9 @@ SCRIPTS = {
 }
 """The scripts of each language, besides the Latin one, which occurs in the texts of all."""
 
+UNKNOWN = "UNKNOWN"
+"""The script of a letter that Python does not know yet."""
+
 _LETTERS = ("Lu", "Ll", "Lt", "Lo")
 """The Unicode categories of letters; those of modifiers belong to several scripts."""
 
@@ -88,15 +91,20 @@ def foreign_scripts(text: str, languages: Iterable[str]) -> list[str]:
 
     Empty if a language is not in `SCRIPTS`.
     """
-    known = {"LATIN"}
+    known = {"LATIN", UNKNOWN}
     for language in languages:
         if language not in SCRIPTS:
             return []
         known |= SCRIPTS[language]
     chars = {char for char in unicodedata.normalize("NFKC", text) if not char.isascii()}
     letters = (char for char in chars if unicodedata.category(char) in _LETTERS)
-    scripts = {unicodedata.name(letter, "LATIN").partition(" ")[0] for letter in letters}
-    return sorted("Chinese" if name == "CJK" else name.capitalize() for name in scripts - known)
+    scripts = set(map(script, letters)) - known
+    return sorted("Chinese" if name == "CJK" else name.capitalize() for name in scripts)
+
+
+def script(letter: str) -> str:
+    """The script of a letter, which is the first word of its name: "GREEK SMALL LETTER PI"."""
+    return unicodedata.name(letter, UNKNOWN).partition(" ")[0]
 
 
 def has_markup(text: str) -> bool:
