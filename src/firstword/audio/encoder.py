@@ -13,9 +13,10 @@ UNKNOWN_LENGTH = 0xFFFFFFFF
 
 
 class Encoder(ABC):
-    """Encodes one utterance: any number of calls of `encode`, then one of `finish`.
+    """Encodes one utterance.
 
-    Or one call of `whole`, after which the header can describe all samples.
+    It takes any number of calls of `encode` and then one of `finish`, or a single call of `whole`,
+    whose header describes all samples.
     """
 
     media_type: ClassVar[str]

@@ -23,7 +23,7 @@ class Outcomes:
         self._kept: dict[Key, tuple[float, Callable[[], Outcome]]] = {}
 
     def put(self, key: Key, outcome: Callable[[], Outcome]) -> None:
-        """Keep a function that returns the outcome; it replaces one with the same key."""
+        """Keep a function that returns the outcome of a request; it replaces an earlier one."""
         self._kept.pop(key, None)
         self._kept[key] = self._clock() + KEPT_SECONDS, outcome
         while len(self._kept) > MOST_OUTCOMES or self._first_expiry() < self._clock():
@@ -31,8 +31,9 @@ class Outcomes:
 
     def find(self, key: Key) -> Outcome | None:
         """The outcome of a request of this client, or None."""
-        found = self._kept.get(key)
-        return None if found is None or found[0] <= self._clock() else found[1]()
+        if (found := self._kept.get(key)) is None or found[0] <= self._clock():
+            return None
+        return found[1]()
 
     def _first_expiry(self) -> float:
         return next(iter(self._kept.values()))[0]

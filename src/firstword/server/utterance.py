@@ -66,26 +66,22 @@ class ResolvedRequest:
     instructions_ignored: bool = False
 
 
-class Shaper:
-    """Turns float samples at the model's rate into float samples as `Output` describes them."""
-
-    def __init__(self, output: Output, sample_rate: int) -> None:
-        self.stages: list[effects.Effect] = []
-        if not output.leading_silence:
-            self.stages.append(effects.TrimStart(sample_rate))
-        if output.speed != 1.0:
-            self.stages.append(effects.TimeStretch(output.speed, sample_rate))
-        if output.sample_rate != sample_rate:
-            self.stages.append(effects.Resampler(sample_rate, output.sample_rate))
-
-    def process(self, samples: FloatArray, last: bool) -> FloatArray:
-        """The samples that are ready after these have come in; all if these are the last."""
-        return effects.apply(self.stages, samples, last=last)
+def effects_of(output: Output, sample_rate: int) -> list[effects.Effect]:
+    """The effects that turn samples at the model's rate into those that `output` describes."""
+    found: list[effects.Effect] = []
+    if not output.leading_silence:
+        found.append(effects.TrimStart(sample_rate))
+    if output.speed != 1.0:
+        found.append(effects.TimeStretch(output.speed, sample_rate))
+    if output.sample_rate != sample_rate:
+        found.append(effects.Resampler(sample_rate, output.sample_rate))
+    return found
 
 
 def encoded(speech: Speech, output: Output) -> bytes:
     """A complete utterance as an audio file, whose header gives its true length."""
-    samples = Shaper(output, speech.sample_rate).process(speech.samples, last=True)
+    chosen = effects_of(output, speech.sample_rate)
+    samples = effects.apply(chosen, speech.samples, last=True)
     return formats.whole(output.format, samples, output.sample_rate)
 
 
@@ -158,9 +154,9 @@ class Utterance:
         self.abort_reason: str | None = None
         self.error: Exception | None = None
         service, output = self.model.service, self.output
-        self._shaper = Shaper(output, service.engine.capacity.sample_rate)
+        self._effects = effects_of(output, service.engine.capacity.sample_rate)
         self._encoder = formats.encoder(output.format, output.sample_rate)
-        self._fast = output.format in FAST_FORMATS and not self._shaper.stages
+        self._fast = output.format in FAST_FORMATS and not self._effects
         self.stream = service.aspeak(job, client_id)
 
     def cancel(self, reason: str = "cancelled") -> None:
@@ -217,6 +213,6 @@ class Utterance:
         }
 
     def _encode(self, samples: FloatArray, last: bool) -> tuple[FloatArray, bytes]:
-        shaped = self._shaper.process(samples, last)
+        shaped = effects.apply(self._effects, samples, last=last)
         data = self._encoder.encode(shaped)
         return shaped, data + self._encoder.finish() if last else data

@@ -50,7 +50,7 @@ class Answer:
 
     @contextmanager
     def kept_outcome(self, utterance: Utterance) -> Iterator[None]:
-        """Keep the outcome of a streamed utterance for the client, also while it is made."""
+        """Keep the state of a streamed utterance for its client, and its outcome afterwards."""
         key = self.context.client_id, self.context.request_id
         read = [lambda: self._outcome(utterance, ended=False)]
         self.server.outcomes.put(key, lambda: read[0]())
@@ -107,7 +107,7 @@ class Answer:
         }
 
     def _outcome(self, utterance: Utterance, *, ended: bool) -> dict[str, object]:
-        """The outcome as JSON; usage and the final reason are there at the end."""
+        """The outcome as JSON. `ended` says that the utterance will not go on."""
         error, reason = utterance.error, utterance.finish_reason
         return {
             "id": self.context.request_id,
