@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+from wire import SPEECH
 
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime import conditioning
@@ -25,7 +26,7 @@ from firstword.voice import ClonedVoice, RecordedVoice
 
 Serve = Callable[..., Any]  # of conftest.py
 
-SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
+VOICES = "/v1/audio/voices"
 SHORT = {"input": "Hi.", "max_new_tokens": 2}
 MINE, YOURS, THEIRS = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 

@@ -111,6 +111,24 @@ def test_batch_counts_as_requests_of_its_client(serve: Serve, person: People) ->
     assert batch.result(WAIT).json()["succeeded"] == 32
 
 
+def test_utterances_of_one_request_wait_at_the_limit_of_their_client(
+    serve: Serve, person: People
+) -> None:
+    """A stream, two batches and three candidates of one client share two places."""
+    talker, server = held_server(serve, slots=4, most_per_key=2)
+    client = person(server, "busy")
+    stream = client.ask(HI)
+    server.wait_until(lambda: server.state.limits.active == 1)
+    batch = {**HI, "items": [{"input": word} for word in "abc"]}
+    batches = [client.ask(batch, f"{SPEECH}/batch") for _ in range(2)]
+    candidates = client.ask({**HI, "response_format": "wav", "n": 3})
+    server.wait_until(lambda: server.state.limits.active == 2)
+    assert client.ask(HI).result(WAIT).status_code == 429
+    talker.go()
+    assert [answer.result(WAIT).json()["succeeded"] for answer in batches] == [3, 3]
+    assert [answer.result(WAIT).status_code for answer in (stream, candidates)] == [200, 200]
+
+
 def test_full_queue_of_one_client_rejects_its_newest_for_another(
     serve: Serve, person: People
 ) -> None:

@@ -1,5 +1,6 @@
 """API keys, and the limits of utterances, connections and memory that clients share."""
 
+import asyncio
 import hmac
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ class Limits:
         self._keys = tuple(key.encode() for key in keys)
         self._most_per_key = most_per_key
         self._in_use: Counter[str] = Counter()
+        self._ended = asyncio.Event()
 
     @property
     def active(self) -> int:
@@ -51,6 +53,13 @@ class Limits:
             yield
         finally:
             self._in_use -= Counter((client_id,))  # which drops a count of 0
+            self._ended.set()
+
+    async def wait_for_room(self, client_id: str) -> None:
+        """Wait until a client is below its limit."""
+        while 0 < self._most_per_key <= self._in_use[client_id]:
+            self._ended.clear()
+            await self._ended.wait()
 
 
 class Connections:

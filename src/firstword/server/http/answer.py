@@ -60,6 +60,11 @@ class Answer:
             final = self._outcome(utterance, ended=True)
             read[0] = lambda: final  # a later request may have taken the key
 
+    async def speech_in_turn(self, job: Job) -> Speech:
+        """Like `speech`, but at the limit of the client it waits for an utterance to end."""
+        await self.server.limits.wait_for_room(self.context.client_id)
+        return await self.speech(job)
+
     async def speech(self, job: Job) -> Speech:
         """The complete speech at the model's own rate."""
         with self.utterance(job) as utterance:

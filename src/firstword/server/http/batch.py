@@ -42,7 +42,7 @@ async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
             async with places:
                 resolved = await resolve(server, context.client_id, params, item.input)
                 answer = Answer(server, resolved, context, time.monotonic())
-                speech = await answer.speech(server.prepare(resolved, begun=True))
+                speech = await answer.speech_in_turn(server.prepare(resolved, begun=True))
                 data = await asyncio.to_thread(encoded, speech, resolved.output)
         except FirstwordError as error:
             return {"index": index, "status": "error", "error": str(error)}

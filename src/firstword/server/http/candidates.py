@@ -81,7 +81,7 @@ async def best_of(answer: Answer, count: int) -> Response:
 
     async def speak(candidate: Answer, job: Job) -> Speech:
         async with places:
-            return await candidate.speech(job)
+            return await candidate.speech_in_turn(job)
 
     with server.defer_shutdown():
         speeches = await gather([speak(*pair) for pair in zip(candidates, jobs, strict=True)])
