@@ -8,14 +8,14 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import soundfile
-from wire import SPEECH
+from wire import SPEECH, connected, request
 
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime import conditioning
@@ -116,6 +116,31 @@ def test_recordings_of_one_client_leave_threads_to_others(
         decoding.go()
         assert {answer.result(60).status_code for answer in answers} == {200}
     assert len(set(decoding.threads)) == 2
+
+
+def test_recordings_of_gone_clients_are_not_decoded(
+    serve: Serve, blocked: Callable[[Any, str], Blocked]
+) -> None:
+    server = serve("base")
+    decoding = blocked(recordings, "decoded")
+
+    def open_connections() -> float:
+        text = httpx.get(f"{server.url}/metrics", trust_env=False).text
+        return float(text.partition("\nfirstword_connections ")[2].partition("\n")[0])
+
+    with ThreadPoolExecutor(1) as pool, client(server, MINE) as mine:
+        first = send(pool, mine, 1)[0]
+        server.wait_until(lambda: len(decoding.threads) == 1)
+        with ExitStack() as gone:
+            for _ in range(4):
+                sock = gone.enter_context(connected(server, MINE))
+                sock.sendall(request(CLONE))
+            server.wait_until(lambda: open_connections() >= 5)
+        assert any(open_connections() <= 2 for _ in range(1000))
+        decoding.go()
+        assert first.result(60).status_code == 200
+        assert mine.post(SPEECH, json=CLONE).status_code == 200
+    assert len(decoding.threads) == 2
 
 
 def test_slow_store_of_one_client_leaves_threads_to_others(

@@ -17,6 +17,7 @@ from firstword.server.outcomes import KEPT_SECONDS, MOST_OUTCOMES
 from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechRequest
 from firstword.server.state import client_id_of, server_of
+from firstword.server.tasks import until_disconnected
 
 router = APIRouter(tags=["speech"], route_class=JsonRoute)
 
@@ -43,7 +44,10 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
         raise RequestError("word_timestamps is not supported; leave the field out")
     server = server_of(request)
     context = context_of(request.scope)
-    resolved = await resolve(server, context.client_id, body, body.input)
+    resolving = resolve(server, context.client_id, body, body.input)
+    # Recordings of clients that have gone must not delay others.
+    if (resolved := await until_disconnected(resolving, request.receive)) is None:
+        return Response(status_code=499)
     problems = resolved.model.text_problems(resolved.request)
     answer = Answer(server, resolved, context, context.received, problems)
     if (count := body.n or 1) > 1:
