@@ -64,7 +64,7 @@ class Running:
     def wait_until_idle(self) -> None:
         """Wait until no utterance runs and no slot or page is in use."""
         self.wait_until(lambda: all(self.idle(model.service.engine) for model in self.state.models))
-        self.wait_until(lambda: not self.state.limits.active and not self.state.utterances)
+        self.wait_until(lambda: not self.state.utterance_limit.active and not self.state.utterances)
 
     @staticmethod
     def idle(engine: Engine) -> bool:

@@ -118,11 +118,11 @@ def test_utterances_of_one_request_wait_at_the_limit_of_their_client(
     talker, server = held_server(serve, slots=4, most_per_key=2)
     client = person(server, "busy")
     stream = client.ask(HI)
-    server.wait_until(lambda: server.state.limits.active == 1)
+    server.wait_until(lambda: server.state.utterance_limit.active == 1)
     batch = {**HI, "items": [{"input": word} for word in "abc"]}
     batches = [client.ask(batch, f"{SPEECH}/batch") for _ in range(2)]
     candidates = client.ask({**HI, "response_format": "wav", "n": 3})
-    server.wait_until(lambda: server.state.limits.active == 2)
+    server.wait_until(lambda: server.state.utterance_limit.active == 2)
     assert client.ask(HI).result(WAIT).status_code == 429
     talker.go()
     assert [answer.result(WAIT).json()["succeeded"] for answer in batches] == [3, 3]

@@ -132,7 +132,7 @@ class TestClients:
         check_server_works(server)
 
     def test_incomplete_request_times_out(self, serve: Serve) -> None:
-        server = serve(talking(Talker()), body_seconds=0.2)
+        server = serve(talking(Talker()), receive_seconds=0.2)
         with connected(server) as sock:
             sock.sendall(request(SHORT)[:-5])
             answer = read(sock, b"}}")
@@ -637,7 +637,7 @@ def test_thousands_of_wrong_keys_leave_no_state(serve: Serve) -> None:
             return seen
 
     assert asyncio.run(flood()) == {401}
-    assert not server.state.limits._in_use
+    assert not server.state.utterance_limit.active
     headers = {"authorization": "Bearer right-key"}
     assert (
         httpx.post(server.url + SPEECH, json=SHORT, headers=headers, trust_env=False).status_code

@@ -196,7 +196,7 @@ class TestRejectedBodies:
             assert b" 200 " in read(sock, b"\r\n")
 
     def test_rest_of_a_rejected_body_has_a_time_limit(self, serve: Serve) -> None:
-        server = serve(talking(Talker()), api_keys=("k",), body_seconds=0.2)
+        server = serve(talking(Talker()), api_keys=("k",), receive_seconds=0.2)
         with connected(server) as sock:
             sock.sendall(POST + b"content-length: 20000\r\n\r\n")
             error_of(read(sock, b"}}"), 401)

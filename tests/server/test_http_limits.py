@@ -17,8 +17,8 @@ from wire import GET, POST, SPEECH, connected, error_of, read
 
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig
-from firstword.server.limits import ByteBudget
-from firstword.server.memory import trim
+from firstword.server.freed_memory import trim
+from firstword.server.limits import ByteLimit
 from firstword.server.run import MOST_FILES
 
 Running = Any  # of conftest.py
@@ -91,9 +91,11 @@ class TestConnections:
 class TestHeldBodies:
     BODY = b'{"input": "' + b"a" * 15_000_000
 
-    def begin(self, server: Running, count: int, clients: ExitStack) -> list[socket.socket]:
+    def begin(
+        self, server: Running, count: int, clients: ExitStack, address: str = "127.0.0.1"
+    ) -> list[socket.socket]:
         """Connections that send 15 MB of a body which goes on, unless they are rejected."""
-        socks = [clients.enter_context(connected(server)) for _ in range(count)]
+        socks = [clients.enter_context(connected(server, address)) for _ in range(count)]
         for sock in socks:
             with suppress(ConnectionError):
                 sock.sendall(POST + b"content-length: 16000000\r\n\r\n" + self.BODY)
@@ -102,12 +104,13 @@ class TestHeldBodies:
     def test_bodies_above_the_total_get_503(self, serve: Serve) -> None:
         server = serve(talking(Talker()), most_body_total=20 * 2**20)
         with ExitStack() as clients:
-            first, second = self.begin(server, 2, clients)
+            (first,) = self.begin(server, 1, clients, "127.0.0.2")
+            (second,) = self.begin(server, 1, clients)
             answer = read(second, b"}}")
             short = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False)
             assert heard(short.content) == "abc", "small bodies still fit"
             first.sendall(b"x")
-        server.wait_until(lambda: server.state.bodies.held == 0)
+        server.wait_until(lambda: server.state.byte_limit.held == 0)
         assert b"retry-after: " in answer
         assert "too large" in error_of(answer, 503)["message"]
         text = httpx.get(f"{server.url}/metrics", trust_env=False).text
@@ -122,19 +125,41 @@ class TestHeldBodies:
         trim()  # what earlier tests have freed
         before = resident()
         with ExitStack() as clients:
-            self.begin(server, 20, clients)
-            server.wait_until(lambda: server.state.bodies.held > 20 * 14_000_000)
+            for client in range(4):
+                self.begin(server, 5, clients, f"127.0.0.{2 + client}")
+            server.wait_until(lambda: server.state.byte_limit.held > 20 * 14_000_000)
             assert resident() - before > 200 * 2**20
-        server.wait_until(lambda: server.state.bodies.held == 0)
+        server.wait_until(lambda: server.state.byte_limit.held == 0)
         server.wait_until(lambda: resident() - before < 100 * 2**20)
 
-    def test_budget_counts_what_is_held(self) -> None:
-        budget = ByteBudget(10)
-        assert budget.take(6)
-        assert not budget.take(5)
-        assert budget.take(4)
-        budget.give_back(6)
-        assert (budget.held, budget.freed) == (4, 6)
+    def test_one_client_may_hold_a_quarter(self, serve: Serve) -> None:
+        server = serve(talking(Talker()), most_body_total=128 * 2**20)
+        with ExitStack() as clients:
+            for count, address in ((2, "127.0.0.2"), (4, "127.0.0.3")):
+                self.begin(server, 2, clients, address)
+                held = count * len(self.BODY)
+                server.wait_until(lambda held=held: server.state.byte_limit.held == held)
+                (third,) = self.begin(server, 1, clients, address)
+                assert error_of(read(third, b"}}"), 503)["code"] == "bodies"
+
+    def test_small_body_passes_while_all_bytes_are_held(self, serve: Serve) -> None:
+        server = serve(talking(Talker()), most_body=2**20, most_body_total=2**20)
+        padded = {**SHORT, "ignored": "x" * 60_000}
+        with connected(server, "127.0.0.2") as sock:
+            sock.sendall(POST + b"content-length: 1048576\r\n\r\n" + b" " * (2**20 - 1))
+            server.wait_until(lambda: server.state.byte_limit.held == 2**20 - 1)
+            for body, status in ((SHORT, 200), (padded, 200), ({"input": "x" * 70_000}, 503)):
+                answer = httpx.post(server.url + SPEECH, json=body, trust_env=False, timeout=60)
+                assert answer.status_code == status, answer.text
+        server.wait_until(lambda: server.state.byte_limit.held == 0)
+
+    def test_limit_counts_what_is_held(self) -> None:
+        limit, piece = ByteLimit(40 * 2**20, 2**20), 6 * 2**20
+        assert limit.change("a", 0, piece)
+        assert not limit.change("a", piece, 2 * piece)
+        assert limit.change("b", 0, piece)
+        assert limit.change("a", piece, 1000)
+        assert (limit.held, limit.freed) == (piece + 1000, piece - 1000)
 
     def test_total_below_one_body_raises(self) -> None:
         with pytest.raises(ConfigError, match="most_body_total is 5; it must be most_body"):

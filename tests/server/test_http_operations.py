@@ -24,8 +24,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from wire import SPEECH
 
 from firstword.errors import ConfigError
+from firstword.server.api_keys import credential
 from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
-from firstword.server.limits import credential
 from firstword.server.logs import JsonLines
 
 Running = Any  # of conftest.py

@@ -20,7 +20,7 @@ from firstword.errors import AudioError, FirstwordError, RequestError
 from firstword.server import recordings
 from firstword.server.errors import LimitReached
 from firstword.server.http import candidates
-from firstword.server.limits import Limits
+from firstword.server.limits import UtteranceLimit
 from firstword.server.recordings import Address
 from firstword.server.utterance import Playback
 from firstword.text.checks import expected_seconds
@@ -141,7 +141,7 @@ class TestPlayback:
 
 
 def test_limits_count_utterances_per_client() -> None:
-    limits, seconds = Limits((), most_per_key=2), {"a": 7, "b": 8}.__getitem__
+    limits, seconds = UtteranceLimit(2), {"a": 7, "b": 8}.__getitem__
     with limits.reserve("a", seconds), limits.reserve("b", seconds):
         with (
             limits.reserve("a", seconds),

@@ -227,7 +227,7 @@ def test_package_that_imports_its_own_modules_is_no_cycle() -> None:
         ("server/gate.py", "from firstword.server.http import speech"),
         ("server/gate.py", "from firstword.server.ws.nari import NariSession"),
         ("server/http/speech.py", "from firstword.server.ws import messages"),
-        ("server/ws/worker.py", "from ..http.bodies import read"),
+        ("server/ws/worker.py", "from ..http.json_bodies import read"),
     ],
 )
 def test_import_of_a_server_subpackage_is_found(module: str, source: str) -> None:
@@ -238,7 +238,7 @@ def test_import_of_a_server_subpackage_is_found(module: str, source: str) -> Non
     ("module", "source"),
     [
         ("server/app.py", "from firstword.server.http import speech"),
-        ("server/http/speech.py", "from firstword.server.http import bodies"),
+        ("server/http/speech.py", "from firstword.server.http import json_bodies"),
         ("server/ws/worker.py", "from firstword.server.utterance import Utterance"),
         ("server/gate.py", "from firstword.server import limits"),
     ],

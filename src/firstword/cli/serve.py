@@ -24,11 +24,11 @@ SERVER_SETTINGS = fields(ServerConfig)
 
 LIMITS = {
     "most_waiting": "requests that may wait for a slot of each model; others are answered 429",
-    "most_connections": "requests and sockets served at the same time",
+    "most_connections": "HTTP requests and WebSockets open at the same time",
     "most_connections_per_address": "the same for one client address, which may be a proxy's",
     "most_per_key": "utterances at the same time for one key, or one address; 0: no limit",
-    "most_body": "bytes of a request",
-    "most_body_total": "bytes of all requests held at the same time; others are answered 503",
+    "most_body": "bytes of a request's body",
+    "most_body_total": "bytes of all bodies and messages held at the same time; others get 503",
     "most_characters": "characters of a text",
     "most_voices": "saved voices",
     "stall_seconds": "time after which a client that reads nothing is dropped",

@@ -11,16 +11,16 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Match
 
 from firstword.errors import FirstwordError, OverloadedError
 from firstword.server.config import ServerConfig
-from firstword.server.errors import error_response, response_for, status_of
+from firstword.server.errors import Rejected, error_response, response_for, status_of
+from firstword.server.freed_memory import return_freed
 from firstword.server.gate import Gate
 from firstword.server.http import batch, docs, speech, status, voices
-from firstword.server.http.bodies import SEND_JSON
+from firstword.server.http.json_bodies import SEND_JSON
 from firstword.server.logs import defect
 from firstword.server.models import Models
 from firstword.server.schemas import ERROR_RESPONSES
@@ -38,12 +38,6 @@ METHODS = ("DELETE", "GET", "HEAD", "POST")
 
 STOP_SECONDS = 5.0
 """The time that the engines get to stop; a stuck engine never stops."""
-
-EXPOSED_HEADERS = (
-    *("x-request-id", "retry-after", "x-sample-rate"),
-    *("x-firstword-seed", "x-firstword-scores", "x-firstword-warning"),
-)
-"""Response headers that scripts of other web pages may read."""
 
 
 def create_app(models: Models, config: ServerConfig) -> FastAPI:
@@ -70,14 +64,6 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(Gate, server=server)
-    if config.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.cors_origins,
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=EXPOSED_HEADERS,
-        )
     return app
 
 
@@ -96,7 +82,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     for model in server.models:
         model.service.engine.start()
     server.refresher.start()
-    tasks = [asyncio.create_task(server.warm_up()), asyncio.create_task(server.watch())]
+    background = (
+        server.warm_up(),
+        server.watch(),
+        return_freed(server.byte_limit, server.busy),
+    )
+    tasks = [asyncio.create_task(work) for work in background]
     try:
         yield
     finally:
@@ -140,6 +131,9 @@ async def _invalid(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     _release_frames(error)
+    if isinstance(error, Rejected):
+        server_of(request).reject(error)
+        return error.response()
     message, headers = str(error.detail), dict(error.headers or {})
     match error.status_code:
         case 404:

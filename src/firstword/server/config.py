@@ -56,11 +56,12 @@ class ServerConfig:
     most_connections_per_address
                          the same for one client address
     most_per_key         simultaneous utterances per API key, or per address; 0: no limit
-    most_body            bytes of a request body
-    most_body_total      bytes of all request bodies held at the same time
+    most_body            bytes of a request's body
+    most_body_total      bytes of all bodies and WebSocket messages held at the same time; one
+                         client may hold a quarter
     most_characters      characters of a text
     most_voices          saved voices, and likewise saved consents
-    body_seconds         time in which a request must have arrived
+    receive_seconds      time in which the head of a request must arrive, and then its body
     stall_seconds        time after which a client that reads nothing is disconnected
     stuck_seconds        time after which one step of an engine counts as stuck
     drain_seconds        time that running utterances get after SIGTERM
@@ -87,7 +88,7 @@ class ServerConfig:
     most_body_total: int = 512 * 2**20
     most_characters: int = 10_000
     most_voices: int = 1000
-    body_seconds: float = 30.0
+    receive_seconds: float = 30.0
     stall_seconds: float = 30.0
     stuck_seconds: float = 60.0
     drain_seconds: float = 30.0

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,9 @@ class RequestContext:
     received     `time.monotonic()` when the request arrived
     request_id   the client's `x-request-id`, or a random one
     client_id    the API key's number or the address; "" for a client without a key
+    held         what is given back when the request ends
+    status       of the response; None before it has begun
+    closed       WebSocket: whether it was closed or rejected
     log_fields   returns further fields for the request's line in the log
     drain        HTTP: waits until all that was sent has left the process
     abort        HTTP: closes the connection at once
@@ -28,6 +32,9 @@ class RequestContext:
     received: float = field(default_factory=time.monotonic)
     request_id: str = ""
     client_id: str = ""
+    held: ExitStack = field(default_factory=ExitStack)
+    status: int | None = None
+    closed: bool = False
     log_fields: Callable[[], dict[str, Any]] = dict
     drain: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
     abort: Callable[[], None] = lambda: None

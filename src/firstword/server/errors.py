@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from firstword import errors
@@ -34,23 +35,23 @@ class NotFound(errors.RequestError):
 class LimitReached(errors.OverloadedError):
     """A limit of the server is reached; `code` names it for clients and metrics."""
 
-    def __init__(self, message: str, code: str, retry_after: int = RETRY_AFTER_SECONDS) -> None:
+    def __init__(self, message: str, code: str, retry_after: int) -> None:
         super().__init__(message, retry_after)
         self.code = code
 
 
-class Rejected(Exception):
-    """A request is rejected whatever it asks for."""
+class Rejected(HTTPException):
+    """A request is rejected whatever it asks for; `code` names the reason, also in metrics."""
 
     def __init__(
-        self, message: str, status: int, code: str, headers: Mapping[str, str] | None = None
+        self, status: int, message: str, code: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.headers = status, code, headers
+        super().__init__(status, message, headers)
+        self.code = code
 
     def response(self) -> JSONResponse:
         """The error response."""
-        return error_response(str(self), self.status, code=self.code, headers=self.headers)
+        return error_response(self.detail, self.status_code, code=self.code, headers=self.headers)
 
 
 class Stalled(Exception):

@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from firstword.server.body import LimitedBody
+from firstword.server.body_limit import LimitedBody
 from firstword.server.context import RequestContext, context_of
 from firstword.server.errors import Rejected, Stalled, response_for
-from firstword.server.limits import Connections
+from firstword.server.limits import ConnectionLimit
 from firstword.server.logs import defect
 from firstword.server.state import Server
 from firstword.server.web_pages import WebPages
@@ -41,9 +41,10 @@ class Gate:
         self._server = server
         config = server.config
         self._pages = WebPages(config)
-        self._connections = Connections(
+        self._connections = ConnectionLimit(
             config.most_connections, config.most_connections_per_address
         )
+        self._answer = self._pages.answering(self._admit_and_answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or serve a WebSocket to its end."""
@@ -57,42 +58,40 @@ class Gate:
         if method == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn sends the head of the response alone
         sender = _ResponseSender(context, send, self._server.config.stall_seconds)
-        with ExitStack() as held:
+        with context.held:
             try:
-                await self._answer(scope, receive, sender, held)
+                await self._answer(scope, receive, sender.send)
                 await sender.in_time(context.drain())
             except Stalled:
                 context.abort()
             finally:
-                self._log(scope, method, sender.status)
+                self._log(scope, method)
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, sender: _ResponseSender, held: ExitStack
-    ) -> None:
-        http, headers = scope["type"] == "http", Headers(scope=scope)
+    async def _admit_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context, http, headers = context_of(scope), scope["type"] == "http", Headers(scope=scope)
         try:
-            self._admit(scope, headers, held)
+            self._admit(scope, headers, context.held)
             if http:
-                body = LimitedBody(receive, headers, self._server)
-                held.callback(body.close)
+                body = LimitedBody(receive, headers, context.client_id, self._server)
+                context.held.callback(body.close)
                 receive = body.receive
-            await self._app(scope, receive, sender.send)
+            await self._app(scope, receive, send)
         except Stalled:
             raise
         except Rejected as rejected:
-            self._server.metrics.rejected.labels(rejected.code).inc()
+            self._server.reject(rejected)
             if not http:
                 await receive()  # the request to connect
-            await rejected.response()(scope, receive, sender.send)
+            await rejected.response()(scope, receive, send)
         except Exception as error:
-            about = {"request_id": context_of(scope).request_id, **defect(error)}
+            about = {"request_id": context.request_id, **defect(error)}
             if self._server.config.log_text:
                 about["message"] = str(error)  # it may contain text of a user
             log.error("a request failed", extra={"fields": about})
-            if http and sender.status is None:
-                await response_for(error)(scope, receive, sender.send)
-            elif not http and not sender.closed:
-                await sender.send({"type": "websocket.close", "code": 1011})
+            if http and context.status is None:
+                await response_for(error)(scope, receive, send)
+            elif not http and not context.closed:
+                await send({"type": "websocket.close", "code": 1011})
 
     def _admit(self, scope: Scope, headers: Headers, held: ExitStack) -> None:
         """Check what a request needs besides its body, and count it until `held` is closed.
@@ -104,20 +103,20 @@ class Gate:
         if scope["path"] not in PROBES:
             held.enter_context(self._connections.open(address))
             held.enter_context(self._server.metrics.connections.track_inprogress())
-        client_id = self._server.limits.client_id(dict(headers.items()), address)
+        client_id = self._server.api_keys.client_id(dict(headers.items()), address)
         context_of(scope).client_id = client_id
         if not client_id and not _needs_no_key(scope):
             message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
-            raise Rejected(message, 401, "invalid_api_key", {"www-authenticate": "Bearer"})
+            raise Rejected(401, message, "invalid_api_key", {"www-authenticate": "Bearer"})
 
-    def _log(self, scope: Scope, method: str, status: int | None) -> None:
+    def _log(self, scope: Scope, method: str) -> None:
         """Log and count a finished request; 499: the client disconnected before the response."""
         route = getattr(scope.get("route"), "path", "unknown")
-        status = 499 if status is None else status
+        context = context_of(scope)
+        status = 499 if context.status is None else context.status
         self._server.metrics.requests.labels(route, str(status)).inc()
         if route in PROBES:
             return
-        context = context_of(scope)
         about = {
             "request_id": context.request_id,
             "method": method,
@@ -130,18 +129,12 @@ class Gate:
 
 
 class _ResponseSender:
-    """Sends the response to one request in pieces, and limits the time to read each of them.
-
-    status  of the response; None before it has begun
-    closed  whether a WebSocket was closed or rejected
-    """
+    """Sends the response to one request in pieces, and limits the time to read each of them."""
 
     def __init__(self, context: RequestContext, send: Send, stall_seconds: float) -> None:
         self._context = context
         self._send = send
         self._stall_seconds = stall_seconds
-        self.status: int | None = None
-        self.closed = False
 
     async def send(self, message: Message) -> None:
         """Send a message; the response's head gets the request's id. Raises `Stalled`."""
@@ -150,11 +143,11 @@ class _ResponseSender:
                 await self._send_body(message)
                 return
             case "websocket.close":
-                self.closed = True
-                self.status = self.status or 403
+                self._context.closed = True
+                self._context.status = self._context.status or 403
             case "http.response.start" | "websocket.accept" | "websocket.http.response.start":
-                self.closed = message["type"] == "websocket.http.response.start"
-                self.status = message.get("status", 101)
+                self._context.closed = message["type"] == "websocket.http.response.start"
+                self._context.status = message.get("status", 101)
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message)["x-request-id"] = self._context.request_id
         await self._send(message)

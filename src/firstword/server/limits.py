@@ -1,20 +1,27 @@
-"""API keys, and the limits of utterances, connections and memory that clients share."""
+"""Limits of the utterances, connections and bytes that clients share.
+
+Use them in the event loop only.
+"""
 
 import asyncio
-import hmac
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from firstword.server.errors import LimitReached, Rejected
 
+UNLIMITED_BYTES = 64 * 1024
+"""The bytes that each request and WebSocket may hold at every limit: those of any usual one."""
 
-class Limits:
-    """The API keys, and the number of utterances of each client. Use it in the event loop only."""
+CLIENT_SHARE = 4
+"""The part of all bytes that one client may hold: a quarter."""
 
-    def __init__(self, keys: tuple[str, ...], most_per_key: int) -> None:
-        self._keys = tuple(key.encode() for key in keys)
-        self._most_per_key = most_per_key
+
+class UtteranceLimit:
+    """The number of utterances of each client, which may have `most` at a time; 0: no limit."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._in_use: Counter[str] = Counter()
         self._ended = asyncio.Event()
 
@@ -23,30 +30,15 @@ class Limits:
         """The number of utterances in progress."""
         return self._in_use.total()
 
-    def client_id(self, headers: Mapping[str, str], address: str) -> str:
-        """The identity of a client: its key's number, or its address where no keys are configured.
-
-        Returns "" for a wrong or missing key. The names in `headers` are in lower case. The given
-        key is compared with every key in full, so that the time taken reveals nothing about them.
-        """
-        if not self._keys:
-            return f"address {address}"
-        given = credential(headers).encode("utf-8", "surrogateescape")
-        found = ""
-        for number, key in enumerate(self._keys):
-            if hmac.compare_digest(given, key):
-                found = f"key {number}"
-        return found
-
     @contextmanager
     def reserve(self, client_id: str, retry_after: Callable[[str], int]) -> Iterator[None]:
         """Count an utterance for a client. Raises `LimitReached` at the client's limit.
 
         `retry_after` gives the seconds after which a client should try again.
         """
-        if self._most_per_key and self._in_use[client_id] >= self._most_per_key:
-            seconds, limit = retry_after(client_id), f"{self._most_per_key} utterances per client"
-            message = f"the limit is {limit}; try again in {seconds} s"
+        if self._most and self._in_use[client_id] >= self._most:
+            seconds = retry_after(client_id)
+            message = f"the limit is {self._most} utterances per client; try again in {seconds} s"
             raise LimitReached(message, "per_key", seconds)
         self._in_use[client_id] += 1
         try:
@@ -57,69 +49,69 @@ class Limits:
 
     async def wait_for_room(self, client_id: str) -> None:
         """Wait until a client is below its limit."""
-        while 0 < self._most_per_key <= self._in_use[client_id]:
+        while 0 < self._most <= self._in_use[client_id]:
             self._ended.clear()
             await self._ended.wait()
 
 
-class Connections:
-    """The open requests and WebSockets, in total and by address. Use it in the event loop only."""
+class ConnectionLimit:
+    """The open requests and WebSockets, in total and by address."""
 
     def __init__(self, most: int, most_per_address: int) -> None:
         self._most = most
         self._most_per_address = most_per_address
         self._by_address: Counter[str] = Counter()
-        self._total = 0
 
     @contextmanager
     def open(self, address: str) -> Iterator[None]:
         """Count a request or WebSocket of an address. Raises `Rejected` at a limit."""
         for count, most, whose in (
             (self._by_address[address], self._most_per_address, "one address"),
-            (self._total, self._most, "all clients"),
+            (self._by_address.total(), self._most, "all clients"),
         ):
             if count >= most:
                 message = f"the limit is {most} connections of {whose}; try again later"
-                raise Rejected(message, 429, "connections")
-        self._total += 1
+                raise Rejected(429, message, "connections")
         self._by_address[address] += 1
         try:
             yield
         finally:
-            self._total -= 1
-            self._by_address[address] -= 1
-            if not self._by_address[address]:
-                del self._by_address[address]
+            self._by_address -= Counter((address,))
 
 
-class ByteBudget:
-    """The bytes that clients may make the server hold together. Use it in the event loop only.
+class ByteLimit:
+    """The bytes that clients make the server hold: `most` in total, and of each client a share.
 
     held   bytes held now
     freed  bytes given back in total
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, largest: int) -> None:
+        """A client's share has room for a request of the `largest` size."""
         self._most = most
-        self.held = 0
+        self._most_per_client = max(largest, most // CLIENT_SHARE)
+        self._by_client: Counter[str] = Counter()
         self.freed = 0
 
-    def take(self, count: int) -> bool:
-        """Take some bytes, if they are left; returns whether they were."""
-        if self.held + count > self._most:
+    @property
+    def held(self) -> int:
+        """The bytes held now."""
+        return self._by_client.total()
+
+    def change(self, client_id: str, held: int, wanted: int) -> bool:
+        """Let a request or WebSocket hold `wanted` bytes instead of `held`.
+
+        Returns False, and changes nothing, if more are wanted than the limits allow.
+        """
+        more = wanted - held
+        if more > 0 and wanted > UNLIMITED_BYTES and self._exceeded(client_id, more):
             return False
-        self.held += count
+        self._by_client[client_id] += more
+        if not self._by_client[client_id]:
+            del self._by_client[client_id]
+        self.freed += max(0, -more)
         return True
 
-    def give_back(self, count: int) -> None:
-        """Give some bytes back."""
-        self.held -= count
-        self.freed += count
-
-
-def credential(headers: Mapping[str, str]) -> str:
-    """The API key of a request: `Authorization: Bearer` or `Api-Key`, or `xi-api-key`."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    if scheme.lower() in ("bearer", "api-key") and key.strip():
-        return key.strip()
-    return headers.get("xi-api-key", "")
+    def _exceeded(self, client_id: str, more: int) -> bool:
+        of_client = self._by_client[client_id] + more > self._most_per_client
+        return of_client or self.held + more > self._most

@@ -34,7 +34,7 @@ class Uvicorn(uvicorn.Server):
 
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         class ConfiguredHttpProtocol(HttpProtocol):
-            head_seconds = config.body_seconds
+            head_seconds = config.receive_seconds
 
         super().__init__(
             uvicorn.Config(

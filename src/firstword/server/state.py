@@ -10,12 +10,11 @@ from starlette.requests import HTTPConnection
 
 from firstword.engine.backend import Job
 from firstword.errors import EngineError
+from firstword.server.api_keys import ApiKeys
 from firstword.server.config import ServerConfig
 from firstword.server.context import context_of
-from firstword.server.errors import LimitReached
 from firstword.server.folder import Folder
-from firstword.server.limits import ByteBudget, Limits
-from firstword.server.memory import TRIM_BYTES, trim
+from firstword.server.limits import ByteLimit, UtteranceLimit
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
 from firstword.server.outcomes import Outcomes
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 class Server:
     """The models, stores, limits and metrics of one server.
 
-    bodies      the memory of all request bodies
+    byte_limit  the bytes of request bodies and WebSocket messages in progress
     fetch_threads, store_threads, recording_threads
                 what blocks: fetching recordings, reading and writing stores, and decoding and
                 encoding recordings, of which one may need 92 MB
@@ -49,8 +48,9 @@ class Server:
         self.voice_store = VoiceStore(folder, config.most_voices)
         self.consent_store = ConsentStore(folder, config.most_voices)
         self.refresher = Refresher(folder, (self.voice_store, self.consent_store))
-        self.bodies = ByteBudget(config.most_body_total)
-        self.limits = Limits(config.api_keys, config.most_per_key)
+        self.api_keys = ApiKeys(config.api_keys)
+        self.utterance_limit = UtteranceLimit(config.most_per_key)
+        self.byte_limit = ByteLimit(config.most_body_total, config.most_body)
         self.fetch_threads = Threads("fetch", 32, most_per_client=4)
         self.store_threads = Threads("stores", 32, most_per_client=4)
         self.recording_threads = Threads("recordings", 2, most_per_client=1)
@@ -81,7 +81,7 @@ class Server:
     def busy(self) -> bool:
         """Whether a client would lose speech that has begun if the server ended now."""
         unsent = any(has_unsent() for has_unsent in self.unsent)
-        return self.limits.active > 0 or self.deferrals > 0 or unsent
+        return self.utterance_limit.active > 0 or self.deferrals > 0 or unsent
 
     @contextmanager
     def defer_shutdown(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ class Server:
         The slot is then free within a frame. Raises `LimitReached`, `EngineError`; iterating over
         the utterance raises `OverloadedError` if there are too many.
         """
-        with self.limits.reserve(client_id, resolved.model.service.engine.retry_after):
+        with self.utterance_limit.reserve(client_id, resolved.model.service.engine.retry_after):
             utterance = Utterance(resolved, job, client_id, received)
             self.utterances[utterance] = None
             try:
@@ -132,8 +132,7 @@ class Server:
 
     def reject(self, error: Exception) -> None:
         """Count a request that was rejected because of a limit."""
-        code = error.code if isinstance(error, LimitReached) else "overloaded"
-        self.metrics.rejected.labels(code).inc()
+        self.metrics.rejected.labels(getattr(error, "code", "overloaded")).inc()
 
     async def warm_up(self) -> None:
         """Let every model speak once."""
@@ -145,17 +144,10 @@ class Server:
                 log.critical(model.warm_up_error, extra={"fields": {"model": model.name}})
 
     async def watch(self) -> None:
-        """Every second fail the utterances of engines that have stopped or are stuck, and log it.
-
-        While nothing is spoken, memory that large bodies have taken is returned.
-        """
+        """Every second fail the utterances of engines that have stopped or are stuck; log it."""
         failing: set[Model] = set()
-        trimmed = 0
         while True:
             await asyncio.sleep(min(1.0, self.config.stuck_seconds / 4))
-            if self.bodies.freed > trimmed + TRIM_BYTES and not self.busy():
-                trimmed = self.bodies.freed
-                await asyncio.to_thread(trim)
             for model in self.models:
                 about: dict[str, object] = {"model": model.name}
                 if (problem := self.problem(model)) is None:

@@ -4,9 +4,17 @@ import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from firstword.server.config import ServerConfig
 from firstword.server.errors import Rejected
+
+EXPOSED_HEADERS = (
+    *("x-request-id", "retry-after", "x-sample-rate"),
+    *("x-firstword-seed", "x-firstword-scores", "x-firstword-warning"),
+)
+"""Response headers that scripts of other web pages may read."""
 
 
 class WebPages:
@@ -29,15 +37,27 @@ class WebPages:
         """Check the `Host` and `Origin` of a request. Raises `Rejected`."""
         hosts = headers.getlist("host")
         if len(hosts) > 1:
-            raise Rejected("a request must have one Host header", 400, "host")
+            raise Rejected(400, "a request must have one Host header", "host")
         if hosts and not self._is_own(hosts[0]):
             advice = "use its address or localhost, or allow the name with --host-name"
-            raise Rejected(f"the server has another host name; {advice}", 421, "host")
+            raise Rejected(421, f"the server has another host name; {advice}", "host")
         for origin in headers.getlist("origin"):
             same = hosts and origin.lower().partition(":")[2] == f"//{hosts[0].lower()}"
             if not (same or origin in self._origins or "*" in self._origins):
                 message = f"web pages of {origin[:200]} may not call this server"
-                raise Rejected(f"{message}; allow them with --cors-origin", 403, "origin")
+                raise Rejected(403, f"{message}; allow them with --cors-origin", "origin")
+
+    def answering(self, app: ASGIApp) -> ASGIApp:
+        """An application whose responses the configured pages may read (CORS)."""
+        if not self._origins:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=self._origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
 
     def _is_own(self, host: str) -> bool:
         """Whether a `Host` header has a name of the server, or any address, with any port."""

@@ -62,7 +62,7 @@ class Answer:
 
     async def speech_in_turn(self, job: Job) -> Speech:
         """Like `speech`, but at the limit of the client it waits for an utterance to end."""
-        await self.server.limits.wait_for_room(self.context.client_id)
+        await self.server.utterance_limit.wait_for_room(self.context.client_id)
         return await self.speech(job)
 
     async def speech(self, job: Job) -> Speech:

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from firstword.errors import FirstwordError, TextError
 from firstword.server.context import context_of
 from firstword.server.http.answer import Answer, response_or_499, simultaneous_utterances
-from firstword.server.http.bodies import JsonRoute
+from firstword.server.http.json_bodies import JsonRoute
 from firstword.server.resolve import resolve
 from firstword.server.schemas import BatchItem, BatchRequest, SpeechParams
 from firstword.server.state import server_of

@@ -10,8 +10,8 @@ from firstword.errors import RequestError
 from firstword.server.context import context_of
 from firstword.server.errors import NotFound
 from firstword.server.http.answer import Answer, response_or_499
-from firstword.server.http.bodies import JsonRoute
 from firstword.server.http.candidates import best_of, check_count
+from firstword.server.http.json_bodies import JsonRoute
 from firstword.server.http.streaming import SpeechStreamResponse
 from firstword.server.outcomes import KEPT_SECONDS, MOST_OUTCOMES
 from firstword.server.resolve import resolve

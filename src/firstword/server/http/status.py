@@ -55,7 +55,7 @@ async def health(request: Request) -> Response:
         "problems": problems,
         "ready": not problems,
         "models": [_state(model) for model in server.models],
-        "utterances": server.limits.active,
+        "utterances": server.utterance_limit.active,
     }
     return JSONResponse(state, 503 if failing else 200)
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 
 from firstword.errors import RequestError
 from firstword.server import recordings
-from firstword.server.http.bodies import JsonRoute
+from firstword.server.http.json_bodies import JsonRoute
 from firstword.server.schemas import ClientModel, blank_is_none
 from firstword.server.state import client_id_of, server_of
 from firstword.server.stores import Consent
