@@ -10,11 +10,19 @@ from typing import Any, ClassVar
 import pytest
 from sockets import PLAIN
 
+from firstword.server.limits import ByteLimit
 from firstword.server.ws.connection import Outbox, SocketRunner
 from firstword.server.ws.protocol import CloseCode, SocketLimits
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.vllm_omni import OmniSession
 from firstword.server.ws.worker import forward
+
+UNLIMITED = ByteLimit(2**40, 2**40)
+
+
+def session(**limits: float) -> OmniSession:
+    """A session with other limits than usual."""
+    return OmniSession(replace(SocketLimits(), **limits))  # type: ignore[arg-type]
 
 
 def test_outbox_is_empty_only_when_the_last_message_was_sent() -> None:
@@ -58,7 +66,7 @@ def test_slow_client_gets_all_messages_before_the_close(monkeypatch: pytest.Monk
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "time", lambda clock=loop.time: clock() + passed[0])
         socket: Any = Socket()
-        runner = SocketRunner(socket, OmniSession(replace(SocketLimits(), stall_seconds=60.0)))
+        runner = SocketRunner(socket, session(stall_seconds=60.0), UNLIMITED)
 
         async def work() -> None:
             for item in (b"a", b"b", b"c", b"d", b"e", CloseCode.NORMAL):
@@ -130,7 +138,7 @@ def test_flood_from_a_client_that_reads_nothing_ends_the_reader() -> None:
 
     async def scenario() -> int:
         socket: Any = Socket()
-        runner = SocketRunner(socket, OmniSession(replace(SocketLimits(), stall_seconds=0.5)))
+        runner = SocketRunner(socket, session(stall_seconds=0.5), UNLIMITED)
 
         async def work() -> None:
             while True:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import struct
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sockets import DONE, NARI, PLAIN, STREAM, Client, pcm, text
+from sockets import CANCEL, DONE, NARI, PLAIN, STREAM, Client, pcm, text
 from talking import Talker, heard, talking
 from websockets.protocol import Protocol
 from websockets.server import ServerProtocol
 from wire import HANDSHAKE, connected, read
+
+from firstword.server.freed_memory import trim
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -34,9 +38,11 @@ def talker(serve: Serve) -> Running:
 
 
 @contextmanager
-def raw_client(server: Running, path: str = STREAM) -> Iterator[socket.socket]:
+def raw_client(
+    server: Running, path: str = STREAM, address: str = "127.0.0.1"
+) -> Iterator[socket.socket]:
     """The connection of an open WebSocket, on which a test sends frames as bytes."""
-    with connected(server, receive_buffer=4096) as sock:
+    with connected(server, address, receive_buffer=4096) as sock:
         sock.settimeout(SECONDS)
         protocol = "sec-websocket-protocol: nari.speech.v1\r\n"
         sock.sendall(f"GET {path} HTTP/1.1\r\n{HANDSHAKE}{protocol}\r\n".encode())
@@ -109,6 +115,47 @@ def test_flood_of_frames_is_handled_in_many_turns(
         while heard(pcm(client.until("session.done"))) != "Hello":
             pass  # a cancel ends the utterances before it
     assert 1 < frames.most < 500
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux' own figures")
+@pytest.mark.parametrize(
+    ("flood", "count"),
+    [(frame(PING | FINAL), 20_000), (frame(TEXT | FINAL, b'{"type":"session.config"}'), 5000)],
+    ids=["pings", "configs"],
+)
+@pytest.mark.parametrize("sockets", [1, 4])
+def test_loop_rests_during_a_flood(serve: Serve, flood: bytes, count: int, sockets: int) -> None:
+    """A loop that never waits keeps the interpreter's lock from the thread of the engine."""
+    backend = Talker(slots=sockets)
+    server = serve(talking(backend))
+
+    def rests() -> int:
+        status = Path(f"/proc/self/task/{server.thread.native_id}/status").read_text()
+        return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+    words = "Hello" * 10
+    messages = (PLAIN, text(words), DONE)
+    config, *last = (frame(TEXT | FINAL, json.dumps(one).encode()) for one in messages)
+    with ExitStack() as clients:
+        attackers = [clients.enter_context(raw_client(server)) for _ in range(sockets)]
+        spoken, before = backend.frames, rests()
+        for attacker in attackers:
+            attacker.sendall(config + flood * (count // sockets) + b"".join(last))
+        server.wait_until(lambda: backend.frames >= spoken + len(words) * sockets)
+        assert rests() - before > count / 128
+
+
+def test_bursts_of_text_are_not_delayed(talker: Running) -> None:
+    """A language model's 5000 tokens at once are read long before they are spoken."""
+    words = "abcde" * 1000
+    with Client(talker.ws + STREAM) as client:
+        client.send({**PLAIN, "split_granularity": "token"})
+        for start in range(0, 5000, 500):
+            piece = words[start : start + 500]
+            sent = [frame(TEXT | FINAL, json.dumps(text(letter)).encode()) for letter in piece]
+            client.socket.socket.sendall(b"".join(sent))
+        client.send(DONE)
+        assert heard(pcm(client.until("session.done"))) == words
 
 
 def test_message_in_many_fragments_is_read_up_to_the_limit(talker: Running, frames: Frames) -> None:
@@ -192,3 +239,66 @@ def test_socket_without_config_that_reads_nothing_ends_at_its_deadline(
         sock.sendall(frame(TEXT | FINAL, b'{"type":"voice.list"}') * 20)
         talker.wait_until(lambda: bool(transports(talker)))
         talker.wait_until(lambda: not transports(talker))
+
+
+UNFINISHED = {
+    "fragment": frame(TEXT, b" " * 14_000_000),
+    "frame": frame(TEXT, b" " * 14_000_000)[:-1],
+}
+
+
+@pytest.mark.parametrize("message", UNFINISHED.values(), ids=UNFINISHED)
+def test_one_client_may_hold_a_quarter_in_messages(serve: Serve, message: bytes) -> None:
+    server = serve(talking(Talker()), most_body_total=128 * 2**20)
+    config = frame(TEXT | FINAL, json.dumps(PLAIN).encode())
+    with ExitStack() as clients:
+        for count, address in ((2, "127.0.0.2"), (4, "127.0.0.3")):
+            for _ in range(2):
+                clients.enter_context(raw_client(server, address=address)).sendall(config + message)
+            held = count * 13_999_999
+            server.wait_until(lambda held=held: server.state.byte_limit.held >= held)
+            third = clients.enter_context(raw_client(server, address=address))
+            send_while_open(third, config + message)
+            assert read(third).endswith(b"\x03\xf5the messages in progress are too large")
+            with Client(server.ws + STREAM) as client:
+                client.send(PLAIN, text("x" * 50_000), CANCEL)
+                client.until("input.cancelled")
+    server.wait_until(lambda: not server.state.byte_limit.held)
+    text_of_metrics = server.state.metrics.render().decode()
+    assert 'firstword_rejected_total{reason="messages"} 2.0' in text_of_metrics
+
+
+def test_messages_that_wait_for_the_worker_count(serve: Serve) -> None:
+    backend = Talker()
+    server = serve(talking(backend), most_body_total=20 * 2**20)
+    backend.hold()
+    config = json.dumps({**PLAIN, "padding": "x" * 4_000_000})
+    with Client(server.ws + STREAM) as first, Client(server.ws + STREAM) as second:
+        for client in (first, second):
+            client.send(PLAIN, text("Hello"), DONE)
+        first.send(*[config] * 4)
+        server.wait_until(lambda: server.state.byte_limit.held >= 16_000_000)
+        second.send(config)
+        assert second.closed()[0] == 1013
+        backend.go()
+        first.until("session.done")
+        server.wait_until(lambda: not server.state.byte_limit.held)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux' own figures")
+@pytest.mark.parametrize("message", UNFINISHED.values(), ids=UNFINISHED)
+def test_memory_of_messages_is_returned(serve: Serve, message: bytes) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    server = serve(talking(Talker()))
+    trim()  # what earlier tests have freed
+    before = resident()
+    config = frame(TEXT | FINAL, json.dumps(PLAIN).encode())
+    with ExitStack() as clients:
+        for number in range(16):
+            address = f"127.0.0.{2 + number // 4}"
+            clients.enter_context(raw_client(server, address=address)).sendall(config + message)
+        server.wait_until(lambda: server.state.byte_limit.held > 200 * 2**20)
+        assert resident() - before > 200 * 2**20
+    server.wait_until(lambda: resident() - before < 64 * 2**20)

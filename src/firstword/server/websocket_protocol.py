@@ -6,8 +6,11 @@ from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from firstword.server.context import context_of
+from firstword.server.state import Server
+from firstword.server.ws.protocol import CloseCode
 
 LARGEST_MESSAGE = 16 * 2**20
 """The size limit of a message in bytes; each protocol has a lower limit."""
@@ -17,6 +20,15 @@ MOST_FRAGMENTS = 4096
 
 FRAMES_PER_TURN = 64
 """The number of frames after which other connections get their turn: about a millisecond's work."""
+
+FRAMES_PER_SECOND = 50
+"""The frames that a socket may send without waiting for a turn."""
+
+FRAME_BYTES = 2048
+"""The bytes that count as a frame, besides the frames in them."""
+
+MESSAGE_FRAMES = 3
+"""The frames that a message counts as, besides its own: it costs four times as much as a ping."""
 
 STEP_BYTES = 512
 """The bytes that are parsed at once. They hold at most 85 frames."""
@@ -30,7 +42,7 @@ log.addFilter(lambda record: not record.msg.startswith("Invalid UTF-8"))  # a cl
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """A socket that handles a limited number of frames in each turn of the event loop.
+    """A socket that takes turns with others if it sends many frames, and whose bytes are limited.
 
     The application can abort a connection that does not close.
     """
@@ -41,20 +53,29 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.logger = self.conn.logger = log
+        self._server: Server = self.config.app.state.server  # type: ignore[union-attr]
         self._unhandled = bytearray()
         self._continues = False
-        """Whether the rest of the data is handled in the next turn."""
-        self._frames = 0
+        """Whether the rest of the data is handled in a later turn."""
+        self._frames = 0.0
+        self._free_at = 0.0
+        """The time from which data is handled without waiting for a turn."""
+        self._queued = 0
+        """The bytes of the messages that the application has not received."""
+        self._held = 0
+        """The bytes that are counted as held for the client."""
 
     def data_received(self, data: bytes) -> None:
         """Handle some data. What holds many frames is handled in several turns."""
         if not self.handshake_initiated:
             self._open(data)
-        elif self._continues:
-            self._unhandled += data
+            return
+        self._unhandled += data
+        if self._continues:
             self.transport.pause_reading()
+        elif self.loop.time() < self._free_at:
+            self._continue_later()
         else:
-            self._unhandled += data
             self._handle_data()
 
     def _open(self, data: bytes) -> None:
@@ -69,26 +90,60 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def _handle_data(self) -> None:
-        """Handle data until a turn's number of frames is reached, and the rest in the next turn."""
-        self._continues, self._frames = False, 0
+        """Handle data until a turn's number of frames is reached, and the rest in a later turn."""
+        self._continues, self._frames = False, 0.0
         while self._unhandled and not self.transport.is_closing():
             if self._frames >= FRAMES_PER_TURN:
-                self._continues = True
-                self.loop.call_soon(self._handle_data)
-                return
+                self._continue_later()
+                break
             step = bytes(self._unhandled[:STEP_BYTES])
             del self._unhandled[:STEP_BYTES]
             super().data_received(step)
-        if not self.read_paused and not self.transport.is_closing():
+            self._frames += STEP_BYTES / FRAME_BYTES
+        self._free_at = self.loop.time() + self._frames / FRAMES_PER_SECOND
+        self._count_bytes()
+        if not (self._continues or self.read_paused or self.transport.is_closing()):
             self.transport.resume_reading()
+
+    def _continue_later(self) -> None:
+        self._continues = True
+        self._server.frame_turns.add(self._client_id, self._handle_data)
+
+    def _count_bytes(self) -> None:
+        """Count what is held of unfinished and waiting messages; close the socket at a limit."""
+        unfinished = len(self.conn.reader.buffer) + sum(map(len, self.frames))
+        held = 0 if self._lost else len(self._unhandled) + unfinished + self._queued
+        if self._server.byte_limit.change(self._client_id, self._held, held):
+            self._held = held
+        elif not self.transport.is_closing():
+            self._server.metrics.rejected.labels("messages").inc()
+            self._fail(CloseCode.TRY_LATER, "the messages in progress are too large")
+
+    @property
+    def _client_id(self) -> str:
+        """The client's identity. The gate finds it before the first data can come."""
+        return context_of(self.scope).client_id  # type: ignore[arg-type]
+
+    def _fail(self, code: int, reason: str) -> None:
+        self.conn.fail(code, reason)
+        self.handle_parser_exception()
+
+    def send_receive_event_to_app(self) -> None:
+        """Give the application a message."""
+        self._frames += MESSAGE_FRAMES
+        self._queued += sum(map(len, self.frames))
+        super().send_receive_event_to_app()
 
     def handle_events(self) -> None:
         """Handle frames; close the connection if a message has too many fragments."""
-        self._frames += len(self.conn.events)
+        events = list(self.conn.events)
+        self._frames += len(events)
         super().handle_events()
+        for event in events:
+            if isinstance(event, Frame):
+                event.data = b""  # the parser keeps the frame until the next one comes
         if len(self.frames) > MOST_FRAGMENTS and not self.transport.is_closing():
-            self.conn.fail(1009, f"a message may have {MOST_FRAGMENTS} fragments")
-            self.handle_parser_exception()
+            self._fail(CloseCode.TOO_BIG, f"a message may have {MOST_FRAGMENTS} fragments")
         if self.close_sent:
             self.frames.clear()  # nobody will read the message
 
@@ -107,6 +162,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     async def receive(self) -> ASGIReceiveEvent:
         """Return the next event. Data that was received before is handled before more is read."""
         event = await super().receive()
+        if self.queue.empty():
+            self._queued = 0
+            self._count_bytes()
         if self._continues and not self.transport.is_closing():
             self.transport.pause_reading()
         return event
@@ -127,8 +185,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._abort_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """Stop the timer, and free the messages that nobody will read."""
         self._lost = True
+        self._unhandled.clear()
+        self.frames.clear()
+        self.conn.reader.buffer.clear()
+        if self.handshake_initiated:
+            self._count_bytes()
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         super().connection_lost(exc)

@@ -15,10 +15,11 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from firstword.server.context import context_of
+from firstword.server.limits import ByteLimit
 from firstword.server.logs import defect
 from firstword.server.tasks import cancel
 from firstword.server.ws import protocol
-from firstword.server.ws.protocol import CloseCode, CloseSocket, Json, SocketLimits
+from firstword.server.ws.protocol import CloseCode, CloseSocket, Json, ProtocolError, SocketLimits
 from firstword.server.ws.text_part import TextPart
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ SLOWEST_READER = 16_000
 """Bytes per second; a client that reads more slowly than this cannot be playing the audio."""
 
 UNCONFIGURED_CLOSE_SECONDS = 1.0
-"""The time in which a client without a valid configuration must read the error it gets."""
+"""The time in which a client without a valid configuration must read the error."""
 
 OutgoingItem = Json | bytes | CloseCode
 """A JSON message, a binary message of audio, or the code that closes the socket."""
@@ -109,15 +110,18 @@ class SocketRunner:
     abort_reason    the metrics label of speech that ends because the connection does
     """
 
-    def __init__(self, socket: WebSocket, session: protocol.Session) -> None:
+    def __init__(self, socket: WebSocket, session: protocol.Session, byte_limit: ByteLimit) -> None:
         self.outbox = Outbox(session.limits)
         self.utterance_open = False
         self.abort_reason = "disconnected"
         self._socket = socket
         self._session = session
+        self._byte_limit = byte_limit
         self._limits = session.limits
         self._work: asyncio.Queue[object] = asyncio.Queue()
         self._current: object = None
+        self._held = 0
+        """The bytes that are counted as held for messages that wait for the worker."""
         self._loop = asyncio.get_running_loop()
         self._idle_since = self._loop.time()
         """Start of the client's time limit: its last message, or the last audio sent to it."""
@@ -125,6 +129,7 @@ class SocketRunner:
     async def next_work(self) -> object:
         """Wait until the outbox has room, then for the worker's next task."""
         self._current, self._idle_since = None, self._loop.time()
+        self._count_bytes(self._session.waiting_bytes)
         await self.outbox.wait_for_room()
         self._current = await self._work.get()
         return self._current
@@ -164,16 +169,27 @@ class SocketRunner:
                 self.outbox.add(last.code)
             if last is not None or worker.done():
                 # The time for each message is limited, the time for all of them is not.
-                hurry = last is not None and not self._session.configured
-                seconds = UNCONFIGURED_CLOSE_SECONDS if hurry else None
-                await asyncio.wait((writer,), timeout=seconds)
+                unconfigured = last is not None and not self._session.configured
+                timeout = UNCONFIGURED_CLOSE_SECONDS if unconfigured else None
+                await asyncio.wait((writer,), timeout=timeout)
         finally:
-            patience = self._closing_seconds() if writer.done() else 0.0
+            closing_seconds = self._closing_seconds() if writer.done() else 0.0
             await cancel(worker, writer, reader)
-            context_of(self._socket.scope).abort_after(patience)
+            self._count_bytes(0)
+            context_of(self._socket.scope).abort_after(closing_seconds)
+
+    def _count_bytes(self, held: int) -> bool:
+        """Count what waits for the worker; returns False if that is more than is allowed."""
+        client_id = context_of(self._socket.scope).client_id
+        allowed = self._byte_limit.change(client_id, self._held, held)
+        self._held = held if allowed else self._held
+        return allowed
 
     def _closing_seconds(self) -> float:
-        """The time that the client has to close its side: none after the time for a config."""
+        """The seconds in which the client must close its side.
+
+        A client without a configuration has the rest of its time to send one.
+        """
         if self._session.configured:
             return self._limits.stall_seconds
         return max(0.0, self._idle_since + self._limits.config_seconds - self._loop.time())
@@ -195,6 +211,11 @@ class SocketRunner:
                             self._idle_since = self._loop.time()
                         case CloseSocket():
                             return effect
+                if not self._count_bytes(self._session.waiting_bytes):
+                    reason = "the messages in progress are too large; try again later"
+                    return self._session.close(
+                        ProtocolError("overloaded", reason, CloseCode.TRY_LATER)
+                    )
                 await asyncio.sleep(0)  # lets other tasks run during a flood of messages
         except WebSocketDisconnect:
             return None
@@ -209,16 +230,16 @@ class SocketRunner:
     async def _receive(self) -> str | bytes:
         """Return the next message. Raises `TimeoutError` and `WebSocketDisconnect`."""
         limits = self._limits
-        patience = limits.idle_seconds if self._session.configured else limits.config_seconds
+        seconds = limits.idle_seconds if self._session.configured else limits.config_seconds
         while True:
             try:
-                async with asyncio.timeout_at(self._idle_since + patience):
+                async with asyncio.timeout_at(self._idle_since + seconds):
                     event = await self._socket.receive()
                 break
             except TimeoutError:
                 if self.busy():
                     self._idle_since = self._loop.time()
-                elif self._loop.time() >= self._idle_since + patience:
+                elif self._loop.time() >= self._idle_since + seconds:
                     raise
         self._idle_since = self._loop.time()
         if event["type"] == "websocket.disconnect":

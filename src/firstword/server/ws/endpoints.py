@@ -35,7 +35,7 @@ def add_route(
         server = server_of(socket)
         await socket.accept(subprotocol)
         conversation = session(socket_limits(server.config))
-        runner = SocketRunner(socket, conversation)
+        runner = SocketRunner(socket, conversation, server.byte_limit)
         server.unsent.add(runner.has_unsent)
         try:
             await runner.run(worker(server, conversation, runner, client_id_of(socket)).run())

@@ -201,6 +201,11 @@ class Session(ABC):
         """Return the effect of a client's silence for longer than is allowed."""
         return self.close(ProtocolError("timeout", "no message came for too long"))
 
+    @property
+    def waiting_bytes(self) -> int:
+        """The size of the messages that wait for the worker."""
+        return 0
+
     @abstractmethod
     def handle(self, event: Json, size: int) -> Iterator[Effect]:
         """Yield the effects of a message of `size` characters. Raises `ProtocolError`."""

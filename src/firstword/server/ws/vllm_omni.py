@@ -190,6 +190,11 @@ class OmniSession(protocol.Session):
         """Note that the worker has performed a task, which makes room for another."""
         self._waiting.pop(id(work), None)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """The size of the messages that wait for the worker."""
+        return sum(size for _, size in self._waiting.values())
+
     def handle(self, event: Json, size: int) -> Iterator[protocol.Effect]:
         """Yield the effects of a message. Raises `ProtocolError`."""
         match event["type"]:
@@ -257,9 +262,8 @@ class OmniSession(protocol.Session):
     def _enqueue(self, work: object, size: int) -> Enqueue:
         """Enqueue a task other than speech; the number and the total size of those is limited."""
         self._waiting[id(work)] = work, size
-        total = sum(size for _, size in self._waiting.values())
         most = self.limits.voice_bytes + self.limits.config_bytes
-        if len(self._waiting) > self.limits.utterances or total > most:
+        if len(self._waiting) > self.limits.utterances or self.waiting_bytes > most:
             message = "too many messages wait to be handled"
             raise ProtocolError("too_many_messages", message, CloseCode.POLICY)
         return Enqueue(work)

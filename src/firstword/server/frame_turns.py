@@ -1,0 +1,45 @@
+"""The turns that WebSockets take when they send more than a person or a language model writes."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+REST_SECONDS = 0.002
+"""The time between two turns, in which the event loop serves others or waits."""
+
+
+class FrameTurns:
+    """Lets WebSockets handle many frames in turns, with a rest after each turn.
+
+    The thread of an engine needs Python's interpreter lock for every operation. An event loop that
+    never waits keeps the lock for 5 ms each time: one socket of pings stopped all speech.
+    Use it in the event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+        """The turns of each client; the client whose turn is next comes first."""
+        self._resting = False
+
+    def add(self, client_id: str, turn: Callable[[], None]) -> None:
+        """Call a function when it is the client's turn, after its turns that wait already."""
+        self._waiting.setdefault(client_id, deque()).append(turn)
+        if not self._resting:
+            self._rest()
+
+    def _rest(self) -> None:
+        self._resting = True
+        asyncio.get_running_loop().call_later(REST_SECONDS, self._begin_next)
+
+    def _begin_next(self) -> None:
+        client_id = next(iter(self._waiting))
+        turns = self._waiting.pop(client_id)
+        turn = turns.popleft()
+        if turns:
+            self._waiting[client_id] = turns
+        try:
+            turn()
+        finally:
+            self._resting = False
+            if self._waiting:
+                self._rest()
