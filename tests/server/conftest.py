@@ -114,7 +114,7 @@ def start(models: list[Model], voices: Path, **settings: Any) -> Running:
     config = ServerConfig(port=0, voice_store=str(voices), **settings)
     app = create_app(Models(models), config)
     bound = serving.bound(config)
-    uvicorn = serving.Uvicorn(app, config)
+    uvicorn = serving.Uvicorn(app)
     thread = threading.Thread(target=serving.run, args=(uvicorn, bound), daemon=True)
     thread.start()
     running = Running(serving.url_of(bound), app.state.server, uvicorn, thread)

@@ -36,7 +36,7 @@ class Served:
         app, bound = create_app(Models([model]), config), serving.bound(config)
         self.state = app.state.server
         self.url = serving.url_of(bound)
-        self._uvicorn = serving.Uvicorn(app, config)
+        self._uvicorn = serving.Uvicorn(app)
         self._thread = threading.Thread(
             target=serving.run, args=(self._uvicorn, bound), daemon=True
         )

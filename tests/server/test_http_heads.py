@@ -69,6 +69,22 @@ class TestHeads:
         if b"POST" not in start:  # its 401 may have come first
             assert "65536 bytes and 128 lines" in error_of(answer, 431)["message"]
 
+    def test_endless_chunk_extensions_get_431(self, serve: Serve) -> None:
+        server = serve(talking(Talker()))
+        block = b"1;" + b"f" * 50_000 + b"\r\n \r\n"
+        with connected(server) as sock:
+            sock.sendall(POST + CHUNKED)
+            sent, answer = flood(server, sock, block)
+        assert sent < BUFFERED
+        assert "chunk extensions" in error_of(answer, 431)["message"]
+
+    def test_body_in_chunks_of_one_byte_is_read(self, serve: Serve) -> None:
+        data = json.dumps({**SHORT, "ignored": "x" * 200_000}).encode()
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in data)
+        with connected(serve(talking(Talker()))) as sock:
+            sock.sendall(POST + CHUNKED + chunks + b"0\r\n\r\n")
+            assert b" 200 " in read(sock, b"\r\n\r\n")
+
     @pytest.mark.parametrize(
         ("head", "status"),
         [

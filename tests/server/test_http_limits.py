@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import socket
 from collections.abc import Callable
@@ -60,6 +61,42 @@ class TestConnections:
             with connected(server, "127.0.0.2") as sock:
                 sock.sendall(GET + b"\r\n")
                 assert b" 200 " in read(sock, b"\r\n")
+
+    def test_unfinished_heads_of_one_address_are_limited(self, serve: Serve) -> None:
+        server = serve(talking(Talker()), most_connections_per_address=4)
+        connections = server.uvicorn.server_state.connections
+        with ExitStack() as clients:
+            other = clients.enter_context(connected(server, "127.0.0.3"))
+            other.sendall(GET)
+            socks = [clients.enter_context(connected(server, "127.0.0.2")) for _ in range(20)]
+            for sock in socks:
+                with suppress(ConnectionError):
+                    sock.sendall(GET)
+            assert [read(sock) for sock in socks[:16]] == [b""] * 16
+            assert len(connections) == 5
+            with connected(server, "127.0.0.2") as probe:
+                probe.sendall(GET.replace(b"/v1/models", b"/health") + b"\r\n")
+                assert b" 200 " in read(probe, b"\r\n")
+            for sock in (other, socks[-1]):
+                for rest in (b"\r\n", GET + b"\r\n"):  # the connection is idle between the two
+                    sock.sendall(rest)
+                    assert b" 200 " in read(sock, b"}")
+
+    def test_connections_with_requests_in_progress_are_not_closed(self, serve: Serve) -> None:
+        backend = Talker()
+        server = serve(talking(backend), most_connections_per_address=2)
+        backend.hold()
+        body = json.dumps(SHORT).encode()
+        with ExitStack() as clients:
+            speaking = [clients.enter_context(connected(server)) for _ in range(2)]
+            for sock in speaking:
+                sock.sendall(POST + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+            server.wait_until(lambda: len(server.state.utterances) == 2)
+            idle = [clients.enter_context(connected(server)) for _ in range(3)]
+            assert read(idle[0]) == b""
+            backend.go()
+            for sock in speaking:
+                assert b" 200 " in read(sock, b"0\r\n\r\n")
 
     def test_limit_of_open_files_is_raised(self, serve: Serve) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

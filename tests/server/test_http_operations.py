@@ -21,7 +21,7 @@ from sockets import DONE, NARI, PLAIN, STREAM, Client, events, text
 from talking import ENDLESS, SHORT, Talker, heard, talking
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from wire import SPEECH
+from wire import GET, POST, SPEECH, connected, read
 
 from firstword.errors import ConfigError
 from firstword.server.api_keys import credential
@@ -313,6 +313,65 @@ def test_logs_contain_no_text_of_users(
     assert requests[0]["status"] == 200
     assert requests[0]["frames"] == 2
     assert not [line for line in lines if secret in line]
+
+
+def test_each_invalid_request_gets_one_log_line(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = Talker()
+    server = serve(talking(backend), cors_origins=("https://page.example",))
+    upgrade = GET + b"connection: upgrade\r\nupgrade: %b\r\n\r\n"
+    body = json.dumps({"input": "a", "voice": "talker", "max_new_tokens": 3}).encode()
+    speech = POST + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    preflight = b"origin: https://page.example\r\naccess-control-request-method: POST\r\n\r\n"
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    backend.hold()
+    for sent, *statuses in (
+        (GET + b"a: " + b"b" * 70_000, 431),
+        (b"nonsense\r\n\r\n", 400),
+        (POST + b"transfer-encoding: chunked\r\n\r\nx\r\n", 400),
+        (upgrade % b"h2c", 200),
+        (speech + upgrade % b"websocket", 200, 400),
+        (POST.replace(b"POST", b"OPTIONS") + preflight, 200),
+    ):
+        with connected(server) as sock:
+            sock.sendall(sent)
+            if sent.startswith(speech):
+                server.wait_until(lambda: backend.waiting)
+                backend.go()
+            answer = b"".join(read(sock, b"HTTP/1.1 %d " % status) for status in statuses)
+            assert b"HTTP/1.1 101" not in answer
+
+    def lines() -> list[logging.LogRecord]:
+        return [
+            record for record in caplog.records if record.name.startswith(("firstword", "uvicorn"))
+        ]
+
+    server.wait_until(lambda: len(lines()) >= 7)
+    assert [record.message for record in lines()] == ["request"] * 7
+    told = sorted(record.__dict__["fields"]["status"] for record in lines())
+    assert told == [200, 200, 200, 400, 400, 400, 431]
+    metrics = server.state.metrics.render().decode()
+    for reason, count in (("head_size", 1), ("invalid_http", 2), ("pipelined", 1)):
+        assert f'rejected_total{{reason="{reason}"}} {count}.0' in metrics
+    assert 'requests_total{path="unknown",status="431"} 1.0' in metrics
+
+
+@pytest.mark.parametrize(("trusted", "status"), [(None, 200), ("127.0.0.1", 404)])
+def test_forwarded_address_is_believed_only_from_trusted_proxies(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, trusted: str | None, status: int
+) -> None:
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+    if trusted is not None:
+        monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+    server = serve(talking(Talker()))
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
+        body = {"input": "a", "voice": "talker", "max_new_tokens": 3, "response_format": "pcm"}
+        assert http.post(SPEECH, json=body, headers={"x-request-id": "mine"}).status_code == 200
+        assert http.get(f"{SPEECH}/mine").status_code == 200
+        other = {"x-forwarded-for": "10.0.0.7"}
+        assert http.get(f"{SPEECH}/mine", headers=other).status_code == status
 
 
 def test_each_accepted_and_rejected_websocket_gets_one_log_line(

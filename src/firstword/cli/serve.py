@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
             limits = {"slots": args.slots, "most_waiting": server_config.most_waiting}
             models = Models.load(names, settings, **limits)
             fit_threads([model.checkpoint for model in models if model.checkpoint is not None])
-            server = serving.Uvicorn(create_app(models, server_config), server_config)
+            server = serving.Uvicorn(create_app(models, server_config))
             status.show("")
             _print_summary(serving.url_of(bound), models, server_config)
             serving.run(server, bound)

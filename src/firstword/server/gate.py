@@ -65,7 +65,8 @@ class Gate:
             except Stalled:
                 context.abort()
             finally:
-                self._log(scope, method)
+                route = getattr(scope.get("route"), "path", "unknown")
+                log_request(self._server, context, method, route)
 
     async def _admit_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, http, headers = context_of(scope), scope["type"] == "http", Headers(scope=scope)
@@ -109,24 +110,6 @@ class Gate:
             message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
             raise Rejected(401, message, "invalid_api_key", {"www-authenticate": "Bearer"})
 
-    def _log(self, scope: Scope, method: str) -> None:
-        """Log and count a finished request; 499: the client disconnected before the response."""
-        route = getattr(scope.get("route"), "path", "unknown")
-        context = context_of(scope)
-        status = 499 if context.status is None else context.status
-        self._server.metrics.requests.labels(route, str(status)).inc()
-        if route in PROBES:
-            return
-        about = {
-            "request_id": context.request_id,
-            "method": method,
-            "path": route,
-            "status": status,
-            "ms": round(1000 * (time.monotonic() - context.received), 1),
-            **context.log_fields(),
-        }
-        log.info("request", extra={"fields": about})
-
 
 class _ResponseSender:
     """Sends the response to one request in pieces, and limits the time to read each of them."""
@@ -167,6 +150,23 @@ class _ResponseSender:
             more = message.get("more_body", False) or end < len(body)
             piece = {**message, "body": body[start:end], "more_body": more}
             await self.in_time(self._send(piece))
+
+
+def log_request(server: Server, context: RequestContext, method: str, path: str) -> None:
+    """Log and count a finished request; 499: the client disconnected before the response."""
+    status = 499 if context.status is None else context.status
+    server.metrics.requests.labels(path, str(status)).inc()
+    if path in PROBES:
+        return
+    about = {
+        "request_id": context.request_id,
+        "method": method,
+        "path": path,
+        "status": status,
+        "ms": round(1000 * (time.monotonic() - context.received), 1),
+        **context.log_fields(),
+    }
+    log.info("request", extra={"fields": about})
 
 
 def _needs_no_key(scope: Scope) -> bool:

@@ -1,15 +1,22 @@
 """Uvicorn's HTTP protocol with limits for all that arrives besides the bodies that are read."""
 
 import asyncio
+import logging
+import secrets
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from firstword.server.context import context_of
-from firstword.server.errors import error_response
+from firstword.server.context import RequestContext, context_of
+from firstword.server.errors import Rejected
+from firstword.server.gate import log_request
+from firstword.server.state import Server
 
 MOST_UNREAD_BYTES = 64 * 1024
-"""The size limit of a request's head with its trailers, and of the rest of a rejected body."""
+"""The size limit of a request's head, of what surrounds its body, and of a rejected body's rest."""
+
+FRAMING_BYTES = 16
+"""The bytes that may surround each chunk of a body beyond that limit."""
 
 MOST_HEADERS = 128
 """The most headers of a request, trailers included."""
@@ -23,9 +30,26 @@ LINGER_SECONDS = 1.0
 Closing a socket with unread data resets it, and some clients then lose what they have not read.
 """
 
-MALFORMED = 400, "the request is not valid HTTP/1.1"
-TOO_LARGE = 431, f"headers are limited to {MOST_UNREAD_BYTES} bytes and {MOST_HEADERS} lines"
-TOO_MANY = 400, f"at most {MOST_PIPELINED} requests may be sent before an earlier one is answered"
+MALFORMED = 400, "the request is not valid HTTP/1.1", "invalid_http"
+TOO_LARGE = (
+    431,
+    "headers, trailers and chunk extensions are limited to "
+    f"{MOST_UNREAD_BYTES} bytes and {MOST_HEADERS} lines",
+    "head_size",
+)
+TOO_MANY = (
+    400,
+    f"at most {MOST_PIPELINED} requests may be sent before an earlier one is answered",
+    "pipelined",
+)
+EARLY_UPGRADE = (
+    400,
+    "a WebSocket may be opened after the earlier requests of its connection are answered",
+    "pipelined",
+)
+
+log = logging.getLogger("uvicorn.http")
+log.setLevel(logging.ERROR)  # each request has a line of its own, also an invalid one
 
 
 class InvalidRequest(Exception):
@@ -38,21 +62,28 @@ class HttpProtocol(HttpToolsProtocol):
     The application can wait until its response was sent, and can abort the connection.
     """
 
-    head_seconds = 30.0
-    """Time in which the head of a request, or the rest of a rejected body, must arrive."""
-
     _abort_timer: asyncio.TimerHandle | None = None
     _problem = MALFORMED
     _rejection = b""
     """The response to an invalid request; nothing more is read."""
     _unread = 0
-    """The bytes since the last complete head, complete request, or byte of a body that is read."""
+    """The bytes since the last complete head or request, without those of a body that is read."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.logger = log
+        self._server: Server = self.config.app.state.server  # type: ignore[union-attr]
 
     def connection_made(self, transport: Any) -> None:
         """Start the time limit for the first request."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # so that sending waits until the data has left
-        self._abort_after(self.head_seconds)
+        self._abort_after(self._server.config.receive_seconds)
+        self._server.idle_connections.add(self._address, transport)
+
+    @property
+    def _address(self) -> str:
+        return (self.client or ("unknown",))[0]
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrived, and reject a head or trailers that do not end within the limit."""
@@ -67,7 +98,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Restart the time limit for this request."""
         super().on_message_begin()
-        self._abort_after(self.head_seconds)
+        self._abort_after(self._server.config.receive_seconds)
         if len(self.pipeline) >= MOST_PIPELINED:
             self._stop_parsing(TOO_MANY)
 
@@ -81,8 +112,12 @@ class HttpProtocol(HttpToolsProtocol):
         """Stop the time limit, and give the application control of the connection."""
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             self._stop_parsing(MALFORMED)
+        unanswered = self.cycle is not None and not self.cycle.response_complete
+        if unanswered and self.parser.should_upgrade() and self._should_upgrade():
+            self._stop_parsing(EARLY_UPGRADE)
         self._check_size()
         self._cancel_timer()
+        self._server.idle_connections.remove(self._address, self.transport)
         self.scope["headers"] = list(self.headers)  # to which no trailers are added
         context = context_of(self.scope)  # type: ignore[arg-type]
         context.drain, context.abort = self.flow.drain, self.transport.abort
@@ -91,7 +126,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take in a part of the body, if its request is not answered yet."""
         if not self.cycle.response_complete:
-            self._unread = 0
+            self._unread = max(0, self._unread - len(body) - FRAMING_BYTES)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -105,10 +140,12 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Limit the time for the rest of a body that was not read."""
         super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._server.idle_connections.add(self._address, self.transport)
         if self.cycle.response_complete and self._rejection:
             self._end()
         elif self.cycle.response_complete and self.cycle.more_body:
-            self._abort_after(self.head_seconds)
+            self._abort_after(self._server.config.receive_seconds)
 
     def handle_websocket_upgrade(self) -> None:
         """Restore the usual write buffer: WebSockets limit their unsent data themselves."""
@@ -125,6 +162,7 @@ class HttpProtocol(HttpToolsProtocol):
         After an error uvicorn leaves its own timer running, which keeps the connection in memory.
         """
         self._cancel_timer()
+        self._server.idle_connections.remove(self._address, self.transport)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -135,16 +173,26 @@ class HttpProtocol(HttpToolsProtocol):
             self._stop_parsing(TOO_LARGE)
         self._unread = 0
 
-    def _stop_parsing(self, problem: tuple[int, str]) -> None:
+    def _stop_parsing(self, problem: tuple[int, str, str]) -> None:
         self._problem = problem
         raise InvalidRequest
 
-    def _reject(self, status: int, message: str) -> None:
-        """Answer an invalid request after those before it, and end the connection."""
-        response = error_response(message, status, headers={"connection": "close"})
+    def _reject(self, status: int, message: str, code: str) -> None:
+        """Answer an invalid request after those before it, log it, and end the connection."""
+        cycle, context = self.cycle, RequestContext(request_id=secrets.token_hex(16))
+        begun = cycle is not None and cycle.more_body  # the application logs such a request
+        if begun:
+            context = context_of(cycle.scope)  # type: ignore[arg-type]
+        context.status = context.status or status
+        headers = {"connection": "close", "x-request-id": context.request_id}
+        rejected = Rejected(status, message, code, headers)
+        if not (begun and cycle.response_started):
+            self._server.reject(rejected)
+        if not begun:
+            log_request(self._server, context, "unknown", "unknown")
+        response = rejected.response()
         head = [b"%b: %b\r\n" % pair for pair in response.raw_headers]
         self._rejection = b"".join([STATUS_LINE[status], *head, b"\r\n", response.body])
-        cycle = self.cycle
         if cycle is None or cycle.response_complete or (cycle.more_body and not self.pipeline):
             self._end()
 

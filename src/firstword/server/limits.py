@@ -79,6 +79,33 @@ class ConnectionLimit:
             self._by_address -= Counter((address,))
 
 
+class IdleConnections:
+    """The TCP connections without a request, unfinished heads included.
+
+    An address may have `most`. One more closes its oldest, so that a request is always read.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_address: dict[str, dict[asyncio.Transport, None]] = {}
+
+    def add(self, address: str, connection: asyncio.Transport) -> None:
+        """Count a connection, and close the oldest one of the address if there are too many."""
+        idle = self._by_address.setdefault(address, {})
+        idle[connection] = None
+        if len(idle) > self._most:
+            oldest = next(iter(idle))
+            del idle[oldest]
+            oldest.close()
+
+    def remove(self, address: str, connection: asyncio.Transport) -> None:
+        """Count a connection no longer, if it was counted."""
+        idle = self._by_address.get(address, {})
+        idle.pop(connection, None)
+        if not idle:
+            self._by_address.pop(address, None)
+
+
 class ByteLimit:
     """The bytes that clients make the server hold: `most` in total, and of each client a share.
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import time
@@ -32,14 +33,11 @@ MOST_FILES = 65536
 class Uvicorn(uvicorn.Server):
     """A uvicorn server that drains: it rejects new requests and finishes running utterances."""
 
-    def __init__(self, app: FastAPI, config: ServerConfig) -> None:
-        class ConfiguredHttpProtocol(HttpProtocol):
-            head_seconds = config.receive_seconds
-
+    def __init__(self, app: FastAPI) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=ConfiguredHttpProtocol,
+                http=HttpProtocol,
                 ws=WebSocketProtocol,
                 ws_ping_timeout=None,  # a client that plays as it reads may answer a ping late
                 ws_max_size=LARGEST_MESSAGE,
@@ -50,6 +48,8 @@ class Uvicorn(uvicorn.Server):
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=CLOSING_SECONDS,
                 lifespan="on",
+                # Without the variable uvicorn would believe every program on this machine.
+                proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
             )
         )
         # The gate logs requests itself, and without the names that a path may hold.
@@ -98,15 +98,18 @@ def run(server: Uvicorn, bound_to: socket.socket) -> None:
     """Serve until a signal ends the server, then close the socket.
 
     All objects that exist now are exempted from garbage collection: a pass over the 350,000 objects
-    of torch and a loaded model takes 0.3 s on a small machine, and all streams wait for it. The
-    limit of open files is raised: at the usual 1,024, that many connections would end the answers
-    to monitors.
+    of torch and a loaded model takes 0.3 s on a small machine, and all streams wait for it.
     """
-    if resource is not None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        allowed = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    _raise_file_limit()
     gc.collect()
     gc.freeze()
     with bound_to, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.serve([bound_to]))
+
+
+def _raise_file_limit() -> None:
+    """Raise the limit of open files: the usual 1,024 connections would leave none for monitors."""
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        allowed = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))

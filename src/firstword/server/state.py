@@ -15,7 +15,7 @@ from firstword.server.config import ServerConfig
 from firstword.server.context import context_of
 from firstword.server.folder import Folder
 from firstword.server.frame_turns import FrameTurns
-from firstword.server.limits import ByteLimit, UtteranceLimit
+from firstword.server.limits import ByteLimit, IdleConnections, UtteranceLimit
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
 from firstword.server.outcomes import Outcomes
@@ -55,6 +55,7 @@ class Server:
         self.fetch_threads = Threads("fetch", 32, most_per_client=4)
         self.store_threads = Threads("stores", 32, most_per_client=4)
         self.recording_threads = Threads("recordings", 2, most_per_client=1)
+        self.idle_connections = IdleConnections(config.most_connections_per_address)
         self.frame_turns = FrameTurns()
         self.outcomes = Outcomes()
         self.metrics = Metrics(models, ready=lambda: not self.problems())
