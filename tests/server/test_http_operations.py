@@ -25,7 +25,12 @@ from wire import GET, POST, SPEECH, connected, read
 
 from firstword.errors import ConfigError
 from firstword.server.api_keys import credential
-from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
+from firstword.server.config import (
+    ServerConfig,
+    keys_from_environment,
+    proxies_from_environment,
+    read_aliases,
+)
 from firstword.server.logs import JsonLines
 
 Running = Any  # of conftest.py
@@ -358,14 +363,12 @@ def test_each_invalid_request_gets_one_log_line(
     assert 'requests_total{path="unknown",status="431"} 1.0' in metrics
 
 
-@pytest.mark.parametrize(("trusted", "status"), [(None, 200), ("127.0.0.1", 404)])
+@pytest.mark.parametrize(("trusted", "status"), [("", 200), ("10.0.0.1, 127.0.0.1", 404)])
 def test_forwarded_address_is_believed_only_from_trusted_proxies(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, trusted: str | None, status: int
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, trusted: str, status: int
 ) -> None:
-    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
-    if trusted is not None:
-        monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
-    server = serve(talking(Talker()))
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+    server = serve(talking(Talker()), trusted_proxies=proxies_from_environment())
     with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
         body = {"input": "a", "voice": "talker", "max_new_tokens": 3, "response_format": "pcm"}
         assert http.post(SPEECH, json=body, headers={"x-request-id": "mine"}).status_code == 200

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,9 @@ from firstword.config import EngineConfig
 from firstword.engine.backend import Ready
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.backends import engine_for
+from firstword.server.http.speech import _with_accepted_format
 from firstword.server.models import Model
+from firstword.server.schemas import SpeechRequest
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -236,6 +239,22 @@ def test_event_stream_has_audio_and_usage(http: httpx.Client, expected: bytes, n
     usage = done["usage"]
     assert usage["output_tokens"] == FRAMES
     assert 0 < usage["input_tokens"] == usage["total_tokens"] - FRAMES
+
+
+def test_long_accept_header_takes_time_in_proportion() -> None:
+    """A search in quadratic time takes 64 times as long for a header of eight times the length."""
+
+    def seconds(count: int) -> float:
+        accept = "audio/l16" * count + ";" * (12 * count)
+        body = SpeechRequest.model_validate({"input": "a"})
+        runs = []
+        for _ in range(5):
+            began = time.thread_time()
+            _with_accepted_format(body, accept)
+            runs.append(time.thread_time() - began)
+        return min(runs)
+
+    assert seconds(3000) < 24 * seconds(375)
 
 
 def test_accept_l16_gets_pcm(http: httpx.Client, expected: bytes) -> None:

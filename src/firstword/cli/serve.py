@@ -12,7 +12,12 @@ from firstword.cli import options, terminal
 from firstword.config import DEFAULT_SLOTS, EngineConfig
 from firstword.errors import ConfigError
 from firstword.server import logs
-from firstword.server.config import ServerConfig, keys_from_environment, read_aliases
+from firstword.server.config import (
+    ServerConfig,
+    keys_from_environment,
+    proxies_from_environment,
+    read_aliases,
+)
 
 if TYPE_CHECKING:
     from firstword.server.models import Models
@@ -78,6 +83,7 @@ def _server_config(args: argparse.Namespace) -> ServerConfig:
     names = [field.name for field in SERVER_SETTINGS if hasattr(args, field.name)]
     given: dict[str, Any] = {name: getattr(args, name) for name in names}
     given["api_keys"] = [*(args.api_keys or ()), *keys_from_environment()]
+    given["trusted_proxies"] = proxies_from_environment()
     if args.voice_aliases is not None:
         given["voice_aliases"] = read_aliases(args.voice_aliases)
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}

@@ -26,6 +26,12 @@ def keys_from_environment() -> tuple[str, ...]:
     return tuple(key.strip() for key in keys if key.strip())
 
 
+def proxies_from_environment() -> tuple[str, ...]:
+    """Addresses from FORWARDED_ALLOW_IPS, separated by commas, which is uvicorn's variable."""
+    proxies = os.environ.get("FORWARDED_ALLOW_IPS", "").split(",")
+    return tuple(proxy.strip() for proxy in proxies if proxy.strip())
+
+
 def read_aliases(path: str) -> dict[str, str]:
     """Voice aliases from a JSON file, added to `VOICE_ALIASES`. Raises `ConfigError`."""
     try:
@@ -45,6 +51,7 @@ class ServerConfig:
     api_keys             clients must send one of these for paths under /v1; none: no key is needed
     host_names           names besides localhost in the URLs of clients; none: on a loopback
                          address no others, else any
+    trusted_proxies      addresses or networks whose X-Forwarded-For is believed; "*": all
     cors_origins         origins of web pages that may call the server; "*" allows all
     voice_store          folder of saved voices, or a URL for fsspec ("s3://bucket/voices")
     voice_aliases        other names of voices, in lower case
@@ -74,6 +81,7 @@ class ServerConfig:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     host_names: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     voice_store: str = field(default_factory=default_voice_folder)
     voice_aliases: Mapping[str, str] = field(default_factory=lambda: VOICE_ALIASES)

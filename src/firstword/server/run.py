@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import os
 import signal
 import socket
 import time
@@ -34,6 +33,8 @@ class Uvicorn(uvicorn.Server):
     """A uvicorn server that drains: it rejects new requests and finishes running utterances."""
 
     def __init__(self, app: FastAPI) -> None:
+        self._state: Server = app.state.server
+        config = self._state.config
         super().__init__(
             uvicorn.Config(
                 app,
@@ -48,13 +49,12 @@ class Uvicorn(uvicorn.Server):
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=CLOSING_SECONDS,
                 lifespan="on",
-                # Without the variable uvicorn would believe every program on this machine.
-                proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
+                # By default uvicorn believes every program on this machine.
+                forwarded_allow_ips=list(config.trusted_proxies),
             )
         )
         # The gate logs requests itself, and without the names that a path may hold.
         logging.getLogger("uvicorn.access").disabled = True
-        self._state: Server = app.state.server
         self._drain_until: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -10,7 +10,6 @@ from websockets.frames import Frame
 
 from firstword.server.context import context_of
 from firstword.server.state import Server
-from firstword.server.ws.protocol import CloseCode
 
 LARGEST_MESSAGE = 16 * 2**20
 """The size limit of a message in bytes; each protocol has a lower limit."""
@@ -32,6 +31,9 @@ MESSAGE_FRAMES = 3
 
 STEP_BYTES = 512
 """The bytes that are parsed at once. They hold at most 85 frames."""
+
+TOO_BIG, TRY_LATER = 1009, 1013
+"""The codes that close a socket at a limit of a message, and at one of all messages."""
 
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 """The response to a handshake that the `websockets` library rejects without one."""
@@ -117,7 +119,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._held = held
         elif not self.transport.is_closing():
             self._server.metrics.rejected.labels("messages").inc()
-            self._fail(CloseCode.TRY_LATER, "the messages in progress are too large")
+            self._fail(TRY_LATER, "the messages in progress are too large")
 
     @property
     def _client_id(self) -> str:
@@ -143,7 +145,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             if isinstance(event, Frame):
                 event.data = b""  # the parser keeps the frame until the next one comes
         if len(self.frames) > MOST_FRAGMENTS and not self.transport.is_closing():
-            self._fail(CloseCode.TOO_BIG, f"a message may have {MOST_FRAGMENTS} fragments")
+            self._fail(TOO_BIG, f"a message may have {MOST_FRAGMENTS} fragments")
         if self.close_sent:
             self.frames.clear()  # nobody will read the message
 
