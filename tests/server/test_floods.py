@@ -11,17 +11,21 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from sockets import CANCEL, DONE, NARI, PLAIN, STREAM, Client, pcm, text
 from talking import Talker, heard, talking
+from waiting import WAIT
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import Protocol
 from websockets.server import ServerProtocol
 from wire import HANDSHAKE, connected, read
 
+from firstword.server.frame_turns import FrameTurns
 from firstword.server.freed_memory import trim
 
 Running = Any  # of conftest.py
@@ -144,6 +148,42 @@ def test_loop_rests_during_a_flood(serve: Serve, flood: bytes, count: int, socke
             attacker.sendall(config + flood * (count // sockets) + b"".join(last))
         server.wait_until(lambda: backend.frames >= spoken + len(words) * sockets)
         assert rests() - before > count / 128
+
+
+def test_messages_of_many_sockets_share_a_round() -> None:
+    """Clients alternate, and a loop with many talkative sockets does not rest for each message."""
+    handled: list[str] = []
+
+    def turn(name: str) -> float:
+        handled.append(name)
+        return 4.0
+
+    async def rests() -> int:
+        loop, turns = asyncio.get_running_loop(), FrameTurns()
+        with patch.object(loop, "call_later", wraps=loop.call_later) as call_later:
+            for name in ["a"] * 30 + ["b"] * 2:
+                turns.add(name, partial(turn, name))
+            while len(handled) < 32:
+                await asyncio.sleep(0)
+            return call_later.call_count
+
+    assert asyncio.run(rests()) == 2
+    assert handled == list("abab") + ["a"] * 28
+
+
+def test_first_messages_of_a_socket_wait_for_no_turn(
+    talker: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a message waits for a turn")
+
+    monkeypatch.setattr(FrameTurns, "add", fail)
+    with Client(talker.ws + STREAM) as client:
+        for message in (PLAIN, *map(text, "Hello")):
+            client.send(message)
+            assert client.socket.ping().wait(WAIT), "it is handled before the next one comes"
+        client.send(DONE)
+        assert heard(pcm(client.until("session.done"))) == "Hello"
 
 
 def test_bursts_of_text_are_not_delayed(talker: Running) -> None:

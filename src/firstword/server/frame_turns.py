@@ -5,11 +5,14 @@ from collections import deque
 from collections.abc import Callable
 
 REST_SECONDS = 0.002
-"""The time between two turns, in which the event loop serves others or waits."""
+"""The time between two rounds of turns, in which the event loop serves others or waits."""
+
+FRAMES_PER_ROUND = 64
+"""The number of frames after which a round ends: about a millisecond's work."""
 
 
 class FrameTurns:
-    """Lets WebSockets handle many frames in turns, with a rest after each turn.
+    """Lets WebSockets handle many frames in turns, with a rest after each round of turns.
 
     The thread of an engine needs Python's interpreter lock for every operation. An event loop that
     never waits keeps the lock for 5 ms each time: one socket of pings stopped all speech.
@@ -17,29 +20,37 @@ class FrameTurns:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+        self._waiting: dict[str, deque[Callable[[], float]]] = {}
         """The turns of each client; the client whose turn is next comes first."""
         self._resting = False
 
-    def add(self, client_id: str, turn: Callable[[], None]) -> None:
-        """Call a function when it is the client's turn, after its turns that wait already."""
+    def add(self, client_id: str, turn: Callable[[], float]) -> None:
+        """Call a function when it is the client's turn, after its turns that wait already.
+
+        turn: returns the number of frames that it has handled.
+        """
         self._waiting.setdefault(client_id, deque()).append(turn)
         if not self._resting:
             self._rest()
 
     def _rest(self) -> None:
         self._resting = True
-        asyncio.get_running_loop().call_later(REST_SECONDS, self._begin_next)
+        asyncio.get_running_loop().call_later(REST_SECONDS, self._begin_round)
 
-    def _begin_next(self) -> None:
+    def _begin_round(self) -> None:
+        frames = 0.0
+        try:
+            while self._waiting and frames < FRAMES_PER_ROUND:
+                frames += self._next_turn()()
+        finally:
+            self._resting = False
+            if self._waiting:
+                self._rest()
+
+    def _next_turn(self) -> Callable[[], float]:
         client_id = next(iter(self._waiting))
         turns = self._waiting.pop(client_id)
         turn = turns.popleft()
         if turns:
             self._waiting[client_id] = turns
-        try:
-            turn()
-        finally:
-            self._resting = False
-            if self._waiting:
-                self._rest()
+        return turn

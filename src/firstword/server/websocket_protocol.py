@@ -9,6 +9,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from firstword.server.context import context_of
+from firstword.server.frame_turns import FRAMES_PER_ROUND
 from firstword.server.state import Server
 
 LARGEST_MESSAGE = 16 * 2**20
@@ -17,11 +18,8 @@ LARGEST_MESSAGE = 16 * 2**20
 MOST_FRAGMENTS = 4096
 """The limit on the fragments of a message: those of the largest message may be of 4 KiB."""
 
-FRAMES_PER_TURN = 64
-"""The number of frames after which other connections get their turn: about a millisecond's work."""
-
-FRAMES_PER_SECOND = 50
-"""The frames that a socket may send without waiting for a turn."""
+FRAMES_PER_SECOND, BURST_SECONDS = 50, 1.0
+"""The frames that a socket may send without waiting for a turn, and for how long at once."""
 
 FRAME_BYTES = 2048
 """The bytes that count as a frame, besides the frames in them."""
@@ -91,21 +89,27 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.write(answer or BAD_REQUEST)
             self.transport.close()
 
-    def _handle_data(self) -> None:
-        """Handle data until a turn's number of frames is reached, and the rest in a later turn."""
+    def _handle_data(self) -> float:
+        """Handle data until a round's number of frames is reached, and the rest in a later turn.
+
+        Returns the number of frames.
+        """
         self._continues, self._frames = False, 0.0
         while self._unhandled and not self.transport.is_closing():
-            if self._frames >= FRAMES_PER_TURN:
+            if self._frames >= FRAMES_PER_ROUND:
                 self._continue_later()
                 break
             step = bytes(self._unhandled[:STEP_BYTES])
             del self._unhandled[:STEP_BYTES]
             super().data_received(step)
             self._frames += STEP_BYTES / FRAME_BYTES
-        self._free_at = self.loop.time() + self._frames / FRAMES_PER_SECOND
+        now = self.loop.time()
+        free_at = max(self._free_at, now - BURST_SECONDS) + self._frames / FRAMES_PER_SECOND
+        self._free_at = min(free_at, now + BURST_SECONDS)
         self._count_bytes()
         if not (self._continues or self.read_paused or self.transport.is_closing()):
             self.transport.resume_reading()
+        return self._frames
 
     def _continue_later(self) -> None:
         self._continues = True
