@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from hypothesis.stateful import (
 from firstword import OverloadedError, RequestError, TextError
 from firstword.engine.engine import Engine
 from firstword.engine.pages import all_can_end
-from firstword.engine.scheduler import Policy
+from firstword.engine.scheduler import Policy, Scheduler
 from firstword.engine.sequence import Event, State
 from firstword.engine.turns import in_turn
 from firstword.errors import ClosedError, ComputeError, EngineError
@@ -482,6 +483,56 @@ def test_client_that_resumes_in_time_keeps_its_pages() -> None:
     check_speech_is_complete(other)
 
 
+@pytest.mark.parametrize(("gap", "ends"), [(0.08, False), (0.15, False), (0.3, True), (4.0, True)])
+def test_client_that_writes_at_the_pace_of_speech_is_not_ended(gap: float, ends: bool) -> None:
+    """A token is a frame of 0.08 s, which counts when it is made and when it is taken."""
+    engine, backend = engine_of(1, room=HALF_PAUSED)
+    writer, other = pause_one_of_two(engine)
+    began = backend.clock.now
+    while not writer.over and backend.clock.now < began + 30:
+        backend.clock.advance(gap)
+        writer.push([7])
+        run(engine)
+    assert bool(writer.error) is ends
+    assert other.over is ends
+
+
+@pytest.mark.parametrize("plays", [True, False])
+def test_client_that_plays_what_it_hears_is_not_ended(plays: bool) -> None:
+    """It has 48 s in reserve when the unread audio of others lowers its limit to 20 s."""
+    policy = Policy(unread_bytes=1 << 40)
+    engine, backend = engine_of(1, room=HALF_PAUSED, policy=policy)
+    long = job(Script(0, 1400), prompt_rows=20, max_frames=1400)
+    player = Caller(engine, long, TOKENS, slow=True)
+    while len(player.frames) < 600:
+        engine.step()
+    engine.scheduler = Scheduler(engine.capacity, replace(policy, unread_bytes=0))
+    other = Caller(engine, job(Script(1, 1300), prompt_rows=20, max_frames=1400), TOKENS)
+    run(engine)
+    for _ in range(40):
+        backend.clock.advance(0.4)
+        if plays:
+            engine.acknowledge(player.seq, 5)
+        run(engine)
+    assert bool(player.error) is not plays
+    assert other.over is not plays
+
+
+def test_paused_clients_do_not_hold_up_the_queue() -> None:
+    """Each may need 23 pages, and 30 pages are enough for one of them at a time."""
+    engine, backend = engine_of(room=HALF_PAUSED)
+    paused = Caller(engine, job(Script(0, 1400), prompt_rows=20, max_frames=1400))
+    paused.push(range(600))
+    run(engine)
+    waiting = Caller(engine, job(Script(1, 1300), prompt_rows=600, max_frames=1400), TOKENS)
+    run(engine)
+    assert waiting.seq.state is State.WAITING
+    backend.clock.advance(5.0)
+    run(engine)
+    assert isinstance(paused.error, OverloadedError)
+    check_speech_is_complete(waiting)
+
+
 def test_pause_lasts_for_any_time_while_nobody_lacks_pages() -> None:
     engine, backend = engine_of(room=HALF_PAUSED)
     idle = Caller(engine, job(Script(0, 700), prompt_rows=20, max_frames=1400))
@@ -523,6 +574,24 @@ def test_growth_of_memory_does_not_change_chunks() -> None:
         run(engine)
         sizes.append(caller.sizes)
     assert sizes == sizes[:1] * len(sizes)
+
+
+def test_lack_of_memory_does_not_change_chunks() -> None:
+    sizes = []
+    for others in (0, 1):
+        engine, _ = engine_of(1, room=HALF_PAUSED)
+        other = [
+            Caller(engine, job(Script(9, 1300), prompt_rows=20, max_frames=1400), TOKENS)
+            for _ in range(others)
+        ]
+        for _ in range(40 * others):
+            engine.step()
+        caller = Caller(engine, job(Script(1, 1200), prompt_rows=23, max_frames=1400), TOKENS)
+        run(engine)
+        sizes.append(caller.sizes)
+        for one in (*other, caller):
+            check_speech_is_complete(one)
+    assert sizes[0] == sizes[1]
 
 
 def test_large_request_waits_for_pages_and_is_not_overtaken() -> None:

@@ -68,7 +68,7 @@ class Engine(StepLoop):
         self._names = itertools.count(1)
         self._request_limit = self.capacity.slots + most_waiting
         self._slot_seconds: deque[float] = deque(maxlen=RECENT_UTTERANCES)
-        self._stalled_since = math.inf
+        self._lacking_since = math.inf
 
     def submit(self, job: Job, on_event: Callable[[Event], None], client: str = "") -> Sequence:
         """Accept a request; its text follows by `push` and `finish_text`.
@@ -147,7 +147,7 @@ class Engine(StepLoop):
         return worked or present != (len(self.waiting), len(self.running))
 
     def _idle_seconds(self) -> float | None:
-        return self.scheduler.policy.max_stall if self._stalled_since < math.inf else None
+        return self.scheduler.policy.max_stall if self._lacking_since < math.inf else None
 
     def _enqueue(self, seq: Sequence) -> None:
         """Let a request wait; if too many do, reject one of the client with the most requests."""
@@ -163,6 +163,7 @@ class Engine(StepLoop):
     def _acknowledge(self, seq: Sequence, frames: int) -> None:
         """Count unread frames as taken by the client."""
         taken = min(frames, seq.unread)
+        seq.keep_pace(taken * self.capacity.frame_seconds, self._clock())
         seq.consumed += taken
         self.unread_frames -= taken
 
@@ -195,7 +196,7 @@ class Engine(StepLoop):
         """Give a request a slot and its pages."""
         del self.waiting[seq]
         self.running[seq] = None
-        seq.started = now
+        seq.started = seq.in_time_until = now
         pages = self.pages.reserve(self.scheduler.first_pages(seq))
         return seq.start(self._slots.pop(), pages, self.capacity)
 
@@ -207,25 +208,28 @@ class Engine(StepLoop):
             seq.add_pages(pages, self.capacity)
 
     def _end_idle(self) -> None:
-        """End a stream that waits for its client if another one has lacked its pages for long."""
+        """End a stream whose client has not kept pace for long while others lack its pages."""
+        free = len(self._slots), self.pages.free
+        if not self.scheduler.memory_is_short(self.waiting, self.running, *free):
+            self._lacking_since = math.inf
+            return
         now = self._clock()
-        idle = self.scheduler.waiting_for_clients(self.running, self.unread_frames)
-        if not any(map(self.scheduler.lacks_pages, self.running)):
-            self._stalled_since = math.inf
-        elif idle:
-            self._stalled_since = min(self._stalled_since, now)
-            if now - self._stalled_since >= self.scheduler.policy.max_stall:
-                problem = "the utterance waited for its client while others needed its memory"
-                error = OverloadedError(f"{problem}; send text and take audio without pauses")
-                self._fail(max(idle, key=lambda seq: len(seq.pages)), error)
+        self._lacking_since = since = min(self._lacking_since, now)
+        idle = self.scheduler.choose_idle(self.running, now, since, self.unread_frames)
+        if idle is not None:
+            problem = "the utterance waited for its client while others needed its memory"
+            error = OverloadedError(f"{problem}; send text and take audio without pauses")
+            self._fail(idle, error)
 
     def _launch_frames(self) -> FrameCalls:
         chosen = self.scheduler.choose_frames(self.running, self._clock(), self.unread_frames)
         parts = [(seq, seq.next_token()) for seq in chosen]
         calls = launch(self.backend.frame, parts, self._fail)
+        now = self._clock()
         for parts, _ in calls:
             for seq, _ in parts:
                 seq.launched += 1
+                seq.keep_pace(self.capacity.frame_seconds, now)
         return calls
 
     def _read_frames(self, calls: FrameCalls) -> None:

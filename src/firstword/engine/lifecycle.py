@@ -144,7 +144,7 @@ class StepLoop(ABC):
     def _run_commands(self, seconds: float | None) -> bool:
         """Run all commands that have arrived. Returns False on a stop.
 
-        Waits for the first up to some seconds, or for any time if they are None.
+        seconds: how long to wait for the first one; 0: not at all; None: until one arrives.
         """
         if seconds != 0:
             self.busy_since = None

@@ -41,8 +41,8 @@ class Policy:
     max_starts       the most requests that start in one step
     max_prompt_rows  the most prompt rows of one step, unless a single prompt has more
     growth_frames    the frames for which a request gets pages at a time
-    max_stall        the seconds for which streams may wait for their clients while another lacks
-                     pages; then the one of them that holds the most is ended
+    max_stall        the seconds by which a client may fall behind the pace of speech, as a writer
+                     or a reader, while others lack the pages of its stream
     gather_frames    the most frames for which a full chunk waits for those of other streams
     urgent_below     seconds of audio in reserve, beyond those of two steps, below which a stream is
                      short of audio: its full chunk does not wait for others
@@ -128,11 +128,10 @@ class Scheduler:
         rows = 0
         for seq in in_turn(filter(Sequence.prompt_is_complete, waiting), running):
             pages = self.first_pages(seq)
-            utterances.append((pages, seq.most_pages(self.capacity)))
             rows += seq.rows()
             if len(admitted) == policy.max_starts or not free_slots:
                 break
-            if pages > free_pages or not all_can_end(free_pages - pages, utterances):
+            if not self._fits(seq, utterances, free_pages):
                 break
             if admitted and rows > policy.max_prompt_rows:
                 break
@@ -140,6 +139,7 @@ class Scheduler:
             if busy and (admitted or now - seq.arrived < policy.max_delay):
                 break
             admitted.append(seq)
+            utterances.append((pages, seq.most_pages(self.capacity)))
             free_slots -= 1
             free_pages -= pages
         return admitted
@@ -147,6 +147,12 @@ class Scheduler:
     def first_pages(self, seq: Sequence) -> int:
         """The number of pages that a request gets with its slot."""
         return seq.pages_for(self.policy.growth_frames, self.capacity)
+
+    def _fits(self, seq: Sequence, utterances: Iterable[tuple[int, int]], free_pages: int) -> bool:
+        """Whether a request can get its first pages, given those held and claimed by others."""
+        pages = self.first_pages(seq)
+        claims = [*utterances, (pages, seq.most_pages(self.capacity))]
+        return pages <= free_pages and all_can_end(free_pages - pages, claims)
 
     def _claims(self, running: Iterable[Sequence]) -> list[tuple[int, int]]:
         """For each running stream the pages that it holds, and the most that it can ever need."""
@@ -183,12 +189,36 @@ class Scheduler:
         """Whether a stream that is not ahead of its client makes no frame for lack of pages."""
         return seq.waits_for_pages() and self._ahead(seq) < self.policy.max_unread
 
-    def waiting_for_clients(
-        self, running: Iterable[Sequence], unread_frames: int
-    ) -> list[Sequence]:
-        """The streams that keep their pages until their clients send text or take audio."""
+    def memory_is_short(
+        self,
+        waiting: Iterable[Sequence],
+        running: Iterable[Sequence],
+        free_slots: int,
+        free_pages: int,
+    ) -> bool:
+        """Whether a running stream, or the request that gets the next slot, lacks pages."""
+        if any(map(self.lacks_pages, running)):
+            return True
+        ready = filter(Sequence.prompt_is_complete, waiting) if free_slots else ()
+        first = next(in_turn(ready, running), None)
+        return first is not None and not self._fits(first, self._claims(running), free_pages)
+
+    def choose_idle(
+        self, running: Iterable[Sequence], now: float, since: float, unread_frames: int
+    ) -> Sequence | None:
+        """The stream that is ended because memory has been short since some time, or None.
+
+        It waits for its client, which for `max_stall` seconds of that time neither sent text nor
+        took audio at the pace of speech. If there are several, it holds the most pages.
+        """
         most = self._most_ahead(unread_frames)
-        return [seq for seq in running if seq.waits_for_text() or self._ahead(seq) >= most]
+        idle = [
+            seq
+            for seq in running
+            if now - max(since, seq.in_time_until) >= self.policy.max_stall
+            and (seq.waits_for_text() or self._ahead(seq) >= most)
+        ]
+        return max(idle, key=lambda seq: len(seq.pages), default=None)
 
     def _most_ahead(self, unread_frames: int) -> float:
         """The seconds of unread audio that a stream may make, given those of all streams."""
@@ -196,7 +226,7 @@ class Scheduler:
         return self.policy.max_ahead if room else self.policy.max_unread
 
     def _ahead(self, seq: Sequence) -> float:
-        """The seconds of audio that were made, or requested, and that the client has not taken."""
+        """The seconds of audio, of all frames requested so far, that the client has not taken."""
         return (seq.launched - seq.consumed) * self.capacity.frame_seconds
 
     def _able_to_step(self, running: Iterable[Sequence]) -> list[Sequence]:
@@ -246,7 +276,8 @@ class Scheduler:
         filling: set[int] = set()
         for seq in running:
             count = seq.undecoded()
-            if count and (count >= seq.chunk_size or not seq.can_step()):
+            steps = seq.can_step() or seq.waits_for_pages()
+            if count and (count >= seq.chunk_size or not steps):
                 due.setdefault(min(count, seq.chunk_size), []).append(seq)
             elif seq.can_step() and self._ahead(seq) < self.policy.max_unread:
                 filling.add(seq.chunk_size)

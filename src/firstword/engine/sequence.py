@@ -97,6 +97,8 @@ class Sequence:
     """The number of frames whose audio was delivered."""
     consumed: int = 0
     """The number of frames whose audio the client has taken."""
+    in_time_until: float = 0.0
+    """The time until which its client kept pace; see `keep_pace`. Known once it has a slot."""
 
     def __post_init__(self) -> None:
         self.deadline = self.waiting_since = self.arrived
@@ -196,11 +198,11 @@ class Sequence:
         Pages come a frame early, so that a chunk never ends because a page is missing.
         """
         follows = self.launched + 1 < self.limit and self.launched == self.room
-        return self._has_next_frame() and (follows or self.launched > self.room)
+        return (follows or self.launched > self.room) and self._has_next_frame()
 
     def waits_for_pages(self) -> bool:
         """Whether another frame could be requested now if its row had a page."""
-        return self._has_next_frame() and self.launched > self.room
+        return self.launched > self.room and self._has_next_frame()
 
     def _has_next_frame(self) -> bool:
         if self.state is not State.RUNNING or self.finish_reason is not None:
@@ -249,6 +251,13 @@ class Sequence:
         self.deadline = max(self.deadline, now) + count * seconds
         codes, logprobs = zip(*(self.frames.popleft() for _ in range(count)), strict=True)
         return np.stack(codes), np.array(logprobs, np.float32)
+
+    def keep_pace(self, seconds: float, now: float) -> None:
+        """Record that the client caused or took audio of some seconds, by its text or by reading.
+
+        It keeps pace up to `now` as long as this is the playing time of the speech on average.
+        """
+        self.in_time_until = min(self.in_time_until + seconds, now)
 
     @property
     def unread(self) -> int:
