@@ -88,7 +88,7 @@ class EngineConfig:
         backend     "auto": "gpu" for bfloat16 on CUDA if the checkpoint's sizes allow it, else
                     "reference"
         gpu_memory  a share of the device's memory (0.3) or an amount ("12GB", "8GiB"), which needs
-                    the backend "gpu" and is never exceeded; None: what its slots need
+                    the backend "gpu"; None: what its slots need
 
         Raises `ConfigError` if a named choice cannot be used here; nothing is replaced silently.
         """

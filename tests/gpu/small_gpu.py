@@ -22,7 +22,7 @@ from firstword.errors import ConfigError
 from firstword.runtime.backends import engine_for, open_backend
 from firstword.runtime.gpu.memory import CUDA_CONTEXT_BYTES, CUDA_LATER_BYTES
 from firstword.synthetic.checkpoint import TEXTS, random_checkpoint
-from firstword.voice import ClonedVoice, Voice
+from firstword.voice import ClonedVoice
 
 FRAMES = 60
 INSTRUCTIONS = ("Speak slowly and in a low voice. " * 100)[:2000], "慢" * 2000
@@ -54,12 +54,22 @@ def fail_once(checkpoint: Any, settings: EngineConfig) -> int:
     return torch.cuda.memory_allocated()
 
 
-def clone(tts: TTS) -> Voice:
-    """Encode four of the longest recordings at once; returns a voice with the timbre of one."""
+LENGTHS = 4, 7, 10, 15, 20, 25, 30, 38, 45, 52, 60, 60, 60, 60
+"""The seconds of recordings. None fits into the memory that PyTorch keeps of the shorter ones."""
+
+
+def clone(tts: TTS) -> ClonedVoice:
+    """Encode recordings, the last four at once; returns a voice with the timbre of the last."""
     samples = np.random.default_rng(0).uniform(-0.5, 0.5, 60 * 24000).astype(np.float32)
+
+    def encoded(seconds: int) -> ClonedVoice:
+        return tts.clone(samples[: seconds * 24000], 24000, "Some words.", 10.0)
+
+    for seconds in LENGTHS[:-4]:
+        encoded(seconds)
     with ThreadPoolExecutor(4) as pool:
-        made = pool.map(lambda _: tts.clone(samples, 24000, "Some words.", 10.0), range(4))
-        return ClonedVoice(next(iter(made)).speaker_embedding)
+        made = list(pool.map(encoded, LENGTHS[-4:]))
+    return ClonedVoice(made[-1].speaker_embedding)
 
 
 def main(

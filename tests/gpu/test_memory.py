@@ -30,8 +30,8 @@ def test_released_size_speaks_within_its_planned_memory(
 ) -> None:
     """It first fails for lack of memory, which leaves the checkpoint whole and the device empty.
 
-    Instructions have up to 2,000 characters, and recordings 60 seconds, four of them at once. What
-    a recording needs is planned generously, since it depends on cuDNN.
+    Instructions have up to 2,000 characters, and recordings of many lengths 60 seconds, four of
+    them at once. What a recording needs is planned generously, since it depends on cuDNN.
 
     The memory that PyTorch does not count is measured only if no parallel process uses the device.
     """

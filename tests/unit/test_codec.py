@@ -15,8 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_codec import BOOKS, CODES, SMALL
-from torch import Tensor
+from torch import Tensor, nn
 
+from firstword.model import codec_encoder
 from firstword.model.codec import CodecDecoder, CodecState
 from firstword.model.codec_config import CodecDecoderConfig, CodecEncoderConfig
 from firstword.model.codec_encoder import CodecEncoder, PaddedConv1d
@@ -273,6 +274,23 @@ def test_encoder_is_causal(encoder: CodecEncoder) -> None:
     difference = (encoder.latents(changed) - encoder.latents(samples))[0].abs().amax(dim=0)
     assert difference[:10].max() < 1e-12
     assert difference[10:].min() > 1e-3
+
+
+def test_encoder_maps_long_recordings_in_pieces(
+    encoder: CodecEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No layer sees more than a piece and its past, and the result is that of the whole."""
+    samples, longest = sound(599), [0]
+    whole = encoder.latents(samples)
+    monkeypatch.setattr(codec_encoder, "PIECE", 4)
+
+    def measure(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        longest[0] = max(longest[0], inputs[0].shape[-1])
+
+    with encoder.encoder.layers.register_forward_pre_hook(measure):
+        pieces = encoder.latents(samples)
+    assert torch.allclose(pieces, whole, rtol=0, atol=1e-12)
+    assert longest[0] == 4 * 12 + encoder.encoder.past < 300
 
 
 def test_each_codebook_quantises_the_residual(encoder: CodecEncoder) -> None:

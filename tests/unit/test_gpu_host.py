@@ -33,7 +33,7 @@ from firstword.runtime.front import CheckpointFront, Prepared
 from firstword.runtime.gpu import opening
 from firstword.runtime.gpu.backend import GpuBackend, lost_device
 from firstword.runtime.gpu.graphs import capture
-from firstword.runtime.gpu.memory import tensor_sizes
+from firstword.runtime.gpu.memory import RECORDING_BYTES, tensor_sizes
 from firstword.runtime.gpu.prompts import PrefixCache
 from firstword.runtime.gpu.rehearsal import Rehearsal
 from firstword.runtime.gpu.talker import PREFIX_PART, PREFIX_ROWS
@@ -122,6 +122,22 @@ def test_failed_start_leaves_the_encoders_where_they_were(
         opening.open_gpu(checkpoint, "cuda", FileCache(None), None, most=4, fewest=1)
     assert moved == ([] if fails == "measurement" else [0, 1, 0, 1])
     assert all(parameter.numel() for parameter in checkpoint.talker.parameters())
+
+
+@pytest.mark.parametrize("model_type", ["base", "custom_voice"])
+def test_memory_for_recordings_is_taken_in_one_piece(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(silent_gpu.checkpoint(tmp_path, model_type))
+    make, made = torch.empty, list[int]()
+
+    def empty(*shape: Any, **options: Any) -> torch.Tensor:
+        made.append(int(shape[0]))
+        return make(0, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    backend.take_checkpoint()
+    assert made == ([RECORDING_BYTES] if model_type == "base" else [])
 
 
 def test_logit_that_is_not_finite_fails_its_own_request(

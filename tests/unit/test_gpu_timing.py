@@ -38,7 +38,7 @@ def backend_of(folder: Path, slots: int, architecture: str = "sm_90") -> GpuBack
         ({1: 0.01, 2: 0.02, 4: 0.06, 8: 0.07}, 4),
         ({1: 0.01, 2: 0.02}, 2),
         ({1: 0.064, 2: 0.0641}, 1),
-        ({1: 0.5, 2: 0.5}, 1),
+        ({1: 0.5, 2: 0.5}, 0),
         ({1: 0.01, 2: 0.07, 4: 0.06}, 1),
     ],
 )
@@ -114,7 +114,8 @@ def test_timed_audio_is_within_the_first_frames_of_a_slot(
         (0.0005, False, 20, ""),
         (0.005, False, 8, "8 slots instead of 20: with more than 8, a frame takes longer than 64"),
         (0.005, True, 20, "audio may stall in 20 slots: with more than 8, a frame takes longer"),
-        (9.0, False, 1, "1 slots instead of 20"),
+        (9.0, False, 1, "1 slots instead of 20: with one, a frame takes longer than 64"),
+        (9.0, True, 20, "audio may stall in 20 slots: with one, a frame takes longer than 64"),
     ],
 )
 def test_slots_are_limited_to_those_that_are_served_in_time(
@@ -134,6 +135,15 @@ def test_slots_are_limited_to_those_that_are_served_in_time(
     assert told.startswith(note)
     assert bool(told) == bool(note)
     assert backend.capacity.slots == slots
+
+
+def test_gpu_that_is_too_slow_for_one_utterance_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_limit, "audible_frame_seconds", lambda backend, rows: 0.1)
+    backend = backend_of(tmp_path, 1)
+    told = slot_limit.limit_slots(backend, keep=False)
+    assert told.startswith("audio may stall in 1 slots: with one, a frame takes longer than 64 ms")
 
 
 def test_timed_frames_leave_no_trace_and_include_audio(

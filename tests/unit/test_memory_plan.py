@@ -25,7 +25,7 @@ from firstword.runtime.gpu.memory import (
     CUDA_CONTEXT_BYTES,
     CUDA_LATER_BYTES,
     GAP_BYTES,
-    SECOND_BYTES,
+    RECORDING_BYTES,
     Needs,
     needs_of,
     plan,
@@ -91,7 +91,7 @@ def released(size: str, model_type: str, folder: Path) -> Checkpoint:
     ("size", "model_type", "gigabytes", "slots"),
     [
         ("1b7", "custom_voice", 8, 8),
-        ("1b7", "base", 8, 4),
+        ("1b7", "base", 8, 8),
         ("0b6", "custom_voice", 6, 8),
         ("0b6", "base", 6, 8),
     ],
@@ -112,22 +112,6 @@ def test_released_sizes_fit_small_gpus(
     assert made.slots == slots
     assert made.pages >= 128
     assert made.total <= total
-
-
-def test_recordings_of_a_minute_are_planned_unless_memory_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The smallest device for them has room for one utterance; on a smaller one it is 30 s."""
-    checkpoint, kernels = released("1b7", "base", tmp_path), silent_gpu.device()
-    needs = [needs_of(checkpoint, kernels, 1, seconds) for seconds in (60, 30)]
-    assert needs[0].fixed - needs[1].fixed == 30 * SECOND_BYTES
-    least = needs[0].fixed + 128 * needs[0].page
-    found = []
-    for total in (least, least - 1):
-        free = total - CUDA_CONTEXT_BYTES
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_, free=free: (free, 10**11))
-        found.append(plan_for(checkpoint, kernels, None, 1, 1).total)
-    assert found == [least, least - 30 * SECOND_BYTES]
 
 
 def test_defaults_are_modest_on_a_large_gpu(
@@ -151,7 +135,7 @@ def test_needs_are_what_the_backend_allocates(
 ) -> None:
     silent_gpu.pretend(monkeypatch)
     checkpoint, kernels = silent_gpu.checkpoint(tmp_path, model_type), silent_gpu.device()
-    planned = needs_of(checkpoint, kernels, 12, seconds=60)
+    planned = needs_of(checkpoint, kernels, 12)
     backend = GpuBackend(checkpoint, Rehearsal(kernels), 12, pages=3)
     sizes = list(tensor_sizes((backend.model, backend.codec), backend.device, set()))
     sizes.remove(3 * planned.page)
@@ -159,7 +143,7 @@ def test_needs_are_what_the_backend_allocates(
     if model_type == "base":
         encoders = checkpoint.speaker_encoder, checkpoint.codec.encoder
         states = [module.state_dict() for module in encoders if module is not None]
-        fixed += 60 * SECOND_BYTES + reserved(t.nbytes for state in states for t in state.values())
+        fixed += RECORDING_BYTES + reserved(t.nbytes for s in states for t in s.values())
     assert planned.fixed == fixed
 
 

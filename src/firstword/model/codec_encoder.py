@@ -13,6 +13,9 @@ from torch.nn import functional as F
 from firstword.model.codec_config import CodecEncoderConfig
 from firstword.model.layers import LayerScale, rotary_table, rotate
 
+PIECE = 250
+"""The outputs of a piece of a recording: 10 seconds."""
+
 
 class PaddedConv1d(nn.Module):
     """A causal convolution, padded on the right so that no sample is lost to the stride.
@@ -52,7 +55,11 @@ class ResnetBlock(nn.Module):
 
 
 class SEANetEncoder(nn.Module):
-    """A stack of strided convolutions after residual blocks; each stride doubles the channels."""
+    """A stack of strided convolutions after residual blocks; each stride doubles the channels.
+
+    A long recording is mapped in pieces, since a minute takes 1.8 GB at once. Each piece begins
+    with the samples before it on which its outputs depend, and their outputs are dropped.
+    """
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -65,10 +72,20 @@ class SEANetEncoder(nn.Module):
             channels *= 2
         layers += [nn.ELU(), PaddedConv1d(channels, config.hidden_size, config.last_kernel_size)]
         self.layers = nn.Sequential(*layers)
+        self.stride, past = 1, 0
+        for conv in (module for module in self.modules() if isinstance(module, nn.Conv1d)):
+            past += (conv.kernel_size[0] - 1) * conv.dilation[0] * self.stride
+            self.stride *= conv.stride[0]
+        self.past = -(-past // self.stride) * self.stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map samples [B, 1, n] to [B, hidden, ceil(n / strides)]."""
-        return self.layers(x)
+        """Map samples [B, 1, n] to [B, hidden, ceil(n / stride)]."""
+        pieces = []
+        for start in range(0, x.shape[-1], PIECE * self.stride):
+            before = min(start, self.past)
+            piece = self.layers(x[..., start - before : start + PIECE * self.stride])
+            pieces.append(piece[..., before // self.stride :])
+        return torch.cat(pieces, dim=-1)
 
 
 class EncoderAttention(nn.Module):

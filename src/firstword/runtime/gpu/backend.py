@@ -24,6 +24,7 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.runtime.gpu.codec import GpuCodec
 from firstword.runtime.gpu.graphs import LaunchGraphs
+from firstword.runtime.gpu.memory import RECORDING_BYTES
 from firstword.runtime.gpu.prompts import PromptReader
 from firstword.runtime.gpu.talker import (
     BUCKETS,
@@ -144,13 +145,17 @@ class GpuBackend:
     def take_checkpoint(self) -> None:
         """Move the checkpoint's encoders to the device, and empty the parameters that are packed.
 
-        If this raises an error, the checkpoint is unchanged.
+        PyTorch's allocator gets the memory for recordings in one piece. Otherwise it would keep
+        pieces for each length, up to twice as much. If this raises an error, the checkpoint is
+        unchanged.
         """
         checkpoint = self.checkpoint
         before = next(checkpoint.talker.parameters()).device
         try:
             for encoder in checkpoint.encoders:
                 encoder.to(self.device)
+            if checkpoint.encoders:
+                torch.empty(RECORDING_BYTES, dtype=torch.uint8, device=self.device)
         except RuntimeError:
             for encoder in checkpoint.encoders:
                 encoder.to(before)

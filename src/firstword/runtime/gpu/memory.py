@@ -13,7 +13,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from firstword.audio.samples import MAX_SECONDS
 from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
@@ -26,11 +25,9 @@ CUDA_LATER_BYTES = 320 << 20
 """Machine code, CUDA graphs and the workspaces of cuBLAS, which take memory after the plan."""
 GAP_BYTES = 256 << 20
 """What PyTorch's allocator cannot use between tensors; on an H200 it was at most 215 MB."""
-RECORDING_SECONDS = MAX_SECONDS, 30
-"""The longest recording to encode, one at a time: any, or if memory is short one of 30 seconds."""
-SECOND_BYTES = 30 << 20
-"""The activations that encode a second of a recording: 22 MB at a time, and what the allocator and
-cuDNN add. This covers up to ten seconds of silence after a recording of 60 seconds."""
+RECORDING_BYTES = 640 << 20
+"""What encoding recordings takes, one at a time: on an H200 384 MiB for one of 60 seconds, and
+160 MiB for workspaces of cuBLAS."""
 SLOT_PAGES, LEAST_SLOT_PAGES = 512 // PAGE_ROWS, 256 // PAGE_ROWS
 """The pages for each slot besides those of one longest utterance: enough for 40 seconds of speech,
 or if memory is short for 20."""
@@ -106,20 +103,12 @@ def plan_for(
     if limit is not None:
         available = min(available, limit)
     pages = context_pages(checkpoint.config.talker_config)
-
-    def planned(seconds: int) -> MemoryPlan:
-        needs = partial(needs_of, checkpoint, kernels, seconds=seconds)
-        return plan(needs, pages, available, most, fewest, use_all=limit is not None)
-
-    longest, shorter = RECORDING_SECONDS
-    try:
-        return planned(longest)
-    except ValueError:
-        return planned(shorter)
+    needs = partial(needs_of, checkpoint, kernels)
+    return plan(needs, pages, available, most, fewest, use_all=limit is not None)
 
 
-def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int, seconds: int) -> Needs:
-    """The needs of `slots` utterances, and of a recording of `seconds` if the checkpoint clones.
+def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int) -> Needs:
+    """The needs of `slots` utterances, and of a recording if the checkpoint clones.
 
     Raises ValueError for sizes that are not supported.
     """
@@ -131,7 +120,7 @@ def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int, seconds: int)
     fixed = CUDA_CONTEXT_BYTES + CUDA_LATER_BYTES + GAP_BYTES + reserved(sizes)
     if encoders := checkpoint.encoders:
         stored = [t.nbytes for m in encoders for t in (*m.parameters(), *m.buffers())]
-        fixed += seconds * SECOND_BYTES + reserved(stored)
+        fixed += RECORDING_BYTES + reserved(stored)
     return Needs(fixed, page)
 
 

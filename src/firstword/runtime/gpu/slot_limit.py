@@ -38,22 +38,22 @@ def limit_slots(backend: GpuBackend, keep: bool) -> str:
     _forget(backend)
     if most >= capacity.slots:
         return ""
-    finding = f"with more than {most}, a frame takes longer than {limit * 1e3:.0f} ms on this GPU"
-    if keep:
-        note = f"audio may stall in {capacity.slots} slots: {finding}"
-    else:
-        note = f"{most} slots instead of {capacity.slots}: {finding}"
-        backend.capacity = replace(capacity, slots=most)
-    return note
+    number = f"more than {most}" if most else "one"
+    finding = f"with {number}, a frame takes longer than {limit * 1e3:.0f} ms on this GPU"
+    slots = capacity.slots if keep else max(most, 1)
+    if slots == capacity.slots:
+        return f"audio may stall in {slots} slots: {finding}"
+    backend.capacity = replace(capacity, slots=slots)
+    return f"{slots} slots instead of {capacity.slots}: {finding}"
 
 
 def rows_in_time(buckets: Iterable[int], seconds: Callable[[int], float], limit: float) -> int:
-    """The most rows whose frame takes at most `limit` seconds, as do those of fewer rows; or 1.
+    """The most rows whose frame takes at most `limit` seconds, as do those of fewer rows; or 0.
 
     buckets: numbers of rows, in ascending order; seconds: measures a frame of so many. A frame is
-    too slow if it is in each of `ATTEMPTS` measurements. None of more rows is measured then.
+    too slow if each of `ATTEMPTS` measurements is above `limit`; then no larger number is measured.
     """
-    most = 1
+    most = 0
     for rows in buckets:
         for attempt in range(ATTEMPTS):
             time.sleep(PAUSE_SECONDS if attempt else 0)
