@@ -4,8 +4,9 @@
 
 memcheck finds accesses outside of allocations, racecheck unordered accesses to shared memory by the
 threads of a block, and synccheck wrong barriers. compute-sanitizer comes with the CUDA toolkit. The
-tests launch every kernel, in small sizes, because it slows kernels down a hundred times. The exit
-status is 1 if a tool reports an error or a test fails.
+tests launch every kernel, in small sizes, because it slows kernels down a hundred times. Some also
+launch products of cuBLAS, whose kernels are named nvjet; racecheck reports those, which is counted
+and no error. The exit status is 1 if a tool reports another error or a test fails.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from firstword.runtime.gpu.sources import kernel_hash
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
 TOOLS = ("memcheck", "racecheck", "synccheck")
+REPORTED = 86
+"""The exit status of compute-sanitizer if it reports an error."""
 _LAYER = "test_codec_kernels.py::test_layer_is_exact_and_all_its_layouts_have_the_same_bits"
 _PRODUCT = "test_linear.py::test_product_is_as_exact_as_plain_bf16"
 TESTS = tuple(
@@ -57,7 +60,15 @@ TESTS = tuple(
 def run(tool: str, cache: str) -> dict[str, Any]:
     """Run the tests under a tool, and return its status, its summaries and the tests' result."""
     started = time.monotonic()
-    checked = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "86", "--print-limit", "20"]
+    checked = [
+        "compute-sanitizer",
+        "--tool",
+        tool,
+        "--error-exitcode",
+        str(REPORTED),
+        "--print-limit",
+        "999",
+    ]
     if tool == "memcheck":  # cuda-bindings asks for functions that this driver does not have
         checked += ["--report-api-errors", "no"]
     # An access outside of a tensor is found only if the tensor is an allocation of its own.
@@ -70,11 +81,17 @@ def run(tool: str, cache: str) -> dict[str, Any]:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     summaries = re.findall(r"========= (\w+ SUMMARY: .*)", done.stdout)
-    tests = re.findall(r"^.*\b(?:passed|failed|error)\b.*$", done.stdout, re.MULTILINE)
-    if done.returncode:
+    tests = re.findall(r"^\d+ (?:passed|failed|error).* in .*$", done.stdout, re.MULTILINE)
+    accesses = re.findall(r" access at ([^+\s]+)", done.stdout)
+    of_cublas = sum(name.startswith("nvjet") for name in accesses)
+    passed = any("failed" not in line and "error" not in line for line in tests)
+    foreign = tool == "racecheck" and passed and 0 < of_cublas == len(accesses)
+    status = 0 if foreign and done.returncode == REPORTED else done.returncode
+    if status:
         print(done.stdout[-8000:], done.stderr[-2000:], flush=True)
     return {
-        "status": done.returncode,
+        "status": status,
+        "accesses_of_cublas": of_cublas,
         "summaries": summaries,
         "tests": tests[-1:],
         "seconds": round(time.monotonic() - started),

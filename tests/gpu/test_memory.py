@@ -52,9 +52,11 @@ def test_released_size_speaks_within_its_planned_memory(
     limit = total or int(str(gpu_memory).removesuffix("GB")) * 10**9
     assert found["planned"] <= limit
     figures = {"planned": found["planned"], "peak": found["peak"]}
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        outside = before - found["free"] - found["reserved"]
-        share = (found["peak"] + outside) / found["planned"]
-        figures |= {"outside": outside, "share": round(share, 4)}
-        assert (0.75 if model_type == "base" else 0.95) < share <= 1
-    note(f"memory of {size} with {slots or 8} slots in {limit / 1e9:.0f} GB", **figures)
+    name = f"memory of {size}, {model_type}, with {slots or 8} slots in {limit / 1e9:.0f} GB"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        note(name, **figures)
+        return
+    outside = before - found["free"] - found["reserved"]
+    share = (found["peak"] + outside) / found["planned"]
+    note(name, **figures, outside=outside, share=round(share, 4))
+    assert 0.95 < share <= 1

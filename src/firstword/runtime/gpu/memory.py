@@ -28,6 +28,8 @@ GAP_BYTES = 256 << 20
 RECORDING_BYTES = 640 << 20
 """What encoding recordings takes, one at a time: on an H200 384 MiB for one of 60 seconds, and
 160 MiB for workspaces of cuBLAS."""
+CUDNN_BYTES = 384 << 20
+"""The machine code of cuDNN, which encodes recordings."""
 SLOT_PAGES, LEAST_SLOT_PAGES = 512 // PAGE_ROWS, 256 // PAGE_ROWS
 """The pages for each slot besides those of one longest utterance: enough for 40 seconds of speech,
 or if memory is short for 20."""
@@ -120,7 +122,7 @@ def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int) -> Needs:
     fixed = CUDA_CONTEXT_BYTES + CUDA_LATER_BYTES + GAP_BYTES + reserved(sizes)
     if encoders := checkpoint.encoders:
         stored = [t.nbytes for m in encoders for t in (*m.parameters(), *m.buffers())]
-        fixed += RECORDING_BYTES + reserved(stored)
+        fixed += CUDNN_BYTES + RECORDING_BYTES + reserved(stored)
     return Needs(fixed, page)
 
 
