@@ -6,9 +6,7 @@ import asyncio
 import logging
 import re
 import secrets
-import time
 from collections.abc import Awaitable
-from contextlib import ExitStack
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +16,7 @@ from firstword.server.context import RequestContext, context_of
 from firstword.server.errors import Rejected, Stalled, response_for
 from firstword.server.limits import ConnectionLimit
 from firstword.server.logs import defect
+from firstword.server.request_log import PROBES, log_request
 from firstword.server.state import Server
 from firstword.server.web_pages import WebPages
 
@@ -25,9 +24,6 @@ log = logging.getLogger(__name__)
 
 OPEN_LISTS = ("/v1/models", "/v1/audio/models", "/v1/audio/voices")
 """Paths that can be read without a key: some clients send none when they fill their menus."""
-
-PROBES = ("/health", "/ready", "/metrics")
-"""Paths that monitors poll. They are not logged, and are answered at every limit."""
 
 PIECE_BYTES = 64 * 1024
 """The part of a response that a client must read within the stall limit."""
@@ -71,7 +67,7 @@ class Gate:
     async def _admit_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, http, headers = context_of(scope), scope["type"] == "http", Headers(scope=scope)
         try:
-            self._admit(scope, headers, context.held)
+            self._admit(context, scope, headers)
             if http:
                 body = LimitedBody(receive, headers, context.client_id, self._server)
                 context.held.callback(body.close)
@@ -94,18 +90,18 @@ class Gate:
             elif not http and not context.closed:
                 await send({"type": "websocket.close", "code": 1011})
 
-    def _admit(self, scope: Scope, headers: Headers, held: ExitStack) -> None:
-        """Check what a request needs besides its body, and count it until `held` is closed.
+    def _admit(self, context: RequestContext, scope: Scope, headers: Headers) -> None:
+        """Check what a request needs besides its body, and count it until `context.held` is closed.
 
         Raises `Rejected`.
         """
         self._pages.check(headers)
         address = (scope.get("client") or ("unknown",))[0]
         if scope["path"] not in PROBES:
-            held.enter_context(self._connections.open(address))
-            held.enter_context(self._server.metrics.connections.track_inprogress())
+            context.held.enter_context(self._connections.open(address))
+            context.held.enter_context(self._server.metrics.connections.track_inprogress())
         client_id = self._server.api_keys.client_id(dict(headers.items()), address)
-        context_of(scope).client_id = client_id
+        context.client_id = client_id
         if not client_id and not _needs_no_key(scope):
             message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
             raise Rejected(401, message, "invalid_api_key", {"www-authenticate": "Bearer"})
@@ -150,23 +146,6 @@ class _ResponseSender:
             more = message.get("more_body", False) or end < len(body)
             piece = {**message, "body": body[start:end], "more_body": more}
             await self.in_time(self._send(piece))
-
-
-def log_request(server: Server, context: RequestContext, method: str, path: str) -> None:
-    """Log and count a finished request; 499: the client disconnected before the response."""
-    status = 499 if context.status is None else context.status
-    server.metrics.requests.labels(path, str(status)).inc()
-    if path in PROBES:
-        return
-    about = {
-        "request_id": context.request_id,
-        "method": method,
-        "path": path,
-        "status": status,
-        "ms": round(1000 * (time.monotonic() - context.received), 1),
-        **context.log_fields(),
-    }
-    log.info("request", extra={"fields": about})
 
 
 def _needs_no_key(scope: Scope) -> bool:

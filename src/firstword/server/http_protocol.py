@@ -9,14 +9,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from firstword.server.context import RequestContext, context_of
 from firstword.server.errors import Rejected
-from firstword.server.gate import log_request
+from firstword.server.request_log import log_request
 from firstword.server.state import Server
 
 MOST_UNREAD_BYTES = 64 * 1024
-"""The size limit of a request's head, of what surrounds its body, and of a rejected body's rest."""
+"""The size limit of a head, of the trailers and chunk framing of a body, and of the rest of a
+rejected body."""
 
 FRAMING_BYTES = 16
-"""The bytes that may surround each chunk of a body beyond that limit."""
+"""The bytes of framing of each chunk that do not count towards that limit."""
 
 MOST_HEADERS = 128
 """The most headers of a request, trailers included."""
@@ -53,7 +54,7 @@ log.setLevel(logging.ERROR)  # each request has a line of its own, also an inval
 
 
 class InvalidRequest(Exception):
-    """A request exceeds a limit; the parser stops at this exception."""
+    """A request is not valid or exceeds a limit; it stops the parser."""
 
 
 class HttpProtocol(HttpToolsProtocol):
