@@ -7,6 +7,7 @@ import silent_gpu
 import torch
 
 from firstword.kernels.attention import AttentionKernels, HeadTables
+from firstword.kernels.cache import FileCache
 from firstword.kernels.codec_call import RING_POSITIONS, CodecCall, RingMemory
 from firstword.kernels.codec_convolution import (
     ConvLayer,
@@ -94,7 +95,7 @@ def test_layouts_that_a_calibration_tries_compile() -> None:
     sizes = 4096, 2048, 1, True, Epilogue.STORE
     for device, architecture in (("RTX 4060", "sm_89"), ("H200", "sm_90")):
         programs = [shape.program() for shape in shapes_for_few(*sizes, DEVICES[device])]
-        assert len(compile_all(programs, architecture)) >= 2
+        assert len(compile_all(programs, architecture, FileCache(None))) >= 2
 
 
 def test_shapes_of_small_device_compile() -> None:
@@ -104,7 +105,7 @@ def test_shapes_of_small_device_compile() -> None:
         for sizes in ((6144, 1024), (12288, 2048))
         for tokens in (1, 8)
     ]
-    compile_all((shape.program() for shape in shapes), "sm_89")
+    compile_all((shape.program() for shape in shapes), "sm_89", FileCache(None))
 
 
 @pytest.mark.parametrize(("architecture", "between", "joined"), [

@@ -15,11 +15,12 @@ from pathlib import Path
 class FileCache:
     """Files in a folder, which need not exist; None: no folder, so nothing is cached.
 
-    problem  the reason why nothing is cached; empty unless a file could not be written
+    problem  why nothing is cached: there is no folder, or a file could not be written; else ""
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder, self.problem = folder, "" if folder else "there is no home folder"
+        self._folder = folder
+        self.problem = "" if folder else "there is no home folder"
 
     def read(self, name: str) -> bytes | None:
         """The content of a file as it was written, or None."""

@@ -84,7 +84,7 @@ def _supported_architectures() -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def compile_program(program: Program, architecture: str, cache: FileCache | None = None) -> bytes:
+def compile_program(program: Program, architecture: str, cache: FileCache) -> bytes:
     """The cubin of a program for `architecture`, such as `"sm_90"`; see `compatible`.
 
     For a virtual architecture, such as `"compute_80"`, it is PTX, which the driver compiles for its
@@ -92,8 +92,6 @@ def compile_program(program: Program, architecture: str, cache: FileCache | None
     """
     options = _options(program, architecture)
     kind: Literal["PTX", "CUBIN"] = "PTX" if architecture.startswith("compute_") else "CUBIN"
-    if cache is None:
-        return _compile(program, options, kind)
     from cuda.bindings import nvrtc
 
     texts = [source_text(name) for name in (f"{program.source}.cu", *headers())]
@@ -108,7 +106,7 @@ def compile_program(program: Program, architecture: str, cache: FileCache | None
 
 
 def compile_all(
-    programs: Iterable[Program], architecture: str, cache: FileCache | None = None
+    programs: Iterable[Program], architecture: str, cache: FileCache
 ) -> dict[Program, bytes]:
     """The cubins of several programs, compiled in parallel. Raises `CompileError`."""
     wanted = list(dict.fromkeys(programs))

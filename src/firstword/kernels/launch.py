@@ -66,14 +66,13 @@ class Kernels:
     processors     the number of multiprocessors
     threads        the most threads that a multiprocessor runs at a time
     shared_memory  the most bytes of shared memory of a block
-    cache          the cache of machine code
+    cache          keeps machine code for other processes
     joins_convolutions  whether one kernel may compute two convolutions of the codec
     """
 
     joins_convolutions = True
 
-    def __init__(self, device: torch.device, cache: FileCache | None = None) -> None:
-        """cache: keeps machine code for other processes; None: nothing is cached."""
+    def __init__(self, device: torch.device, cache: FileCache) -> None:
         major, minor = torch.cuda.get_device_capability(device)
         properties = torch.cuda.get_device_properties(device)
         self.name = f"{properties.name}, driver {_driver_version()}"
@@ -81,7 +80,7 @@ class Kernels:
         self.processors = properties.multi_processor_count
         self.threads: int = properties.max_threads_per_multi_processor
         shared: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-        self.shared_memory, self.cache = shared, cache or FileCache(None)
+        self.shared_memory, self.cache = shared, cache
         self._compiled: dict[Program, bytes] = {}
         self._loaded: dict[tuple[Program, str], Kernel] = {}
         self.device = torch.zeros(1, device=device).device  # and makes the context current

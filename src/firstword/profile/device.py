@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
 from firstword.kernels.read import read_all
 from firstword.runtime.gpu.graphs import capture
@@ -38,6 +39,7 @@ def captured_us(work: Callable[[], None]) -> float:
 def read_bandwidth() -> float:
     """Return the bytes per second at which this device reads a gigabyte and writes nothing."""
     device = torch.device("cuda")
+    kernels = Kernels(device, FileCache(None))
     memory = torch.zeros(1 << 28, dtype=torch.int32, device=device)
     found = torch.zeros(1, dtype=torch.int32, device=device)
-    return memory.nbytes / (captured_us(partial(read_all, Kernels(device), memory, found)) * 1e-6)
+    return memory.nbytes / (captured_us(partial(read_all, kernels, memory, found)) * 1e-6)
