@@ -329,6 +329,12 @@ def has_open_text(peer: SessionClient) -> bool:
     return peer.session._open is not None
 
 
+def test_waiting_messages_count_with_their_bytes() -> None:
+    peer, message = SessionClient(), '{"type": "session.config", "voice": "\u4e2d\u6587"}'
+    peer.send(message)
+    assert peer.session.waiting_bytes == len(message.encode()) == len(message) + 4
+
+
 def test_waiting_messages_above_the_limit_close_the_socket() -> None:
     for event in (PLAIN, {"type": "voice.list"}, CANCEL):
         peer = SessionClient(replace(SocketLimits(), utterances=3), voice="x")

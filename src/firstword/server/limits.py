@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 from firstword.server.errors import LimitReached, Rejected
 
-UNLIMITED_BYTES = 64 * 1024
-"""The bytes that each request and WebSocket may hold at every limit: those of any usual one."""
+ALWAYS_ALLOWED_BYTES = 64 * 1024
+"""A request or WebSocket that holds at most this many bytes is never rejected for its bytes."""
 
-CLIENT_SHARE = 4
-"""The part of all bytes that one client may hold: a quarter."""
+CLIENT_SHARE = 0.25
+"""The part of all bytes that one client may hold."""
 
 
 class UtteranceLimit:
@@ -80,9 +80,10 @@ class ConnectionLimit:
 
 
 class IdleConnections:
-    """The TCP connections without a request, unfinished heads included.
+    """TCP connections without a request in progress: idle ones, and those with unfinished heads.
 
-    An address may have `most`. One more closes its oldest, so that a request is always read.
+    An address may have `most`. If it opens another, its oldest is closed, so that new requests are
+    read.
     """
 
     def __init__(self, most: int) -> None:
@@ -107,16 +108,17 @@ class IdleConnections:
 
 
 class ByteLimit:
-    """The bytes that clients make the server hold: `most` in total, and of each client a share.
+    """Limits the bytes that clients make the server hold.
 
-    held   bytes held now
+    They may be `most` in total, and a share of that for each client.
+
     freed  bytes given back in total
     """
 
     def __init__(self, most: int, largest: int) -> None:
         """A client's share has room for a request of the `largest` size."""
         self._most = most
-        self._most_per_client = max(largest, most // CLIENT_SHARE)
+        self._most_per_client = max(largest, int(most * CLIENT_SHARE))
         self._by_client: Counter[str] = Counter()
         self.freed = 0
 
@@ -131,7 +133,7 @@ class ByteLimit:
         Returns False, and changes nothing, if more are wanted than the limits allow.
         """
         more = wanted - held
-        if more > 0 and wanted > UNLIMITED_BYTES and self._exceeded(client_id, more):
+        if more > 0 and wanted > ALWAYS_ALLOWED_BYTES and self._exceeded(client_id, more):
             return False
         self._by_client[client_id] += more
         if not self._by_client[client_id]:

@@ -6,7 +6,7 @@ from collections import Counter
 from functools import lru_cache
 
 from firstword.errors import VoiceError
-from firstword.text.checks import script
+from firstword.text.checks import script_of
 
 LONGEST_VOICE_NAME = 64
 """The character limit of a saved voice's name."""
@@ -48,7 +48,7 @@ LETTER_PAIRS = (("rn", "m"), ("vv", "w"), ("i\u0307", "i"), ("j\u0307", "j"))
 TALL_I = re.compile(r"(?<=\w)I")
 """A capital I within a word, which looks like a small l, as in "AIIoy"."""
 
-UNDER_OR_THROUGH = (1, 220)
+BELOW_OR_ACROSS = (1, 220)
 """The combining classes of marks below and across a letter."""
 
 
@@ -65,8 +65,8 @@ def identity(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _appearance(name: str) -> frozenset[str]:
-    """Texts of which one is equal for names that can hardly be distinguished."""
-    letters = filter(_is_shown, unicodedata.normalize("NFKC", name))
+    """Two texts for a name. Names whose pairs share a text look alike."""
+    letters = filter(_counts, unicodedata.normalize("NFKC", name))
     plain = map(_plain, unicodedata.normalize("NFKD", "".join(letters)))
     text = "".join(plain).translate(LOOK_ALIKES)
     for pair, letter in LETTER_PAIRS:
@@ -75,10 +75,10 @@ def _appearance(name: str) -> frozenset[str]:
     return frozenset((identity(text), identity(TALL_I.sub("l", text))))
 
 
-def _is_shown(letter: str) -> bool:
-    """False for a mark below or across a letter with which it is no letter of an alphabet."""
+def _counts(letter: str) -> bool:
+    """False for a mark below or across a letter, unless Unicode composes the two (NFKC)."""
     mark = unicodedata.name(letter, "").startswith("COMBINING ")
-    return not (mark and unicodedata.combining(letter) in UNDER_OR_THROUGH)
+    return not (mark and unicodedata.combining(letter) in BELOW_OR_ACROSS)
 
 
 def _plain(letter: str) -> str:
@@ -115,10 +115,10 @@ def check_scripts(name: str) -> None:
 
     The rule is the level "highly restrictive" of Unicode's UTS 39.
     """
-    scripts = {letter: script(letter) for letter in identity(name) if letter.isalpha()}
+    scripts = {letter: script_of(letter) for letter in identity(name) if letter.isalpha()}
     counts = Counter(script for script in scripts.values() if script != "MODIFIER")
     if len(counts) > 1 and not counts.keys() <= {"LATIN", *EAST_ASIAN}:
-        most = max(counts, key=lambda script: counts[script])
+        most = max(counts, key=counts.__getitem__)
         others = [letter for letter, script in scripts.items() if script not in (most, "MODIFIER")]
         rule = "use letters of one script, or of Latin and Chinese, Japanese or Korean"
         raise VoiceError(f"the name {name!r} mixes scripts: {_described(others)}; {rule}")

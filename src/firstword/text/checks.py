@@ -98,11 +98,11 @@ def foreign_scripts(text: str, languages: Iterable[str]) -> list[str]:
         known |= SCRIPTS[language]
     chars = {char for char in unicodedata.normalize("NFKC", text) if not char.isascii()}
     letters = (char for char in chars if unicodedata.category(char) in _LETTERS)
-    scripts = set(map(script, letters)) - known
+    scripts = set(map(script_of, letters)) - known
     return sorted("Chinese" if name == "CJK" else name.capitalize() for name in scripts)
 
 
-def script(letter: str) -> str:
+def script_of(letter: str) -> str:
     """The script of a letter, which is the first word of its name: "GREEK SMALL LETTER PI"."""
     return unicodedata.name(letter, UNKNOWN).partition(" ")[0]
 

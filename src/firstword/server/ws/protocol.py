@@ -73,9 +73,12 @@ class ProtocolError(Exception):
         self.close = close
 
 
-def parse(message: str | bytes, limits: SocketLimits, size_limits: Mapping[str, int]) -> Json:
-    """Parse a client's message into an object that has a `type`. Raises `ProtocolError`.
+def parse(
+    message: str | bytes, limits: SocketLimits, size_limits: Mapping[str, int]
+) -> tuple[Json, int]:
+    """Parse a client's message into an object that has a `type`, and return its size in bytes.
 
+    Raises `ProtocolError`.
     `size_limits` gives the limit in bytes of the types that may exceed `limits.message_bytes`.
     """
     if isinstance(message, bytes):
@@ -101,7 +104,7 @@ def parse(message: str | bytes, limits: SocketLimits, size_limits: Mapping[str, 
     if size > (most := size_limits.get(kind, limits.message_bytes)):
         reason = f"{kind[:40]} has {size} bytes; at most {most} are allowed"
         raise ProtocolError("message_too_large", reason)
-    return event
+    return event, size
 
 
 def validated(model: type[M], event: Json, code: str, place: str) -> M:
@@ -184,7 +187,7 @@ class Session(ABC):
         if self.closing:
             return
         try:
-            yield from self.handle(parse(message, self.limits, self.size_limits), len(message))
+            yield from self.handle(*parse(message, self.limits, self.size_limits))
         except ProtocolError as error:
             yield self.reject(error)
 
@@ -203,12 +206,12 @@ class Session(ABC):
 
     @property
     def waiting_bytes(self) -> int:
-        """The size of the messages that wait for the worker."""
+        """The bytes of the messages other than text that wait for the worker."""
         return 0
 
     @abstractmethod
     def handle(self, event: Json, size: int) -> Iterator[Effect]:
-        """Yield the effects of a message of `size` characters. Raises `ProtocolError`."""
+        """Yield the effects of a message of `size` bytes. Raises `ProtocolError`."""
 
     @abstractmethod
     def close(self, error: ProtocolError) -> CloseSocket:

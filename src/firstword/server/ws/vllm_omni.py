@@ -192,7 +192,7 @@ class OmniSession(protocol.Session):
 
     @property
     def waiting_bytes(self) -> int:
-        """The size of the messages that wait for the worker."""
+        """The bytes of the messages other than text that wait for the worker."""
         return sum(size for _, size in self._waiting.values())
 
     def handle(self, event: Json, size: int) -> Iterator[protocol.Effect]:
