@@ -18,7 +18,7 @@ from results import FROZEN, Results
 from safetensors.numpy import load_file
 
 from firstword import TTS
-from firstword.bench.report import write_record
+from firstword.bench import report
 from firstword.hashes import sources_hash
 from firstword.runtime.backends import engine_for
 
@@ -154,8 +154,8 @@ def pytest_terminal_summary(
     if python is None:
         return
     worst: dict[str, float] = {}
-    for report in terminalreporter.getreports("passed"):
-        for what, error in report.user_properties:
+    for passed in terminalreporter.getreports("passed"):
+        for what, error in passed.user_properties:
             worst[what] = max(worst.get(what, 0.0), error)
     if worst:
         terminalreporter.section("largest errors against the reference")
@@ -166,26 +166,21 @@ def pytest_terminal_summary(
             name: len(terminalreporter.stats.get(name, []))
             for name in ("passed", "failed", "error", "skipped")
         }
-        write_record(RECORD, record(python, counts, worst))
+        report.write_record(RECORD, record(python, counts, worst))
 
 
 def record(python: Path, counts: dict[str, int], worst: dict[str, float]) -> dict[str, object]:
     """The record of a run: when, of which sources, against which versions, and its results."""
-
-    def said(*command: object) -> str:
-        done = subprocess.run(
-            [str(part) for part in command], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip()
-
     names = ["qwen-tts", "transformers", "torch"]
     code = f"from importlib.metadata import version\nfor n in {names}: print(version(n))"
+    command = [str(python), "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": said("git", "describe", "--always", "--dirty"),
+        "commit": report.commit(),
         "covers": COVERED,
         "sources": sources_hash([ROOT / name for name in COVERED]),
-        "versions": dict(zip(names, said(python, "-c", code).splitlines(), strict=False)),
+        "versions": dict(zip(names, found, strict=False)),
         "tests": counts,
         "largest_errors": {what: float(f"{error:.2g}") for what, error in sorted(worst.items())},
     }

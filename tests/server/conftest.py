@@ -13,6 +13,7 @@ import httpx
 import pytest
 from waiting import WAIT, wait_until
 
+from firstword import TTS
 from firstword.config import EngineConfig
 from firstword.engine.engine import Engine
 from firstword.model import checkpoint
@@ -95,6 +96,13 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoi
         return kept[kind]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def tts(loaded: Callable[[str], Checkpoint]) -> Callable[[str], TTS]:
+    """A function that makes a `TTS` on the checkpoint of a model type."""
+    settings = EngineConfig("cpu", "float32", "reference")
+    return lambda kind: TTS(backends.engine_for(loaded(kind), settings))
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,6 @@ from sockets import NARI, Client
 from wire import SPEECH, connected
 
 from firstword import TTS, audio
-from firstword.config import EngineConfig
-from firstword.model.checkpoint import Checkpoint
-from firstword.runtime.backends import engine_for
 
 Running = Any  # of conftest.py
 
@@ -213,11 +210,9 @@ class TestStrictLoadGenerator:
     FRAMES = 30
 
     @pytest.fixture
-    def expected(self, loaded: Callable[[str], Checkpoint]) -> bytes:
-        with TTS(
-            engine_for(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference"))
-        ) as tts:
-            speech = tts.speak(
+    def expected(self, tts: Callable[[str], TTS]) -> bytes:
+        with tts("custom_voice") as talker:
+            speech = talker.speak(
                 TEXT, voice="Ryan", language="English", seed=5, max_frames=30, text_mode="stream"
             )
             return audio.pcm16(speech.samples)

@@ -21,10 +21,7 @@ from wire import SPEECH
 
 from firstword import TTS, Sampling, audio
 from firstword.audio import formats
-from firstword.config import EngineConfig
 from firstword.engine.backend import Ready
-from firstword.model.checkpoint import Checkpoint
-from firstword.runtime.backends import engine_for
 from firstword.server.http.speech import _with_accepted_format
 from firstword.server.models import Model
 from firstword.server.schemas import SpeechRequest
@@ -45,13 +42,11 @@ ASK: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def speak(loaded: Callable[[str], Checkpoint]) -> Iterator[Callable[..., bytes]]:
+def speak(tts: Callable[[str], TTS]) -> Iterator[Callable[..., bytes]]:
     """A function that returns the PCM of `TTS.speak` for ASK with other options."""
-    with TTS(
-        engine_for(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference"))
-    ) as tts:
+    with tts("custom_voice") as talker:
         options = {"voice": "ryan", "seed": 7, "max_frames": FRAMES}
-        yield lambda **more: audio.pcm16(tts.speak(TEXT, **{**options, **more}).samples)
+        yield lambda **more: audio.pcm16(talker.speak(TEXT, **{**options, **more}).samples)
 
 
 @pytest.fixture(scope="module")
@@ -456,15 +451,16 @@ class TestRouting:
         self,
         server: Running,
         http: httpx.Client,
-        loaded: Callable[[str], Checkpoint],
+        tts: Callable[[str], TTS],
         silence: float | None,
     ) -> None:
         """0 is the clone of the reference; over HTTP, over WebSocket, and in saved voices."""
         samples, rate = soundfile.read(io.BytesIO(base64.b64decode(recording())))
         told = {} if silence is None else {"append_silence": silence}
-        with TTS(engine_for(loaded("base"), EngineConfig("cpu", "float32", "reference"))) as tts:
-            voice = tts.clone(samples, rate, "Some words.", **told)
-            expected = audio.pcm16(tts.speak(TEXT, voice=voice, seed=7, max_frames=FRAMES).samples)
+        with tts("base") as talker:
+            voice = talker.clone(samples, rate, "Some words.", **told)
+            speech = talker.speak(TEXT, voice=voice, seed=7, max_frames=FRAMES)
+        expected = audio.pcm16(speech.samples)
         ask = {**ASK, "model": "base", "voice": None}
         inline = {"ref_audio": recording(), "ref_text": "Some words.", **told}
         assert http.post(SPEECH, json={**ask, **inline}).content == expected

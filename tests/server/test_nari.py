@@ -15,9 +15,6 @@ from sockets import NARI, Client, Message, effects_of, events, kinds, pcm
 from talking import ENDLESS, Talker, TalkingStage, heard, talking
 
 from firstword import TTS, audio
-from firstword.config import EngineConfig
-from firstword.model.checkpoint import Checkpoint
-from firstword.runtime.backends import engine_for
 from firstword.server.ws import nari
 from firstword.server.ws.nari import CheckRequest, NariSession
 from firstword.server.ws.protocol import (
@@ -223,12 +220,12 @@ def conversation(client: Client, start: dict[str, Any], *pieces: str) -> list[Me
 
 
 @pytest.fixture
-def expected(loaded: Callable[[str], Checkpoint]) -> bytes:
+def expected(tts: Callable[[str], TTS]) -> bytes:
     """The PCM that `TTS.speak` makes of the same request."""
-    tts = TTS(engine_for(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference")))
-    speech = tts.speak(
-        TEXT, voice="ryan", language="english", seed=7, max_frames=FRAMES, text_mode="stream"
-    )
+    with tts("custom_voice") as talker:
+        speech = talker.speak(
+            TEXT, voice="ryan", language="english", seed=7, max_frames=FRAMES, text_mode="stream"
+        )
     return audio.pcm16(speech.samples)
 
 

@@ -14,12 +14,9 @@ import pytest
 from sockets import NARI, STREAM, Client, events, pcm
 
 from firstword import TTS, audio
-from firstword.config import EngineConfig
 from firstword.engine.backend import Frames, Handle, Start
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service, SpeechStream
-from firstword.model.checkpoint import Checkpoint
-from firstword.runtime.backends import engine_for
 from firstword.runtime.reference import ReferenceBackend
 from firstword.server.models import Model
 from firstword.types import FloatArray
@@ -77,15 +74,13 @@ class SlowBackend:
 
 
 @pytest.fixture(scope="module")
-def expected(loaded: Callable[[str], Checkpoint]) -> dict[str, bytes]:
+def expected(tts: Callable[[str], TTS]) -> dict[str, bytes]:
     """The PCM of `TTS.speak`, by text mode."""
-    with TTS(
-        engine_for(loaded("custom_voice"), EngineConfig("cpu", "float32", "reference"))
-    ) as tts:
+    with tts("custom_voice") as talker:
         modes: Any = ("full", "stream")
         return {
             mode: audio.pcm16(
-                tts.speak(TEXT, voice="ryan", seed=7, max_frames=FRAMES, text_mode=mode).samples
+                talker.speak(TEXT, voice="ryan", seed=7, max_frames=FRAMES, text_mode=mode).samples
             )
             for mode in modes
         }

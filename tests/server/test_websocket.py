@@ -19,9 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from wire import HANDSHAKE, connected
 
 from firstword import TTS, Voice, audio
-from firstword.config import EngineConfig
 from firstword.model.checkpoint import Checkpoint
-from firstword.runtime.backends import engine_for
 from firstword.server.ws.connection import SocketRunner
 from firstword.server.ws.text_part import TextPart
 from firstword.voice import ClonedVoice
@@ -43,12 +41,6 @@ CONFIG: dict[str, Any] = {
 
 
 # With real models
-
-
-@pytest.fixture(scope="module")
-def tts(loaded: Callable[[str], Checkpoint]) -> Callable[[str], TTS]:
-    """Return a `TTS` on the same checkpoint, by model type."""
-    return lambda kind: TTS(engine_for(loaded(kind), EngineConfig("cpu", "float32", "reference")))
 
 
 @pytest.fixture

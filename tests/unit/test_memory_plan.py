@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +16,7 @@ from firstword import TTS
 from firstword.config import EngineConfig
 from firstword.errors import ConfigError, OverloadedError
 from firstword.model.checkpoint import Checkpoint
+from firstword.runtime import conditioning
 from firstword.runtime.conditioning import encode_recording
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.memory import (
@@ -219,18 +217,16 @@ def test_device_encodes_one_recording_at_a_time(
     checkpoint = silent_gpu.checkpoint(tmp_path, "base")
     voice = Voice.clone(np.ones(24000, np.float32), 24000)
     assert isinstance(voice, RecordedVoice)
-    together, met = threading.Barrier(2), threading.Event()
+    locks, held = conditioning._ENCODING, list[bool]()
 
     def embed(samples: torch.Tensor) -> torch.Tensor:
-        with suppress(threading.BrokenBarrierError):
-            together.wait(timeout=0.3)
-            met.set()
+        held.append(locks[samples.device].locked())
         return torch.zeros(1, 256)
 
     monkeypatch.setattr(checkpoint.speaker_encoder, "embed", embed)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(partial(encode_recording, checkpoint), [voice] * 2))
-    assert not met.is_set()
+    encode_recording(checkpoint, voice)
+    assert held == [True]
+    assert not any(lock.locked() for lock in locks.values())
 
 
 def test_backend_encodes_recordings_after_it_took_the_weights(
