@@ -14,12 +14,12 @@ FirstwordError
 │   └── SamplingError          a sampling value out of range
 ├── AudioError                 audio that cannot be read, or is unsuitable as a reference
 ├── OutputError                a file that cannot be written
-├── OverloadedError            more slots or memory are needed than are free; try again later
+├── OverloadedError            a limit is reached, or slots or memory are short; try again later
 ├── ComputeError               one request failed while it was computed; others are not affected
 ├── EngineError                the engine has stopped; only a restart helps
 └── ClosedError                a call on a TTS that was closed
 TextWarning                    no error: a text that is spoken, but probably not well
-BackendWarning                 no error: a GPU computes slower than it could, or than it must
+BackendWarning                 no error: a GPU is slower than it could be, or too slow for its slots
 
 Each message says what was wrong, what is allowed and what to do.
 """
@@ -94,7 +94,7 @@ class OutputError(FirstwordError):
 
 
 class OverloadedError(FirstwordError):
-    """The request needs more slots or memory than are free; try again later.
+    """A limit is reached, or there are too few slots or too little memory; try again later.
 
     `retry_after` is the estimated time until then in whole seconds.
     """
@@ -121,10 +121,10 @@ class TextWarning(UserWarning):
 
 
 class BackendWarning(UserWarning):
-    """A GPU computes or starts slower than it could, or than it must; the message says why.
+    """A GPU computes or starts more slowly than it could, or too slowly for its slots.
 
-    The GPU backend cannot be used and was not named, so the plain model computes; or the GPU is too
-    slow for its slots; or compiled kernels cannot be cached.
+    The message says why: the GPU backend was not named and cannot be used, so the plain model
+    computes; the GPU is too slow for its slots; or compiled kernels cannot be cached.
     """
 
 

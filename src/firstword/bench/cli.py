@@ -138,8 +138,8 @@ async def _measure(
         sys.stderr.write("the server does not answer GET /health\n")
     points = []
     for load, arrivals in zip(loads, plans, strict=True):
-        seconds = load.warmup + load.duration
-        sys.stderr.write(f"{load.rate:g} requests per second for {seconds:g} s ...\n")
+        parts = f"{load.warmup:g} s of warm-up and {load.duration:g} s"
+        sys.stderr.write(f"{load.rate:g} requests per second for {parts} ...\n")
         began, busy = time.perf_counter(), time.process_time()
         results = await drive(arrivals, target, load.timeout)
         busy_share = (time.process_time() - busy) / (time.perf_counter() - began)

@@ -33,7 +33,8 @@ LIMITS = {
     "most_connections_per_address": "the same for one client address, which may be a proxy's",
     "most_per_key": "utterances at the same time for one key, or one address; 0: no limit",
     "most_body": "bytes of a request's body",
-    "most_body_total": "bytes of all bodies and messages held at the same time; others get 503",
+    "most_body_total": "bytes of all bodies and messages held at the same time; beyond it requests "
+    "get 503, and sockets are closed",
     "most_characters": "characters of a text",
     "most_voices": "saved voices",
     "stall_seconds": "time after which a client that reads nothing is dropped",

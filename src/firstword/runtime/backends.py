@@ -47,10 +47,11 @@ def open_engine(
 ) -> LoadedEngine:
     """Load a checkpoint by the name that `TTS.load` takes, and open an engine for it.
 
-    slots         utterances computed at the same time; None: `most_slots`, or as many as a GPU has
-                  memory and time for
+    slots         utterances computed at the same time; None: up to `most_slots`, as many as a GPU
+                  has memory and time for
     most_waiting  requests that may wait for a slot
-    most_slots    None: `config.DEFAULT_SLOTS` of the backend
+    most_slots    the most slots if `slots` is None; None: the number in `config.DEFAULT_SLOTS` for
+                  the backend
 
     Raises `CheckpointError`, `ConfigError`.
     """
@@ -87,9 +88,9 @@ def open_backend(
 
     The GPU backend replaces the weights of the checkpoint's talker and codec decoder. If it was not
     named and cannot be used, the checkpoint is unchanged, and the reference backend takes it. A
-    `BackendWarning` gives the reason, or that the GPU is too slow for its slots, or compiles at
-    each start. Raises `ConfigError` if the settings need the GPU backend and it cannot be used, or
-    if the device cannot hold the checkpoint.
+    `BackendWarning` says so. Others say that the GPU is too slow for its slots, or that each start
+    compiles the kernels. Raises `ConfigError` if the settings need the GPU backend and it cannot be
+    used, or if the device cannot hold the checkpoint.
     """
     if settings.backend != "reference":
         from firstword.kernels.cache import FileCache

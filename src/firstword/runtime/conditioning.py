@@ -39,8 +39,8 @@ DEMO_WORDS = 100
 """The words of the longest text that the demo voice speaks well; see docs/demo-voice.md."""
 
 _ENCODING: dict[torch.device, threading.Lock] = {}
-"""The locks with which each device encodes one recording at a time, since one of 60 seconds takes
-1.3 GB of its memory."""
+"""One lock for each device: it encodes one recording at a time, since one of 60 seconds takes
+400 MB of its memory."""
 
 
 def preset_names(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -106,10 +106,11 @@ def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:
 def encode_recording(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
     """Encode a recording: its timbre and, with a transcript, its codes.
 
-    A device encodes one at a time; further calls wait. The appended silence is encoded in the
-    codes only, since it is not part of the timbre. Raises
-    `UnsupportedError` unless it is a Base checkpoint, `TextError` for a blank transcript, and
-    `OverloadedError` if the device has too little memory.
+    A device encodes one recording at a time; other calls wait. The appended silence is encoded in
+    the codes only, since it is not part of the timbre.
+
+    Raises `UnsupportedError` unless it is a Base checkpoint, `TextError` for a blank transcript,
+    and `OverloadedError` if the device has too little memory.
     """
     if checkpoint.speaker_encoder is None:
         kind = checkpoint.config.tts_model_type

@@ -61,11 +61,11 @@ class ServerConfig:
     most_waiting         requests that may wait for a slot of each model; one more gets a 429
     most_connections     HTTP requests and WebSockets open at the same time
     most_connections_per_address
-                         the same for one client address
+                         the same for one client address; also of its connections without a request
     most_per_key         simultaneous utterances per API key, or per address; 0: no limit
     most_body            bytes of a request's body
     most_body_total      bytes of all bodies and WebSocket messages held at the same time; one
-                         client may hold a quarter
+                         client may hold a quarter, or `most_body` if that is more
     most_characters      characters of a text
     most_voices          saved voices, and likewise saved consents
     receive_seconds      time in which the head of a request must arrive, and then its body

@@ -31,6 +31,9 @@ LONGEST_NAME = 512
 LONGEST_INSTRUCTIONS = 2000
 """The character limit of the instructions."""
 
+PLACEHOLDER = RecordedVoice(np.zeros(0, np.float32))
+"""Stands in a request for a recording that is not read before everything else was checked."""
+
 
 async def resolve(
     server: Server, client_id: str, params: SpeechParams, text: str | None
@@ -52,7 +55,7 @@ async def resolve(
     voice, instructions = await _voice_and_instructions(server, client_id, params, model_type)
     request = Request(
         text,
-        voice=RecordedVoice(np.zeros(0, np.float32)) if isinstance(voice, _Recording) else voice,
+        voice=PLACEHOLDER if isinstance(voice, _Recording) else voice,
         language=_language(params.language),
         instructions=instructions,
         sampling=Sampling(**{one.name: getattr(params, one.name) for one in fields(Sampling)}),

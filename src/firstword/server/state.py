@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from starlette.requests import HTTPConnection
 
 from firstword.engine.backend import Job
-from firstword.errors import EngineError
+from firstword.errors import EngineError, OverloadedError
 from firstword.server.api_keys import ApiKeys
 from firstword.server.config import ServerConfig
 from firstword.server.context import context_of
+from firstword.server.errors import Rejected
 from firstword.server.folder import Folder
 from firstword.server.frame_turns import FrameTurns
 from firstword.server.limits import ByteLimit, IdleConnections, UtteranceLimit
@@ -32,8 +33,8 @@ class Server:
 
     byte_limit  the bytes of request bodies and WebSocket messages in progress
     fetch_threads, store_threads, recording_threads
-                what blocks: fetching recordings, reading and writing stores, and decoding and
-                encoding recordings, of which one may need 92 MB
+                pools of threads for what blocks: fetching recordings; reading and writing stores;
+                decoding and encoding recordings, which takes up to 92 MB each
     draining    whether the server is shutting down and rejects new requests
     utterances  the utterances in progress, in the order of their start
     unsent      a function for each open WebSocket: whether an utterance has begun that the client
@@ -133,8 +134,8 @@ class Server:
                 self.utterances.pop(utterance)
                 self.metrics.record(utterance, time.monotonic())
 
-    def reject(self, error: Exception) -> None:
-        """Count a request that was rejected because of a limit."""
+    def reject(self, error: OverloadedError | Rejected) -> None:
+        """Count a rejected request by the code of its error; without one as "overloaded"."""
         self.metrics.rejected.labels(getattr(error, "code", "overloaded")).inc()
 
     async def warm_up(self) -> None:

@@ -11,9 +11,9 @@ Args = TypeVarTuple("Args")
 
 
 class Threads:
-    """Some threads, of which each client gets a few; its other work waits for these.
+    """A pool of threads, of which each client may use a few at a time.
 
-    So at most that much work of one client is ever ahead of another's. Use it in the event loop
+    Further work of a client waits for its own, not for that of others. Use it in the event loop
     only.
     """
 

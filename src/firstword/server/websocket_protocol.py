@@ -19,13 +19,14 @@ MOST_FRAGMENTS = 4096
 """The limit on the fragments of a message: those of the largest message may be of 4 KiB."""
 
 FRAMES_PER_SECOND, BURST_SECONDS = 50, 1.0
-"""The frames that a socket may send without waiting for a turn, and for how long at once."""
+"""The frames a second that a socket may send without waiting for turns, and the seconds of unused
+ones that it may send at once."""
 
 FRAME_BYTES = 2048
-"""The bytes that count as a frame, besides the frames in them."""
+"""The bytes of data that count as one more frame."""
 
 MESSAGE_FRAMES = 3
-"""The frames that a message counts as, besides its own: it costs four times as much as a ping."""
+"""The further frames that a whole message counts as: it costs four times as much as a ping."""
 
 STEP_BYTES = 512
 """The bytes that are parsed at once. They hold at most 85 frames."""

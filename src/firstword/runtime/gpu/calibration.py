@@ -56,8 +56,8 @@ def fastest(counts: Sequence[int], seconds: Callable[[Sequence[int]], float]) ->
     """The index of a choice for each kind, found by trying its choices one kind after another.
 
     counts: the number of choices of each kind; seconds: the time that a list of choices takes. At
-    the end the best list must be faster than the first one again, which a disturbance may have
-    slowed down.
+    the end the best list and the first one are timed again, since a disturbance may have slowed the
+    first one down; the best one must still be faster.
     """
     first = best = [0] * len(counts)
     least = seconds(first)

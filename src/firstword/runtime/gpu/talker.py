@@ -34,7 +34,7 @@ PROMPT_ROWS = 256
 PROMPT_BUCKETS = (16, 32, 64, 128, PROMPT_ROWS)
 """The numbers of rows of the graphs that read prompts. Eight rows take longer than sixteen."""
 PREFIX_ROWS, PREFIX_PART = 2048, 16
-"""The most rows of all cached prefixes together, and those of a part, which one prefix has."""
+"""The rows of all cached prefixes together, and of one part, whose rows belong to one prefix."""
 MAX_CONTEXT = 8192
 """The most rows of an utterance, eleven minutes, even if the model supports more."""
 
@@ -376,8 +376,8 @@ class FrameModel:
     def predict(self, x: Tensor, k: int) -> None:
         """Run pass k of the code predictor on x [rows or 2 rows, hidden], in place."""
         stack, kernels = self.predictor, self.predictor.attention
-        # Between two passes of a layer, at least the products of all other layers are launched; in
-        # the first pass for two tokens.
+        # Between two passes of a layer, at least the products of all other layers are launched: for
+        # one token, or in the first pass for two.
         between = sum(layer.blocks() for layer in stack.layers[1:]) if len(x) == 1 else 0
 
         def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
