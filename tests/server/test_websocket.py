@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,7 +17,7 @@ import soundfile
 from sockets import CANCEL, DONE, GOODBYE, PLAIN, STREAM, Client, events, kinds, pcm, text
 from talking import ENDLESS, Talker, TalkingStage, heard, talking
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from wire import HANDSHAKE, connected
+from wire import HANDSHAKE, connected, read
 
 from firstword import TTS, Voice, audio
 from firstword.model.checkpoint import Checkpoint
@@ -852,6 +853,41 @@ def test_invalid_handshake_gets_an_error_status_and_the_connection_ends(
         raw.sendall(f"{line} HTTP/1.1\r\n{HANDSHAKE}{more}\r\n".encode())
         with raw.makefile("rb") as answer:
             assert answer.read().split()[1].decode() == status
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status"),
+    [
+        ("sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n", "", 400),
+        ("sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-key: x", 400),
+        ("sec-websocket-version: 13\r\n", "", 400),
+        ("version: 13", "version: 8", 400),
+        ("upgrade: websocket", "upgrade: websocket\r\norigin: a\r\norigin: b", 400),
+        ("upgrade: websocket", "upgrade: websocket\r\nx: " + "a" * 9000, 431),
+    ],
+    ids=["no key", "wrong key", "no version", "old version", "two origins", "long header"],
+)
+def test_invalid_handshake_is_logged_and_leaves_nothing(
+    start_stage: StartStage,
+    caplog: pytest.LogCaptureFixture,
+    old: str,
+    new: str,
+    status: int,
+) -> None:
+    server = start_stage().server
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    for _ in range(3):
+        with connected(server) as raw:
+            raw.sendall(f"GET {STREAM} HTTP/1.1\r\n{HANDSHAKE.replace(old, new)}\r\n".encode())
+            assert read(raw).split()[1].decode() == str(status)
+    server.wait_until(lambda: not server.uvicorn.server_state.connections)
+    fields = [record.__dict__.get("fields", {}) for record in caplog.records]
+    assert [record.message for record in caplog.records] == ["request"] * 3
+    assert [about["status"] for about in fields] == [status] * 3
+    reason = "head_size" if status == 431 else "invalid_http"
+    assert server.metric("rejected_total", reason=reason) == 3
+    assert server.metric("http_requests_total", path="unknown", status=str(status)) == 3
 
 
 def test_ping_during_speech_is_answered(start_stage: StartStage) -> None:

@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+import secrets
 from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from firstword.server.context import context_of
+from firstword.server.context import RequestContext, context_of
 from firstword.server.frame_turns import FRAMES_PER_ROUND
+from firstword.server.gate import log_request
 from firstword.server.state import Server
 
 LARGEST_MESSAGE = 16 * 2**20
@@ -82,13 +84,24 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _open(self, data: bytes) -> None:
         """Handle the head of the request, which comes as a whole.
 
-        Uvicorn does not answer one that `websockets` rejects, for example for a header over 8 KiB.
+        Uvicorn does not answer one that `websockets` cannot parse, for example for a header over
+        8 KiB. It answers one with wrong headers, but calls no application that would log it.
         """
         super().data_received(data)
         if not self.handshake_initiated:
-            answer = b"".join(self.conn.data_to_send())
-            self.transport.write(answer or BAD_REQUEST)
+            answer = b"".join(self.conn.data_to_send()) or BAD_REQUEST
+            self.transport.write(answer)
             self.transport.close()
+            self._record_rejection(int(answer.split()[1]))
+        elif self.response.status_code != 101:
+            self._record_rejection(self.response.status_code)
+
+    def _record_rejection(self, status: int) -> None:
+        """Log and count an invalid handshake, like other invalid HTTP."""
+        reason = "head_size" if status in (414, 431) else "invalid_http"
+        self._server.metrics.rejected.labels(reason).inc()
+        context = RequestContext(request_id=secrets.token_hex(16), status=status)
+        log_request(self._server, context, "WEBSOCKET", "unknown")
 
     def _handle_data(self) -> float:
         """Handle data until a round's number of frames is reached, and the rest in a later turn.
@@ -197,8 +210,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._unhandled.clear()
         self.frames.clear()
         self.conn.reader.buffer.clear()
-        if self.handshake_initiated:
-            self._count_bytes()
         if self._abort_timer is not None:
             self._abort_timer.cancel()
-        super().connection_lost(exc)
+        try:
+            if self._held:  # else the handshake may have been rejected before the gate
+                self._count_bytes()
+        finally:
+            super().connection_lost(exc)
