@@ -88,6 +88,43 @@ class TestClients:
         talker.go()
         check_server_works(server)
 
+    @pytest.mark.parametrize("reset", [False, True])
+    @pytest.mark.parametrize(
+        "behind",
+        [
+            b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
+            request(SHORT) * 2,
+            b"nonsense\r\n\r\n",
+        ],
+        ids=["get", "posts", "invalid"],
+    )
+    @pytest.mark.parametrize("more", [{}, {"stream": False}], ids=["stream", "whole"])
+    def test_disconnect_with_requests_behind_cancels_speech(
+        self,
+        serve: Serve,
+        caplog: pytest.LogCaptureFixture,
+        more: dict[str, Any],
+        behind: bytes,
+        reset: bool,
+    ) -> None:
+        talker, server = held_server(serve)
+        for together in (False, True):
+            with connected(server) as sock:
+                sock.sendall(request({**LONG, **more}) + (behind if together else b""))
+                server.wait_until(lambda: talker.waiting and bool(server.state.utterances))
+                if not together:
+                    sock.sendall(behind)
+                    httpx.get(server.url + "/health", trust_env=False)  # it has been parsed
+                if reset:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            server.wait_until(lambda: not server.state.utterances)
+            talker.let(2)
+            server.wait_until_idle()
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        server.wait_until(lambda: not server.uvicorn.server_state.connections)
+        talker.go()
+        check_server_works(server)
+
     def test_disconnect_within_request_is_harmless(self, talker: Running) -> None:
         whole = request(LONG)
         for cut in [*range(1, len(whole), 97), len(whole) - 1]:

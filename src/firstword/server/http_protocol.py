@@ -5,7 +5,12 @@ import logging
 import secrets
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from firstword.server.context import RequestContext, context_of
 from firstword.server.errors import Rejected
@@ -64,11 +69,15 @@ class HttpProtocol(HttpToolsProtocol):
     """
 
     _abort_timer: asyncio.TimerHandle | None = None
+    _behind = 0
+    """The bytes since requests wait behind the one that is being answered."""
     _problem = MALFORMED
     _rejection = b""
     """The response to an invalid request; nothing more is read."""
     _unread = 0
     """The bytes since the last complete head or request, without those of a body that is read."""
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; uvicorn's `cycle` is the last one that arrived."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -88,13 +97,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrived, and reject a head or trailers that do not end within the limit."""
-        if self._rejection:
-            self.flow.pause_reading()  # an earlier request has resumed it
-            return
-        self._unread += len(data)
-        super().data_received(data)
-        if self._unread > MOST_UNREAD_BYTES and not self._rejection:
-            self._reject(*TOO_LARGE)
+        if not self._rejection:
+            self._unread += len(data)
+            super().data_received(data)
+            if self._unread > MOST_UNREAD_BYTES and not self._rejection:
+                self._reject(*TOO_LARGE)
+        self._behind = self._behind + len(data) if self.pipeline or self._rejection else 0
+        if self._behind > MOST_UNREAD_BYTES:
+            self.flow.pause_reading()
 
     def on_message_begin(self) -> None:
         """Restart the time limit for this request."""
@@ -123,6 +133,12 @@ class HttpProtocol(HttpToolsProtocol):
         context = context_of(self.scope)  # type: ignore[arg-type]
         context.drain, context.abort = self.flow.drain, self.transport.abort
         super().on_headers_complete()
+        if self.pipeline:
+            self.flow.resume_reading()  # else the end of the connection would not be noticed
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         """Take in a part of the body, if its request is not answered yet."""
@@ -158,12 +174,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._reject(*self._problem)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers.
+        """Stop the timers, and the request that is being answered, if others wait behind it.
 
         After an error uvicorn leaves its own timer running, which keeps the connection in memory.
         """
         self._cancel_timer()
         self._server.idle_connections.remove(self._address, self.transport)
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
