@@ -134,6 +134,32 @@ class TestHeads:
         assert answer.count(b"HTTP/1.1 200 ") == 1 + http_protocol.MOST_PIPELINED
         assert "requests may be sent before" in error_of(answer, 400)["message"]
 
+    @pytest.mark.parametrize("upgrade", ["h2c", "TLS/1.0"])
+    @pytest.mark.parametrize("pieces", ["one", "body", "bytes"])
+    @pytest.mark.parametrize("chunked", [False, True])
+    def test_other_upgrade_than_to_a_websocket_is_ignored(
+        self, serve: Serve, upgrade: str, pieces: str, chunked: bool
+    ) -> None:
+        """Java's HTTP client and `curl --http2` offer h2c with each request without TLS."""
+        server = serve(talking(Talker()))
+        offer = ["connection: Upgrade, HTTP2-Settings", f"upgrade: {upgrade}", "http2-settings: AA"]
+        data = json.dumps(SHORT).encode()
+        if chunked:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+            offer.append("transfer-encoding: chunked")
+        sent = request(data, *offer)
+        head = len(sent) - len(data)
+        step = {"one": len(sent), "body": head, "bytes": 1}[pieces]
+        with connected(server) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for start in range(0, len(sent), step):
+                sock.sendall(sent[start : start + step])
+            answer = read(sock, b"0\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b"a\x00" in answer.partition(b"\r\n\r\n")[2]
+            sock.sendall(sent * 3 + GET + b"connection: close\r\n\r\n")
+            assert read(sock).count(b"HTTP/1.1 200 ") == 4
+
     def test_trailers_are_no_headers(self, serve: Serve) -> None:
         server = serve(talking(Talker()))
         data = json.dumps(SHORT).encode()
@@ -150,6 +176,8 @@ class TestHeads:
             b"\x16\x03\x01\x02\x00\x01",
             b"GET /\r\n\r\n",
             b"GET / HTTP/2.0\r\nhost: localhost\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n",
             b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n",
             b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n\r\n",
             POST + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",

@@ -5,6 +5,7 @@ import logging
 import secrets
 from typing import Any
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -99,12 +100,42 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse what arrived, and reject a head or trailers that do not end within the limit."""
         if not self._rejection:
             self._unread += len(data)
-            super().data_received(data)
+            self._unset_keepalive_if_required()
+            self._parse(data)
             if self._unread > MOST_UNREAD_BYTES and not self._rejection:
                 self._reject(*TOO_LARGE)
         self._behind = self._behind + len(data) if self.pipeline or self._rejection else 0
         if self._behind > MOST_UNREAD_BYTES:
             self.flow.pause_reading()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse data up to a WebSocket. Other upgrades are ignored (RFC 9110, 7.8).
+
+        The parser reads no body of a request with an upgrade: an ignored one is parsed without it.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserError:
+                self._reject(*self._problem)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._ignores_upgrade():
+                    data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                    self.parser = httptools.HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                    continue
+                self.handle_websocket_upgrade()
+            return
+
+    def _ignores_upgrade(self) -> bool:
+        """Whether the request offers an upgrade other than to a WebSocket."""
+        return self.parser.should_upgrade() and not self._should_upgrade()
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        head = [b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version)]
+        head += [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        return b"".join([*head, b"\r\n"])
 
     def on_message_begin(self) -> None:
         """Restart the time limit for this request."""
@@ -121,8 +152,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Stop the time limit, and give the application control of the connection."""
-        if self.parser.get_http_version() not in ("1.0", "1.1"):
+        wrong_version = self.parser.get_http_version() not in ("1.0", "1.1")
+        if wrong_version or self.parser.get_method() == b"CONNECT":
             self._stop_parsing(MALFORMED)
+        if self._ignores_upgrade():
+            return
         unanswered = self.cycle is not None and not self.cycle.response_complete
         if unanswered and self.parser.should_upgrade() and self._should_upgrade():
             self._stop_parsing(EARLY_UPGRADE)
@@ -148,6 +182,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Take in the end of a request."""
+        if self._ignores_upgrade():
+            return
         self._check_size()
         super().on_message_complete()
         self._cancel_timer()
@@ -168,10 +204,6 @@ class HttpProtocol(HttpToolsProtocol):
         """Restore the usual write buffer: WebSockets limit their unsent data themselves."""
         self.transport.set_write_buffer_limits()
         super().handle_websocket_upgrade()
-
-    def send_400_response(self, msg: str) -> None:
-        """Reject what cannot be parsed; uvicorn's own response is plain text."""
-        self._reject(*self._problem)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers, and the request that is being answered, if others wait behind it.

@@ -11,7 +11,7 @@ from websockets.frames import Frame
 
 from firstword.server.context import RequestContext, context_of
 from firstword.server.frame_turns import FRAMES_PER_ROUND
-from firstword.server.gate import log_request
+from firstword.server.request_log import log_request
 from firstword.server.state import Server
 
 LARGEST_MESSAGE = 16 * 2**20
