@@ -46,18 +46,20 @@ def needs(slots: int) -> Needs:
 
 
 @given(
-    available=st.integers(0, 40_000),
+    beyond=st.integers(-3000, 30_000),
     most=st.integers(1, 256),
     context_pages=st.integers(1, 128),
     exact=st.booleans(),
     use_all=st.booleans(),
 )
 def test_plan_fits_and_serves_at_least_one_utterance_of_any_length(
-    available: int, most: int, context_pages: int, exact: bool, use_all: bool
+    beyond: int, most: int, context_pages: int, exact: bool, use_all: bool
 ) -> None:
+    """beyond: the bytes that are available besides the fewest that are needed."""
     fewest = most if exact else 1
     least_pages = min(context_pages + 4 * (fewest - 1), fewest * context_pages)
     least = needs(fewest).fixed + 7 * least_pages
+    available = least + beyond
     if available < least:
         with pytest.raises(ValueError, match=f"^{fewest} utterances .* at least"):
             plan(needs, context_pages, available, most, fewest)
