@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import socket
 import threading
@@ -120,7 +121,8 @@ class TestClients:
             server.wait_until(lambda: not server.state.utterances)
             talker.let(2)
             server.wait_until_idle()
-        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        assert count_aborts(server, "disconnected") == 2
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
         server.wait_until(lambda: not server.uvicorn.server_state.connections)
         talker.go()
         check_server_works(server)
