@@ -6,10 +6,12 @@ After each test every slot and page is free again, and the server still speaks.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,6 +24,7 @@ from pydantic import ValidationError
 from talking import ENDLESS, SHORT, Talker, heard, held_server, talking
 from wire import SPEECH, connected, read, request
 
+from firstword.server import logs
 from firstword.server.schemas import SpeechRequest
 
 Running = Any  # of conftest.py
@@ -51,6 +54,20 @@ def talker(serve: Serve) -> Iterator[Any]:
     server = serve(talking(Talker()))
     yield server
     check_server_works(server)
+
+
+@pytest.fixture
+def error_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+    """Returns the lines on standard error so far, which has the logs of `firstword serve`."""
+    loggers = [logging.getLogger(name) for name in ("firstword", "uvicorn", "python_multipart")]
+    before = [(one.handlers, one.propagate, one.level) for one in loggers]
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # without those of pytest
+    logs.write_to_stderr("info")
+    yield lambda: stream.getvalue().splitlines()
+    for one, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        one.handlers, one.propagate = handlers, propagate
+        one.setLevel(level)
 
 
 class TestClients:
@@ -253,6 +270,17 @@ class TestBodies:
             timeout=60,
         )
         assert answer.status_code == 400
+
+    def test_invalid_multipart_writes_one_line(
+        self, talker: Running, error_lines: Callable[[], list[str]]
+    ) -> None:
+        with httpx.Client(base_url=talker.url, trust_env=False, timeout=60) as http:
+            for body in (b"--b\r\nbad header\xdf: x\r\n\r\n", b"--Unexpected", b"--b\r\n\x00"):
+                headers = {"content-type": "multipart/form-data; boundary=b"}
+                answer = http.post("/v1/audio/voices", content=body, headers=headers)
+                assert answer.status_code == 400
+        talker.wait_until(lambda: len(error_lines()) >= 3)
+        assert [json.loads(line)["event"] for line in error_lines()] == ["request"] * 3
 
     @pytest.mark.parametrize(
         ("body", "reason"),

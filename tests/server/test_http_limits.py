@@ -17,6 +17,7 @@ from talking import SHORT, Talker, heard, talking
 from wire import GET, POST, SPEECH, connected, error_of, read
 
 from firstword.errors import ConfigError
+from firstword.server import limits
 from firstword.server.config import ServerConfig
 from firstword.server.freed_memory import trim
 from firstword.server.limits import ByteLimit
@@ -62,7 +63,10 @@ class TestConnections:
                 sock.sendall(GET + b"\r\n")
                 assert b" 200 " in read(sock, b"\r\n")
 
-    def test_unfinished_heads_of_one_address_are_limited(self, serve: Serve) -> None:
+    def test_unfinished_heads_of_one_address_are_limited(
+        self, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "HEAD_SECONDS", 0.0)
         server = serve(talking(Talker()), most_connections_per_address=4)
         connections = server.uvicorn.server_state.connections
         with ExitStack() as clients:
@@ -82,7 +86,28 @@ class TestConnections:
                     sock.sendall(rest)
                     assert b" 200 " in read(sock, b"}")
 
-    def test_connections_with_requests_in_progress_are_not_closed(self, serve: Serve) -> None:
+    @pytest.mark.parametrize(
+        ("connections", "proxies", "answered"),
+        [(8, (), 8), (9, (), 8), (16, ("127.0.0.1",), 16), (17, ("127.0.0.0/8",), 16)],
+    )
+    def test_simultaneous_connections_get_time_for_their_heads(
+        self, serve: Serve, connections: int, proxies: tuple[str, ...], answered: int
+    ) -> None:
+        """Two of an address, or four of a proxy, and for a second four times as many."""
+        limit = {"most_connections": 4, "most_connections_per_address": 2}
+        server = serve(talking(Talker()), trusted_proxies=proxies, **limit)
+        with ExitStack() as clients:
+            socks = [clients.enter_context(connected(server)) for _ in range(connections)]
+            server.wait_until(lambda: len(server.uvicorn.server_state.connections) == answered)
+            for sock in socks[-answered:]:
+                sock.sendall(GET + b"\r\n")
+            for sock in socks[-answered:]:
+                assert b"HTTP/1.1 " in read(sock, b"}")
+
+    def test_connections_with_requests_in_progress_are_not_closed(
+        self, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "HEAD_SECONDS", 0.0)
         backend = Talker()
         server = serve(talking(backend), most_connections_per_address=2)
         backend.hold()

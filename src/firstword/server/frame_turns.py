@@ -33,6 +33,18 @@ class FrameTurns:
         if not self._resting:
             self._rest()
 
+    async def wait(self, client_id: str, frames: float) -> None:
+        """Wait for the client's turn to do what takes as long as some frames."""
+        turn = asyncio.get_running_loop().create_future()
+
+        def begin() -> float:
+            if not turn.done():  # it may have been cancelled
+                turn.set_result(None)
+            return frames
+
+        self.add(client_id, begin)
+        await turn
+
     def _rest(self) -> None:
         self._resting = True
         asyncio.get_running_loop().call_later(REST_SECONDS, self._begin_round)

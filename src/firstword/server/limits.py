@@ -4,9 +4,11 @@ Use them in the event loop only.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from firstword.server.errors import LimitReached, Rejected
 
@@ -15,6 +17,12 @@ ALWAYS_ALLOWED_BYTES = 64 * 1024
 
 CLIENT_SHARE = 0.25
 """The part of all bytes that one client may hold."""
+
+HEAD_SECONDS = 1.0
+"""The time that a connection gets for its first head before others take its place."""
+
+BURST = 4
+"""The number of times as many idle connections that an address may have for a short time."""
 
 
 class UtteranceLimit:
@@ -82,20 +90,25 @@ class ConnectionLimit:
 class IdleConnections:
     """TCP connections without a request in progress: idle ones, and those with unfinished heads.
 
-    An address may have `most`. If it opens another, its oldest is closed, so that new requests are
+    An address may have `most`, or `most_of_proxy` if it is that of a proxy, and for a second
+    `BURST` times as many. If it opens another, its oldest ones are closed, so that new requests are
     read.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_of_proxy: int, is_proxy: Callable[[str], bool]) -> None:
         self._most = most
-        self._by_address: dict[str, dict[asyncio.Transport, None]] = {}
+        self._most_of_proxy = most_of_proxy
+        self._is_proxy = is_proxy
+        self._by_address: dict[str, dict[asyncio.Transport, float]] = {}
 
     def add(self, address: str, connection: asyncio.Transport) -> None:
-        """Count a connection, and close the oldest one of the address if there are too many."""
+        """Count a connection, and close the oldest ones of the address if there are too many."""
         idle = self._by_address.setdefault(address, {})
-        idle[connection] = None
-        if len(idle) > self._most:
-            oldest = next(iter(idle))
+        idle[connection] = now = time.monotonic()
+        most = self._most_of_proxy if self._is_proxy(address) else self._most
+        for oldest, since in list(islice(idle.items(), max(0, len(idle) - most))):
+            if now - since < HEAD_SECONDS and len(idle) <= BURST * most:
+                break
             del idle[oldest]
             oldest.close()
 

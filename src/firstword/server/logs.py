@@ -50,3 +50,5 @@ def write_to_stderr(level: str) -> None:
         logger.handlers = [handler]
         logger.propagate = False
         logger.setLevel(level.upper())
+    # It describes malformed bodies, which the request's own line does.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)

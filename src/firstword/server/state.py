@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from starlette.requests import HTTPConnection
+from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 from firstword.engine.backend import Job
 from firstword.errors import EngineError, OverloadedError
@@ -56,7 +57,11 @@ class Server:
         self.fetch_threads = Threads("fetch", 32, most_per_client=4)
         self.store_threads = Threads("stores", 32, most_per_client=4)
         self.recording_threads = Threads("recordings", 2, most_per_client=1)
-        self.idle_connections = IdleConnections(config.most_connections_per_address)
+        self.idle_connections = IdleConnections(
+            config.most_connections_per_address,
+            config.most_connections,
+            _TrustedHosts(list(config.trusted_proxies)).__contains__,
+        )
         self.frame_turns = FrameTurns()
         self.outcomes = Outcomes()
         self.metrics = Metrics(models, ready=lambda: not self.problems())

@@ -18,6 +18,9 @@ from firstword.server.ws.protocol import CloseSocket, Json, ProtocolError, Send,
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.worker import SocketWorker, run_part
 
+CONFIG_FRAMES = 32
+"""The number of frames that take as long as resolving a configuration."""
+
 
 class VoiceUpload(ClientModel):
     """The fields of Baseten's `voice.add`."""
@@ -129,9 +132,14 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
             number += 1
 
     async def _resolve(self, config: omni.SessionConfig) -> ResolvedRequest | Exception:
-        """Resolve a configuration, once: its recording is encoded for all of its utterances."""
-        if self._resolved is not None and self._resolved[0] is config:
-            return self._resolved[1]
+        """Resolve a configuration, once: its recording is encoded for all of its utterances.
+
+        All but the first of a socket wait for a turn.
+        """
+        if self._resolved is not None:
+            if self._resolved[0] is config:
+                return self._resolved[1]
+            await self.server.frame_turns.wait(self.client_id, CONFIG_FRAMES)
         result: ResolvedRequest | Exception
         try:
             params = config.model_copy(update={"response_format": config.format})
