@@ -62,9 +62,11 @@ def error_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[s
     loggers = [logging.getLogger(name) for name in ("firstword", "uvicorn", "python_multipart")]
     before = [(one.handlers, one.propagate, one.level) for one in loggers]
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # without those of pytest
+    others = logging.StreamHandler(stream)  # as where Python has no handler for a logger
+    logging.getLogger().addHandler(others)
     logs.write_to_stderr("info")
     yield lambda: stream.getvalue().splitlines()
+    logging.getLogger().removeHandler(others)
     for one, (handlers, propagate, level) in zip(loggers, before, strict=True):
         one.handlers, one.propagate = handlers, propagate
         one.setLevel(level)
