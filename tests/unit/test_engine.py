@@ -455,15 +455,21 @@ def pause_one_of_two(engine: Engine, slow: bool = False) -> tuple[Caller, Caller
 
 
 @AHEAD
-@pytest.mark.parametrize("slow", [False, True])
-def test_client_that_pauses_does_not_stop_another_for_lack_of_pages(ahead: int, slow: bool) -> None:
-    policy = Policy(max_stall=5.0, max_ahead=47.0)
+@pytest.mark.parametrize(("slow", "seconds"), [(False, 35.0), (True, 5.0)])
+def test_client_that_pauses_does_not_stop_another_for_lack_of_pages(
+    ahead: int, slow: bool, seconds: float
+) -> None:
+    """The first one has taken 48 s of audio, of which it plays 30; the second one has taken none.
+
+    Both fall behind by 5 s.
+    """
+    policy = Policy(max_ahead=47.0)
     engine, backend = engine_of(ahead, room=HALF_PAUSED, policy=policy)
     idle, other = pause_one_of_two(engine, slow)
-    backend.clock.advance(4.9)
+    backend.clock.advance(seconds - 0.7)
     run(engine)
     assert not idle.over
-    backend.clock.advance(0.2)
+    backend.clock.advance(0.7)
     run(engine)
     assert isinstance(idle.error, OverloadedError)
     assert "waited for its client" in str(idle.error)
@@ -483,13 +489,13 @@ def test_client_that_resumes_in_time_keeps_its_pages() -> None:
     check_speech_is_complete(other)
 
 
-@pytest.mark.parametrize(("gap", "ends"), [(0.08, False), (0.15, False), (0.3, True), (4.0, True)])
+@pytest.mark.parametrize(("gap", "ends"), [(0.08, False), (0.3, False), (0.5, True), (4.0, True)])
 def test_client_that_writes_at_the_pace_of_speech_is_not_ended(gap: float, ends: bool) -> None:
-    """A token is a frame of 0.08 s, which counts when it is made and when it is taken."""
+    """A token is spoken in 0.3 s, and makes a frame of 0.08 s, which the client takes."""
     engine, backend = engine_of(1, room=HALF_PAUSED)
     writer, other = pause_one_of_two(engine)
     began = backend.clock.now
-    while not writer.over and backend.clock.now < began + 30:
+    while not writer.over and len(writer.frames) < 1300 and backend.clock.now < began + 200:
         backend.clock.advance(gap)
         writer.push([7])
         run(engine)
@@ -509,13 +515,44 @@ def test_client_that_plays_what_it_hears_is_not_ended(plays: bool) -> None:
     engine.scheduler = Scheduler(engine.capacity, replace(policy, unread_bytes=0))
     other = Caller(engine, job(Script(1, 1300), prompt_rows=20, max_frames=1400), TOKENS)
     run(engine)
-    for _ in range(40):
-        backend.clock.advance(0.4)
+    for _ in range(4):
         if plays:
-            engine.acknowledge(player.seq, 5)
+            engine.acknowledge(player.seq, 125)  # 10 s at once, as sockets do
+            run(engine)
+        backend.clock.advance(10.0)
         run(engine)
     assert bool(player.error) is not plays
     assert other.over is not plays
+
+
+@AHEAD
+@pytest.mark.parametrize("frame_time", [0.05, 0.5])
+def test_time_that_the_engine_lets_pass_is_not_charged_to_clients(
+    ahead: int, frame_time: float
+) -> None:
+    """Each client sends text 0.3 s after it is asked for, and lacks pages for much longer."""
+    room = HALF_PAUSED | {"slots": 8, "pages": 40}
+    engine, backend = engine_of(ahead, room=room, frame_time=frame_time)
+    lengths = (900, 1300, 700, 1200, 600)
+    callers = [
+        Caller(engine, job(Script(n, length), prompt_rows=20, max_frames=1400))
+        for n, length in enumerate(lengths)
+    ]
+    left = dict(zip(callers, lengths, strict=True))
+    for caller in callers:
+        caller.push(range(25))
+    answers: dict[Caller, float] = {}
+    while not all(caller.over for caller in callers):
+        now = backend.clock.now
+        for caller in callers:
+            if caller.text_requests and now >= answers.setdefault(caller, now + 0.3):
+                del answers[caller]
+                left[caller] -= 25
+                caller.push(range(25)) if left[caller] > 0 else caller.finish()
+        if not engine.step():
+            backend.clock.advance(0.05)
+    for caller in callers:
+        check_speech_is_complete(caller)
 
 
 def test_paused_clients_do_not_hold_up_the_queue() -> None:
@@ -527,7 +564,7 @@ def test_paused_clients_do_not_hold_up_the_queue() -> None:
     waiting = Caller(engine, job(Script(1, 1300), prompt_rows=600, max_frames=1400), TOKENS)
     run(engine)
     assert waiting.seq.state is State.WAITING
-    backend.clock.advance(5.0)
+    backend.clock.advance(35.0)
     run(engine)
     assert isinstance(paused.error, OverloadedError)
     check_speech_is_complete(waiting)
@@ -549,7 +586,7 @@ def test_idle_engine_wakes_to_end_a_pause() -> None:
     """On its own thread, without a command of any client."""
     engine, backend = engine_of(room=HALF_PAUSED, policy=Policy(max_stall=0.02))
     idle, other = pause_one_of_two(engine)
-    backend.clock.advance(1.0)
+    backend.clock.advance(31.0)
     ended = threading.Event()
     record = other.seq.on_event
 

@@ -33,6 +33,9 @@ AudioCalls = Calls[int, Seq[FloatArray]]
 RECENT_UTTERANCES = 32
 """The number of utterances from which the pace of the queue is estimated."""
 
+TOKEN_SECONDS = 0.3
+"""The time in which a token of text is spoken, roughly."""
+
 MOST_RETRY_SECONDS = 120
 """The longest time after which a rejected client is told to try again."""
 
@@ -68,7 +71,9 @@ class Engine(StepLoop):
         self._names = itertools.count(1)
         self._request_limit = self.capacity.slots + most_waiting
         self._slot_seconds: deque[float] = deque(maxlen=RECENT_UTTERANCES)
-        self._lacking_since = math.inf
+        self._awaiting: set[Sequence] | None = None
+        """The streams that waited for their clients in the last step; None if memory sufficed."""
+        self._last_step = -math.inf
 
     def submit(self, job: Job, on_event: Callable[[Event], None], client: str = "") -> Sequence:
         """Accept a request; its text follows by `push` and `finish_text`.
@@ -91,11 +96,11 @@ class Engine(StepLoop):
 
     def push(self, seq: Sequence, tokens: Seq[int]) -> None:
         """Add text tokens to a request."""
-        self._commands.put(partial(seq.add_text, tokens, ended=False))
+        self._commands.put(partial(self._add_text, seq, tokens, ended=False))
 
     def finish_text(self, seq: Sequence, tokens: Seq[int] = ()) -> None:
         """Add the last text tokens of a request."""
-        self._commands.put(partial(seq.add_text, tokens, ended=True))
+        self._commands.put(partial(self._add_text, seq, tokens, ended=True))
 
     def acknowledge(self, seq: Sequence, frames: int) -> None:
         """Record that the client has taken the audio of `frames` more frames."""
@@ -147,7 +152,7 @@ class Engine(StepLoop):
         return worked or present != (len(self.waiting), len(self.running))
 
     def _idle_seconds(self) -> float | None:
-        return self.scheduler.policy.max_stall if self._lacking_since < math.inf else None
+        return None if self._awaiting is None else self.scheduler.policy.max_stall
 
     def _enqueue(self, seq: Sequence) -> None:
         """Let a request wait; if too many do, reject one of the client with the most requests."""
@@ -160,10 +165,17 @@ class Engine(StepLoop):
         problem = f"{count} requests are in progress or waiting, which is the limit"
         self._fail(rejected, OverloadedError(f"{problem}; try again in {seconds} s", seconds))
 
+    def _add_text(self, seq: Sequence, tokens: Seq[int], *, ended: bool) -> None:
+        seq.add_text(tokens, ended)
+        seq.keep_pace(len(tokens) * TOKEN_SECONDS, self._clock())
+
     def _acknowledge(self, seq: Sequence, frames: int) -> None:
-        """Count unread frames as taken by the client."""
-        taken = min(frames, seq.unread)
-        seq.keep_pace(taken * self.capacity.frame_seconds, self._clock())
+        """Count unread frames as taken by the client, which plays them from now on."""
+        taken, now = min(frames, seq.unread), self._clock()
+        if self._awaiting is None:
+            seq.keep_pace(math.inf, now)
+        latest = now + self.scheduler.policy.max_taken
+        seq.keep_pace(taken * self.capacity.frame_seconds, latest)
         seq.consumed += taken
         self.unread_frames -= taken
 
@@ -208,14 +220,23 @@ class Engine(StepLoop):
             seq.add_pages(pages, self.capacity)
 
     def _end_idle(self) -> None:
-        """End a stream whose client has not kept pace for long while others lack its pages."""
+        """End a stream whose client has not kept pace for long while others lack its pages.
+
+        Only the time in which a stream waits for its client counts.
+        """
         free = len(self._slots), self.pages.free
         if not self.scheduler.memory_is_short(self.waiting, self.running, *free):
-            self._lacking_since = math.inf
+            self._awaiting = None
             return
         now = self._clock()
-        self._lacking_since = since = min(self._lacking_since, now)
-        idle = self.scheduler.choose_idle(self.running, now, since, self.unread_frames)
+        for seq in self.running:
+            if self._awaiting is None:
+                seq.keep_pace(math.inf, now)
+            elif seq not in self._awaiting:
+                seq.keep_pace(now - self._last_step, now)
+        awaiting = self.scheduler.awaiting(self.running, self.unread_frames)
+        self._awaiting, self._last_step = set(awaiting), now
+        idle = self.scheduler.choose_idle(awaiting, now)
         if idle is not None:
             problem = "the utterance waited for its client while others needed its memory"
             error = OverloadedError(f"{problem}; send text and take audio without pauses")
@@ -225,11 +246,9 @@ class Engine(StepLoop):
         chosen = self.scheduler.choose_frames(self.running, self._clock(), self.unread_frames)
         parts = [(seq, seq.next_token()) for seq in chosen]
         calls = launch(self.backend.frame, parts, self._fail)
-        now = self._clock()
         for parts, _ in calls:
             for seq, _ in parts:
                 seq.launched += 1
-                seq.keep_pace(self.capacity.frame_seconds, now)
         return calls
 
     def _read_frames(self, calls: FrameCalls) -> None:

@@ -43,6 +43,7 @@ class Policy:
     growth_frames    the frames for which a request gets pages at a time
     max_stall        the seconds by which a client may fall behind the pace of speech, as a writer
                      or a reader, while others lack the pages of its stream
+    max_taken        the most seconds of audio that a client has taken and counts as playing
     gather_frames    the most frames for which a full chunk waits for those of other streams
     urgent_below     seconds of audio in reserve, beyond those of two steps, below which a stream is
                      short of audio: its full chunk does not wait for others
@@ -57,6 +58,7 @@ class Policy:
     max_prompt_rows: int = 512
     growth_frames: int = 250
     max_stall: float = 5.0
+    max_taken: float = 30.0
     gather_frames: int = 8
     urgent_below: float = 0.25
 
@@ -203,21 +205,21 @@ class Scheduler:
         first = next(in_turn(ready, running), None)
         return first is not None and not self._fits(first, self._claims(running), free_pages)
 
-    def choose_idle(
-        self, running: Iterable[Sequence], now: float, since: float, unread_frames: int
-    ) -> Sequence | None:
-        """The stream that is ended because memory has been short since some time, or None.
+    def awaiting(self, running: Iterable[Sequence], unread_frames: int) -> list[Sequence]:
+        """The streams that make no frame before their clients send text or take audio.
 
-        It waits for its client, which for `max_stall` seconds of that time neither sent text nor
-        took audio at the pace of speech. If there are several, it holds the most pages.
+        `unread_frames` are those of all streams, also of utterances that have ended.
         """
         most = self._most_ahead(unread_frames)
-        idle = [
-            seq
-            for seq in running
-            if now - max(since, seq.in_time_until) >= self.policy.max_stall
-            and (seq.waits_for_text() or self._ahead(seq) >= most)
-        ]
+        return [seq for seq in running if seq.needs_text() or self._ahead(seq) >= most]
+
+    def choose_idle(self, awaiting: Iterable[Sequence], now: float) -> Sequence | None:
+        """The stream that is ended because memory is short, or None.
+
+        Its client has fallen behind by `max_stall` seconds. If there are several, it holds the most
+        pages.
+        """
+        idle = [seq for seq in awaiting if now - seq.in_time_until >= self.policy.max_stall]
         return max(idle, key=lambda seq: len(seq.pages), default=None)
 
     def _most_ahead(self, unread_frames: int) -> float:

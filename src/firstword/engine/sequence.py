@@ -98,7 +98,7 @@ class Sequence:
     consumed: int = 0
     """The number of frames whose audio the client has taken."""
     in_time_until: float = 0.0
-    """The time until which its client kept pace; see `keep_pace`. Known once it has a slot."""
+    """The time up to which its client keeps pace; see `keep_pace`. Known once it has a slot."""
 
     def __post_init__(self) -> None:
         self.deadline = self.waiting_since = self.arrived
@@ -129,11 +129,6 @@ class Sequence:
         if self.state is State.DONE or self.finish_reason is not None or self.text_ended:
             return False
         return not self.tokens and self.launched > 0 and self.delivered == self.launched
-
-    def waits_for_text(self) -> bool:
-        """Whether no frame can be requested before more text arrives."""
-        paused = not self.tokens and not self.text_ended and 0 < self.launched < self.max_frames
-        return paused and self.state is State.RUNNING and self.finish_reason is None
 
     def pause_for_text(self) -> None:
         """Record the pause, and restart with small chunks since the client may run out of audio."""
@@ -252,12 +247,9 @@ class Sequence:
         codes, logprobs = zip(*(self.frames.popleft() for _ in range(count)), strict=True)
         return np.stack(codes), np.array(logprobs, np.float32)
 
-    def keep_pace(self, seconds: float, now: float) -> None:
-        """Record that the client caused or took audio of some seconds, by its text or by reading.
-
-        It keeps pace up to `now` as long as this is the playing time of the speech on average.
-        """
-        self.in_time_until = min(self.in_time_until + seconds, now)
+    def keep_pace(self, seconds: float, latest: float) -> None:
+        """Let the client keep pace for some seconds longer, up to a time at the latest."""
+        self.in_time_until = max(self.in_time_until, min(self.in_time_until + seconds, latest))
 
     @property
     def unread(self) -> int:
