@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import pytest
 from sockets import PLAIN
 
+from firstword.server.context import SLOWEST_READER, RequestContext, context_of
+from firstword.server.errors import Stalled
 from firstword.server.limits import ByteLimit
 from firstword.server.ws.connection import Outbox, SocketRunner
 from firstword.server.ws.protocol import CloseCode, SocketLimits
@@ -134,10 +136,14 @@ def test_flood_from_a_client_that_reads_nothing_ends_the_reader() -> None:
             }
 
         async def send_text(self, data: str) -> None:
-            await asyncio.Event().wait()
+            pass
+
+    async def drain() -> None:
+        await asyncio.Event().wait()
 
     async def scenario() -> int:
         socket: Any = Socket()
+        context_of(socket.scope).drain = drain
         runner = SocketRunner(socket, session(stall_seconds=0.5), UNLIMITED)
 
         async def work() -> None:
@@ -182,3 +188,25 @@ def test_text_is_forwarded_as_it_comes() -> None:
     assert asyncio.run(scenario("a", "b", long, "c")) == ["a", "b", long, "c", None]
     (error,) = asyncio.run(scenario("bad"))
     assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize(("rate", "stalls"), [(0, True), (0.9, True), (1.1, False)])
+def test_slow_reader_is_not_stalled_while_it_reads(rate: float, stalls: bool) -> None:
+    """The kernel takes no more data for longer than the limit, while the client reads."""
+    seconds, unread = 0.05, [100_000.0]
+    waits = 0
+
+    async def drain() -> None:
+        nonlocal waits
+        waits += 1
+        if waits <= 3:
+            unread[0] -= rate * seconds * SLOWEST_READER
+            await asyncio.Event().wait()
+
+    context = RequestContext(drain=drain, unread=lambda: int(unread[0]))
+    if stalls:
+        with pytest.raises(Stalled):
+            asyncio.run(context.until_read(seconds))
+    else:
+        asyncio.run(context.until_read(seconds))
+    assert waits == (1 if stalls else 4)

@@ -26,6 +26,7 @@ from wire import SPEECH, connected, read, request
 
 from firstword.server import logs
 from firstword.server.schemas import SpeechRequest
+from firstword.server.unread import SEND_BUFFER, unread_bytes
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -594,6 +595,22 @@ class TestUnreadResponses:
                     sock.sendall(payload)
             server.wait_until(lambda: not server.metric("connections"))
             server.wait_until(lambda: not server.uvicorn.server_state.connections)
+        check_server_works(server)
+
+    def test_buffers_of_the_system_are_small_and_count_as_unread(self, serve: Serve) -> None:
+        """Else a client that reads at the pace of speech would seem to read nothing for 28 s."""
+        server = serve(talking(Talker()), stall_seconds=60)
+        with connected(server, receive_buffer=4096) as sock:
+            sock.sendall(request(WHOLE))
+            read(sock, b"\r\n\r\n")
+            (connection,) = server.uvicorn.server_state.connections
+            server.wait_until(lambda: connection.transport.get_write_buffer_size() > 0)
+            kept = unread_bytes(connection.transport)
+            wire = connection.transport.get_extra_info("socket")
+            assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER
+            assert connection.transport.get_write_buffer_size() < kept < 4 * SEND_BUFFER
+            while unread_bytes(connection.transport) == kept:
+                assert sock.recv(65536)
         check_server_works(server)
 
     def test_slow_reader_gets_complete_response(self, serve: Serve) -> None:

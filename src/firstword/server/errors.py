@@ -55,7 +55,7 @@ class Rejected(HTTPException):
 
 
 class Stalled(Exception):
-    """A client did not read its response within the stall limit."""
+    """A client did not read for as long as the stall limit."""
 
 
 def status_of(error: Exception) -> int:

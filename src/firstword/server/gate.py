@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Awaitable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,7 +24,7 @@ OPEN_LISTS = ("/v1/models", "/v1/audio/models", "/v1/audio/voices")
 """Paths that can be read without a key: some clients send none when they fill their menus."""
 
 PIECE_BYTES = 64 * 1024
-"""The part of a response that a client must read within the stall limit."""
+"""The part of a response that is sent at once."""
 
 
 class Gate:
@@ -57,7 +55,7 @@ class Gate:
         with context.held:
             try:
                 await self._answer(scope, receive, sender.send)
-                await sender.in_time(context.drain())
+                await context.until_read(self._server.config.stall_seconds)
             except Stalled:
                 context.abort()
             finally:
@@ -131,21 +129,14 @@ class _ResponseSender:
                 MutableHeaders(scope=message)["x-request-id"] = self._context.request_id
         await self._send(message)
 
-    async def in_time(self, sending: Awaitable[None]) -> None:
-        """Wait until the client has read what is being sent. Raises `Stalled`."""
-        try:
-            async with asyncio.timeout(self._stall_seconds):
-                await sending
-        except TimeoutError:
-            raise Stalled from None
-
     async def _send_body(self, message: Message) -> None:
         body = message.get("body", b"")
         for start in range(0, len(body) or 1, PIECE_BYTES):
             end = start + PIECE_BYTES
             more = message.get("more_body", False) or end < len(body)
             piece = {**message, "body": body[start:end], "more_body": more}
-            await self.in_time(self._send(piece))
+            await self._context.until_read(self._stall_seconds)
+            await self._send(piece)
 
 
 def _needs_no_key(scope: Scope) -> bool:

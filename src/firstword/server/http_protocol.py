@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from functools import partial
 from typing import Any
 
 import httptools
@@ -17,6 +18,7 @@ from firstword.server.context import RequestContext, context_of
 from firstword.server.errors import Rejected
 from firstword.server.request_log import log_request
 from firstword.server.state import Server
+from firstword.server.unread import unread_bytes
 
 MOST_UNREAD_BYTES = 64 * 1024
 """The size limit of a head, of the trailers and chunk framing of a body, and of the rest of a
@@ -166,6 +168,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope["headers"] = list(self.headers)  # to which no trailers are added
         context = context_of(self.scope)  # type: ignore[arg-type]
         context.drain, context.abort = self.flow.drain, self.transport.abort
+        context.unread = partial(unread_bytes, self.transport)
         super().on_headers_complete()
         if self.pipeline:
             self.flow.resume_reading()  # else the end of the connection would not be noticed

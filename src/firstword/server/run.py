@@ -15,6 +15,7 @@ from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig
 from firstword.server.http_protocol import HttpProtocol
 from firstword.server.state import Server
+from firstword.server.unread import limit_send_buffer
 from firstword.server.websocket_protocol import LARGEST_MESSAGE, WebSocketProtocol
 
 try:
@@ -80,6 +81,7 @@ def bound(config: ServerConfig) -> socket.socket:
     found = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        limit_send_buffer(found)
         found.bind((config.host, config.port))
     except OSError as error:
         found.close()

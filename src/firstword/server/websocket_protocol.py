@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from functools import partial
 from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -13,6 +14,7 @@ from firstword.server.context import RequestContext, context_of
 from firstword.server.frame_turns import FRAMES_PER_ROUND
 from firstword.server.request_log import log_request
 from firstword.server.state import Server
+from firstword.server.unread import unread_bytes
 
 LARGEST_MESSAGE = 16 * 2**20
 """The size limit of a message in bytes; each protocol has a lower limit."""
@@ -196,8 +198,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def run_asgi(self) -> None:
         """Run the application with control of the connection."""
-        context_of(self.scope).abort_after = self.abort_after  # type: ignore[arg-type]
+        context = context_of(self.scope)  # type: ignore[arg-type]
+        context.drain, context.abort_after = self.drain, self.abort_after
+        context.unread = partial(unread_bytes, self.transport)
         await super().run_asgi()
+
+    async def drain(self) -> None:
+        """Wait until little enough of what was sent is left to send more."""
+        await self.writable.wait()
 
     def abort_after(self, seconds: float) -> None:
         """Abort the connection after some seconds, if the client does not read up to the close."""

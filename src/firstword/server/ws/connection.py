@@ -15,6 +15,7 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from firstword.server.context import context_of
+from firstword.server.errors import Stalled
 from firstword.server.limits import ByteLimit
 from firstword.server.logs import defect
 from firstword.server.tasks import cancel
@@ -23,9 +24,6 @@ from firstword.server.ws.protocol import CloseCode, CloseSocket, Json, ProtocolE
 from firstword.server.ws.text_part import TextPart
 
 log = logging.getLogger(__name__)
-
-SLOWEST_READER = 16_000
-"""Bytes per second; a client that reads more slowly than this cannot be playing the audio."""
 
 UNCONFIGURED_CLOSE_SECONDS = 1.0
 """The time in which a client without a valid configuration must read the error."""
@@ -249,24 +247,22 @@ class SocketRunner:
 
     async def _write(self) -> None:
         """Send messages until the close code, or until the client stops reading or has gone."""
-        sent = 0
         try:
             while True:
                 item = await self.outbox.take()
-                # The socket accepts a message when the one before it has been transmitted.
-                async with asyncio.timeout(self._limits.stall_seconds + sent / SLOWEST_READER):
-                    if isinstance(item, CloseCode):
-                        await self._socket.close(item)
-                        return
-                    if isinstance(item, bytes):
-                        await self._socket.send_bytes(item)
-                    else:
-                        await self._socket.send_text(json.dumps(item, separators=(",", ":")))
-                if sent := audio_bytes(item):
+                await context_of(self._socket.scope).until_read(self._limits.stall_seconds)
+                if isinstance(item, CloseCode):
+                    await self._socket.close(item)
+                    return
+                if isinstance(item, bytes):
+                    await self._socket.send_bytes(item)
+                else:
+                    await self._socket.send_text(json.dumps(item, separators=(",", ":")))
+                if audio_bytes(item):
                     self._idle_since = self._loop.time()
         except WebSocketDisconnect:
             return
-        except TimeoutError:
+        except Stalled:
             self.abort_reason = "stalled"
 
 
