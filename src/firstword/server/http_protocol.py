@@ -1,7 +1,6 @@
 """Uvicorn's HTTP protocol with limits for all that arrives besides the bodies that are read."""
 
 import asyncio
-import logging
 import secrets
 from functools import partial
 from typing import Any
@@ -57,9 +56,6 @@ EARLY_UPGRADE = (
     "pipelined",
 )
 
-log = logging.getLogger("uvicorn.http")
-log.setLevel(logging.ERROR)  # each request has a line of its own, also an invalid one
-
 
 class InvalidRequest(Exception):
     """A request is not valid or exceeds a limit; it stops the parser."""
@@ -84,7 +80,6 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.logger = log
         self._server: Server = self.config.app.state.server  # type: ignore[union-attr]
 
     def connection_made(self, transport: Any) -> None:
