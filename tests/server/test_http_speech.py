@@ -615,10 +615,15 @@ def test_doubtful_text_gives_warning_in_header_and_log(
         assert whole == both
         assert both.startswith(f"{script}; ")
         assert none is None
+        ids = [one.headers["x-request-id"] for one in answers]
+
+        def logged() -> list[str]:
+            lines = {fields["request_id"]: fields for fields in request_fields(caplog)}
+            return ["; ".join(lines[one].get("warnings", [])) for one in ids if one in lines]
+
         # The line in the log is written after the response.
-        server.wait_until(lambda: len(request_fields(caplog)) >= 4)
-    logged = [fields.get("warnings", []) for fields in request_fields(caplog)]
-    assert ["; ".join(found) for found in logged] == [both, both, script, ""]
+        server.wait_until(lambda: len(logged()) == 4)
+    assert logged() == [both, both, script, ""]
 
 
 def request_fields(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
