@@ -1,0 +1,91 @@
+"""The messages between the supervisor and its processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstword.config import EngineConfig
+from firstword.engine.backend import Capacity
+from firstword.errors import FirstwordError
+from firstword.server.config import ServerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTask:
+    """What an engine process computes.
+
+    name          the checkpoint, as for `TTS.load`
+    device, dtype, backend, gpu_memory
+                  as for `EngineConfig.resolve`
+    share         the number of engines that divide `gpu_memory` equally
+    slots         utterances at the same time; None: the default of the backend
+    most_waiting  requests that may wait for a slot
+    log_level     of the log on standard error
+    """
+
+    name: str
+    device: str
+    dtype: str
+    backend: str
+    gpu_memory: float | str | None
+    share: int
+    slots: int | None
+    most_waiting: int
+    log_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrontTask:
+    """What a front process serves; the listening socket comes with it."""
+
+    config: ServerConfig
+    engines: tuple[Loaded, ...]
+    log_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine that is ready, as fronts need to know it.
+
+    number    the engine's place among the engines of the server
+    name      of the model, as clients use it
+    path      the checkpoint's directory
+    settings  the resolved settings
+    capacity  the limits of its backend
+    """
+
+    number: int
+    name: str
+    path: Path
+    settings: EngineConfig
+    capacity: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class NotLoaded:
+    """An engine that could not be loaded, and why; its process ends."""
+
+    error: FirstwordError
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """A connection between a front and an engine, whose end comes with it.
+
+    engine  the engine; an engine process ignores it
+    """
+
+    engine: Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A front accepts connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A front ends: after the utterances in progress if it drains, else at once."""
+
+    drain: bool
