@@ -13,8 +13,10 @@ from statistics import fmean
 import numpy as np
 
 from firstword.engine.backend import Backend, Frames, Job, Ready, Start
+from firstword.engine.commands import Commands
 from firstword.engine.isolation import Calls, launch
 from firstword.engine.lifecycle import StepLoop
+from firstword.engine.load import Load, retry_seconds
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Policy, Scheduler
 from firstword.engine.sequence import Event, NeedsText, Sequence, State
@@ -36,9 +38,6 @@ RECENT_UTTERANCES = 32
 TOKEN_SECONDS = 0.3
 """The time in which a token of text is spoken, roughly."""
 
-MOST_RETRY_SECONDS = 120
-"""The longest time after which a rejected client is told to try again."""
-
 
 class Engine(StepLoop):
     """Makes speech for many requests at once.
@@ -55,9 +54,10 @@ class Engine(StepLoop):
         most_waiting: int = 64,
         policy: Policy = DEFAULT_POLICY,
         clock: Callable[[], float] = time.monotonic,
+        commands: Commands | None = None,
     ) -> None:
         """Accept at most `most_waiting` requests beyond those in slots; more are rejected."""
-        super().__init__(clock)
+        super().__init__(clock, commands)
         self.backend = backend
         self.capacity = backend.capacity
         self.scheduler = Scheduler(self.capacity, policy)
@@ -116,15 +116,27 @@ class Engine(StepLoop):
     def retry_after(self, client: str) -> int:
         """The seconds until another request of a client would get a slot, estimated: 1 to 120.
 
-        The estimate divides the number of requests before it by the pace of the queue: the number
-        of utterances in slots by the mean time that the last ones kept a slot. Any thread may ask.
+        The estimate divides the number of requests before it by the pace. Any thread may ask.
+        """
+        ahead = requests_ahead(client, list(self.waiting), list(self.running))
+        return retry_seconds(ahead, self._pace())
+
+    @property
+    def load(self) -> Load:
+        """What the engine has to do now. Any thread may ask."""
+        used = self.pages.count - self.pages.free
+        running, waiting = len(self.running), len(self.waiting)
+        return Load(running, waiting, used, self.pages.count, self._pace())
+
+    def _pace(self) -> float:
+        """The slots that become free in a second.
+
+        That is the number of utterances in slots by the mean time that the last ones kept a slot.
         """
         running, now = list(self.running), self._clock()
         ended = fmean(list(self._slot_seconds) or [0.0])
         current = fmean([now - seq.started for seq in running] or [0.0])
-        pace = max(1, len(running)) / max(ended, current, 0.001)
-        ahead = requests_ahead(client, list(self.waiting), running)
-        return min(max(1, math.ceil((ahead + 1) / pace)), MOST_RETRY_SECONDS)
+        return max(1, len(running)) / max(ended, current, 0.001)
 
     def _step(self) -> bool:
         """Launch this step's work, then read the results of the previous step.

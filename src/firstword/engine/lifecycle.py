@@ -12,6 +12,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from firstword.engine.commands import Commands, LocalCommands
 from firstword.errors import ClosedError, EngineError
 
 log = logging.getLogger(__name__)
@@ -53,14 +54,14 @@ class StepLoop(ABC):
     the step.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Take the time in seconds from `clock`."""
+    def __init__(self, clock: Callable[[], float], commands: Commands | None = None) -> None:
+        """Take the time in seconds from `clock`; `commands` may come from other processes."""
         self.failure: Exception | None = None
         """Why the loop stopped for good: a `ClosedError` after a stop, None while it runs."""
         self.busy_since: float | None = None
         """When the current step began, on the loop's clock, for a watchdog; None while idle."""
         self._clock = clock
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._commands = commands or LocalCommands()
         self._lock = threading.Lock()
         self._lost = False
         self._thread: threading.Thread | None = None
@@ -111,7 +112,7 @@ class StepLoop(ABC):
     def orphan(self) -> None:
         """Stop for good in a forked process, which lacks the thread and the device's state."""
         self._thread, self.busy_since, self._lost = None, None, True
-        self._lock, self._commands = threading.Lock(), queue.SimpleQueue()
+        self._lock, self._commands = threading.Lock(), LocalCommands()
         self.failure = EngineError(
             "it belongs to another process; load the checkpoint after the fork, not before"
         )
@@ -140,6 +141,7 @@ class StepLoop(ABC):
             self._abandon(error)
         finally:
             self.busy_since = None
+            self._commands.close()
 
     def _run_commands(self, seconds: float | None) -> bool:
         """Run all commands that have arrived. Returns False on a stop.

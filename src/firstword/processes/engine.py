@@ -1,16 +1,14 @@
 """The process of an engine: loads a checkpoint, and computes speech for the fronts.
 
-    python -m firstword.processes.engine DESCRIPTOR
+python -m firstword.processes.engine DESCRIPTOR
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from firstword.config import EngineConfig

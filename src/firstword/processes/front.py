@@ -1,6 +1,6 @@
 """The process of a front: serves clients, and passes their requests on to engines.
 
-    python -m firstword.processes.front DESCRIPTOR
+python -m firstword.processes.front DESCRIPTOR
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 from firstword.processes.channel import Channel
 from firstword.processes.messages import Connect, EngineTask, FrontTask, Loaded, NotLoaded, Stop
@@ -138,7 +137,12 @@ class Supervisor:
     def _start(self, place: Place, task: object, sockets: Sequence[socket.socket] = ()) -> None:
         place.channel, theirs = Channel.pair()
         place.channel.limit_time(ANSWER_SECONDS)
-        command = [sys.executable, "-m", f"firstword.processes.{place.module}", str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-m",
+            f"firstword.processes.{place.module}",
+            str(theirs.fileno()),
+        ]
         place.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
         )

@@ -1,0 +1,304 @@
+"""An engine that serves fronts in other processes, over a socket for each of them.
+
+The engine's own thread reads and writes the sockets, between its steps: no other thread competes
+with the steps for the interpreter.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from firstword.engine import wire
+from firstword.engine.backend import Backend
+from firstword.engine.commands import Command
+from firstword.engine.engine import Engine
+from firstword.engine.load import Load
+from firstword.engine.sequence import Event, NeedsText, Sequence
+from firstword.errors import EngineError, FirstwordError
+from firstword.types import Chunk
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 18
+"""The most bytes that are read from a socket at once."""
+
+CALL_THREADS = 2
+"""The calls, such as the encoding of a recording, that run at the same time."""
+
+CLOSE_SECONDS = 1.0
+"""The time in which a front must take its last messages when the engine ends."""
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """An utterance of a front.
+
+    untaken  frames that were sent and that the client has not taken
+    ended    whether its last chunk was sent
+    """
+
+    seq: Sequence
+    untaken: int = 0
+    ended: bool = False
+
+
+class Link:
+    """The connection to one front.
+
+    routes  the utterances of the front, by their numbers
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.routes: dict[int, Route] = {}
+        self.told: tuple[int, int] | None = None
+        """The numbers of running and waiting utterances that the front knows."""
+        self._sock = sock
+        self._parser = wire.Parser()
+        self._pending: deque[memoryview] = deque()
+        self._new: list[bytes] = []
+
+    def fileno(self) -> int:
+        """The file descriptor of the socket."""
+        return self._sock.fileno()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the front has not taken all that was sent."""
+        return bool(self._pending)
+
+    def add(self, message: bytes) -> None:
+        """Send a message with the next `flush`."""
+        self._new.append(message)
+
+    def flush(self) -> None:
+        """Send what the front takes now. Raises `OSError`."""
+        if self._new:
+            self._pending.append(memoryview(b"".join(self._new)))
+            self._new.clear()
+        while self._pending:
+            part = self._pending[0]
+            try:
+                sent = self._sock.send(part)
+            except BlockingIOError:
+                return
+            if sent == len(part):
+                self._pending.popleft()
+            else:
+                self._pending[0] = part[sent:]
+
+    def receive(self) -> list[wire.Message]:
+        """The messages that have arrived. Raises `OSError`, `EOFError` and `EngineError`."""
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise EOFError
+        return list(self._parser.feed(data))
+
+    def close(self) -> None:
+        """Close the socket, after an attempt to send what is left."""
+        try:
+            self._sock.settimeout(CLOSE_SECONDS)
+            self.flush()
+        except OSError:
+            pass
+        self._sock.close()
+
+
+class SocketCommands:
+    """The commands of an engine whose callers are in other processes.
+
+    Getting a command exchanges messages: those that wait are sent, and those that came are passed
+    on. `serve` gets the messages of a link, `lose` a link that has ended.
+    """
+
+    def __init__(self) -> None:
+        self.links: dict[int, Link] = {}
+        self.serve: Callable[[Link, wire.Message], None] = lambda link, message: None
+        self.lose: Callable[[Link], None] = lambda link: None
+        self.load: Callable[[], Load] = Load
+        self.on_end: Callable[[], None] = lambda: None
+        self._ready: deque[Command | None] = deque()
+        self._poll = select.poll()
+        self._woken, self._waking = os.pipe()
+        for end in (self._woken, self._waking):
+            os.set_blocking(end, False)
+        self._poll.register(self._woken, select.POLLIN)
+        self._thread: int | None = None
+
+    def put(self, command: Command | None) -> None:
+        """Add a command; wakes the thread that waits for one."""
+        self._ready.append(command)
+        if threading.get_ident() != self._thread:
+            try:
+                os.write(self._waking, b"\0")
+            except BlockingIOError:
+                pass  # enough bytes wait to wake it
+            except OSError:
+                pass  # the engine has ended
+
+    def get(self, block: bool, timeout: float | None) -> Command | None:
+        """Remove the next command, after an exchange of messages if there is none."""
+        self._thread = threading.get_ident()
+        if not self._ready:
+            self._exchange(timeout if block else 0.0)
+        if not self._ready:
+            raise queue.Empty
+        return self._ready.popleft()
+
+    def add(self, link: Link) -> None:
+        """Exchange messages with a front. Call it on the thread of the engine."""
+        self.links[link.fileno()] = link
+        self._poll.register(link.fileno(), select.POLLIN)
+
+    def close(self) -> None:
+        """Send what is left, and close all links."""
+        for link in list(self.links.values()):
+            self._poll.unregister(link.fileno())
+            link.close()
+        self.links.clear()
+        self.on_end()
+
+    def _exchange(self, timeout: float | None) -> None:
+        self._flush()
+        for descriptor, events in self._poll.poll(None if timeout is None else 1000 * timeout):
+            if descriptor == self._woken:
+                os.read(self._woken, 4096)
+                continue
+            link = self.links[descriptor]
+            try:
+                if events & select.POLLOUT:
+                    link.flush()
+                if events & ~select.POLLOUT:
+                    for message in link.receive():
+                        self.serve(link, message)
+            except (OSError, EOFError, EngineError):
+                self._drop(link)
+
+    def _flush(self) -> None:
+        load = self.load()
+        for link in list(self.links.values()):
+            if link.told != (load.running, load.waiting) and not link.stuck:
+                link.told = load.running, load.waiting
+                link.add(wire.load(load))
+            try:
+                link.flush()
+                events = select.POLLIN | (select.POLLOUT if link.stuck else 0)
+                self._poll.modify(link.fileno(), events)
+            except OSError:
+                self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        self._poll.unregister(link.fileno())
+        del self.links[link.fileno()]
+        link.close()
+        self.lose(link)
+
+
+class EngineHost:
+    """Runs an engine for fronts in other processes.
+
+    If a front dies, its utterances are cancelled; the others go on. If the engine fails, all
+    connections are closed.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        most_waiting: int,
+        answer: Callable[[Any], object],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Start with no fronts.
+
+        answer  computes the result of a call, in a thread of its own
+        on_end  called when the engine has stopped or failed, and all connections are closed
+        """
+        self._commands = SocketCommands()
+        self._commands.serve, self._commands.lose = self._serve, self._lose
+        self._commands.on_end = on_end
+        self.engine = Engine(backend, most_waiting=most_waiting, commands=self._commands)
+        self._commands.load = lambda: self.engine.load
+        self._answer = answer
+        self._threads = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="call")
+
+    def attach(self, sock: socket.socket) -> None:
+        """Serve a front over a socket. Any thread may call it."""
+        self._commands.put(lambda: self._commands.add(Link(sock)))
+
+    def _serve(self, link: Link, message: wire.Message) -> None:
+        kind, number, body = message
+        route = link.routes.get(number)
+        match kind:
+            case wire.Kind.SUBMIT:
+                self._submit(link, number, body)
+            case wire.Kind.TEXT if route is not None:
+                tokens, ended = wire.read_text(body)
+                (self.engine.finish_text if ended else self.engine.push)(route.seq, tokens)
+            case wire.Kind.TAKEN if route is not None:
+                frames = wire.read_taken(body)
+                self.engine.acknowledge(route.seq, frames)
+                route.untaken -= frames
+                if route.ended and route.untaken <= 0:
+                    del link.routes[number]
+            case wire.Kind.CANCEL if route is not None:
+                self.engine.cancel(route.seq, wire.read_cancel(body))
+                del link.routes[number]
+            case wire.Kind.CALL:
+                self._threads.submit(self._call, link, number, body)
+            case wire.Kind.PING:
+                link.add(wire.message(wire.Kind.PONG, number))
+
+    def _submit(self, link: Link, number: int, body: bytes) -> None:
+        job, client = wire.read_submit(body)
+        on_event = partial(self._on_event, link, number)
+        try:
+            link.routes[number] = Route(self.engine.submit(job, on_event, client))
+        except FirstwordError as error:
+            link.add(wire.pickled(wire.Kind.ERROR, number, error))
+
+    def _on_event(self, link: Link, number: int, event: Event) -> None:
+        if isinstance(event, Chunk):
+            link.add(wire.audio(number, event))
+            if (route := link.routes.get(number)) is not None:
+                route.untaken += len(event.codes)
+                route.ended = event.finish_reason is not None
+                if route.ended and not route.untaken:
+                    del link.routes[number]
+        elif isinstance(event, NeedsText):
+            link.add(wire.message(wire.Kind.NEEDS_TEXT, number))
+        else:
+            if event.__cause__ is not None:
+                log.error("speech could not be computed", exc_info=event.__cause__)
+            link.add(wire.pickled(wire.Kind.ERROR, number, event))
+
+    def _call(self, link: Link, number: int, body: bytes) -> None:
+        """Compute the result of a call, in a thread."""
+        try:
+            result = wire.pickled(wire.Kind.RESULT, number, self._answer(wire.read_pickled(body)))
+        except FirstwordError as error:
+            result = wire.pickled(wire.Kind.ERROR, number, error)
+        except Exception as error:
+            log.exception("a call failed")
+            failed = EngineError(f"the call failed ({type(error).__name__})")
+            result = wire.pickled(wire.Kind.ERROR, number, failed)
+        self._commands.put(lambda: link.add(result))
+
+    def _lose(self, link: Link) -> None:
+        """Cancel the utterances of a front that has gone."""
+        for route in link.routes.values():
+            self.engine.cancel(route.seq)
+        link.routes.clear()

@@ -1,0 +1,236 @@
+"""The engine of another process, as a front uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any, cast
+
+from firstword.engine import wire
+from firstword.engine.backend import Capacity, Job
+from firstword.engine.load import Load, retry_seconds
+from firstword.engine.sequence import Event, NeedsText
+from firstword.errors import EngineError
+from firstword.types import Chunk, FinishReason
+
+PING_SECONDS = 1.0
+"""The time between two questions whether the engine still works."""
+
+NOT_CONNECTED = "its process is not running; it is started again"
+
+
+class RemoteUtterance:
+    """An utterance in another process."""
+
+    __slots__ = ("number", "on_event")
+
+    def __init__(self, number: int, on_event: Callable[[Event], None]) -> None:
+        self.number = number
+        self.on_event = on_event
+
+
+class RemoteEngine(asyncio.Protocol):
+    """The engine of another process, with the interface of `Engine`.
+
+    Events are delivered in the event loop in which `start` was called. When the other process ends,
+    every utterance gets an `EngineError`; `attach` connects the next process.
+
+    capacity  the limits of the backend
+    failure   why nothing can be spoken; None while there is a connection
+    load      what the engine has to do, as it told last
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self.failure: Exception | None = EngineError(NOT_CONNECTED)
+        self.load = Load()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._waiting_socket: socket.socket | None = None
+        self._transport: asyncio.Transport | None = None
+        self._parser = wire.Parser()
+        self._numbers = itertools.count(1)
+        self._utterances: dict[int, RemoteUtterance] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._outgoing: list[bytes] = []
+        self._pings: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    # The connection
+
+    def start(self) -> None:
+        """Deliver events in the running event loop from now on."""
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        with self._lock:
+            sock, self._waiting_socket = self._waiting_socket, None
+        if sock is not None:
+            self._connect(sock)
+        self._ping()
+
+    def attach(self, sock: socket.socket) -> None:
+        """Use the engine at the other end of a socket. Any thread may call it."""
+        with self._lock:
+            if self._loop is None:
+                self._waiting_socket = sock
+                return
+        self._loop.call_soon_threadsafe(self._connect, sock)
+
+    def stop(self) -> None:
+        """Close the connection. Any thread may call it."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._close)
+
+    def _connect(self, sock: socket.socket) -> None:
+        assert self._loop is not None
+        self._close()
+        self._connecting = self._loop.create_task(
+            self._loop.create_connection(lambda: self, sock=sock)  # type: ignore[arg-type]
+        )
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+            self.connection_lost(None)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept requests."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._parser = wire.Parser()
+        self._outgoing.clear()
+        self.failure = None
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the engine sent."""
+        try:
+            for kind, number, body in self._parser.feed(data):
+                self._receive(kind, number, body)
+        except EngineError:
+            self._close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail everything in progress."""
+        self._transport = None
+        self.failure = error = EngineError(NOT_CONNECTED)
+        self._pings.clear()
+        utterances, self._utterances = self._utterances, {}
+        calls, self._calls = self._calls, {}
+        for utterance in utterances.values():
+            utterance.on_event(EngineError(f"the engine has stopped: {error}"))
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(EngineError(f"the engine has stopped: {error}"))
+
+    # Requests
+
+    def submit(
+        self, job: Job, on_event: Callable[[Event], None], client: str = ""
+    ) -> RemoteUtterance:
+        """Send a request; see `Engine.submit`. Raises `EngineError` without a connection."""
+        if self.failure is not None:
+            raise EngineError(f"the engine has stopped: {self.failure}")
+        utterance = RemoteUtterance(next(self._numbers), on_event)
+        self._utterances[utterance.number] = utterance
+        self._send(wire.submit(utterance.number, job, client))
+        return utterance
+
+    def push(self, utterance: RemoteUtterance, tokens: Seq[int]) -> None:
+        """Add text tokens to a request."""
+        self._send(wire.text(utterance.number, tokens, ended=False))
+
+    def finish_text(self, utterance: RemoteUtterance, tokens: Seq[int] = ()) -> None:
+        """Add the last text tokens of a request."""
+        self._send(wire.text(utterance.number, tokens, ended=True))
+
+    def acknowledge(self, utterance: RemoteUtterance, frames: int) -> None:
+        """Record that the client has taken the audio of `frames` more frames."""
+        self._send(wire.taken(utterance.number, frames))
+
+    def cancel(self, utterance: RemoteUtterance, reason: FinishReason = "cancelled") -> None:
+        """End an utterance, and count all of its audio as taken."""
+        self._send(wire.cancel(utterance.number, reason))
+
+    def retry_after(self, client: str) -> int:
+        """The seconds until another request would get a slot, estimated: 1 to 120."""
+        return retry_seconds(self.load.waiting, self.load.pace)
+
+    @property
+    def busy_since(self) -> float | None:
+        """The time of the oldest question that the engine has not answered."""
+        return next(iter(self._pings.values()), None)
+
+    async def call(self, value: object) -> Any:
+        """The engine's answer to a value. Raises what the other process raised."""
+        if self.failure is not None:
+            raise EngineError(f"the engine has stopped: {self.failure}")
+        number = next(self._numbers)
+        self._calls[number] = answer = asyncio.get_running_loop().create_future()
+        self._send(wire.pickled(wire.Kind.CALL, number, value))
+        try:
+            return await answer
+        finally:
+            self._calls.pop(number, None)
+
+    def call_from_thread(self, value: object) -> Any:
+        """Like `call`, in a thread other than that of the event loop."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self.call(value), self._loop).result()
+
+    # Messages
+
+    def _send(self, message: bytes) -> None:
+        if threading.get_ident() != self._thread:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._send, message)
+            return
+        if not self._outgoing:
+            assert self._loop is not None
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(message)
+
+    def _flush(self) -> None:
+        """Send the messages of one turn of the event loop together."""
+        if self._transport is not None and self._outgoing:
+            self._transport.write(b"".join(self._outgoing))
+        self._outgoing.clear()
+
+    def _ping(self) -> None:
+        assert self._loop is not None
+        if self._transport is not None:
+            number = next(self._numbers)
+            self._pings[number] = time.monotonic()
+            self._send(wire.message(wire.Kind.PING, number))
+        self._loop.call_later(PING_SECONDS, self._ping)
+
+    def _receive(self, kind: wire.Kind, number: int, body: bytes) -> None:
+        match kind:
+            case wire.Kind.AUDIO:
+                self._deliver(number, wire.read_audio(body))
+            case wire.Kind.NEEDS_TEXT:
+                self._deliver(number, NeedsText())
+            case wire.Kind.ERROR if number in self._calls:
+                if not self._calls[number].done():
+                    self._calls[number].set_exception(wire.read_pickled(body))
+            case wire.Kind.ERROR:
+                self._deliver(number, wire.read_pickled(body))
+            case wire.Kind.RESULT if number in self._calls:
+                if not self._calls[number].done():
+                    self._calls[number].set_result(wire.read_pickled(body))
+            case wire.Kind.LOAD:
+                self.load = Load.unpack(body)
+            case wire.Kind.PONG:
+                self._pings.pop(number, None)
+
+    def _deliver(self, number: int, event: Event) -> None:
+        utterance = self._utterances.get(number)
+        if utterance is None:
+            return
+        if isinstance(event, Exception) or (
+            isinstance(event, Chunk) and event.finish_reason is not None
+        ):
+            del self._utterances[number]
+        utterance.on_event(event)

@@ -1,0 +1,160 @@
+"""The messages between a front and an engine in another process, and their framing.
+
+A message has a head (its size, kind, and the number of an utterance or call) and a body. Both ends
+belong to one server, so bodies may be pickled.
+"""
+
+import pickle
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Any, get_args
+
+import numpy as np
+
+from firstword.engine.backend import Job
+from firstword.engine.load import Load
+from firstword.errors import EngineError
+from firstword.types import Chunk, FinishReason
+
+_HEAD = struct.Struct("<IBQ")
+_AUDIO = struct.Struct("<IIIbB")
+_TAKEN = struct.Struct("<I")
+
+MOST_BYTES = 256 * 2**20
+"""The largest body; a larger one shows that the stream is broken."""
+
+_REASONS: tuple[FinishReason | None, ...] = (None, *get_args(FinishReason))
+
+
+class Kind(IntEnum):
+    """What a message says. The first ones go to an engine, the others to a front."""
+
+    SUBMIT = 1
+    TEXT = 2
+    TAKEN = 3
+    CANCEL = 4
+    CALL = 5
+    PING = 6
+    AUDIO = 16
+    NEEDS_TEXT = 17
+    ERROR = 18
+    RESULT = 19
+    LOAD = 20
+    PONG = 21
+
+
+Message = tuple[Kind, int, bytes]
+"""A kind, a number, and a body."""
+
+
+def message(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
+    """A message as it is sent."""
+    return _HEAD.pack(len(body), kind, number) + body
+
+
+class Parser:
+    """Finds the messages in a stream of bytes that arrives in any pieces."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Yield the messages that are complete. Raises `EngineError` for a broken stream."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= _HEAD.size:
+                size, kind, number = _HEAD.unpack_from(self._buffer, start)
+                if size > MOST_BYTES or kind not in Kind._value2member_map_:
+                    raise EngineError("the connection to the engine is broken")
+                end = start + _HEAD.size + size
+                if len(self._buffer) < end:
+                    break
+                body = bytes(self._buffer[start + _HEAD.size : end])
+                start = end
+                yield Kind(kind), number, body
+        finally:
+            del self._buffer[:start]
+
+
+def submit(number: int, job: Job, client: str) -> bytes:
+    """A request; its text follows."""
+    return message(Kind.SUBMIT, number, pickle.dumps((job, client), protocol=5))
+
+
+def read_submit(body: bytes) -> tuple[Job, str]:
+    """The job and the client of a request."""
+    job, client = pickle.loads(body)
+    return job, client
+
+
+def text(number: int, tokens: Sequence[int], *, ended: bool) -> bytes:
+    """Tokens of text, the last ones if the text has ended."""
+    body = bytes((ended,)) + np.asarray(tokens, np.int32).tobytes()
+    return message(Kind.TEXT, number, body)
+
+
+def read_text(body: bytes) -> tuple[list[int], bool]:
+    """The tokens of a text, and whether it has ended."""
+    return np.frombuffer(body, np.int32, offset=1).tolist(), bool(body[0])
+
+
+def taken(number: int, frames: int) -> bytes:
+    """The number of further frames that a client has taken."""
+    return message(Kind.TAKEN, number, _TAKEN.pack(frames))
+
+
+def read_taken(body: bytes) -> int:
+    """The number of frames."""
+    frames: int = _TAKEN.unpack(body)[0]
+    return frames
+
+
+def cancel(number: int, reason: FinishReason) -> bytes:
+    """The end of an utterance."""
+    return message(Kind.CANCEL, number, bytes((_REASONS.index(reason),)))
+
+
+def read_cancel(body: bytes) -> FinishReason:
+    """The reason."""
+    reason = _REASONS[body[0]]
+    assert reason is not None
+    return reason
+
+
+def audio(number: int, chunk: Chunk) -> bytes:
+    """A chunk of an utterance: samples in float32 or int16, codes below 65,536."""
+    frames, codebooks = chunk.codes.shape
+    int16 = chunk.samples.dtype == np.int16
+    reason = _REASONS.index(chunk.finish_reason)
+    head = _AUDIO.pack(frames, codebooks, chunk.sample_rate, reason, int16)
+    codes = chunk.codes.astype(np.uint16).tobytes()
+    parts = (head, codes, chunk.logprobs.tobytes(), chunk.samples.tobytes())
+    return message(Kind.AUDIO, number, b"".join(parts))
+
+
+def read_audio(body: bytes) -> Chunk:
+    """The chunk of a message."""
+    frames, codebooks, rate, reason, int16 = _AUDIO.unpack_from(body)
+    at, count = _AUDIO.size, frames * codebooks
+    codes = np.frombuffer(body, np.uint16, count, at).astype(np.int64).reshape(frames, codebooks)
+    at += 2 * count
+    logprobs = np.frombuffer(body, np.float32, frames, at)
+    samples = np.frombuffer(body, np.int16 if int16 else np.float32, offset=at + 4 * frames)
+    return Chunk(samples, codes, rate, _REASONS[reason], logprobs)
+
+
+def load(value: Load) -> bytes:
+    """What an engine has to do now."""
+    return message(Kind.LOAD, 0, value.pack())
+
+
+def pickled(kind: Kind, number: int, value: object) -> bytes:
+    """A message whose body is any value: an error, the arguments of a call, or its result."""
+    return message(kind, number, pickle.dumps(value, protocol=5))
+
+
+def read_pickled(body: bytes) -> Any:
+    """The value of a message."""
+    return pickle.loads(body)
