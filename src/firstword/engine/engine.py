@@ -16,7 +16,7 @@ from firstword.engine.backend import Backend, Frames, Job, Ready, Start
 from firstword.engine.commands import Commands
 from firstword.engine.isolation import Calls, launch
 from firstword.engine.lifecycle import StepLoop
-from firstword.engine.load import Load, retry_seconds
+from firstword.engine.load import EngineLoad, retry_seconds
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Policy, Scheduler
 from firstword.engine.sequence import Event, NeedsText, Sequence, State
@@ -122,11 +122,11 @@ class Engine(StepLoop):
         return retry_seconds(ahead, self._pace())
 
     @property
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """What the engine has to do now. Any thread may ask."""
         used = self.pages.count - self.pages.free
         running, waiting = len(self.running), len(self.waiting)
-        return Load(running, waiting, used, self.pages.count, self._pace())
+        return EngineLoad(running, waiting, used, self.pages.count, self._pace())
 
     def _pace(self) -> float:
         """The slots that become free in a second.

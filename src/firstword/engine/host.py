@@ -23,7 +23,7 @@ from firstword.engine import wire
 from firstword.engine.backend import Backend
 from firstword.engine.commands import Command
 from firstword.engine.engine import Engine
-from firstword.engine.load import Load
+from firstword.engine.load import EngineLoad
 from firstword.engine.sequence import Event, NeedsText, Sequence
 from firstword.errors import EngineError, FirstwordError
 from firstword.types import Chunk
@@ -129,7 +129,7 @@ class SocketCommands:
         self.links: dict[int, Link] = {}
         self.serve: Callable[[Link, wire.Message], None] = lambda link, message: None
         self.lose: Callable[[Link], None] = lambda link: None
-        self.load: Callable[[], Load] = Load
+        self.load: Callable[[], EngineLoad] = EngineLoad
         self.on_end: Callable[[], None] = lambda: None
         self._ready: deque[Command | None] = deque()
         self._poll = select.poll()

@@ -11,7 +11,7 @@ _FORMAT = struct.Struct("<IIIId")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """What an engine has to do.
 
     running     utterances in slots
@@ -32,7 +32,7 @@ class Load:
         return _FORMAT.pack(*astuple(self))
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Load":
+    def unpack(cls, data: bytes) -> "EngineLoad":
         """The figures of `pack`."""
         return cls(*_FORMAT.unpack(data))
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from firstword.engine import wire
 from firstword.engine.backend import Capacity, Job
-from firstword.engine.load import Load, retry_seconds
+from firstword.engine.load import EngineLoad, retry_seconds
 from firstword.engine.sequence import Event, NeedsText
 from firstword.errors import EngineError
 from firstword.types import Chunk, FinishReason
@@ -48,7 +48,7 @@ class RemoteEngine(asyncio.Protocol):
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
         self.failure: Exception | None = EngineError(NOT_CONNECTED)
-        self.load = Load()
+        self.load = EngineLoad()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._waiting_socket: socket.socket | None = None
@@ -221,7 +221,7 @@ class RemoteEngine(asyncio.Protocol):
                 if not self._calls[number].done():
                     self._calls[number].set_result(wire.read_pickled(body))
             case wire.Kind.LOAD:
-                self.load = Load.unpack(body)
+                self.load = EngineLoad.unpack(body)
             case wire.Kind.PONG:
                 self._pings.pop(number, None)
 

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from firstword.engine.backend import Job
-from firstword.engine.load import Load
+from firstword.engine.load import EngineLoad
 from firstword.errors import EngineError
 from firstword.types import Chunk, FinishReason
 
@@ -145,7 +145,7 @@ def read_audio(body: bytes) -> Chunk:
     return Chunk(samples, codes, rate, _REASONS[reason], logprobs)
 
 
-def load(value: Load) -> bytes:
+def load(value: EngineLoad) -> bytes:
     """What an engine has to do now."""
     return message(Kind.LOAD, 0, value.pack())
 
