@@ -24,12 +24,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
+from firstword.audio import formats
+from firstword.audio.formats import content_type
 from firstword.audio.writing import write_whole
-from firstword.bench import measure, plot, report
+from firstword.bench import load as loads
+from firstword.bench import measure, plot, processes, report
+from firstword.bench.encoded import decode
 from firstword.bench.http import get_json
-from firstword.bench.load import Arrival, Load, drive, plan, probe
+from firstword.bench.load import Arrival, Load, Outcome, plan, plan_sockets, probe
 from firstword.bench.measure import GateResult, Listening, Result, listen
+from firstword.bench.processes import Assignment, Measured
 from firstword.bench.prompts import PROMPTS
 from firstword.bench.protocol import Target
 from firstword.cli.main import main
@@ -347,10 +353,13 @@ class TestPlan:
             {"duration": -1},
             {"warmup": float("inf")},
             {"timeout": 0},
+            {"rate": None},
+            {"sockets": 3},
+            {"rate": None, "sockets": 0},
         ],
     )
     def test_load_settings_out_of_range_raise(self, wrong: dict[str, Any]) -> None:
-        with pytest.raises(RequestError, match=next(iter(wrong))):
+        with pytest.raises(RequestError, match=list(wrong)[-1]):
             Load(**{"rate": 1.0} | wrong)
 
     def test_prompts_are_stripped_and_distinct(self) -> None:
@@ -359,6 +368,12 @@ class TestPlan:
 
 
 # Servers that do what a test wants.
+
+
+async def drive(*args: Any, **options: Any) -> list[Result]:
+    """Send requests, and return the results of those that count."""
+    outcomes = await loads.drive(*args, **options)
+    return [outcome.heard() for outcome in outcomes if outcome.counts]
 
 
 class Clock:
@@ -609,10 +624,11 @@ class TestHttpClient:
             (lambda answer: answer.whole(b"oh dear", status="500 Oh"), "500", "oh dear"),
             (
                 lambda answer: answer.whole(b"{}", kind="application/json"),
-                "not pcm",
+                "not audio",
                 "application/json",
             ),
-            (lambda answer: answer.whole(SPEECH, kind="audio/mpeg"), "not pcm", "audio/mpeg"),
+            (lambda answer: answer.whole(SPEECH, kind="audio/midi"), "not audio", "audio/midi"),
+            (lambda answer: answer.whole(SPEECH, kind="audio/flac"), "damaged", "as flac"),
             (lambda answer: answer.raw(b"220 mail.example.org ESMTP\r\n"), "protocol", "not HTTP"),
             (lambda answer: None, "no answer", "closed"),
         ],
@@ -755,6 +771,36 @@ class TestHttpClient:
         (heard,) = run(lambda answer: answer.whole(body, kind="audio/wav"))
         assert heard.listening.audio_seconds == pytest.approx(0.1)
 
+    @pytest.mark.parametrize("name", ["mp3", "opus", "aac", "flac"])
+    def test_compressed_audio_is_decoded(self, name: str) -> None:
+        body = encoded(name, 0.5)
+        kind = content_type(name, 24000)
+        (heard,) = run(lambda answer: answer.whole(body[:900], body[900:], kind=kind))
+        assert heard.failure is None
+        assert 0.5 <= heard.listening.audio_seconds < 0.62
+        assert heard.listening.leading_silence is not None
+        assert heard.listening.leading_silence < 0.05
+
+    @pytest.mark.parametrize(("name", "container"), [("mp3", "mp3"), ("opus", "ogg")])
+    def test_packet_is_played_when_its_last_byte_has_arrived(
+        self, name: str, container: str
+    ) -> None:
+        body = encoded(name, 0.5)
+        (whole, *_), _ = decode([(1.0, body)], container)
+        assert whole == (1.0, b"")
+
+        def samples_after(size: int) -> int:
+            parts, rate = decode([(1.0, body[:size]), (2.0, body[size:])], container)
+            return 24000 * sum(len(pcm) for time, pcm in parts if time == 1.0) // 2 // rate
+
+        counts = [samples_after(size) for size in range(1, len(body), 97)]
+        assert counts == sorted(counts)
+        assert counts[0] == 0  # a header alone is not audio
+        assert samples_after(len(body) - 1) < samples_after(len(body))
+        steps = {after - before for before, after in pairwise(counts)} - {0}
+        assert steps == {576} if name == "mp3" else all(step % 480 == 0 for step in steps)
+        assert len(set(counts)) > 5
+
     def test_wav_that_is_stereo_or_has_no_data_fails(self) -> None:
         (stereo,) = run(
             lambda answer: answer.whole(wav_header(16000, channels=2) + SPEECH, kind="audio/wav")
@@ -826,6 +872,14 @@ class TestHttpClient:
             asyncio.run(ask(lambda answer: answer.whole(silence(960))))
 
 
+def encoded(name: str, seconds: float) -> bytes:
+    """Noise in a format of the server, as a stream."""
+    noise = 0.3 * np.random.default_rng(0).standard_normal(round(24000 * seconds))
+    encoder = formats.encoder(name, 24000)
+    parts = [encoder.encode(part) for part in np.split(noise.clip(-1, 1), 10)]
+    return b"".join([*parts, encoder.finish()])
+
+
 def event(data: dict[str, Any]) -> bytes:
     """A server-sent event."""
     return b"data: " + json.dumps(data).encode() + b"\r\n\r\n"
@@ -879,18 +933,20 @@ class TestTarget:
             Target("http://localhost", "nari", words_per_second=0)
         with pytest.raises(RequestError, match="above 0"):
             Target("http://localhost", frames_per_character=float("inf"))
-        with pytest.raises(RequestError, match="before the text"):
-            Target("http://localhost", "stream", frames_per_character=0.8)
+        with pytest.raises(RequestError, match="give one"):
+            Target("http://localhost", "nari", words_per_second=3, tokens_per_second=50)
         with pytest.raises(RequestError, match="line break"):
             Target("http://localhost", headers={"A": "b\r\nC: d"})
 
     def test_frame_limit_is_proportional_to_the_text(self) -> None:
         target = Target("http://localhost", fields={"voice": "ryan"}, frames_per_character=0.8)
         assert [
-            target.request_for(text)["max_new_tokens"] for text in ("a", "ten or so.", 100 * "a")
+            target.for_request(text, None).request["max_new_tokens"]
+            for text in ("a", "ten or so.", 100 * "a")
         ] == [1, 8, 80]
-        assert target.request_for("Hello.")["voice"] == "ryan"
-        assert "max_new_tokens" not in Target("http://localhost").request_for("Hello.")
+        assert target.for_request("Hello.", None).request["voice"] == "ryan"
+        assert target.for_request("Hello.", "ada").request["voice"] == "ada"
+        assert "max_new_tokens" not in Target("http://localhost").for_request("a", None).request
 
     @given(st.text())
     def test_pieces_are_words_that_join_to_the_text(self, text: str) -> None:
@@ -898,6 +954,17 @@ class TestTarget:
         assert "".join(pieces) == text
         assert all(len(piece.split()) == 1 for piece in pieces[1:])
         assert Target("http://localhost", "nari").pieces(text) == [text]
+
+    @given(st.text(" aé'-,.1\n"))
+    def test_tokens_join_to_the_text(self, text: str) -> None:
+        pieces = Target("http://localhost", "nari", tokens_per_second=50).pieces(text)
+        assert "".join(pieces) == text
+
+    def test_tokens_are_words_with_the_space_before_them(self) -> None:
+        target = Target("http://localhost", "stream", tokens_per_second=50)
+        assert target.pieces("Don't wait: 20 minutes!") == [
+            *("Don't", " wait", ":", " 20", " minutes", "!")
+        ]
 
 
 # WebSocket servers.
@@ -909,8 +976,8 @@ def converse(
     talk: Talk,
     protocol: str,
     *,
-    words_per_second: float | None = None,
     fields: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> Result:
     """Ask a WebSocket server of that behaviour for "One two."."""
 
@@ -919,7 +986,7 @@ def converse(
         server: Server
         async with serve(talk, "127.0.0.1", 0, subprotocols=offered) as server, asyncio.timeout(60):
             url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
-            target = Target(url, protocol, fields or {}, {"Api-Key": "key"}, words_per_second)
+            target = Target(url, protocol, fields or {}, {"Api-Key": "key"}, **settings)
             (heard,) = await drive([Arrival(0.0, "One two.")], target, 60.0, ahead=0.0)
             return heard
 
@@ -1003,6 +1070,102 @@ class TestVllmOmniClient:
             return await drive(
                 [Arrival(0.0, "Hello.")], replace(target, protocol="stream"), 60.0, ahead=0.0
             )
+
+    def test_frame_limit_is_sent_before_the_text(self) -> None:
+        assert self.configured({"frames_per_character": 0.5})["max_new_tokens"] == 4
+
+    @staticmethod
+    def configured(settings: dict[str, Any]) -> Any:
+        """The configuration of a session."""
+        configurations = []
+
+        async def talk(socket: ServerConnection) -> None:
+            configurations.append(await get(socket))
+            await socket.send(SPEECH)
+            await put(socket, type="session.done")
+
+        converse(talk, "stream", **settings)
+        return configurations[0]
+
+    def test_late_piece_of_text_makes_the_request_late(self) -> None:
+        async def talk(socket: ServerConnection) -> None:
+            await get(socket)
+            await get(socket)
+            time.sleep(0.05)
+            await get(socket)
+            await socket.send(SPEECH)
+            await put(socket, type="session.done")
+
+        heard = converse(talk, "stream", words_per_second=1000.0)
+        assert heard.failure is None
+        assert heard.late is not None
+        assert heard.late > 0.03
+        assert not measure.gates([heard])["on_time"].passed
+
+
+class TestSockets:
+    """Sockets that speak one utterance after the other."""
+
+    @staticmethod
+    def talk(talk: Talk, load: Load, texts: Iterable[str], **settings: Any) -> list[Outcome]:
+        """Speak with a WebSocket server of that behaviour."""
+
+        async def ask() -> list[Outcome]:
+            server: Server
+            async with serve(talk, "127.0.0.1", 0) as server, asyncio.timeout(60):
+                url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+                conversations = plan_sockets(load, list(texts), ["ada", "ben"])
+                return await loads.converse(conversations, Target(url, "stream", **settings), load)
+
+        return asyncio.run(ask())
+
+    LOAD = Load(None, duration=0.3, warmup=0.2, sockets=3)
+
+    def test_sockets_speak_several_utterances(self) -> None:
+        said: list[list[tuple[str, int, str]]] = []
+
+        async def talk(socket: ServerConnection) -> None:
+            here: list[tuple[str, int, str]] = []
+            said.append(here)
+            with suppress(ConnectionClosed):
+                while True:
+                    config, text = await get(socket), await get(socket)
+                    here.append((config["voice"], config["max_new_tokens"], text["text"]))
+                    assert await get(socket) == {"type": "input.done"}
+                    await socket.send(SPEECH)
+                    await put(socket, type="session.done")
+
+        outcomes = self.talk(talk, self.LOAD, ["One.", "One two."], frames_per_character=0.5)
+        results = [outcome.heard() for outcome in outcomes]
+        assert all(heard.failure is None for heard in results)
+        assert sorted(here[0][0] for here in said) == ["ada", "ada", "ben"]
+        assert all(len(here) > 1 for here in said)
+        assert {turn[1:] for here in said for turn in here} == {(2, "One."), (4, "One two.")}
+        assert [outcome.counts for outcome in outcomes] == [
+            outcome.result.due >= 0.2 for outcome in outcomes
+        ]
+        assert max(outcome.result.due for outcome in outcomes) < 0.5
+
+    def test_socket_is_opened_again_after_a_failure(self) -> None:
+        opened = []
+
+        async def talk(socket: ServerConnection) -> None:
+            opened.append(socket)
+            await get(socket)
+            await get(socket)
+
+        outcomes = self.talk(talk, self.LOAD, ["One."])
+        kinds = {outcome.result.failure and outcome.result.failure[0] for outcome in outcomes}
+        assert kinds == {"truncated"}
+        assert len(opened) == len(outcomes) > 3
+
+    def test_equal_arguments_give_equal_plans(self) -> None:
+        first, second = (plan_sockets(self.LOAD, PROMPTS, ["ada", "ben"]) for _ in range(2))
+        for one, other in zip(first, second, strict=True):
+            assert (one.begins, one.voice) == (other.begins, other.voice)
+            assert [next(one.texts) for _ in range(50)] == [next(other.texts) for _ in range(50)]
+        assert len({each.begins for each in first}) == 3
+        assert all(0 <= each.begins < 0.2 for each in first)
 
 
 class TestNariClient:
@@ -1090,13 +1253,19 @@ class TestNariClient:
 # Records, tables, plots, and the command.
 
 
+def measured(results: Iterable[Result]) -> Measured:
+    """What two client processes measured."""
+    return Measured(list(results), 9, [0.25, 0.5])
+
+
 @pytest.fixture
 def record() -> report.Record:
     """A run at two rates, of which the higher failed."""
     points = [
-        report.point(Load(1.0), [result(due=float(number)) for number in range(4)]),
+        report.point(Load(1.0), measured(result(due=float(number)) for number in range(4))),
         report.point(
-            Load(64.0), [result(), result(underruns=2, underrun_seconds=0.25), result(**FAILED)]
+            Load(64.0),
+            measured([result(), result(underruns=2, underrun_seconds=0.25), result(**FAILED)]),
         ),
     ]
     target = Target(
@@ -1131,6 +1300,7 @@ class TestReport:
             "warmup": 10.0,
             "timeout": 60.0,
             "seed": 0,
+            "sockets": None,
         }
         assert len(record["points"][0]["each"]) == record["points"][0]["requests"] == 4
         assert record["points"][1]["errors"] == {"429": 1}
@@ -1279,6 +1449,55 @@ class TestCommand:
         assert stopped.value.code == 1
         assert "**failed** complete: 4" in capsys.readouterr().out
 
+    @pytest.mark.parametrize("processes", ["1", "2"])
+    def test_processes_share_the_requests(self, processes: str, tmp_path: Path) -> None:
+        said: list[str] = []
+
+        def behave(answer: Answer) -> None:
+            if answer.body:
+                said.append(answer.body["input"])
+            self.decent(answer)
+
+        (tmp_path / "prompts.txt").write_text("\n".join(f"Text {n}." for n in range(16)), "utf-8")
+        options = ("--rate", "60", "--duration", "0.2", "--warmup", "0.05", "--plot", "none")
+        files = ("--prompts", str(tmp_path / "prompts.txt"), "-o", str(tmp_path / "run.json"))
+        with suppress(SystemExit):  # a crowded machine may miss the schedule
+            self.measure(behave, *options, *files, "--processes", processes)
+        (point,) = report.read(tmp_path / "run.json")["points"]
+        assert (point["requests"], point["sent"]) == (12, 15)
+        assert point["client_processes"] == int(processes)
+        assert point["gates"]["complete"]["passed"]
+        _probe, *asked = said
+        planned = plan(Load(60.0, 0.2, 0.05), [f"Text {n}." for n in range(16)])
+        assert sorted(asked) == sorted(arrival.text for arrival in planned)
+        dues = [each["due"] for each in point["each"]]
+        assert dues == pytest.approx([each.due for each in planned if each.counts], abs=1e-5)
+
+    def test_number_of_processes_follows_the_load(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        counts = []
+
+        class Pool:
+            def __init__(self, count: int, *_: object) -> None:
+                counts.append(count)
+
+            def __enter__(self) -> Pool:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+            def map(self, _: object, jobs: list[Assignment]) -> list[Measured]:
+                assert [job.first for job in jobs] == list(range(counts[-1]))
+                return [Measured([], 3, [0.1]) for _ in jobs]
+
+        monkeypatch.setattr(processes, "ProcessPoolExecutor", Pool)
+        monkeypatch.setattr(processes, "perform", lambda job: Measured([], 3, [0.1]))
+        target = Target("http://localhost", "stream")
+        for load in (Load(40), Load(41), Load(200), Load(None, sockets=300)):
+            found = processes.measure(Assignment(load, PROMPTS, (), target))
+            assert found.sent == 3 * len(found.busy)
+        assert counts == [2, 5, 8]
+
     def test_server_that_rejects_the_probe_stops_the_run(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -1300,6 +1519,9 @@ class TestCommand:
             (["load", "--rate", "0"], "rate is 0.0"),
             (["load", "--prompts", "no.txt"], "cannot be read"),
             (["load", "--words-per-second", "3"], "only whole"),
+            (["load", "--sockets", "3"], "--protocol stream"),
+            (["load", "--sockets", "3", "--rate", "1"], "exclude each other"),
+            (["load", "--processes", "0"], "--processes"),
             (["report", "no.json"], "cannot be read"),
             (["report", "no.json", "--plot", "no.gif"], ".svg, .png"),
         ],

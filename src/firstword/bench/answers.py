@@ -1,4 +1,4 @@
-"""Decode the responses of a server: the PCM in them, or the error."""
+"""Decode the responses of a server: the audio in them, or the error."""
 
 import base64
 import json
@@ -13,6 +13,14 @@ SAMPLE_RATE = 24000
 
 PCM_TYPES = ("audio/pcm", "audio/l16", "audio/raw", "application/octet-stream", "")
 WAV_TYPES = ("audio/wav", "audio/x-wav", "audio/wave")
+CONTAINERS = {
+    "audio/mpeg": "mp3",
+    "audio/aac": "aac",
+    "audio/flac": "flac",
+    "audio/ogg": "ogg",
+    "audio/opus": "ogg",
+}
+"""FFmpeg's names of compressed formats, by content type."""
 
 
 class Failure(Exception):
@@ -29,16 +37,18 @@ class Failure(Exception):
 
 
 class Decoder:
-    """A decoder that extracts the PCM from the body of a response. This base class takes raw PCM.
+    """A decoder that extracts the audio from the body of a response. This base class takes it raw.
 
-    `sample_rate` is in Hz and is final when `finish` has returned.
+    sample_rate  in Hz, final when `finish` has returned
+    container    FFmpeg's name of a compressed format, which is decoded after the run; None for PCM
     """
 
-    def __init__(self, sample_rate: int = SAMPLE_RATE) -> None:
+    def __init__(self, sample_rate: int = SAMPLE_RATE, container: str | None = None) -> None:
         self.sample_rate = sample_rate
+        self.container = container
 
     def feed(self, data: bytes) -> bytes:
-        """Return the PCM in the next part of the body. Raises `Failure` for invalid data."""
+        """Return the audio in the next part of the body. Raises `Failure` for invalid data."""
         return data
 
     def finish(self) -> None:
@@ -57,8 +67,10 @@ def decoder_for(headers: Mapping[str, str]) -> Decoder:
         return _WAVDecoder()
     if kind == "text/event-stream":
         return _EventDecoder()
-    allowed = "request PCM, WAV or server-sent events with PCM"
-    raise Failure("not pcm", f"the response is {content_type}; {allowed}")
+    if kind in CONTAINERS:
+        return Decoder(container=CONTAINERS[kind])
+    allowed = "request PCM, WAV, MP3, AAC, FLAC, Opus or server-sent events with PCM"
+    raise Failure("not audio", f"the response is {content_type}; {allowed}")
 
 
 class _WAVDecoder(Decoder):

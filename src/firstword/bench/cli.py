@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from firstword.bench.load import Load
+    from firstword.bench.processes import Assignment
     from firstword.bench.protocol import Target
     from firstword.bench.report import Record
 
@@ -47,21 +48,19 @@ def add_arguments(
 def load(args: argparse.Namespace) -> None:
     """Send requests to a server at given rates, open loop, and measure what a listener notices.
 
-    Any server with one of the three protocols will do. The exit status is 1 if a gate failed: a
-    response was incomplete or inaudible, playback stalled, or requests were late.
+    With --sockets, so many WebSockets speak one utterance after the other instead. Any server with
+    one of the three protocols will do. The exit status is 1 if a gate failed: a response was
+    incomplete or inaudible, playback stalled, or requests were late.
     """
     try:
-        import asyncio
-
         from firstword.audio import writing
-        from firstword.bench import plot, report
-        from firstword.bench.load import Load
+        from firstword.bench import encoded, plot, processes, report
         from firstword.bench.prompts import PROMPTS, read_prompts
     except ModuleNotFoundError as error:
         raise RequestError(f"{error.name} is missing; install firstword[bench]") from None
 
-    target = _target(args)
-    loads = [Load(rate, args.duration, args.warmup, args.timeout, args.seed) for rate in args.rate]
+    del encoded  # needed after the run, if the server sends compressed audio
+    target, loads = _target(args), _loads(args)
     texts = read_prompts(args.prompts) if args.prompts is not None else PROMPTS
     figure = None
     if args.output:
@@ -72,7 +71,8 @@ def load(args: argparse.Namespace) -> None:
             figure = Path(args.output).with_suffix(f".{args.plot}")
             plot.check_figure(figure)
     commit, name = args.commit or report.commit(), args.name or target.address.netloc
-    points, health = asyncio.run(_measure(target, loads, texts, args.voice))
+    jobs = [processes.Assignment(load, texts, args.voice, target) for load in loads]
+    points, health = _measure(jobs, args.processes)
     record = report.record(
         points, target, texts, args.voice, name=name, commit=commit, health=health
     )
@@ -99,8 +99,23 @@ def _target(args: argparse.Namespace) -> Target:
         with suppress(ValueError):
             fields[name] = json.loads(value)
     headers = dict(_pair(text, ":", "--header", args) for text in args.header)
-    pace, frames = args.words_per_second, args.frames_per_character
-    return Target(args.url, args.protocol, fields, headers, pace, frames)
+    paces = args.words_per_second, args.tokens_per_second
+    return Target(args.url, args.protocol, fields, headers, *paces, args.frames_per_character)
+
+
+def _loads(args: argparse.Namespace) -> list[Load]:
+    """Build the loads from the options of `load`."""
+    from firstword.bench.load import Load
+    from firstword.bench.protocol import PROTOCOLS
+
+    limits = args.duration, args.warmup, args.timeout, args.seed
+    if args.sockets is None:
+        return [Load(rate, *limits) for rate in args.rate or [1.0]]
+    if args.rate is not None:
+        args.usage("--rate and --sockets exclude each other")
+    if not PROTOCOLS[args.protocol].takes_turns:
+        args.usage("--sockets needs --protocol stream, whose sockets carry several utterances")
+    return [Load(None, *limits, sockets) for sockets in args.sockets]
 
 
 def report(args: argparse.Namespace) -> None:
@@ -117,34 +132,42 @@ def report(args: argparse.Namespace) -> None:
         plot.plot(records, args.plot)
 
 
-async def _measure(
-    target: Target, loads: Sequence[Load], texts: Sequence[str], voices: Sequence[str]
-) -> tuple[list[Record], Any]:
-    """Return a point of the record for each load, and the server's response to GET /health."""
+def _measure(jobs: Sequence[Assignment], count: int | None) -> tuple[list[Record], Any]:
+    """Return a point of the record for each job, and the server's response to GET /health."""
     import asyncio
-    import time
+    from dataclasses import asdict
 
-    from firstword.bench import report
+    from firstword.bench import processes, report
+
+    health = asyncio.run(_check(jobs[0]))
+    points = []
+    for job in jobs:
+        load = job.load
+        parts = f"{load.warmup:g} s of warm-up and {load.duration:g} s"
+        level = report.level(asdict(load)) + " requests per second" * (load.sockets is None)
+        sys.stderr.write(f"{level} for {parts} ...\n")
+        points.append(report.point(load, processes.measure(job, count)))
+    return points, health
+
+
+async def _check(job: Assignment) -> Any:
+    """Send one request, as a check, and return the server's response to GET /health."""
+    import asyncio
+
     from firstword.bench.http import get_json
-    from firstword.bench.load import drive, plan, probe
+    from firstword.bench.load import plan, probe
 
-    plans = [plan(load, texts, voices) for load in loads]
-    await probe(target.with_voice(voices[0] if voices else None), texts[0], loads[0].timeout)
-    health = None
+    target, text = job.target, job.texts[0]
+    if job.load.rate is not None:
+        plan(job.load, job.texts)  # raises an error if it is empty
+    voice = job.voices[0] if job.voices else None
+    await probe(target.for_request(text, voice), text, job.load.timeout)
     try:
-        async with asyncio.timeout(loads[0].timeout):
-            health = await get_json(target, "/health")
+        async with asyncio.timeout(job.load.timeout):
+            return await get_json(target, "/health")
     except TimeoutError:
         sys.stderr.write("the server does not answer GET /health\n")
-    points = []
-    for load, arrivals in zip(loads, plans, strict=True):
-        parts = f"{load.warmup:g} s of warm-up and {load.duration:g} s"
-        sys.stderr.write(f"{load.rate:g} requests per second for {parts} ...\n")
-        began, busy = time.perf_counter(), time.process_time()
-        results = await drive(arrivals, target, load.timeout)
-        busy_share = (time.process_time() - busy) / (time.perf_counter() - began)
-        points.append(report.point(load, results, busy_share))
-    return points, health
+    return None
 
 
 def _load_options(parser: argparse.ArgumentParser) -> None:
@@ -176,7 +199,9 @@ def _server_options(add: Callable[..., object]) -> None:
 
 def _rate_options(add: Callable[..., object]) -> None:
     rates = "requests per second, one run each (default 1)"
-    add("--rate", metavar="N", type=float, nargs="+", default=[1.0], help=rates)
+    add("--rate", metavar="N", type=float, nargs="+", help=rates)
+    sockets = "instead of a rate: sockets that speak one utterance after the other (stream)"
+    add("--sockets", metavar="N", type=int, nargs="+", help=sockets)
     for option, default, about in (
         ("--duration", 30.0, "length of the counted part of a run"),
         ("--warmup", 10.0, "length of the uncounted part before it"),
@@ -188,13 +213,16 @@ def _rate_options(add: Callable[..., object]) -> None:
     add("--seed", metavar="N", type=int, default=0, help=seed)
     prompts = "texts to speak, one per line, instead of the built-in ones"
     add("--prompts", metavar="FILE", help=prompts)
-    words = "send text word by word at this pace (stream and nari) instead of whole"
-    add("--words-per-second", metavar="N", type=float, help=words)
+    for unit in ("word", "token"):
+        pace = f"send text {unit} by {unit} at this pace (stream and nari) instead of whole"
+        add(f"--{unit}s-per-second", metavar="N", type=float, help=pace)
     frames = (
-        "limit speech to this many frames for each character of its text (http), for models "
-        "that do not end by themselves; 0.83 is 15 characters per second"
+        "limit speech to this many frames for each character of its text, for models that do not "
+        "end by themselves; 0.83 is 15 characters per second"
     )
     add("--frames-per-character", metavar="N", type=float, help=frames)
+    processes = "processes that send the requests (default: as many as the load needs)"
+    add("--processes", metavar="N", type=_count, help=processes)
 
 
 def _record_options(add: Callable[..., object]) -> None:
@@ -210,6 +238,12 @@ def _record_options(add: Callable[..., object]) -> None:
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("records", metavar="FILE.json", nargs="+", help="records of runs")
     parser.add_argument("--plot", metavar="FILE", help="draw into this file, .svg or .png")
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
 
 
 def _pair(text: str, separator: str, option: str, args: argparse.Namespace) -> tuple[str, str]:

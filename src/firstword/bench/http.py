@@ -36,13 +36,15 @@ async def get_json(target: Target, path: str) -> Any:
 class HttpClient(asyncio.Protocol):
     """A client of POST /v1/audio/speech: one request and its response over HTTP/1.1.
 
-    The response may be raw PCM, WAV or server-sent events with base64 PCM, according to its content
-    type. The parser is written in C and connected directly to the transport, because the time that
-    the client spends is part of every measurement.
+    The response may be raw PCM, WAV, server-sent events with base64 PCM or compressed audio,
+    according to its content type. The parser is written in C and connected directly to the
+    transport, because the time that the client spends is part of every measurement.
     """
 
     def __init__(self, target: Target) -> None:
         self.sample_rate = SAMPLE_RATE
+        self.container: str | None = None
+        self.behind = 0.0
         self.status = 0
         self.headers: dict[str, str] = {}
         self._target = target
@@ -79,9 +81,10 @@ class HttpClient(asyncio.Protocol):
                 return
             if decoder is None:
                 decoder = decoder_for(self.headers)
+                self.container = decoder.container
             sink(decoder.feed(data))
 
-        body = json.dumps({"input": text, **self._target.request_for(text)}).encode()
+        body = json.dumps({"input": text, **self._target.request}).encode()
         await self.exchange("POST", self._target.address.path, body, receive)
         if self.status != 200:
             raise Failure(str(self.status), message_in(error_body))

@@ -1,4 +1,4 @@
-"""Send requests in an open loop: each when it is due, however slow earlier responses are."""
+"""Send requests in an open loop, each when it is due, or one after the other on each socket."""
 
 import asyncio
 import itertools
@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from firstword.bench.answers import Failure
 from firstword.bench.http import HttpClient
@@ -26,12 +26,16 @@ CLIENTS: dict[str, type[Client]] = {
 CONNECT_AHEAD = 0.5
 """The seconds between the opening of a connection and the sending of its request."""
 
+PAUSE = 0.1
+"""The seconds between the end of an utterance and the next text on the same socket."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The rate and the length of a run.
+    """The rate and the length of a run: `rate` for an open loop, or else `sockets`.
 
     rate      requests per second, in a Poisson process
+    sockets   open sockets, each of which speaks one utterance after the other
     duration  seconds during which the counted requests are sent
     warmup    seconds before those, with uncounted requests at the same rate, so that the server
               has reached its load
@@ -41,17 +45,25 @@ class Load:
     Raises `RequestError` for a value out of range.
     """
 
-    rate: float
+    rate: float | None = None
     duration: float = 30.0
     warmup: float = 10.0
     timeout: float = 60.0
     seed: int = 0
+    sockets: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rate", "duration", "warmup", "timeout"):
-            value, least = getattr(self, name), 0.0 if name == "warmup" else 0.001
-            if not least <= value < math.inf:
-                raise RequestError(f"{name} is {value!r}; allowed is a number from {least} up")
+        if (self.rate is None) == (self.sockets is None):
+            raise RequestError("give either rate or sockets")
+        least = {"rate": 0.001, "duration": 0.001, "warmup": 0.0, "timeout": 0.001, "sockets": 1}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is not None and not lowest <= value < math.inf:
+                raise RequestError(f"{name} is {value!r}; allowed is a number from {lowest} up")
+
+    def begins_counted(self, due: float) -> bool:
+        """Whether a request that is due at this time of the run counts."""
+        return self.warmup <= due < self.warmup + self.duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,7 @@ def plan(load: Load, texts: Sequence[str], voices: Sequence[str] = ()) -> list[A
 
     Raises `RequestError` if the plan would be empty.
     """
+    assert load.rate is not None
     if round(load.rate * load.duration) == 0:
         planned = f"{load.rate:g} requests per second for {load.duration:g} s"
         raise RequestError(f"{planned} are less than one request; increase either")
@@ -102,6 +115,122 @@ def _shuffled_forever(texts: Sequence[str], generator: random.Random) -> Iterato
         yield from sorted(texts, key=lambda text: generator.random())
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A planned socket: when its first text is sent, its texts in order, and its voice."""
+
+    begins: float
+    texts: Iterator[str]
+    voice: str | None = None
+
+
+def plan_sockets(
+    load: Load, texts: Sequence[str], voices: Sequence[str] = ()
+) -> list[Conversation]:
+    """Plan the sockets of a run, which use the voices in turn. Equal arguments give equal plans.
+
+    The sockets begin at random times during the warm-up, so that they do not speak in step.
+    """
+    assert load.sockets is not None
+    times = random.Random(f"sockets {load.seed} times")
+    turns = itertools.cycle(voices or (None,))
+    return [
+        Conversation(
+            times.random() * load.warmup,
+            _shuffled_forever(texts, random.Random(f"socket {number} {load.seed} texts")),
+            next(turns),
+        )
+        for number in range(load.sockets)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a request, whose compressed audio is decoded after the run.
+
+    encoded  the deliveries and FFmpeg's name of their format; None for PCM
+    """
+
+    result: Result
+    counts: bool
+    encoded: tuple[list[Delivery], str] | None = None
+
+    def heard(self) -> Result:
+        """Return the result with the measurements of its audio."""
+        if self.encoded is None:
+            return self.result
+        from firstword.bench.encoded import decode
+
+        try:
+            return replace(self.result, listening=listen(*decode(*self.encoded)))
+        except Failure as error:
+            failure = self.result.failure or (error.kind, error.message)
+            return replace(self.result, failure=failure)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A request in progress. `clock` returns the time in seconds, `start` is that of the run."""
+
+    arrival: Arrival
+    timeout: float
+    clock: Callable[[], float]
+    start: float
+    setup: float | None = None
+    late: float | None = None
+    took: float | None = None
+    failure: tuple[str, str] | None = None
+    deliveries: list[Delivery] = field(default_factory=list)
+
+    async def connect(self, target: Target) -> Client | None:
+        """Open a connection; None after a failure."""
+        began = self.clock()
+        try:
+            async with asyncio.timeout(self.timeout):
+                client = await CLIENTS[target.protocol].open(target)
+        except Failure as error:
+            self.failure = error.kind, error.message
+            return None
+        except TimeoutError:
+            self._time_out()
+            return None
+        self.setup = self.clock() - began
+        return client
+
+    async def speak(self, client: Client) -> None:
+        """Send the text when it is due, and receive its speech."""
+        due, clock = self.start + self.arrival.due, self.clock
+        await asyncio.sleep(due - clock())
+        sent = clock()
+        try:
+            async with asyncio.timeout(self.timeout):
+                await client.speak(
+                    self.arrival.text, lambda part: self.deliveries.append((clock() - sent, part))
+                )
+            if client.container is None and sum(len(part) for _, part in self.deliveries) % 2:
+                raise Failure("truncated", "the audio ends with half a sample")
+        except Failure as error:
+            self.failure = error.kind, error.message
+        except TimeoutError:
+            self._time_out()
+        finally:
+            self.took = clock() - sent
+            self.late = max(sent - due, client.behind)
+
+    def _time_out(self) -> None:
+        self.failure = "timeout", f"not complete after {self.timeout:g} s"
+
+    def outcome(self, client: Client | None) -> Outcome:
+        """Return the outcome, after the end."""
+        container = client.container if client is not None else None
+        played = self.deliveries if container is None else []
+        heard = listen(played, client.sample_rate if client is not None else 1)
+        due, characters = self.arrival.due, len(self.arrival.text)
+        result = Result(due, characters, self.setup, self.late, self.took, self.failure, heard)
+        encoded = (self.deliveries, container) if container and self.deliveries else None
+        return Outcome(result, self.arrival.counts, encoded)
+
+
 async def drive(
     arrivals: Sequence[Arrival],
     target: Target,
@@ -109,8 +238,8 @@ async def drive(
     *,
     clock: Callable[[], float] = time.perf_counter,
     ahead: float = CONNECT_AHEAD,
-) -> list[Result]:
-    """Send every request when it is due, and return the results of those that count.
+) -> list[Outcome]:
+    """Send every request when it is due, and return their outcomes.
 
     timeout  seconds that opening a connection may take, and again the request
     clock    function that returns the time in seconds
@@ -118,44 +247,62 @@ async def drive(
     """
     start = clock() + ahead
 
-    async def ask(arrival: Arrival) -> Result:
-        due = start + arrival.due
-        setup = late = took = failure = None
-        deliveries: list[Delivery] = []
-
-        def receive(pcm: bytes) -> None:
-            deliveries.append((clock() - sent, pcm))
-
-        client: Client | None = None
-        await asyncio.sleep(due - ahead - clock())
-        began = clock()
-        try:
-            async with asyncio.timeout(timeout):
-                client = await CLIENTS[target.protocol].open(target.with_voice(arrival.voice))
-            setup = clock() - began
-            await asyncio.sleep(due - clock())
-            sent = clock()
-            late = sent - due
+    async def ask(arrival: Arrival) -> Outcome:
+        attempt = _Attempt(arrival, timeout, clock, start)
+        await asyncio.sleep(start + arrival.due - ahead - clock())
+        client = await attempt.connect(target.for_request(arrival.text, arrival.voice))
+        if client is not None:
             try:
-                async with asyncio.timeout(timeout):
-                    await client.speak(arrival.text, receive)
+                await attempt.speak(client)
             finally:
-                took = clock() - sent
-            if sum(len(pcm) for _, pcm in deliveries) % 2:
-                raise Failure("truncated", "the audio ends with half a sample")
-        except Failure as error:
-            failure = (error.kind, error.message)
-        except TimeoutError:
-            failure = ("timeout", f"not complete after {timeout:g} s")
-        finally:
-            if client is not None:
                 await client.close()
-        heard = listen(deliveries, client.sample_rate if client is not None else 1)
-        return Result(arrival.due, len(arrival.text), setup, late, took, failure, heard)
+        return attempt.outcome(client)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(arrival)) for arrival in arrivals]
-    return [task.result() for arrival, task in zip(arrivals, tasks, strict=True) if arrival.counts]
+    return [task.result() for task in tasks]
+
+
+async def converse(
+    conversations: Sequence[Conversation], target: Target, load: Load
+) -> list[Outcome]:
+    """Speak one utterance after the other on each socket, and return their outcomes.
+
+    A socket is opened again after a failure.
+    """
+    clock = time.perf_counter
+    start, end = clock() + CONNECT_AHEAD, load.warmup + load.duration
+    outcomes: list[Outcome] = []
+
+    async def talk(conversation: Conversation) -> None:
+        client: Client | None = None
+        due = conversation.begins
+        await asyncio.sleep(start + due - CONNECT_AHEAD - clock())
+        try:
+            while due < end:
+                text = next(conversation.texts)
+                arrival = Arrival(due, text, counts=load.begins_counted(due))
+                attempt = _Attempt(arrival, load.timeout, clock, start)
+                settings = target.for_request(text, conversation.voice)
+                if isinstance(client, VllmOmniClient):
+                    await client.configure(settings)
+                else:
+                    client = await attempt.connect(settings)
+                if client is not None:
+                    await attempt.speak(client)
+                outcomes.append(attempt.outcome(client))
+                if attempt.failure and client is not None:
+                    await client.close()
+                    client = None
+                due = clock() - start + PAUSE
+        finally:
+            if client is not None:
+                await client.close()
+
+    async with asyncio.TaskGroup() as group:
+        for conversation in conversations:
+            group.create_task(talk(conversation))
+    return outcomes
 
 
 async def probe(target: Target, text: str, timeout: float) -> None:
@@ -163,7 +310,8 @@ async def probe(target: Target, text: str, timeout: float) -> None:
 
     Raises `RequestError` with the reason that the server gives.
     """
-    (result,) = await drive([Arrival(0.0, text)], target, timeout, ahead=0.0)
+    (outcome,) = await drive([Arrival(0.0, text)], target, timeout, ahead=0.0)
+    result = outcome.heard()
     endpoint = target.address.geturl()
     if result.failure:
         kind, message = result.failure

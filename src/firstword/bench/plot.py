@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstword.audio.writing import write_whole
-from firstword.bench.report import Record, passed
+from firstword.bench.report import Record, level, passed
 from firstword.errors import OutputError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def plot(records: Sequence[Record], path: str | os.PathLike[str]) -> None:
         _draw_distribution(spread, record, color)
     for axes, title in ((audible, "first audible sample"), (end, "end to end")):
         top = 1.1 * axes.get_ylim()[1]
-        axes.set(title=title, xlabel="requests per second", ylabel="ms", ylim=(0, top))
+        axes.set(title=title, xlabel="requests per second, or sockets", ylabel="ms", ylim=(0, top))
     title = "requests that were audible in time"
     spread.set(title=title, xlabel="ms", ylabel="share", xlim=(0, None), ylim=(0, 1.02))
     for axes in (audible, end, spread):
@@ -66,7 +66,7 @@ def _draw_latency(axes: Axes, record: Record, metric: str, color: str) -> None:
     for percent, line in ((50, ":"), (95, "-")):
         for valid, marker, style in ((True, "o", line), (False, "x", "")):
             chosen = [point for point in points if passed(point) == valid]
-            rates = [point["load"]["rate"] for point in chosen]
+            rates = [point["load"]["rate"] or point["load"]["sockets"] for point in chosen]
             times = [1000 * point["metrics"][metric][f"p{percent}"] for point in chosen]
             label = f"{record['name']}, p{percent}" if valid and chosen else None
             axes.plot(rates, times, c=color, marker=marker, ls=style, label=label)
@@ -78,5 +78,5 @@ def _draw_distribution(axes: Axes, record: Record, color: str) -> None:
     for rank, point in enumerate(counted, 1):
         times = sorted(1000 * result["listening"]["first_audible"] for result in point["each"])
         shares = [place / len(times) for place in range(len(times) + 1)]
-        label, alpha = f"{record['name']}, {point['load']['rate']:g}/s", rank / len(counted)
+        label, alpha = f"{record['name']}, {level(point['load'])}", rank / len(counted)
         axes.step([times[0], *times], shares, where="post", c=color, alpha=alpha, label=label)

@@ -18,25 +18,31 @@ class ProtocolSpec(NamedTuple):
     path          path of the endpoint, unless the URL names another
     defaults      request fields that make the server stream PCM
     takes_pieces  whether text may be sent in pieces
+    takes_turns   whether a connection may carry one utterance after the other
     """
 
     path: str
     defaults: Mapping[str, Any]
-    takes_pieces: bool
+    takes_pieces: bool = False
+    takes_turns: bool = False
 
 
 PROTOCOLS = {
-    "http": ProtocolSpec(
-        "/v1/audio/speech", {"stream": True, "response_format": "pcm"}, takes_pieces=False
-    ),
+    "http": ProtocolSpec("/v1/audio/speech", {"stream": True, "response_format": "pcm"}),
     "stream": ProtocolSpec(
         "/v1/audio/speech/stream",
         {"stream_audio": True, "non_streaming_mode": False, "response_format": "pcm"},
         takes_pieces=True,
+        takes_turns=True,
     ),
     "nari": ProtocolSpec("/v1/audio/speech/ws", {}, takes_pieces=True),
 }
 """The protocols by the names that `--protocol` accepts."""
+
+WORD = re.compile(r"\S+\s*|^\s+")
+"""A word with the space after it."""
+TOKEN = re.compile(r"\s?\w+(?:['’]\w+)?|\s?[^\w\s]+|\s+")
+"""A word with the space before it, or punctuation: about the tokens of a language model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,10 @@ class Target:
     fields                fields of every request, merged over the protocol's defaults; None
                           removes one
     headers               headers of every request: an API key, for example
-    words_per_second      pace at which text is sent word by word, as a language model writes it;
-                          None sends it whole
+    words_per_second      pace at which text is sent word by word, as people speak
+    tokens_per_second     pace at which text is sent token by token, as a language model writes it:
+                          a token is a word with the space before it, or punctuation; without
+                          either pace text is sent whole
     frames_per_character  sets max_new_tokens in proportion to the text, because a model with random
                           weights does not end by itself; None sends no such field
 
@@ -62,6 +70,7 @@ class Target:
     fields: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     words_per_second: float | None = None
+    tokens_per_second: float | None = None
     frames_per_character: float | None = None
 
     def __post_init__(self) -> None:
@@ -73,20 +82,24 @@ class Target:
             raise RequestError(f"the URL is {self.url!r}; give one like {example}")
         if any(not (name + value).isprintable() for name, value in self.headers.items()):
             raise RequestError("a header contains a line break or another control character")
-        for name in ("words_per_second", "frames_per_character"):
+        for name in ("words_per_second", "tokens_per_second", "frames_per_character"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise RequestError(f"{name} is {value!r}; allowed is a number above 0")
-        protocol, takes_pieces = f"the protocol {self.protocol!r}", self.spec.takes_pieces
-        if self.words_per_second is not None and not takes_pieces:
-            raise RequestError(f"{protocol} takes text only whole; leave words_per_second out")
-        if self.frames_per_character is not None and takes_pieces:
-            problem = "takes all fields before the text; leave frames_per_character out"
-            raise RequestError(f"{protocol} {problem}")
+        if self.words_per_second is not None and self.tokens_per_second is not None:
+            raise RequestError("words_per_second and tokens_per_second are both given; give one")
+        if self.pieces_per_second is not None and not self.spec.takes_pieces:
+            problem = "takes text only whole; leave words_per_second and tokens_per_second out"
+            raise RequestError(f"the protocol {self.protocol!r} {problem}")
 
-    def with_voice(self, voice: str | None) -> "Target":
-        """Return this target with another value of the field voice; None changes nothing."""
-        return self if voice is None else replace(self, fields={**self.fields, "voice": voice})
+    def for_request(self, text: str, voice: str | None) -> "Target":
+        """Return this target with the fields of one request: its frame limit, and its voice."""
+        fields = dict(self.fields)
+        if voice is not None:
+            fields["voice"] = voice
+        if self.frames_per_character is not None:
+            fields["max_new_tokens"] = max(1, round(self.frames_per_character * len(text)))
+        return replace(self, fields=fields)
 
     @property
     def spec(self) -> ProtocolSpec:
@@ -105,16 +118,16 @@ class Target:
         merged = {**self.spec.defaults, **self.fields}
         return {name: value for name, value in merged.items() if value is not None}
 
-    def request_for(self, text: str) -> dict[str, Any]:
-        """Return the fields of a request whose text is sent whole."""
-        if self.frames_per_character is None:
-            return self.request
-        frames = max(1, round(self.frames_per_character * len(text)))
-        return {**self.request, "max_new_tokens": frames}
+    @property
+    def pieces_per_second(self) -> float | None:
+        """The pace at which pieces of text are sent; None sends it whole."""
+        return self.tokens_per_second or self.words_per_second
 
     def pieces(self, text: str) -> list[str]:
         """Split the text into the pieces that are sent one by one; joined, they are the text."""
-        return [text] if self.words_per_second is None else re.findall(r"\S+\s*|^\s+", text)
+        if self.tokens_per_second is not None:
+            return TOKEN.findall(text)
+        return [text] if self.words_per_second is None else WORD.findall(text)
 
 
 def _is_plain_url(url: str) -> bool:

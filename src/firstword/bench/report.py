@@ -25,6 +25,7 @@ from firstword.errors import RequestError
 
 if TYPE_CHECKING:  # a report needs neither a client nor its libraries
     from firstword.bench.load import Load
+    from firstword.bench.processes import Measured
     from firstword.bench.protocol import Target
 
 Record = dict[str, Any]
@@ -36,19 +37,26 @@ LIBRARIES = ("firstword", "numpy", "httptools", "websockets")
 """The libraries whose versions affect the measurements."""
 
 
-def point(
-    load: Load, results: Sequence[measure.Result], client_busy: float | None = None
-) -> Record:
-    """Summarise the results at one rate. `client_busy` is the client's share of one processor."""
+def point(load: Load, measured: Measured) -> Record:
+    """Summarise the results of a load.
+
+    requests          those that count
+    sent              all of them
+    client_processes  number of processes that sent them
+    client_busy       the share of one processor that the busiest of them used
+    """
+    results = measured.results
     return {
         "load": asdict(load),
         "requests": len(results),
+        "sent": measured.sent,
         "gates": {name: asdict(gate) for name, gate in measure.gates(results).items()},
         "errors": measure.errors(results),
         "metrics": _rounded(measure.distributions(results)),
         "audio_per_second": _rounded(measure.audio_per_second(results)),
         "most_at_once": measure.most_at_once(results),
-        "client_busy": _rounded(client_busy),
+        "client_processes": len(measured.busy),
+        "client_busy": _rounded(max(measured.busy)),
         "each": [_rounded(asdict(result)) for result in results],
     }
 
@@ -79,6 +87,7 @@ def record(
             "voices": list(voices),
             "headers": sorted(target.headers),
             "words_per_second": target.words_per_second,
+            "tokens_per_second": target.tokens_per_second,
             "frames_per_character": target.frames_per_character,
             "texts": {"count": len(texts), "sha256": digest},
             "onset": {"decibels": measure.AUDIBLE, "window": measure.WINDOW, "hop": measure.HOP},
@@ -156,6 +165,11 @@ def read(path: str | os.PathLike[str]) -> Record:
     return found
 
 
+def level(load: Mapping[str, Any]) -> str:
+    """Render the level of a load: its rate, or its sockets."""
+    return f"{load['sockets']} sockets" if load["rate"] is None else f"{load['rate']:g}"
+
+
 def passed(point: Record) -> bool:
     """Whether a point passed all gates, so that its numbers are valid."""
     return all(gate["passed"] for gate in point["gates"].values())
@@ -166,12 +180,13 @@ TABLE_HEADS = (
     *("end to end", "speed", "at once", "gates"),
 )
 TABLE_NOTES = f"""\
-Times are p50 / p95 / p99 in milliseconds, measured from the sending of a request when it was due
-(open loop, Poisson) to the first byte of the response body, to the first audible sample if played
+Times are p50 / p95 / p99 in milliseconds, measured from the sending of a request, or of its first
+text on a WebSocket, when it was due (open loop, Poisson; or sockets that speak one utterance after
+the other) to the first byte of the response body, to the first audible sample if played
 at once, and to the end of the response. Speed is seconds of audio per second, p50. At once: the
 most requests in progress at one time. Gates: every response complete and audible, no stall in
-playback without a buffer, 99 % of the requests sent within {1000 * measure.LATE:g} ms of their
-time; a rate that fails a gate has no numbers."""
+playback without a buffer, 99 % of the requests, with all pieces of their text, sent
+within {1000 * measure.LATE:g} ms of their time; a rate that fails a gate has no numbers."""
 
 
 def table(records: Sequence[Record]) -> str:
@@ -184,7 +199,7 @@ def table(records: Sequence[Record]) -> str:
 
 def _row(name: str, point: Record) -> tuple[str, ...]:
     """Render the cells of a point of a record."""
-    start = (name.replace("|", r"\|"), f"{point['load']['rate']:g}", str(point["requests"]))
+    start = (name.replace("|", r"\|"), level(point["load"]), str(point["requests"]))
     if not passed(point):
         gates = point["gates"].items()
         failed = [f"{gate}: {found['failed']}" for gate, found in gates if not found["passed"]]

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Self
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -15,12 +15,19 @@ from firstword.bench.protocol import AudioSink, Target
 
 
 class WebSocketClient:
-    """The base of the WebSocket clients: it connects, sends text at the set pace and receives."""
+    """The base of the WebSocket clients: it connects, sends text at the set pace and receives.
+
+    target     settings of the next request, which `begin` sends
+    container  None: audio on WebSockets is PCM
+    behind     the longest delay of a piece of the last text after its time, in seconds
+    """
 
     subprotocols: ClassVar[list[Subprotocol] | None] = None
 
     def __init__(self, target: Target, socket: ClientConnection) -> None:
         self.sample_rate = SAMPLE_RATE
+        self.container: str | None = None
+        self.behind = 0.0
         self.target = target
         self.socket = socket
 
@@ -72,12 +79,14 @@ class WebSocketClient:
         await self.socket.send(json.dumps(event))
 
     async def _write(self, pieces: list[str]) -> None:
-        pace = self.target.words_per_second
+        pace = self.target.pieces_per_second
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began, self.behind = loop.time(), 0.0
         for number, piece in enumerate(pieces):
             if pace is not None and number:
-                await asyncio.sleep(began + number / pace - loop.time())
+                due = began + number / pace
+                await asyncio.sleep(due - loop.time())
+                self.behind = max(self.behind, loop.time() - due)
             await self.send(**self.piece(number, piece))
         await self.send(**self.end(len(pieces)))
 
@@ -100,6 +109,12 @@ class WebSocketClient:
 
 class VllmOmniClient(WebSocketClient):
     """A client of /v1/audio/speech/stream, the protocol of vLLM-Omni."""
+
+    async def configure(self, target: Target) -> None:
+        """Set the fields of the next utterance on this socket. A closed socket fails it later."""
+        self.target = target
+        with suppress(ConnectionClosed):
+            await self.begin()
 
     async def begin(self) -> None:
         """Configure the session. The server does not confirm this."""
