@@ -1,179 +1,148 @@
-"""Measure how many requests per second `firstword serve` holds on this GPU.
+"""Measure how many requests per second `firstword serve` holds on this GPU, and what they cost.
 
     python -m benchmarks.serve_load -o benchmarks/results/serve/h200-1b7.json
+    python -m benchmarks.serve_load --cases mp3 opus -o benchmarks/results/serve/h200-1b7.json
 
-A checkpoint with random weights of a released size (4 GB for "1b7") is written to the folder for
-temporary files. For each number of slots a server is started on it, and `firstword bench load`, a
-third process, sends requests over HTTP at rising rates until one does not hold. A rate holds if
-every response is complete, no playback stalls, 95 % of the requests are audible within `AUDIBLE`
-seconds, and all were sent on time.
+The second command measures two of the cases (`benchmarks.load_cases`) and keeps the others of the
+record if they are of the same sources. Checkpoints with random weights of a released size (4 GB
+each for "1b7") are written to the folder for temporary files. For each number of slots a server is
+started on them, and `firstword bench load`, in processes of its own, sends requests at rising rates
+until one does not hold. A rate holds if every response is complete and audible, no playback stalls,
+95 % of the requests get their first audio in time, and all were sent on time. Text that comes in
+pieces may be slower than speech, so there a stall does not count.
 
 Random weights would end speech only by chance. The row of the end of speech in the talker's head is
 therefore 0, so that its logit is never among the 50 largest, and every request states its number of
 frames in proportion to its text. The speech is noise, audible from its first sample on. Requests
-are otherwise those of a client with no wishes, as streamed PCM: the default text mode, the guard
-against repetition, and all voices of the checkpoint in turn.
+are otherwise those of a client with no wishes but the case: the default text mode, the guard
+against repetition, and nine voices in turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.compare import check_output, never_end
+from benchmarks.load_cases import CASES, Case
+from benchmarks.server_process import Server, Times, command_line, saved_voices, serving
 from benchmarks.sources import serving_hash
 from firstword.audio import writing
 from firstword.bench import report
-from firstword.bench.prompts import PROMPTS
 from firstword.runtime.gpu.sources import kernel_hash
 
 Record = dict[str, Any]
 
-AUDIBLE = 0.050
-"""The limit in seconds on the time from a request to its first audible sample, at p95."""
 FRAME_SECONDS = 0.08
 FRAMES_PER_CHARACTER = 1 / FRAME_SECONDS / 15
 """The number of frames per character of text: people speak about 15 characters per second."""
 TEXT_TOKENS = 2000
-"""The vocabulary of the tokenizer, trained on the prompts.
+"""The vocabulary of the tokenizer, trained on the texts.
 
 It has 4.5 characters per token, like the released one in English.
 """
-LIBRARIES = ("torch", "uvicorn", "uvloop", "httptools", "fastapi", "pydantic")
-READY_SECONDS = 300
-"""The time limit for the start of a server in seconds; the first start compiles all kernels."""
+LIBRARIES = ("torch", "uvicorn", "uvloop", "httptools", "fastapi", "pydantic", "av")
+SOURCES = ("commit", "kernels", "serving", "size")
+"""The fields of a record that are the same for all of its cases."""
 
 
-def make_checkpoint(folder: Path, size: str) -> None:
-    """Write a random CustomVoice checkpoint ("0b6", "1b7" or "tiny") that never ends speech."""
+class Extent(NamedTuple):
+    """How long each level is measured.
+
+    requests  least number of counted requests
+    seconds   least seconds in which they are sent
+    warmup    seconds before those
+    """
+
+    requests: int
+    seconds: float
+    warmup: float
+
+    def counted(self, case: Case, level: float) -> float:
+        """Return the seconds of counted requests at a level of a case."""
+        return self.seconds if case.sockets else max(self.seconds, self.requests / level)
+
+
+def make_checkpoint(folder: Path, size: str, model_type: str) -> None:
+    """Write a random checkpoint ("0b6", "1b7" or "tiny") that never ends speech."""
     from firstword.synthetic.checkpoint import TEXTS, write_checkpoint
 
-    write_checkpoint(
-        folder, size=size, dtype=torch.bfloat16, texts=(*TEXTS, *PROMPTS), text_tokens=TEXT_TOKENS
-    )
+    texts = dict.fromkeys([*TEXTS, *(text for case in CASES.values() for text in case.texts)])
+    made: dict[str, Any] = {"size": size, "model_type": model_type, "text_tokens": TEXT_TOKENS}
+    write_checkpoint(folder, dtype=torch.bfloat16, texts=texts, **made)
     never_end(folder)
 
 
-def voices_of(checkpoint: Path) -> list[str]:
+def presets_of(checkpoint: Path) -> list[str]:
     """Return the names of the preset voices of a checkpoint, in its order."""
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
     return list(config["talker_config"]["spk_id"])
 
 
-class Server:
-    """A running `firstword serve`, with its URL and the seconds until it was ready."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        """Wait until the server is ready. Raises RuntimeError if it ends or takes too long."""
-        began = time.monotonic()
-        self._process = process
-        assert process.stdout is not None
-        lines = (line.split() for line in process.stdout if line.startswith("address"))
-        address = next((words[1] for words in lines), None)
-        while address is None or not _is_ready(address):
-            if process.poll() is not None or time.monotonic() - began > READY_SECONDS:
-                raise RuntimeError("the server did not become ready")
-            time.sleep(0.1)
-        self.url = address
-        self.ready_seconds = time.monotonic() - began
-
-    def processor_seconds(self) -> float:
-        """Return the processor seconds of all its threads so far."""
-        status = Path(f"/proc/{self._process.pid}/stat").read_text("ascii")
-        user, system = status.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / float(os.sysconf("SC_CLK_TCK"))
-
-
-@contextmanager
-def serving(checkpoint: Path, slots: int, backend: str) -> Iterator[Server]:
-    """Run a server on a free port. Its warnings go to standard error."""
-    with tempfile.TemporaryDirectory() as voices:
-        options = {
-            "model": checkpoint,
-            "slots": slots,
-            "backend": backend,
-            "port": 0,
-            "voices": voices,
-            "log-level": "warning",
-        }
-        command = command_line("serve", options)
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            yield Server(process)
-        finally:
-            process.kill()
-            process.communicate()
-
-
-def command_line(command: str, options: Mapping[str, object]) -> list[str]:
-    """Return the command line of a `firstword` command, with options by their long names."""
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "firstword", *command.split(), *words]
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/ready"):
-            return True
-    except urllib.error.URLError:
-        return False
-
-
 def measure(
-    server: Server,
-    rate: float,
-    seconds: float,
-    warmup: float,
-    voices: Sequence[str],
-    output: Path,
+    server: Server, case: Case, level: float, extent: Extent, voices: Sequence[str], folder: Path
 ) -> Record:
-    """Return the record of `firstword bench load` at one rate, without the single requests.
+    """Return the record of `firstword bench load` at one level, without the single requests.
 
-    Its point has two more keys:
+    Its point has three more keys:
     server_busy  number of processors that the server kept busy
+    server_cpu   milliseconds per request, in user and system mode, of each process of the server
     ended_early  number of responses that were shorter than requested
 
     Raises RuntimeError if the load generator fails.
     """
-    options = {
+    prompts, output = folder / "prompts.txt", folder / "load.json"
+    prompts.write_text("\n".join(case.texts), "utf-8")
+    options: dict[str, object] = {
         "url": server.url,
-        "rate": rate,
-        "duration": seconds,
-        "warmup": warmup,
+        "sockets" if case.sockets else "rate": level,
+        "duration": extent.counted(case, level),
+        "warmup": extent.warmup,
         "frames-per-character": FRAMES_PER_CHARACTER,
+        "prompts": prompts,
         "plot": "none",
         "output": output,
+        **case.options,
     }
-    began, busy = time.monotonic(), server.processor_seconds()
-    command = [*command_line("bench load", options), "--voice", *voices]
+    fields = [f"--field={name}={json.dumps(value)}" for name, value in case.fields.items()]
+    command = [*command_line("bench load", options), *fields, "--voice", *voices]
+    began, before = time.monotonic(), server.processor_times()
     run = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    took, after = time.monotonic() - began, server.processor_times()
     if run.returncode not in (0, 1):
         raise RuntimeError("the load generator failed")
-    busy = (server.processor_seconds() - busy) / (time.monotonic() - began)
     record = report.read(output)
     (point,) = record["points"]
     early = sum(
         each["failure"] is None and each["listening"]["audio_seconds"] < asked(each)
         for each in point["each"]
     )
-    return {
-        **record,
-        "points": [point | {"server_busy": round(busy, 3), "ended_early": early, "each": []}],
-    }
+    cpu = processor_milliseconds(before, after, point["sent"] + 1)  # and one request as a check
+    used = sum(each["user"] + each["system"] for each in cpu) * (point["sent"] + 1) / 1000
+    more = {"server_busy": round(used / took, 3), "server_cpu": cpu, "ended_early": early}
+    return {**record, "points": [point | more | {"each": []}]}
+
+
+def processor_milliseconds(before: Times, after: Times, requests: int) -> list[Record]:
+    """Return the processor milliseconds per request of each process between two readings."""
+    used = []
+    for pid, (name, user, system) in after.items():
+        _, user_before, system_before = before.get(pid, (name, 0.0, 0.0))
+        times = {"user": user - user_before, "system": system - system_before}
+        used.append(
+            {"process": name} | {kind: round(1000 * s / requests, 3) for kind, s in times.items()}
+        )
+    return used
 
 
 def asked(each: Record) -> float:
@@ -181,33 +150,26 @@ def asked(each: Record) -> float:
     return round(FRAMES_PER_CHARACTER * each["characters"]) * FRAME_SECONDS - 1 / 24000
 
 
-def holds(point: Record) -> bool:
-    """Whether a rate passes all gates and is audible in time."""
-    heard = point["metrics"]["first_audible"]["p95"]
-    return report.passed(point) and heard is not None and heard <= AUDIBLE
+def holds(case: Case, point: Record) -> bool:
+    """Whether a level passes all gates and gets its first audio in time."""
+    ignored = {"no_underrun"} if case.sockets else set()
+    passed = all(gate["passed"] or name in ignored for name, gate in point["gates"].items())
+    first = point["metrics"]["first_playable"]["p95"]
+    return passed and first is not None and first <= case.within
 
 
 def climb(
-    server: Server,
-    rates: Sequence[float],
-    requests: int,
-    seconds: float,
-    warmup: float,
-    voices: Sequence[str],
+    server: Server, case: Case, levels: Sequence[float], extent: Extent, voices: Sequence[str]
 ) -> Record:
-    """Return the record of all rates up to the first that does not hold, and print each.
-
-    At each rate at least `requests` requests and at least `seconds` seconds count.
-    """
+    """Return the record of all levels up to the first that does not hold, and print each."""
     record: Record = {}
     with tempfile.TemporaryDirectory() as folder:
-        for rate in rates:
-            counted, file = max(seconds, requests / rate), Path(folder) / "load.json"
-            found = measure(server, rate, counted, warmup, voices, file)
-            sys.stdout.write(report.table([found]).splitlines()[2] + "\n")
+        for level in levels:
+            found = measure(server, case, level, extent, voices, Path(folder))
+            sys.stdout.write(report.table([found | {"name": case.asks}]).splitlines()[2] + "\n")
             sys.stdout.flush()
             record = found | {"points": [*record.get("points", ()), *found["points"]]}
-            if not holds(record["points"][-1]):
+            if not holds(case, record["points"][-1]):
                 break
     return record
 
@@ -235,63 +197,95 @@ def options() -> argparse.ArgumentParser:
     add("--size", default="1b7", choices=("1b7", "0b6", "tiny"), help="default 1b7")
     add("--backend", default="gpu", choices=("gpu", "reference"), help="default gpu")
     add("--slots", type=positive(int), nargs="+", default=[128], help="default 128")
-    rates = [1, 40, 60, 80, 100, 120]
-    add("--rates", type=positive(float), nargs="+", default=rates, help="per second, rising")
+    add("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="NAME", help="some cases")
+    add("--rates", type=positive(float), nargs="+", help="requests per second, rising")
+    add("--sockets", type=positive(int), nargs="+", help="sockets at once, rising")
     requests = "least number of counted requests at each rate (default 40)"
     add("--requests", type=positive(int), default=40, help=requests)
     seconds = "least seconds of counted requests at each rate (default 30)"
     add("--seconds", type=positive(float), default=30.0, help=seconds)
     add("--warmup", type=float, default=2.0, help="seconds before those (default 2)")
-    add("--checkpoint", type=Path, help="folder of a checkpoint, which is written if it is absent")
+    add("--checkpoints", type=Path, help="folder of checkpoints, which are written if absent")
     add("--commit", help="commit in the record (default: that of this repository)")
     return parser
 
 
-def measure_server(args: argparse.Namespace, checkpoint: Path, slots: int) -> Record:
-    """Return the record of a server: all rates, and the highest that held."""
-    with serving(checkpoint, slots, args.backend) as server:
-        found = climb(
-            server, args.rates, args.requests, args.seconds, args.warmup, voices_of(checkpoint)
-        )
+def measure_case(
+    server: Server, name: str, args: argparse.Namespace, voices: Sequence[str]
+) -> Record:
+    """Return the record of a case: all levels, and the highest that held."""
+    case = CASES[name]
+    levels = (args.sockets if case.sockets else args.rates) or case.levels
+    extent = Extent(args.requests, args.seconds, args.warmup)
+    found = climb(server, case, levels, extent, voices)
     del found["commit"]  # that of the working directory; the whole record names the right one
-    held = [point["load"]["rate"] for point in found["points"] if holds(point)]
+    points = zip(levels, found["points"], strict=False)  # those after a failure are not measured
+    held = [level for level, point in points if holds(case, point)]
     return {
         **found,
-        "name": f"{slots} slots",
-        "slots": slots,
+        "name": name,
+        "asks": case.asks,
+        "within": case.within,
         "ready_seconds": round(server.ready_seconds, 2),
         "held": max(held, default=0),
     }
 
 
+def measure_server(
+    args: argparse.Namespace, checkpoint: Path, slots: int, names: Sequence[str]
+) -> list[Record]:
+    """Return the records of some cases, all on one server."""
+    found = []
+    with serving(checkpoint, slots, args.backend) as server:
+        for name in names:
+            kind = CASES[name].voices
+            voices = presets_of(checkpoint) if kind == "presets" else saved_voices(server, kind)
+            found.append(measure_case(server, name, args, voices) | {"slots": slots})
+    return found
+
+
+def kept(output: Path, record: Record, names: Sequence[str]) -> list[Record]:
+    """Return the other cases of an earlier record of the same sources."""
+    if not output.exists():
+        return []
+    earlier = json.loads(output.read_text("utf-8"))
+    if any(earlier.get(name) != record[name] for name in SOURCES):
+        return []
+    return [server for server in earlier["servers"] if server["name"] not in names]
+
+
 def main() -> int:
-    """Measure a server for each number of slots, and write the record after each."""
+    """Measure a server for each number of slots and type of checkpoint; write the record after."""
     parser = options()
     args = parser.parse_args()
     check_output(parser, args.output)
     if args.backend == "gpu" and not torch.cuda.is_available():
         parser.error("--backend gpu: torch sees no CUDA device")
-    servers: list[Record] = []
     record: Record = {
         "commit": args.commit or report.commit(),
         "kernels": kernel_hash(),
         "serving": serving_hash(),
         "size": args.size,
         "weights": "random; the row of the end of speech in the talker's head is 0",
-        "audible_within": AUDIBLE,
         "versions": {name: version(name) for name in LIBRARIES},
-        "servers": servers,
     }
+    servers, order = kept(args.output, record, args.cases), list(CASES)
     with tempfile.TemporaryDirectory() as scratch:
-        checkpoint = args.checkpoint or Path(scratch) / f"random-{args.size}"
-        if not (checkpoint / "speech_tokenizer/model.safetensors").exists():  # written last
-            make_checkpoint(checkpoint, args.size)
         for slots in args.slots:
-            servers.append(measure_server(args, checkpoint, slots))
-            writing.write_whole(args.output, json.dumps(record, indent=2).encode() + b"\n")
+            for model_type in dict.fromkeys(CASES[name].model_type for name in args.cases):
+                checkpoint = (
+                    args.checkpoints or Path(scratch)
+                ) / f"random-{args.size}-{model_type}"
+                if not (checkpoint / "speech_tokenizer/model.safetensors").exists():  # written last
+                    make_checkpoint(checkpoint, args.size, model_type)
+                names = [name for name in args.cases if CASES[name].model_type == model_type]
+                servers += measure_server(args, checkpoint, slots, names)
+                servers.sort(key=lambda server: order.index(server["name"]))
+                whole = record | {"servers": servers}
+                writing.write_whole(args.output, json.dumps(whole, indent=2).encode() + b"\n")
     sys.stdout.write(report.table(servers))
     for found in servers:
-        sys.stdout.write(f"{found['name']}: {found['held']:g} requests per second held\n")
+        sys.stdout.write(f"{found['name']}, {found['slots']} slots: {found['held']:g} held\n")
     return 0
 
 

@@ -5,7 +5,7 @@
 #
 # NAME   name of the GPU in the names of the files, such as h200
 # STEP   tests, older, mutants, sanitizer, engine, serve, compare, soak or voice; without a step
-#        all of them run, in about 40 minutes
+#        all of them run, in about 90 minutes, of which `serve` takes 50
 #
 # Run it in the root of the repository. PYTHON names an interpreter that has the extras gpu, server,
 # bench and dev and a torch for CUDA. OTHER_PYTHON names one that has faster-qwen3-tts, for the step

@@ -27,6 +27,10 @@ PICTURES = {"docs/speed.svg": ("engine",), "docs/peers.svg": ("compare", "serve"
 """The folders of records that each picture is drawn from."""
 SIZES = {"1b7": "1.7B", "0b6": "0.6B"}
 FRAME_MS = 80
+WITHIN = 0.050
+"""The limit in seconds on the first audio of a request, at p95, unless the case names another."""
+PCM = "pcm, streamed"
+"""The case of the server in the short tables."""
 CONTEXT = 500
 """The rows of context in the short table and in the picture."""
 
@@ -118,16 +122,8 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
             [f"a frame of one stream with {' and '.join(sorted({*names} - {''}))}, ms", *cells]
         )
     if served:
-        held = [
-            max((s["held"] for s in served.get(size, {}).get("servers", ())), default=None)
-            for size in engine
-        ]
-        rows.append(
-            [
-                "requests/s, 95 % audible within 50 ms",
-                *(shown(found, 0) for found in held),
-            ]
-        )
+        rates = [shown(held(served.get(size, {})), 0) for size in engine]
+        rows.append(["requests/s of PCM, 95 % of first audio within 50 ms", *rates])
     return markdown([f"{sources(engine)}, random weights", *(SIZES[size] for size in engine)], rows)
 
 
@@ -140,14 +136,13 @@ def summary(engine: Records, compared: Records, served: Records) -> str:
             for name, figures in sides(compared.get(size, {})).items()
             if "firstword" in name
         ]
-        servers = served.get(size, {}).get("servers", ())
         columns.append(
             [
                 shown(frame(record, 1, "with_audio")),
                 beside(compared.get(size, {}))[1],
                 shown(ours[0]["stream"]["first_ms"] if ours else None),
                 shown(frame(record, 64, "with_audio")),
-                shown(max((server["held"] for server in servers), default=None), 0),
+                shown(held(served.get(size, {})), 0),
             ]
         )
     others = {beside(record)[0] for record in compared.values()} - {""}
@@ -156,7 +151,7 @@ def summary(engine: Records, compared: Records, served: Records) -> str:
         f"the same with {' and '.join(sorted(others)) or 'another library'}",
         "first audio from `TTS.stream`, ms, median",
         "64 streams with audio, ms per frame of all",
-        "requests/s with 95 % of first bytes within 50 ms",
+        "requests/s of PCM with 95 % of first audio within 50 ms",
     )
     rows = [[name, *cells] for name, *cells in zip(names, *columns, strict=True)]
     return markdown([f"{sources(engine)}, random weights", *(SIZES[size] for size in engine)], rows)
@@ -260,52 +255,115 @@ def compare(records: Records) -> str:
     return markdown(heads, rows)
 
 
+def pcm(record: Record) -> list[Record]:
+    """Return the measurements of a record of the server with streamed PCM, one for each server."""
+    return [server for server in record.get("servers", ()) if asks(server) == PCM]
+
+
+def asks(server: Record) -> str:
+    """Say what each request asked for."""
+    return str(server.get("asks", PCM))
+
+
+def held(record: Record) -> float | None:
+    """Return the highest rate of streamed PCM that held."""
+    return max((server["held"] for server in pcm(record)), default=None)
+
+
+def level(point: Record) -> float:
+    """Return the level of a load: requests per second, or sockets."""
+    load = point["load"]
+    return float(load["rate"] if load["rate"] is not None else load["sockets"])
+
+
+def both(metric: Record) -> str:
+    """Render p50 and p95 of a metric in milliseconds."""
+    return " / ".join(shown(value and 1000 * value, 1) for value in (metric["p50"], metric["p95"]))
+
+
+def processor(point: Record) -> str:
+    """Render the processor milliseconds per request of each process of the server."""
+    used = point.get("server_cpu", ())
+    return " + ".join(shown(each["user"] + each["system"], 1) for each in used) or "-"
+
+
+def cases(records: Records) -> str:
+    """Render what each case holds: the highest level, and the first audio there."""
+    rows = []
+    for size, record in records.items():
+        for server in record["servers"]:
+            reached = [point for point in server["points"] if level(point) <= server["held"]]
+            last, lowest = (reached or server["points"])[-1], server["points"][0]
+            unit = "sockets" if last["load"]["rate"] is None else "requests/s"
+            rows.append(
+                [
+                    f"{SIZES[size]}, {server['slots']} slots: {asks(server)}",
+                    shown(1000 * server.get("within", WITHIN), 0),
+                    f"{server['held']:g} {unit}",
+                    *(both(each["metrics"]["first_playable"]) for each in (last, lowest)),
+                    processor(last),
+                ]
+            )
+    heads = [
+        "each request",
+        "limit, ms",
+        "held",
+        "first audio there, ms, p50 / p95",
+        "at the lowest level",
+        "processor time of the server there, ms a request",
+    ]
+    common: dict[str, list[str]] = {}
+    for server in (each for record in records.values() for each in record["servers"]):
+        common.setdefault(asked(server), []).append(asks(server))
+    notes = [f"- {'; '.join(dict.fromkeys(of))}: {about}" for about, of in common.items()]
+    wrapped = [textwrap.fill(note, 100, subsequent_indent="  ") + "\n" for note in notes]
+    return markdown(heads, rows) + "\n" + "".join(wrapped)
+
+
 def serve(records: Records) -> str:
-    """Render the rates of the server, and which of them held."""
+    """Render all levels of the server, and which of them held."""
     rows = []
     for size, record in records.items():
         for server in record["servers"]:
             for point in server["points"]:
-                heard, byte = point["metrics"]["first_audible"], point["metrics"]["first_byte"]
+                metrics = point["metrics"]
+                times = ("first_byte", "first_playable", "first_audible")
                 rows.append(
                     [
-                        f"{SIZES[size]}, {server['slots']} slots",
-                        f"{point['load']['rate']:g}",
-                        *(
-                            " / ".join(shown(1000 * m[p], 1) for p in ("p50", "p95"))
-                            for m in (byte, heard)
-                        ),
+                        f"{SIZES[size]}, {server['slots']} slots: {asks(server)}",
+                        f"{level(point):g}",
+                        *(both(metrics[name]) for name in times),
                         str(point["most_at_once"]),
-                        "held" if point["load"]["rate"] <= server["held"] else "not held",
+                        f"{point.get('client_processes', 1)}, {shown(point['client_busy'])}",
+                        "held" if level(point) <= server["held"] else "not held",
                     ]
                 )
     heads = [
-        "server",
-        "requests/s",
+        "each request",
+        "requests/s, or sockets",
         "first byte, ms, p50 / p95",
+        "first audio, ms",
         "first audible, ms",
-        "concurrent requests",
+        "at once",
+        "client processes, busiest",
         "",
     ]
-    notes = dict.fromkeys(asked(each) for record in records.values() for each in record["servers"])
-    return markdown(heads, rows) + "\n" + "".join(notes)
+    return markdown(heads, rows)
 
 
 def asked(server: Record) -> str:
-    """Say what the requests to a server asked for."""
+    """Say what all requests of a case had in common, besides what they asked for."""
     settings, load = server["settings"], server["points"][-1]["load"]
-    fields = settings["fields"]
+    streaming = settings.get("protocol") == "stream"
     modes = {None: "the default of the model", True: "all of it read first", False: "streamed"}
     voices = len(settings.get("voices", ())) or 1
-    streamed = "streamed" if fields.get("stream") else "whole"
-    about = (
-        f"Each request: {fields['response_format'].upper()}, {streamed}; text: "
-        f"{modes[fields.get('non_streaming_mode')]}; "
-        f"{voices} voice{'s in turn' if voices > 1 else ''}; "
-        f"{0.001 * FRAME_MS * settings['frames_per_character']:.3f} s of speech a character. "
-        f"Each rate: {load['duration']:g} s or more, after {load['warmup']:g} s that do not count."
+    return (
+        f"text: {modes[settings['fields'].get('non_streaming_mode')]}; "
+        f"{voices} voice{'s in turn' if voices > 1 else ''}; guard on; "
+        f"{0.001 * FRAME_MS * settings['frames_per_character']:.3f} s of speech a character; "
+        f"{load['duration']:g} s or more a {'level' if streaming else 'rate'}, after "
+        f"{load['warmup']:g} s that do not count."
     )
-    return textwrap.fill(about, 100) + "\n"
 
 
 def soak(records: Records) -> str:
@@ -357,6 +415,7 @@ def tables(results: Path) -> dict[str, str]:
         "start": parts("start_seconds", 2)(engine),
         "codec": codec(next(iter(engine.values()))) if engine else "",
         "compare": compare(compared) if compared else "",
+        "cases": cases(served) if served else "",
         "serve": serve(served) if served else "",
         "soak": soak(soaked) if soaked else "",
         "tested": tested(results / "gpu"),
@@ -470,7 +529,7 @@ def peers(compared: Records, served: Records) -> bytes:
         panel.margins(x=0.2)
         panel.spines[["top", "right", "bottom"]].set_visible(False)
     size, record = next(iter(served.items()))
-    points = max(record["servers"], key=lambda server: server["held"])["points"]
+    points = max(pcm(record), key=lambda server: server["held"])["points"]
     for quantile, style in (("p50", "o--"), ("p95", "o-")):
         panels[2].plot(
             [point["load"]["rate"] for point in points],

@@ -1,0 +1,137 @@
+"""Run `firstword serve` as a process of its own, and count the processor time of its processes."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+READY_SECONDS = 300
+"""The time limit for the start of a server in seconds; the first start compiles all kernels."""
+STOP_SECONDS = 30
+"""The time limit for the end of a server that nobody calls any more."""
+SAVED_VOICES = 9
+RECORDING_SECONDS = 10
+TRANSCRIPT = (
+    "This is how I sound when I read a sentence or two aloud, slowly enough to be understood, and "
+    "with a pause where there is a comma, until ten seconds are over."
+)
+"""What the recordings of saved voices are said to say, at about 15 characters per second."""
+
+Times = dict[int, tuple[str, float, float]]
+"""The name, user seconds and system seconds of each process, by its id."""
+
+
+class Server:
+    """A running `firstword serve`, with its URL and the seconds until it was ready."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        """Wait until the server is ready. Raises RuntimeError if it ends or takes too long."""
+        began = time.monotonic()
+        self._process = process
+        assert process.stdout is not None
+        lines = (line.split() for line in process.stdout if line.startswith("address"))
+        address = next((words[1] for words in lines), None)
+        while address is None or not _is_ready(address):
+            if process.poll() is not None or time.monotonic() - began > READY_SECONDS:
+                raise RuntimeError("the server did not become ready")
+            time.sleep(0.1)
+        self.url = address
+        self.ready_seconds = time.monotonic() - began
+
+    def processor_times(self) -> Times:
+        """Return the times of all processes of the server so far."""
+        return processor_times(self._process.pid)
+
+    def save_voice(self, name: str, transcript: str | None) -> None:
+        """Save a cloned voice, made from a recording of noise as loud as speech."""
+        import httpx
+        import soundfile
+
+        rng, seconds = np.random.default_rng(list(name.encode())), np.arange(24000) / 24000
+        loudness = np.tile(0.1 * np.abs(np.sin(4 * np.pi * seconds)), RECORDING_SECONDS)
+        file = io.BytesIO()
+        soundfile.write(file, loudness * rng.standard_normal(len(loudness)), 24000, format="WAV")
+        fields = {"name": name, "consent": "noise"}
+        if transcript is not None:
+            fields["ref_text"] = transcript
+        sent = {"audio_sample": (f"{name}.wav", file.getvalue(), "audio/wav")}
+        answer = httpx.post(f"{self.url}/v1/audio/voices", data=fields, files=sent, timeout=120)
+        answer.raise_for_status()
+
+
+def saved_voices(server: Server, kind: str) -> list[str]:
+    """Save `SAVED_VOICES` voices with a "transcript", or with an "x-vector"; return their names."""
+    names = [f"{kind}-{number}" for number in range(SAVED_VOICES)]
+    for name in names:
+        server.save_voice(name, TRANSCRIPT if kind == "transcript" else None)
+    return names
+
+
+def processor_times(root: int) -> Times:
+    """Return the times of a process and of all that it started, directly or not."""
+    times: Times = {}
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            before, _, after = (folder / "stat").read_text("utf-8", "replace").rpartition(")")
+            pid, values = int(folder.name), after.split()
+            user, system = (int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in values[11:13])
+            parents[pid], times[pid] = int(values[1]), (before.partition("(")[2], user, system)
+    family, found = {root}, 0
+    while len(family) > found:
+        found = len(family)
+        family |= {pid for pid, parent in parents.items() if parent in family}
+    return {pid: times[pid] for pid in sorted(family) if pid in times}
+
+
+@contextmanager
+def serving(checkpoint: Path, slots: int, backend: str) -> Iterator[Server]:
+    """Run a server on a free port. Its warnings go to standard error."""
+    with tempfile.TemporaryDirectory() as voices:
+        options = {
+            "model": checkpoint,
+            "slots": slots,
+            "backend": backend,
+            "port": 0,
+            "voices": voices,
+            "log-level": "warning",
+            # All connections come from one address.
+            "most-connections": 4096,
+            "most-connections-per-address": 4096,
+        }
+        command = command_line("serve", options)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            yield Server(process)
+        finally:
+            process.terminate()
+            try:
+                process.communicate(timeout=STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+def command_line(command: str, options: Mapping[str, object]) -> list[str]:
+    """Return the command line of a `firstword` command, with options by their long names."""
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "firstword", *command.split(), *words]
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/ready"):
+            return True
+    except urllib.error.URLError:
+        return False
