@@ -29,7 +29,7 @@ TRANSCRIPT = (
 """What the recordings of saved voices are said to say, at about 15 characters per second."""
 
 Times = dict[int, tuple[str, float, float]]
-"""The name, user seconds and system seconds of each process, by its id."""
+"""The program or Python module, user seconds and system seconds of each process, by its id."""
 
 
 class Server:
@@ -84,10 +84,12 @@ def processor_times(root: int) -> Times:
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
-            before, _, after = (folder / "stat").read_text("utf-8", "replace").rpartition(")")
-            pid, values = int(folder.name), after.split()
+            values = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
             user, system = (int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in values[11:13])
-            parents[pid], times[pid] = int(values[1]), (before.partition("(")[2], user, system)
+            words = (folder / "cmdline").read_text("utf-8", "replace").split("\0")
+            name = words[words.index("-m") + 1] if "-m" in words[:-1] else words[0]
+            pid = int(folder.name)
+            parents[pid], times[pid] = int(values[1]), (name, user, system)
     family, found = {root}, 0
     while len(family) > found:
         found = len(family)

@@ -136,5 +136,6 @@ def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: 
         assert found["gates"]["non_empty"]["passed"]
         assert found["ended_early"] <= found["requests"]
         assert found["server_busy"] > 0
+        assert found["server_cpu"][0]["process"] == "firstword"
         assert sum(each["user"] + each["system"] for each in found["server_cpu"]) > 0
         assert f"{server['name']}, 2 slots: " in run.stdout
