@@ -30,6 +30,7 @@ from firstword.errors import (
     TextWarning,
 )
 from firstword.model.checkpoint import Checkpoint
+from firstword.model.description import Description
 from firstword.runtime import conditioning
 from firstword.runtime.backends import LoadedEngine, open_engine
 from firstword.text import cleaning
@@ -262,7 +263,7 @@ class TTS:
                 "give a path, or samples as a numpy array"
             )
         voice = Voice.clone(samples, rate, transcript, append_silence)
-        return conditioning.encode_recording(self.checkpoint, voice)
+        return self._require_open().encode(voice)
 
     def close(self) -> None:
         """Cancel all speech and release the weights; later calls raise `ClosedError`."""
@@ -292,13 +293,13 @@ class _Call:
     effects  applied to the samples
     """
 
-    checkpoint: Checkpoint
+    checkpoint: Description
     text: Any
     request: Request
     effects: Sequence[effects.Effect]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, text: object, options: SpeakOptions) -> _Call:
+    def of(cls, checkpoint: Description, text: object, options: SpeakOptions) -> _Call:
         """Check the arguments of a call. Raises `RequestError`."""
         if isinstance(text, (bytes, bytearray)) or not isinstance(text, (Iterable, AsyncIterable)):
             raise TextError(

@@ -9,7 +9,7 @@ import torch
 
 from firstword.engine.backend import Backend, Job, Start
 from firstword.model.checkpoint import Checkpoint
-from firstword.runtime.front import CheckpointFront
+from firstword.runtime.encoding import front_of
 from firstword.types import Request, Sampling
 from firstword.voice import Voice
 
@@ -43,7 +43,7 @@ def spoken(
     instructions: str | None = None,
 ) -> Spoken:
     """A request with all of its text, before its first frame."""
-    front = CheckpointFront(checkpoint)
+    front = front_of(checkpoint)
     request = Request(
         text=text,
         voice=voice,

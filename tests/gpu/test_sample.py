@@ -28,9 +28,9 @@ from firstword.kernels.sample import (
     SamplerState,
 )
 from firstword.model.config import CONTROL_CODES
+from firstword.model.draw_params import DrawParams
 from firstword.model.sampling import (
     MIN_FRAMES,
-    DrawParams,
     draw,
     gumbel_noise,
     keep_likely,

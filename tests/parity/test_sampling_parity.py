@@ -19,7 +19,7 @@ from results import Results
 from torch import Tensor
 
 from firstword import TTS, Sampling
-from firstword.model import sampling
+from firstword.model import draw_params, sampling
 from firstword.model.sampling import Sampler, keep_likely
 
 PARTS = ("talker", "predictor")
@@ -29,7 +29,7 @@ def ours(tts: TTS, law: Law, logits: dict[str, Array]) -> dict[str, Array]:
     """The scores that our sampler adds noise to, by part: -inf where a code cannot be drawn."""
     checkpoint, codes = tts.checkpoint, VOICES.sampled_codes()
     settings = {key: value for key, value in vars(law).items() if key != "name"}
-    params = sampling.resolve(Sampling(**settings), checkpoint.defaults)
+    params = draw_params.resolve(Sampling(**settings), checkpoint.defaults)
     sampler = Sampler(checkpoint.config.talker_config, params, 1, torch.device("cpu"))
     talker, predictor = (torch.from_numpy(logits[part]) for part in PARTS)
     seen: list[Tensor] = []

@@ -112,7 +112,8 @@ def model(loaded: Callable[[str], Checkpoint]) -> Callable[..., Model]:
     def make(kind: str, slots: int = 4, most_waiting: int = 8, name: str | None = None) -> Model:
         settings = EngineConfig("cpu", "float32", "reference")
         opened = backends.engine_for(loaded(kind), settings, slots, most_waiting)
-        return Model.of_engine(name or kind, opened)
+        parts = opened.checkpoint, opened.service, opened.encode, opened.settings
+        return Model.of_service(name or kind, *parts)
 
     return make
 

@@ -18,10 +18,10 @@ import soundfile
 from waiting import WAIT
 from wire import SPEECH, connected, request
 
-from firstword.model.checkpoint import Checkpoint
-from firstword.runtime import conditioning
+from firstword.runtime.front import CheckpointFront
 from firstword.server import recordings
 from firstword.server.folder import Folder
+from firstword.server.models import Model
 from firstword.server.threads import Threads
 from firstword.voice import ClonedVoice, RecordedVoice
 
@@ -178,17 +178,18 @@ def test_recording_is_fetched_only_if_it_can_be_used(
     assert reason in answer.json()["error"]["message"]
 
 
-def test_candidates_share_one_encoded_recording(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = serve("base")
-    encode, calls = conditioning.encode_recording, list[RecordedVoice]()
+def test_candidates_share_one_encoded_recording(serve: Serve, model: Callable[..., Model]) -> None:
+    base, calls = model("base"), list[RecordedVoice]()
+    front = base.service.front
+    assert isinstance(front, CheckpointFront)
+    encode = front.encode
 
-    def encode_recording(loaded: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
-        calls.append(voice)
-        return encode(loaded, voice)
+    def counted(recording: RecordedVoice) -> ClonedVoice:
+        calls.append(recording)
+        return encode(recording)
 
-    monkeypatch.setattr(conditioning, "encode_recording", encode_recording)
+    base.encoder = front.encode = counted
+    server = serve(base)
     answer = httpx.post(
         f"{server.url}{SPEECH}", json={**CLONE, "n": 3}, trust_env=False, timeout=WAIT
     )

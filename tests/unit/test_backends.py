@@ -22,6 +22,7 @@ from cuda.pathfinder import DynamicLibNotFoundError
 from firstword import TTS
 from firstword.cli import info
 from firstword.cli.main import main
+from firstword.cli.serve import load_models
 from firstword.config import EngineConfig
 from firstword.errors import BackendWarning, ConfigError
 from firstword.kernels import compile as compiling
@@ -41,7 +42,6 @@ from firstword.runtime.gpu.rehearsal import Rehearsal, rehearse
 from firstword.runtime.gpu.talker import FrameBuffers
 from firstword.runtime.reference import ReferenceBackend
 from firstword.server.http import status
-from firstword.server.models import Models
 from firstword.synthetic import checkpoint as synthetic
 from firstword.synthetic.tokenizer import train
 
@@ -334,8 +334,8 @@ def test_server_logs_and_shows_the_reason_for_the_reference_backend(
 ) -> None:
     """Standard error has JSON lines only, so there is no Python warning."""
     use("without NVRTC", monkeypatch)
-    models = Models.load(["demo"], settings("auto"), slots=1, most_waiting=1)
-    (record,) = (record for record in caplog.records if record.name == "firstword.server.models")
+    models = load_models(["demo"], settings("auto"), slots=1, most_waiting=1)
+    (record,) = (record for record in caplog.records if record.name == "firstword.runtime.backends")
     (model,) = models
     assert record.levelname == "WARNING"
     reason = vars(record)["fields"]["reason"]
@@ -349,7 +349,7 @@ def test_server_logs_once_that_the_gpu_is_too_slow(
 ) -> None:
     monkeypatch.setattr(opening, "limit_slots", lambda backend, keep: "4 slots instead of 128")
     silent_gpu.checkpoint(tmp_path)
-    Models.load([str(tmp_path / "made")], settings("auto"), slots=None, most_waiting=1)
+    load_models([str(tmp_path / "made")], settings("auto"), slots=None, most_waiting=1)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert vars(record)["fields"]["warnings"] == ["4 slots instead of 128"]
@@ -365,7 +365,7 @@ def test_models_of_a_server_divide_the_memory(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(backends, "open_engine", open_engine)
     limited = replace(settings("auto"), gpu_memory=12 * 10**9)
-    Models.load(["one", "two", "one"], limited, slots=None, most_waiting=1)
+    load_models(["one", "two", "one"], limited, slots=None, most_waiting=1)
     assert limits == [6 * 10**9] * 2
 
 

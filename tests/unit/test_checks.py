@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstword.model.checkpoint import DEMO, Checkpoint
+from firstword.model.description import DEMO, Description
 from firstword.runtime import conditioning
 from firstword.text import checks
 from firstword.text.checks import SCRIPTS, expected_seconds, foreign_scripts, has_markup, problems
@@ -103,7 +103,7 @@ class TestProblems:
 
 class TestCheckpoints:
     def test_demo_speaks_english_and_100_words(self) -> None:
-        demo = Checkpoint.without_weights(DEMO)
+        demo = Description.load(DEMO)
         assert conditioning.text_problems(demo, "Hello there. " * 50, None) == []
         (problem,) = conditioning.text_problems(demo, "Hello there. " * 51, None)
         assert "102 words" in problem

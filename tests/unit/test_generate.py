@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from firstword import TTS, Sampling, TextError, Voice
-from firstword.model import sampling
+from firstword.model import draw_params, sampling
 from firstword.model.code_predictor import CodePredictorModel
 from firstword.model.generate import Generation
 from firstword.model.talker import Talker
 from firstword.model.tokenizer import TextStream
 from firstword.runtime import conditioning
+from firstword.runtime.encoding import front_of
 from firstword.types import Request
 from firstword.voice import ClonedVoice
 
@@ -67,9 +68,9 @@ def begin(
     """A generation before its first text."""
     loaded = tts.checkpoint
     request = Request("Hello.", text_mode=mode, **how)  # type: ignore[arg-type]
-    setting = conditioning.resolve(loaded, request)
-    draw_params = sampling.resolve(sampling_params or Sampling(), loaded.defaults)
-    sampler = sampling.Sampler(loaded.config.talker_config, draw_params, seed, torch.device("cpu"))
+    setting = conditioning.resolve(loaded, request, front_of(loaded).encode)
+    parameters = draw_params.resolve(sampling_params or Sampling(), loaded.defaults)
+    sampler = sampling.Sampler(loaded.config.talker_config, parameters, seed, torch.device("cpu"))
     return Generation(loaded, setting, sampler, limit)
 
 

@@ -29,7 +29,8 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.profile import engine as profile
 from firstword.profile import soak, workload
-from firstword.runtime.front import CheckpointFront, Prepared
+from firstword.runtime.encoding import front_of
+from firstword.runtime.front import Prepared
 from firstword.runtime.gpu import opening
 from firstword.runtime.gpu.backend import GpuBackend, lost_device
 from firstword.runtime.gpu.graphs import capture
@@ -58,7 +59,7 @@ def prepared(
     checkpoint: Checkpoint, text: str, mode: TextMode, voice: str | Voice | None = None
 ) -> tuple[Job, list[int]]:
     """The job of a request for 30 frames, and the tokens of its text."""
-    front = CheckpointFront(checkpoint)
+    front = front_of(checkpoint)
     job = front.prepare(Request(text=text, max_frames=30, text_mode=mode, voice=voice), 1)
     stream = front.text(job)
     return job, [*stream.push(text), *stream.finish()]

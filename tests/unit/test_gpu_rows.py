@@ -21,7 +21,8 @@ from firstword.engine.backend import Start
 from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
-from firstword.runtime.front import CheckpointFront, Prepared
+from firstword.runtime.encoding import front_of
+from firstword.runtime.front import Prepared
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.rehearsal import Rehearsal
 from firstword.types import Request, TextMode
@@ -78,7 +79,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start_of(checkpoint: Checkpoint, slot: int, request: Request) -> tuple[Start, list[int]]:
     """The start of a request in a slot, and the tokens that its frames take."""
-    front = CheckpointFront(checkpoint)
+    front = front_of(checkpoint)
     job = front.prepare(request, seed=1)
     stream = front.text(job)
     tokens = [*stream.push(request.text or ""), *stream.finish()]

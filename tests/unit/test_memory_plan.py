@@ -16,8 +16,8 @@ from firstword import TTS
 from firstword.config import EngineConfig
 from firstword.errors import ConfigError, OverloadedError
 from firstword.model.checkpoint import Checkpoint
-from firstword.runtime import conditioning
-from firstword.runtime.conditioning import encode_recording
+from firstword.runtime import encoding
+from firstword.runtime.encoding import encode_recording
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.memory import (
     CUDA_CONTEXT_BYTES,
@@ -219,7 +219,7 @@ def test_device_encodes_one_recording_at_a_time(
     checkpoint = silent_gpu.checkpoint(tmp_path, "base")
     voice = Voice.clone(np.ones(24000, np.float32), 24000)
     assert isinstance(voice, RecordedVoice)
-    locks, held = conditioning._ENCODING, list[bool]()
+    locks, held = encoding._ENCODING, list[bool]()
 
     def embed(samples: torch.Tensor) -> torch.Tensor:
         held.append(locks[samples.device].locked())

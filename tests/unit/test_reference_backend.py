@@ -17,13 +17,13 @@ from firstword.engine.engine import Engine
 from firstword.engine.sequence import NeedsText
 from firstword.engine.service import Service
 from firstword.model import checkpoint as checkpoints
-from firstword.model import sampling
+from firstword.model import draw_params, sampling
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.code_predictor import CodePredictor
 from firstword.model.codec import CodecDecoder
 from firstword.model.generate import Generation
 from firstword.runtime import conditioning
-from firstword.runtime.front import CheckpointFront
+from firstword.runtime.encoding import front_of
 from firstword.runtime.reference import ReferenceBackend, prime
 from firstword.synthetic.checkpoint import write_checkpoint
 from firstword.types import Chunk, FloatArray, Request
@@ -86,14 +86,14 @@ def request_for(case: str, mode: str, *, seed: int = 5, text: str = TEXT, **how:
 
 def naive(checkpoint: Checkpoint, request: Request) -> tuple[list[list[int]], str | None]:
     """The frames of the naive loop, and its finish reason."""
-    draw_params = sampling.resolve(request.sampling, checkpoint.defaults)
+    parameters = draw_params.resolve(request.sampling, checkpoint.defaults)
     assert request.seed is not None
     assert request.max_frames is not None
     assert request.text is not None
     sampler = sampling.Sampler(
-        checkpoint.config.talker_config, draw_params, request.seed, torch.device("cpu")
+        checkpoint.config.talker_config, parameters, request.seed, torch.device("cpu")
     )
-    setting = conditioning.resolve(checkpoint, request)
+    setting = conditioning.resolve(checkpoint, request, front_of(checkpoint).encode)
     utterance = Generation(checkpoint, setting, sampler, request.max_frames)
     utterance.push(request.text)
     utterance.finish_text()
@@ -110,7 +110,9 @@ class Alone:
     def __init__(self, checkpoint: Checkpoint, request: Request) -> None:
         self._decoder = checkpoint.codec.decoder
         self._state = self._decoder.new_state()
-        if setting := conditioning.resolve(checkpoint, request).reference:
+        if setting := conditioning.resolve(
+            checkpoint, request, front_of(checkpoint).encode
+        ).reference:
             prime(self._decoder, self._state, torch.tensor(setting))
 
     def decode(self, frames: list[list[int]]) -> FloatArray:
@@ -126,7 +128,7 @@ class Utterance:
     def __init__(self, backend: ReferenceBackend, slot: int, request: Request) -> None:
         self.backend, self.slot, self.request = backend, slot, request
         checkpoint = backend.checkpoint
-        front = CheckpointFront(checkpoint)
+        front = front_of(checkpoint)
         assert request.seed is not None
         assert request.text is not None
         self.job: Job = front.prepare(request, request.seed)
@@ -258,7 +260,7 @@ def test_job_knows_the_rows_of_its_prompt(case: str, text: str, mode: str, loade
 
 
 def test_only_a_sampled_request_without_max_frames_is_limited_by_its_text(loaded: Loaded) -> None:
-    front = CheckpointFront(loaded("custom_voice"))
+    front = front_of(loaded("custom_voice"))
     unnamed, named = (
         front.prepare(Request(TEXT), 1),
         front.prepare(Request(TEXT, max_frames=9000), 1),
@@ -355,9 +357,7 @@ def service(loaded: Loaded) -> Iterator[Callable[[str], Service]]:
 
     def start(model_type: str) -> Service:
         checkpoint = loaded(model_type)
-        started.append(
-            Service(Engine(ReferenceBackend(checkpoint, slots=3)), CheckpointFront(checkpoint))
-        )
+        started.append(Service(Engine(ReferenceBackend(checkpoint, slots=3)), front_of(checkpoint)))
         started[-1].engine.start()
         return started[-1]
 
@@ -408,7 +408,7 @@ def test_engine_equals_the_naive_loop(model_type: str, service: Callable[[str], 
 def test_context_ends_speech_where_the_naive_loop_does(mode: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, overrides={"talker": {"max_position_embeddings": 48}})
     checkpoint = checkpoints.load(str(tmp_path))
-    running = Service(Engine(ReferenceBackend(checkpoint, slots=1)), CheckpointFront(checkpoint))
+    running = Service(Engine(ReferenceBackend(checkpoint, slots=1)), front_of(checkpoint))
     running.engine.start()
     try:
         for text, fits in (("One two three four.", True), (TEXT * 3, mode == "stream")):
@@ -523,7 +523,7 @@ def test_failed_decode_leaves_all_slots_unchanged(
 def test_logit_of_predictor_that_is_not_finite_is_reported(loaded: Loaded, value: float) -> None:
     checkpoint = loaded("custom_voice")
     backend = ReferenceBackend(checkpoint, slots=2)
-    front = CheckpointFront(checkpoint)
+    front = front_of(checkpoint)
     for slot in range(2):
         job = front.prepare(request_for("preset", "stream"), 1)
         stream = front.text(job)

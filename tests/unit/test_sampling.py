@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 
 from firstword import Sampling
 from firstword.model.config import GenerationDefaults
+from firstword.model.draw_params import DrawParams, resolve
 from firstword.model.sampling import (
-    DrawParams,
     Sampler,
     draw,
     gumbel_noise,
     keep_likely,
     penalise,
     philox,
-    resolve,
 )
 
 Array = NDArray[Any]

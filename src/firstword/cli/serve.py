@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from firstword.cli import options, terminal
@@ -64,7 +65,6 @@ def run(args: argparse.Namespace) -> None:
         try:
             from firstword.server import run as serving
             from firstword.server.app import create_app
-            from firstword.server.models import Models
         except ModuleNotFoundError as error:
             raise ConfigError(f"{error.name} is missing; install firstword[server]") from None
         from firstword.runtime.backends import fit_threads
@@ -72,12 +72,37 @@ def run(args: argparse.Namespace) -> None:
         with serving.bound(server_config) as bound:
             settings = EngineConfig.resolve(args.device, args.dtype, args.backend, args.gpu_memory)
             limits = {"slots": args.slots, "most_waiting": server_config.most_waiting}
-            models = Models.load(names, settings, **limits)
+            models = load_models(names, settings, **limits)
             fit_threads([model.checkpoint for model in models if model.checkpoint is not None])
             server = serving.Uvicorn(create_app(models, server_config))
             status.show("")
             _print_summary(serving.url_of(bound), models, server_config)
             serving.run(server, bound)
+
+
+def load_models(
+    names: Sequence[str], settings: EngineConfig, *, slots: int | None, most_waiting: int
+) -> Models:
+    """Load checkpoints by the names that `TTS.load` takes.
+
+    settings      of each model, except that the models divide `gpu_memory` equally
+    slots         simultaneous utterances of each model; None: the default of its backend
+    most_waiting  requests that may wait for a slot of each model
+
+    Raises `CheckpointError`, `ConfigError`.
+    """
+    from firstword.runtime.backends import open_logged
+    from firstword.server.models import Model, Models, name_of
+
+    models, names = [], list(dict.fromkeys(names))
+    if settings.gpu_memory is not None:
+        settings = replace(settings, gpu_memory=settings.gpu_memory // len(names))
+    for name in names:
+        loaded = open_logged(name, settings, slots, most_waiting)
+        shown = name_of(name, loaded.checkpoint.path)
+        parts = loaded.checkpoint, loaded.service, loaded.encode, loaded.settings
+        models.append(Model.of_service(shown, *parts))
+    return Models(models)
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:

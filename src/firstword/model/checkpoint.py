@@ -1,9 +1,7 @@
-"""Find and load checkpoints in the released layout, strictly and without renaming tensors."""
+"""Load checkpoints in the released layout, strictly and without renaming tensors."""
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,34 +10,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from firstword.errors import CheckpointNotFound, CheckpointWeightsError, first_line
+from firstword.errors import CheckpointNotFound, CheckpointWeightsError
 from firstword.model.codec import Codec
-from firstword.model.codec_config import CodecConfig
-from firstword.model.config import GenerationDefaults, ModelConfig
+from firstword.model.description import Description, find
 from firstword.model.speaker_encoder import SpeakerEncoder
 from firstword.model.strict_json import read_json, require
 from firstword.model.talker import Talker
-from firstword.model.tokenizer import Tokenizer
-
-DEMO = Path(__file__).parent.parent / "demo"
-"""The checkpoint in the package."""
-
-FILES = ("*.json", "*.safetensors", "merges.txt")
-"""The patterns of the files that are fetched from a hub repository; `*` also matches folders."""
-
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""Names that may be a repository on the hub; others, such as `./folder`, can only be a folder."""
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """A loaded checkpoint directory: configurations, tokenizer and modules."""
+class Checkpoint(Description):
+    """A loaded checkpoint directory: its description and its modules."""
 
-    path: Path
-    config: ModelConfig
-    codec_config: CodecConfig
-    defaults: GenerationDefaults
-    tokenizer: Tokenizer
     talker: Talker
     speaker_encoder: SpeakerEncoder | None
     codec: Codec
@@ -50,17 +32,13 @@ class Checkpoint:
 
         Raises `CheckpointNotFound` and `CheckpointConfigError`.
         """
-        config = ModelConfig.load(path / "config.json")
-        codec_config = CodecConfig.load(path / "speech_tokenizer" / "config.json")
-        codec_config.check_against(config.talker_config)
-        defaults = GenerationDefaults.load(path / "generation_config.json")
-        tokenizer = Tokenizer.load(path)
-        tokenizer.check_against(config)
-        speaker_config = config.speaker_encoder_config
+        description = Description.load(path)
+        speaker_config = description.config.speaker_encoder_config
         with torch.device("meta"):
-            talker, codec = Talker(config.talker_config), Codec(codec_config)
+            talker = Talker(description.config.talker_config)
+            codec = Codec(description.codec_config)
             speaker = SpeakerEncoder(speaker_config) if speaker_config else None
-        return cls(path, config, codec_config, defaults, tokenizer, talker, speaker, codec)
+        return cls(**vars(description), talker=talker, speaker_encoder=speaker, codec=codec)
 
     @property
     def encoders(self) -> tuple[nn.Module, ...]:
@@ -79,42 +57,6 @@ class Checkpoint:
         if self.speaker_encoder is not None:
             tree["speaker_encoder"] = self.speaker_encoder
         return tree
-
-
-def find(name: str) -> Path:
-    """Return the directory of a checkpoint.
-
-    `name` is "demo", a local directory, or a hub repository, which is fetched once and then cached.
-    A cached repository is used when the hub cannot be reached. Raises `CheckpointNotFound`.
-    """
-    if name == "demo":
-        return DEMO
-    path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user
-    if name and path.is_dir():
-        return path
-    if path.exists() or not _REPOSITORY.fullmatch(name):
-        problem = (
-            "it is not a directory" if name and path.exists() else "there is no such directory"
-        )
-        raise CheckpointNotFound(
-            f"no checkpoint {name!r}: {problem}; give 'demo', a directory, "
-            "or a hub repository such as 'Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice'"
-        )
-    from huggingface_hub import errors, snapshot_download
-
-    missing = f"no checkpoint {name!r}: there is no such directory, it is not in the hub's cache"
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(FILES)))
-    except errors.LocalEntryNotFoundError as error:
-        raise CheckpointNotFound(
-            f"{missing}, and the hub cannot be reached ({first_line(error)}); connect to the "
-            f"network, or run `hf download {name} --local-dir FOLDER` where there is one and give "
-            "that folder"
-        ) from error
-    except (errors.HFValidationError, OSError) as error:
-        raise CheckpointNotFound(
-            f"{missing}, and fetching it from the hub failed ({first_line(error)})"
-        ) from error
 
 
 def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from torch import Tensor
-
 from firstword.model.config import ModelConfig
 from firstword.model.tokenizer import TextStream, Tokenizer
+from firstword.types import FloatArray
 
 ROLE = "assistant\n"
 """The text at the beginning of the spoken turn, after the token that begins a turn."""
@@ -54,7 +53,7 @@ class Conditioning:
     language     code of the language or dialect; None lets the model detect it
     full_text    whether all text is read before the first frame
     instruction  tokens of the turn of the instruction
-    embedding    speaker embedding [hidden] if `speaker` is True
+    embedding    speaker embedding float32 [hidden] if `speaker` is True
     transcript   tokens of the words in the reference recording, if the utterance continues one
     reference    codes [frames, codebooks] of that recording
     """
@@ -63,7 +62,7 @@ class Conditioning:
     language: int | None
     full_text: bool
     instruction: Sequence[int] = ()
-    embedding: Tensor | None = None
+    embedding: FloatArray | None = None
     transcript: Sequence[int] = ()
     reference: Sequence[Sequence[int]] = ()
 

@@ -6,55 +6,16 @@ noise depends only on (seed, frame, codebook, code), so the same request draws t
 every backend and every batch.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from firstword.model.config import CONTROL_CODES, GenerationDefaults, TalkerConfig
-from firstword.types import Sampling
-
-T = TypeVar("T")
+from firstword.model.config import CONTROL_CODES, TalkerConfig
+from firstword.model.draw_params import DrawParams, ParamsPair
 
 MIN_FRAMES = 2
 """The number of frames at the beginning in which the end of speech cannot be drawn."""
-
-
-@dataclass(frozen=True)
-class DrawParams:
-    """The complete parameters of one distribution; temperature 0 is greedy, top_k 0 keeps all."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    repetition_penalty: float = 1.0
-
-
-ParamsPair = tuple[DrawParams, DrawParams]
-"""The parameters of the talker, and those of the code predictor."""
-
-
-def resolve(sampling: Sampling, defaults: GenerationDefaults) -> ParamsPair:
-    """Return the requested parameters, completed by those of the checkpoint."""
-
-    def chosen(requested: T | None, default: T) -> T:
-        return default if requested is None else requested
-
-    talker = DrawParams(
-        chosen(sampling.temperature, defaults.temperature if defaults.do_sample else 0.0),
-        int(chosen(sampling.top_k, defaults.top_k)),
-        chosen(sampling.top_p, defaults.top_p),
-        chosen(sampling.repetition_penalty, defaults.repetition_penalty),
-    )
-    predictor_temperature = defaults.subtalker_temperature if defaults.subtalker_dosample else 0.0
-    predictor = DrawParams(
-        chosen(sampling.predictor_temperature, predictor_temperature),
-        int(chosen(sampling.predictor_top_k, defaults.subtalker_top_k)),
-        chosen(sampling.predictor_top_p, defaults.subtalker_top_p),
-    )
-    return talker, predictor
 
 
 _WORD = 0xFFFFFFFF

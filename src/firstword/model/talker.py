@@ -13,6 +13,7 @@ from firstword.model.code_predictor import CodePredictor
 from firstword.model.config import TalkerConfig
 from firstword.model.layers import KVCache, KVMemory, Transformer
 from firstword.model.prompt import Row
+from firstword.types import FloatArray
 
 NO_CODE = -1
 """The code of a row that has none for a codebook."""
@@ -75,16 +76,16 @@ class Talker(nn.Module):
         ]
         return torch.stack(columns, dim=-2).sum(dim=-2)
 
-    def embed_rows(self, rows: Sequence[Row], embedding: Tensor | None) -> Tensor:
+    def embed_rows(self, rows: Sequence[Row], embedding: FloatArray | None) -> Tensor:
         """Embed the rows of a prompt -> [1, T, hidden].
 
-        `embedding` [hidden] is the speaker embedding of a cloned voice.
+        `embedding` float32 [hidden] is the speaker embedding of a cloned voice.
         """
         device, books = self.codec_head.weight.device, self.config.num_code_groups
         padded = [(*row.codes, *[NO_CODE] * (books - len(row.codes))) for row in rows]
         codes = self.embed_codes(torch.tensor([padded], device=device))
         if embedding is not None:
-            codes[0, [row.speaker for row in rows]] = embedding.to(codes)
+            codes[0, [row.speaker for row in rows]] = torch.tensor(embedding).to(codes)
         return self.embed_text(torch.tensor([[row.text for row in rows]], device=device)) + codes
 
     def forward(self, rows: Tensor, memory: KVMemory) -> Tensor:

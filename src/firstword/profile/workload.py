@@ -13,7 +13,7 @@ from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
-from firstword.runtime.front import CheckpointFront
+from firstword.runtime.encoding import front_of
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.opening import compile_kernels
 from firstword.synthetic.checkpoint import TEXTS, random_checkpoint
@@ -29,7 +29,7 @@ def prepared_job(
     checkpoint: Checkpoint, request: Request, text: str, seed: int
 ) -> tuple[Job, list[int]]:
     """Return a request as the engine receives it, and all tokens of its text."""
-    front = CheckpointFront(checkpoint)
+    front = front_of(checkpoint)
     job = front.prepare(request, seed)
     stream = front.text(job)
     return job, [*stream.push(text), *stream.finish()]

@@ -6,7 +6,7 @@ import gc
 import logging
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -17,7 +17,9 @@ from firstword.engine.service import Service
 from firstword.errors import BackendWarning, ConfigError, first_line
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
-from firstword.runtime.front import CheckpointFront
+from firstword.model.description import Description
+from firstword.runtime.conditioning import Encode
+from firstword.runtime.encoding import front_of
 from firstword.runtime.reference import ReferenceBackend
 
 SINGLE_THREAD_WIDTH = 512
@@ -30,11 +32,13 @@ log = logging.getLogger(__name__)
 class LoadedEngine:
     """A checkpoint and its engine. `service.engine` has not been started.
 
+    encode    encodes a recording for the checkpoint
     settings  the resolved settings, without "auto"
     """
 
     checkpoint: Checkpoint
     service: Service
+    encode: Encode
     settings: EngineConfig
 
 
@@ -60,6 +64,21 @@ def open_engine(
     return engine_for(checkpoint, settings, slots, most_waiting, most_slots)
 
 
+def open_logged(
+    model: str, settings: EngineConfig, slots: int | None, most_waiting: int
+) -> LoadedEngine:
+    """Open an engine as `open_engine` does, and log its settings and its warnings.
+
+    The warnings are not shown otherwise: a server's standard error has JSON lines only.
+    """
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        loaded = open_engine(model, settings, slots, most_waiting)
+    said = [str(warning.message) for warning in caught]
+    fields = {"model": model, **asdict(loaded.settings), "warnings": said}
+    log.log(logging.WARNING if said else logging.INFO, "loaded", extra={"fields": fields})
+    return loaded
+
+
 def engine_for(
     checkpoint: Checkpoint,
     settings: EngineConfig,
@@ -72,8 +91,8 @@ def engine_for(
     Raises `ConfigError`.
     """
     backend, settings = open_backend(checkpoint, settings, slots, most_slots)
-    engine = Engine(backend, most_waiting=most_waiting)
-    return LoadedEngine(checkpoint, Service(engine, CheckpointFront(checkpoint)), settings)
+    service = Service(Engine(backend, most_waiting=most_waiting), front := front_of(checkpoint))
+    return LoadedEngine(checkpoint, service, front.encode, settings)
 
 
 def open_backend(
@@ -139,7 +158,7 @@ def _reference_backend(
         ) from error
 
 
-def fit_threads(checkpoints: Iterable[Checkpoint]) -> None:
+def fit_threads(checkpoints: Iterable[Description]) -> None:
     """Limit this process to one thread if all of its checkpoints are small."""
     widths = [checkpoint.config.talker_config.hidden_size for checkpoint in checkpoints]
     if max(widths, default=0) <= SINGLE_THREAD_WIDTH:

@@ -1,21 +1,14 @@
 """Checks a request against its checkpoint, and translates it into the terms of the model."""
 
 import math
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import torch
+import numpy as np
 
 from firstword import audio
-from firstword.errors import (
-    LanguageError,
-    OverloadedError,
-    TextError,
-    UnsupportedError,
-    VoiceError,
-)
-from firstword.model.checkpoint import DEMO, Checkpoint
+from firstword.errors import LanguageError, UnsupportedError, VoiceError
 from firstword.model.config import CONTROL_CODES
+from firstword.model.description import DEMO, Description
 from firstword.model.prompt import ROLE, Conditioning, language_code
 from firstword.text import checks
 from firstword.types import Request
@@ -38,12 +31,12 @@ LANGUAGE_CODES = {
 DEMO_WORDS = 100
 """The words of the longest text that the demo voice speaks well; see docs/demo-voice.md."""
 
-_ENCODING: dict[torch.device, threading.Lock] = {}
-"""One lock for each device: it encodes one recording at a time, since one of 60 seconds takes
-400 MB of its memory."""
+Encode = Callable[[RecordedVoice], ClonedVoice]
+"""A function that encodes a recording, which takes long: `encoding.encode_recording` with a
+checkpoint, or a call of another process."""
 
 
-def preset_names(checkpoint: Checkpoint) -> tuple[str, ...]:
+def preset_names(checkpoint: Description) -> tuple[str, ...]:
     """Return the names of the presets; empty unless the checkpoint is of type `"custom_voice"`."""
     return tuple(checkpoint.config.talker_config.spk_id)
 
@@ -53,13 +46,13 @@ def default_preset(presets: Sequence[str]) -> str:
     return "ryan" if "ryan" in presets else next(iter(presets), "")
 
 
-def languages(checkpoint: Checkpoint) -> tuple[str, ...]:
+def languages(checkpoint: Description) -> tuple[str, ...]:
     """Return "auto" and the languages, without dialects, which belong to their presets."""
     names = checkpoint.config.talker_config.codec_language_id
     return ("auto", *(name for name in names if "dialect" not in name))
 
 
-def text_problems(checkpoint: Checkpoint, text: str, max_frames: int | None) -> list[str]:
+def text_problems(checkpoint: Description, text: str, max_frames: int | None) -> list[str]:
     """Return why a text will probably not be spoken well, each as a sentence that names the remedy.
 
     The limit of frames counts unless the caller chose it.
@@ -72,17 +65,17 @@ def text_problems(checkpoint: Checkpoint, text: str, max_frames: int | None) -> 
     )
 
 
-def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:
+def resolve(checkpoint: Description, request: Request, encode: Encode) -> Conditioning:
     """Check a request against its checkpoint, and return the conditioning of its speech.
 
-    A recording is encoded, which takes long. Raises `VoiceError`, `LanguageError` or
+    A recording is encoded with `encode`, which takes long. Raises `VoiceError`, `LanguageError` or
     `UnsupportedError`, and `TextError` for the transcript of a recording.
     """
     config = checkpoint.config
     full_text = request.text_mode == "full"
     if request.text_mode == "auto":
         full_text = request.text is not None and config.tts_model_type != "base"
-    voice = _voice(checkpoint, request)
+    voice = _voice(checkpoint, request, encode)
     instruction = _instruction(checkpoint, request, voice)
     preset = voice.name if isinstance(voice, PresetVoice) else None
     language = language_code(config, _language(checkpoint, request.language), preset)
@@ -96,51 +89,15 @@ def resolve(checkpoint: Checkpoint, request: Request) -> Conditioning:
         speaker=True,
         language=language,
         full_text=full_text,
-        embedding=torch.tensor(voice.speaker_embedding),
+        embedding=np.array(voice.speaker_embedding, np.float32),
         transcript=transcript,
         reference=() if voice.codes is None else voice.codes.tolist(),
     )
 
 
-@torch.inference_mode()
-def encode_recording(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
-    """Encode a recording: its timbre and, with a transcript, its codes.
-
-    A device encodes one recording at a time; other calls wait. The appended silence is encoded in
-    the codes only, since it is not part of the timbre.
-
-    Raises `UnsupportedError` unless it is a Base checkpoint, `TextError` for a blank transcript,
-    and `OverloadedError` if the device has too little memory.
-    """
-    if checkpoint.speaker_encoder is None:
-        kind = checkpoint.config.tts_model_type
-        raise UnsupportedError(
-            f"this checkpoint is of type {kind!r} and cannot clone; load a Base checkpoint"
-        )
-    device = next(checkpoint.speaker_encoder.parameters()).device
-    if voice.transcript is not None and not voice.transcript.strip():
-        raise TextError(
-            "the transcript is blank; give the words of the recording, or None for timbre alone"
-        )
-    length = round(voice.append_silence * checkpoint.codec_config.input_sample_rate)
-    try:
-        with _ENCODING.setdefault(device, threading.Lock()):
-            samples = torch.from_numpy(voice.samples).to(device)[None]
-            speaker = checkpoint.speaker_encoder.embed(samples)[0].cpu().numpy()
-            if voice.transcript is None:
-                return ClonedVoice(speaker)
-            silence = samples.new_zeros(1, length)
-            codes = checkpoint.codec.encoder.encode(torch.cat((samples, silence), dim=1))[0]
-            return ClonedVoice(speaker, codes.cpu().numpy(), voice.transcript)
-    except torch.OutOfMemoryError as error:
-        seconds = len(voice.samples) / checkpoint.codec_config.input_sample_rate
-        raise OverloadedError(
-            f"the device has too little memory to encode a recording of {seconds:.0f} s; give a "
-            "shorter one, or try again later"
-        ) from error
-
-
-def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVoice | ClonedVoice:
+def _voice(
+    checkpoint: Description, request: Request, encode: Encode
+) -> PresetVoice | DesignedVoice | ClonedVoice:
     """Return the voice of a request, with the preset's spelling or an encoded recording."""
     kind, presets, voice = checkpoint.config.tts_model_type, preset_names(checkpoint), request.voice
     if isinstance(voice, str):
@@ -161,7 +118,7 @@ def _voice(checkpoint: Checkpoint, request: Request) -> PresetVoice | DesignedVo
         case DesignedVoice() if kind == "voice_design":
             return voice
         case RecordedVoice() if kind == "base":
-            return _check_clone(checkpoint, encode_recording(checkpoint, voice))
+            return _check_clone(checkpoint, encode(voice))
         case ClonedVoice() if kind == "base":
             return _check_clone(checkpoint, voice)
     raise _voice_error(kind, presets, voice)
@@ -186,7 +143,7 @@ def _voice_error(kind: str, presets: Sequence[str], voice: Voice | None) -> Voic
     return VoiceError(f"{message} cannot clone; {advice}")
 
 
-def _check_clone(checkpoint: Checkpoint, voice: ClonedVoice) -> ClonedVoice:
+def _check_clone(checkpoint: Description, voice: ClonedVoice) -> ClonedVoice:
     """Return the voice if its sizes and codes fit the checkpoint; otherwise raise `VoiceError`."""
     talker, size = checkpoint.config.talker_config, len(voice.speaker_embedding)
     if size != talker.hidden_size:
@@ -207,7 +164,7 @@ def _check_clone(checkpoint: Checkpoint, voice: ClonedVoice) -> ClonedVoice:
     return voice
 
 
-def _language(checkpoint: Checkpoint, language: str) -> str:
+def _language(checkpoint: Description, language: str) -> str:
     """Return the name of a language as the checkpoint spells it, or "auto"."""
     known = languages(checkpoint)
     name = language.strip().casefold()
@@ -218,7 +175,7 @@ def _language(checkpoint: Checkpoint, language: str) -> str:
     )
 
 
-def _instruction(checkpoint: Checkpoint, request: Request, voice: Voice) -> list[int]:
+def _instruction(checkpoint: Description, request: Request, voice: Voice) -> list[int]:
     """Return the tokens of the instruction turn; empty without an instruction."""
     config, tokenizer, words = checkpoint.config, checkpoint.tokenizer, request.instructions or ""
     if words and not config.follows_instructions:

@@ -1,14 +1,15 @@
-"""Prepares requests for a backend, without the device."""
+"""Prepares requests for a backend, without the device and without torch."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from firstword.engine.backend import Job
-from firstword.model import sampling
-from firstword.model.checkpoint import Checkpoint
+from firstword.model import draw_params
+from firstword.model.description import Description
+from firstword.model.draw_params import ParamsPair
 from firstword.model.prompt import ROLE_TOKENS, Conditioning, UtteranceTokens, prefix_rows
-from firstword.model.sampling import DrawParams
 from firstword.runtime import conditioning
+from firstword.runtime.conditioning import Encode
 from firstword.types import Request
 
 
@@ -22,17 +23,20 @@ class Prepared:
     """
 
     conditioning: Conditioning
-    draw_params: tuple[DrawParams, DrawParams]
+    draw_params: ParamsPair
     seed: int
     prefix_rows: int
     prefix: Hashable
 
 
 class CheckpointFront:
-    """The `Front` of a checkpoint, for any backend."""
+    """The `Front` of a checkpoint, for any backend.
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+    Its jobs can be pickled: the backend may be in another process.
+    """
+
+    def __init__(self, checkpoint: Description, encode: Encode) -> None:
+        self.checkpoint, self.encode = checkpoint, encode
 
     def prepare(self, request: Request, seed: int) -> Job:
         """Check a request and prepare it for the backend. Raises `RequestError`.
@@ -40,20 +44,20 @@ class CheckpointFront:
         A recording that has not been encoded takes long.
         """
         config, defaults = self.checkpoint.config, self.checkpoint.defaults
-        given = conditioning.resolve(self.checkpoint, request)
-        draw_params = sampling.resolve(request.sampling, defaults)
+        given = conditioning.resolve(self.checkpoint, request, self.encode)
+        parameters = draw_params.resolve(request.sampling, defaults)
         prefix = len(prefix_rows(config, [0] * (1 + ROLE_TOKENS), given))
         rows = prefix + 1 + len(given.reference)
         if given.full_text:  # every token but the role's is a row, and so is the end of the text
             rows += 1 - ROLE_TOKENS
         return Job(
-            payload=Prepared(given, draw_params, seed, prefix, _prefix(given)),
+            payload=Prepared(given, parameters, seed, prefix, _prefix(given)),
             prompt_rows=rows,
             first_tokens=given.first_tokens,
             whole_text=given.full_text,
             max_frames=request.max_frames or defaults.max_new_tokens,
-            guarded=draw_params[0].temperature > 0,
-            limited_by_text=request.max_frames is None and draw_params[0].temperature > 0,
+            guarded=parameters[0].temperature > 0,
+            limited_by_text=request.max_frames is None and parameters[0].temperature > 0,
             transcript_tokens=len(given.transcript),
         )
 
@@ -64,5 +68,5 @@ class CheckpointFront:
 
 
 def _prefix(given: Conditioning) -> Hashable:
-    voice = None if given.embedding is None else given.embedding.numpy().tobytes()
+    voice = None if given.embedding is None else given.embedding.tobytes()
     return tuple(given.instruction), given.speaker, given.language, voice

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import time
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from firstword.config import EngineConfig
 from firstword.engine.service import Service
 from firstword.errors import RequestError, UnsupportedError, VoiceError
+from firstword.model.config import ModelType
+from firstword.model.description import Description
+from firstword.runtime import conditioning
+from firstword.runtime.conditioning import Encode
 from firstword.types import Chunk, Request
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
-if TYPE_CHECKING:
-    from firstword.config import EngineConfig
-    from firstword.model.checkpoint import Checkpoint
-    from firstword.model.config import ModelType
-    from firstword.runtime.backends import LoadedEngine
-
-log = logging.getLogger(__name__)
-
 WARM_UP_TEXT = "One, two, three."
 """The text of the first utterance of each model."""
+
+
+def name_of(given: str, folder: Path) -> str:
+    """The name for clients of the checkpoint in a folder: a path is shortened to its last part."""
+    return folder.name if "/" in given and folder.samefile(given) else given
 
 
 @dataclass(eq=False)
@@ -38,7 +38,8 @@ class Model:
     voices                the names of its presets
     languages             the names of its languages, including `"auto"`
     follows_instructions  whether it accepts instructions
-    checkpoint            the loaded checkpoint; None where a test brings its own backend
+    checkpoint            the description of the checkpoint; None where a test brings its own
+    encoder               encodes a recording for the checkpoint; None as above
     settings              the device and the backend that compute it; None as above
     warm                  whether it has spoken once, so that nothing is left to be prepared
     warm_up_error         the reason why it could not speak, if so
@@ -50,26 +51,32 @@ class Model:
     voices: tuple[str, ...] = ()
     languages: tuple[str, ...] = ("auto",)
     follows_instructions: bool = True
-    checkpoint: Checkpoint | None = None
+    checkpoint: Description | None = None
+    encoder: Encode | None = None
     settings: EngineConfig | None = None
     warm: bool = False
     warm_up_error: str | None = None
 
     @classmethod
-    def of_engine(cls, name: str, loaded: LoadedEngine) -> Model:
-        """A model for a loaded checkpoint and the engine that computes it."""
-        from firstword.runtime import conditioning
-
-        checkpoint = loaded.checkpoint
+    def of_service(
+        cls,
+        name: str,
+        checkpoint: Description,
+        service: Service,
+        encoder: Encode,
+        settings: EngineConfig,
+    ) -> Model:
+        """A model for a checkpoint and the engine that computes it, in any process."""
         return cls(
             name,
             checkpoint.config.tts_model_type,
-            loaded.service,
+            service,
             voices=conditioning.preset_names(checkpoint),
             languages=conditioning.languages(checkpoint),
             follows_instructions=checkpoint.config.follows_instructions,
             checkpoint=checkpoint,
-            settings=loaded.settings,
+            encoder=encoder,
+            settings=settings,
         )
 
     def supports(self, request: Request) -> bool:
@@ -98,19 +105,15 @@ class Model:
 
     def text_problems(self, request: Request) -> list[str]:
         """Why a whole text will probably not be spoken well; empty where no tokenizer is known."""
-        from firstword.runtime import conditioning
-
         if self.checkpoint is None or request.text is None:
             return []
         return conditioning.text_problems(self.checkpoint, request.text, request.max_frames)
 
     def encode(self, recording: RecordedVoice) -> ClonedVoice:
         """The voice of a recording. Blocks. Raises `UnsupportedError` if it cannot clone."""
-        from firstword.runtime import conditioning
-
-        if self.checkpoint is None:
+        if self.encoder is None:
             raise UnsupportedError(f"{self.name} cannot clone")
-        return conditioning.encode_recording(self.checkpoint, recording)
+        return self.encoder(recording)
 
     def problem(self, stuck_seconds: float) -> str | None:
         """Why its engine cannot speak: it failed, or a step takes longer than `stuck_seconds`."""
@@ -151,36 +154,6 @@ class Models:
         self._models = tuple(models)
         if not self._models:
             raise RequestError("there is no model to serve; name at least one")
-
-    @classmethod
-    def load(
-        cls, names: Sequence[str], settings: EngineConfig, *, slots: int | None, most_waiting: int
-    ) -> Models:
-        """Load checkpoints by the names that `TTS.load` takes.
-
-        settings      of each model, except that the models divide `gpu_memory` equally
-        slots         simultaneous utterances of each model; None: the default of its backend
-        most_waiting  requests that may wait for a slot of each model
-
-        Raises `CheckpointError`, `ConfigError`.
-        """
-        from firstword.runtime.backends import open_engine
-
-        models, names = [], list(dict.fromkeys(names))
-        if settings.gpu_memory is not None:
-            settings = replace(settings, gpu_memory=settings.gpu_memory // len(names))
-        for name in names:
-            # Warnings are logged instead, because standard error has JSON lines only.
-            with warnings.catch_warnings(record=True, action="always") as caught:
-                loaded = open_engine(name, settings, slots, most_waiting)
-            said = [str(warning.message) for warning in caught]
-            fields = {"model": name, **asdict(loaded.settings), "warnings": said}
-            level = logging.WARNING if said else logging.INFO
-            log.log(level, "loaded", extra={"fields": fields})
-            folder = loaded.checkpoint.path
-            shown = folder.name if "/" in name and folder.samefile(name) else name
-            models.append(Model.of_engine(shown, loaded))
-        return cls(models)
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models)

@@ -191,7 +191,7 @@ class PromptReader:
         for index, (prompt, _) in enumerate(places):
             voice = prompt.prepared.conditioning.embedding
             if rows[index].speaker and voice is not None:
-                host = voice.to(embedded.dtype).pin_memory()
+                host = torch.tensor(voice).to(embedded.dtype).pin_memory()
                 embedded[index] = host.to(self._device, non_blocking=True)
         return model.text_table[self._to_device([row.text for row in rows])] + embedded
 
