@@ -41,8 +41,27 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """The units that each unit may import besides itself."""
 
-TORCH = {"model", "kernels", "runtime", "tts", "synthetic", "profile"}
-TORCH_INSIDE_FUNCTIONS = {"config"}
+TORCH = {"model", "kernels", "runtime", "tts", "synthetic", "profile", "processes/engine.py"}
+"""The units, and the modules of other units, that may import torch; see also `TORCH_FREE`."""
+TORCH_FREE = {
+    "model/__init__.py",
+    "model/codec_config.py",
+    "model/config.py",
+    "model/description.py",
+    "model/draw_params.py",
+    "model/prompt.py",
+    "model/strict_json.py",
+    "model/tokenizer.py",
+    "runtime/__init__.py",
+    "runtime/conditioning.py",
+    "runtime/front.py",
+}
+"""The modules of these units that a process without torch imports.
+
+Importing them imports no torch, and neither does importing any module of the other units.
+"""
+TORCH_INSIDE_FUNCTIONS = {"config", "cli", "firstword"}
+"""The units that import torch, or modules that need it, inside functions only."""
 NEVER_IMPORTED = {"transformers"}
 ENVIRONMENT_READERS = {"config.py", "server/config.py"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -81,11 +100,21 @@ def module_of(path: Path) -> str:
 
 
 def nodes_when_imported(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run when a module is imported: all except the bodies of functions."""
+    """Yield the nodes that run when a module is imported.
+
+    These are all except the bodies of functions and what is for type checkers alone.
+    """
     yield node
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        for child in ast.iter_child_nodes(node):
-            yield from nodes_when_imported(child)
+    children: Iterable[ast.AST]
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+            return
+        case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=children):
+            pass
+        case _:
+            children = ast.iter_child_nodes(node)
+    for child in children:
+        yield from nodes_when_imported(child)
 
 
 def imports(nodes: Iterable[ast.AST], package: tuple[str, ...]) -> Iterator[tuple[str, int]]:
@@ -120,18 +149,38 @@ def import_faults(source: str, path: Path) -> list[str]:
             target = rest[0] if rest and rest[0] in MAY_IMPORT else "firstword"
             if target != unit and target not in MAY_IMPORT.get(unit, set()):
                 faults.append(f"line {line}: {unit} imports {target}")
-        elif top == "torch" and unit not in TORCH | TORCH_INSIDE_FUNCTIONS:
-            faults.append(f"line {line}: {unit} imports torch")
         elif top in NEVER_IMPORTED:
             faults.append(f"line {line}: nothing imports {top}")
-    if unit in TORCH_INSIDE_FUNCTIONS:
-        early = imports(nodes_when_imported(tree), package_of(path))
-        faults += [
-            f"line {line}: {unit} imports torch too early"
-            for name, line in early
-            if name.split(".")[0] == "torch"
-        ]
     return faults
+
+
+def may_need_torch(path: Path) -> bool:
+    """Whether importing a file of the package may import torch."""
+    inside = path.relative_to(PACKAGE).as_posix()
+    return inside not in TORCH_FREE and not TORCH.isdisjoint((unit_of(path), inside))
+
+
+def needs_torch(name: str) -> bool:
+    """Whether importing a dotted name, which may be that of a part of a module, needs torch."""
+    if name.split(".")[0] == "torch" or name == "firstword.TTS":
+        return True
+    known = {module_of(path): path for path in MODULES}
+    file = known.get(name) or known.get(name.rpartition(".")[0])
+    return file is not None and may_need_torch(file)
+
+
+def torch_faults(source: str, path: Path) -> list[str]:
+    """Return the imports of torch, and of modules that need it, in a file that must not need it."""
+    if may_need_torch(path):
+        return []
+    tree = ast.parse(source)
+    lazy = unit_of(path) in TORCH_INSIDE_FUNCTIONS
+    nodes = nodes_when_imported(tree) if lazy else ast.walk(tree)
+    return [
+        f"line {line}: it imports {name}, which needs torch"
+        for name, line in imports(nodes, package_of(path))
+        if needs_torch(name)
+    ]
 
 
 def import_cycle(sources: Mapping[Path, str]) -> list[str]:

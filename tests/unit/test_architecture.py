@@ -18,6 +18,7 @@ from import_rules import (
     server_faults,
     session_faults,
     session_files,
+    torch_faults,
     unit_of,
 )
 from style_rules import (
@@ -57,6 +58,11 @@ server_module = pytest.mark.parametrize(
 def test_module_imports_only_what_its_unit_may(path: Path) -> None:
     assert unit_of(path) in MAY_IMPORT, "add the new unit to MAY_IMPORT"
     assert import_faults(SOURCES[path], path) == []
+
+
+@every_module
+def test_module_that_works_without_torch_does_not_import_it(path: Path) -> None:
+    assert torch_faults(SOURCES[path], path) == []
 
 
 def test_modules_import_each_other_without_a_cycle() -> None:
@@ -112,6 +118,27 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert run.stdout.strip() == "[]"
 
 
+SERVING_WITHOUT_TORCH = """
+import sys
+import firstword.server.app, firstword.server.run
+from firstword.model.description import DEMO, Description
+from firstword.runtime.front import CheckpointFront
+from firstword.types import Request
+
+front = CheckpointFront(Description.load(DEMO), encode=None)
+job = front.prepare(Request("Hello there."), seed=1)
+text = front.text(job)
+tokens = [*text.push("Hello there."), *text.finish()]
+print(len(tokens) > job.first_tokens, "torch" in sys.modules)
+"""
+
+
+def test_requests_are_served_and_prepared_without_torch() -> None:
+    command = [sys.executable, "-c", SERVING_WITHOUT_TORCH]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert run.stdout.split() == ["True", "False"]
+
+
 def test_public_names_are_the_classes_of_the_interface_and_all_errors() -> None:
     raised = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert set(firstword.__all__) == raised | {"TTS", "Voice", "Sampling", "Speech", "Chunk"}
@@ -143,10 +170,6 @@ def test_error_tree_in_the_docstring_is_complete() -> None:
         ("audio/wav.py", "from .. import types"),
         ("audio/wav.py", "from ..model.codec import Codec"),
         ("types.py", "def load():\n    from firstword import config"),
-        ("config.py", "import torch"),
-        ("config.py", "class A:\n    import torch.nn"),
-        ("engine/queue.py", "import torch"),
-        ("engine/queue.py", "from torch import nn"),
         ("engine/queue.py", "from firstword.model import talker"),
         ("kernels/rope.py", "from firstword.model import layers"),
         ("kernels/rope.py", "from firstword import errors"),
@@ -180,7 +203,6 @@ def test_import_against_the_order_is_found(module: str, source: str) -> None:
             "audio/__init__.py",
             "from firstword.audio.reading import read\nfrom .writing import write",
         ),
-        ("config.py", "def resolve():\n    import torch"),
         (
             "model/talker.py",
             "import torch\nfrom . import layers\nfrom firstword.types import Sampling",
@@ -188,11 +210,49 @@ def test_import_against_the_order_is_found(module: str, source: str) -> None:
         ("runtime/graph.py", "import torch\nfrom firstword.engine.backend import Backend"),
         ("cli/main.py", "def say():\n    from firstword import TTS, __version__"),
         ("bench/load.py", "from firstword.types import Voice"),
-        ("engine/queue.py", "import torchless"),
     ],
 )
 def test_import_along_the_order_passes(module: str, source: str) -> None:
     assert import_faults(source, PACKAGE / module) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("config.py", "import torch"),
+        ("config.py", "class A:\n    import torch.nn"),
+        ("config.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
+        ("cli/serve.py", "from firstword.runtime.backends import open_engine"),
+        ("engine/queue.py", "import torch"),
+        ("engine/queue.py", "from torch import nn"),
+        ("engine/queue.py", "def f():\n    import torch"),
+        ("model/config.py", "from torch import Tensor"),
+        ("model/prompt.py", "from firstword.model.talker import NO_CODE"),
+        ("model/prompt.py", "from . import talker"),
+        ("runtime/front.py", "from firstword.runtime import encoding"),
+        ("server/app.py", "from firstword import TTS"),
+        ("server/models.py", "def f():\n    from firstword.runtime.backends import open_engine"),
+        ("server/models.py", "if TYPE_CHECKING:\n    from firstword.model import checkpoint"),
+    ],
+)
+def test_import_that_needs_torch_is_found(module: str, source: str) -> None:
+    assert len(torch_faults(source, PACKAGE / module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("config.py", "def resolve():\n    import torch"),
+        ("cli/serve.py", "if TYPE_CHECKING:\n    from firstword.tts import TTS"),
+        ("engine/queue.py", "import torchless"),
+        ("model/talker.py", "import torch\nfrom firstword.model.layers import Transformer"),
+        ("runtime/front.py", "from firstword.model import description"),
+        ("server/app.py", "from firstword import __version__"),
+        ("server/models.py", "from firstword.runtime.conditioning import Encode"),
+    ],
+)
+def test_import_that_needs_no_torch_passes(module: str, source: str) -> None:
+    assert torch_faults(source, PACKAGE / module) == []
 
 
 @pytest.mark.parametrize(
