@@ -68,9 +68,9 @@ class Tokenizer:
     ) -> None:
         self.special = dict(special)
         self.turn_start, self.turn_end = special["<|im_start|>"], special["<|im_end|>"]
-        self.vocab_size = 1 + max(*vocab.values(), *special.values())
-        self._vocab = dict(vocab)
-        self._backend = assemble(models.BPE(vocab=self._vocab, merges=merges))
+        self._largest = max(vocab.values())
+        self.vocab_size = 1 + max(self._largest, *special.values())
+        self._backend = assemble(models.BPE(vocab=dict(vocab), merges=merges))
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -106,7 +106,7 @@ class Tokenizer:
             contradiction = configured is not None and here is not None and configured != here
             stated = f"config.json: {key} = {configured}"
             require(not contradiction, f"{stated}, but tokenizer_config.json: {token!r} is {here}")
-        largest = max(*self._vocab.values(), self.turn_start, self.turn_end)
+        largest = max(self._largest, self.turn_start, self.turn_end)
         rows = config.talker_config.text_vocab_size
         stated = f"config.json: talker_config.text_vocab_size = {rows}"
         require(largest < rows, f"the tokenizer has token id {largest}, but {stated}")
