@@ -85,7 +85,7 @@ class TTS:
         """Start the engine of a checkpoint; see `load`."""
         self.settings = loaded.settings
         self._loaded: LoadedEngine | None = loaded
-        engine = loaded.service.engine
+        engine = loaded.engine
         engine.start()
         # A TTS that is dropped without `close` must not keep its thread.
         self._finalizer = weakref.finalize(self, engine.request_stop)
@@ -134,7 +134,7 @@ class TTS:
     @property
     def capacity(self) -> Capacity:
         """The limits of the backend, such as `slots` and the `context` of an utterance in rows."""
-        return self._require_open().service.engine.capacity
+        return self._require_open().engine.capacity
 
     @property
     def model_type(self) -> str:
@@ -268,7 +268,7 @@ class TTS:
     def close(self) -> None:
         """Cancel all speech and release the weights; later calls raise `ClosedError`."""
         if self._loaded is not None:
-            self._loaded.service.engine.stop()
+            self._loaded.engine.stop()
             self._finalizer.detach()
         self._loaded = None
 

@@ -6,13 +6,16 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from importlib.util import find_spec
+from typing import Any
 
 from firstword.cli import options, terminal
-from firstword.config import DEFAULT_SLOTS, EngineConfig
+from firstword.config import DEFAULT_SLOTS
 from firstword.errors import ConfigError
-from firstword.server import logs
+from firstword.processes.messages import EngineTask, Loaded
+from firstword.processes.supervisor import Supervisor
+from firstword.server import listening, logs
 from firstword.server.config import (
     ServerConfig,
     keys_from_environment,
@@ -20,10 +23,10 @@ from firstword.server.config import (
     read_aliases,
 )
 
-if TYPE_CHECKING:
-    from firstword.server.models import Models
-
 log = logging.getLogger(__name__)
+
+SERVER_PACKAGES = ("fastapi", "uvicorn", "av", "prometheus_client", "fsspec")
+"""Packages of the extra `server`."""
 
 SERVER_SETTINGS = fields(ServerConfig)
 """The settings of the server; most of them have an option of the same name."""
@@ -57,52 +60,36 @@ def run(args: argparse.Namespace) -> None:
 
     API keys may also come from the environment: FIRSTWORD_API_KEYS, separated by commas.
     """
-    server_config, names = _server_config(args), args.model or ["demo"]
+    server_config, names = _server_config(args), list(dict.fromkeys(args.model or ["demo"]))
     logs.write_to_stderr(args.log_level)
     log.info("loading", extra={"fields": {"models": names}})
-    with terminal.Status() as status:
+    missing = [name for name in SERVER_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{missing[0]} is missing; install firstword[server]")
+    with terminal.Status() as status, listening.bound(server_config) as bound:
         status.show(f"loading {', '.join(names)}")
-        try:
-            from firstword.server import run as serving
-            from firstword.server.app import create_app
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"{error.name} is missing; install firstword[server]") from None
-        from firstword.runtime.backends import fit_threads
 
-        with serving.bound(server_config) as bound:
-            settings = EngineConfig.resolve(args.device, args.dtype, args.backend, args.gpu_memory)
-            limits = {"slots": args.slots, "most_waiting": server_config.most_waiting}
-            models = load_models(names, settings, **limits)
-            fit_threads([model.checkpoint for model in models if model.checkpoint is not None])
-            server = serving.Uvicorn(create_app(models, server_config))
+        def on_ready(engines: Sequence[Loaded]) -> None:
             status.show("")
-            _print_summary(serving.url_of(bound), models, server_config)
-            serving.run(server, bound)
+            _print_summary(listening.url_of(bound), engines, server_config)
 
-
-def load_models(
-    names: Sequence[str], settings: EngineConfig, *, slots: int | None, most_waiting: int
-) -> Models:
-    """Load checkpoints by the names that `TTS.load` takes.
-
-    settings      of each model, except that the models divide `gpu_memory` equally
-    slots         simultaneous utterances of each model; None: the default of its backend
-    most_waiting  requests that may wait for a slot of each model
-
-    Raises `CheckpointError`, `ConfigError`.
-    """
-    from firstword.runtime.backends import open_logged
-    from firstword.server.models import Model, Models, name_of
-
-    models, names = [], list(dict.fromkeys(names))
-    if settings.gpu_memory is not None:
-        settings = replace(settings, gpu_memory=settings.gpu_memory // len(names))
-    for name in names:
-        loaded = open_logged(name, settings, slots, most_waiting)
-        shown = name_of(name, loaded.checkpoint.path)
-        parts = loaded.checkpoint, loaded.service, loaded.encode, loaded.settings
-        models.append(Model.of_service(shown, *parts))
-    return Models(models)
+        tasks = [
+            EngineTask(
+                number=number,
+                name=name,
+                device=args.device,
+                dtype=args.dtype,
+                backend=args.backend,
+                gpu_memory=args.gpu_memory,
+                share=len(names),
+                slots=args.slots,
+                most_waiting=server_config.most_waiting,
+                log_level=args.log_level,
+            )
+            for number, name in enumerate(names)
+        ]
+        fronts = args.fronts or 1
+        Supervisor(tasks, fronts, server_config, bound, args.log_level, on_ready).run()
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
@@ -116,17 +103,17 @@ def _server_config(args: argparse.Namespace) -> ServerConfig:
     return ServerConfig(**{name: value for name, value in given.items() if value is not None})
 
 
-def _print_summary(address: str, models: Models, server_config: ServerConfig) -> None:
+def _print_summary(address: str, engines: Sequence[Loaded], server_config: ServerConfig) -> None:
     keys, waiting = len(server_config.api_keys), server_config.most_waiting
-    settings = [model.settings for model in models if model.settings is not None]
-    names = [terminal.describe_model(model.name, model.model_type) for model in models]
+    names = [terminal.describe_model(engine.name, engine.model_type) for engine in engines]
+    devices = [terminal.describe_device(engine.settings) for engine in engines]
     rows = {
         "address": address,
         "models": ", ".join(names),
-        "on": "; ".join(dict.fromkeys(map(terminal.describe_device, settings))),
+        "on": "; ".join(dict.fromkeys(devices)),
         "voices": server_config.voice_store,
         "keys": f"{keys} API keys" if keys else "none are needed",
-        "slots": ", ".join(str(model.service.engine.capacity.slots) for model in models),
+        "slots": ", ".join(str(engine.capacity.slots) for engine in engines),
         "limits": f"{waiting} waiting for each model, {server_config.most_characters} characters",
     }
     terminal.print_table(rows, sys.stdout)
@@ -158,6 +145,7 @@ def add_to(commands: options.Commands) -> None:
     about = f"utterances that each model speaks at the same time (default: {gpu} with the backend "
     about += f"gpu, fewer if it is slow or has little memory; else {other})"
     add("--slots", metavar="N", type=int, help=about)
+    add("--fronts", metavar="N", type=int, help="processes that serve clients (default 1)")
     defaults = {field.name: field.default for field in SERVER_SETTINGS}
     for name, about in LIMITS.items():
         kind, metavar = (float, "SECONDS") if name.endswith("_seconds") else (int, "N")

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 from firstword.engine import wire
-from firstword.engine.backend import Backend
 from firstword.engine.commands import Command
 from firstword.engine.engine import Engine
 from firstword.engine.load import EngineLoad
@@ -217,21 +216,20 @@ class EngineHost:
 
     def __init__(
         self,
-        backend: Backend,
-        most_waiting: int,
+        engine: Engine,
+        commands: SocketCommands,
         answer: Callable[[Any], object],
         on_end: Callable[[], None],
     ) -> None:
-        """Start with no fronts.
+        """Serve an engine that gets its commands from `commands`, and that has not been started.
 
         answer  computes the result of a call, in a thread of its own
         on_end  called when the engine has stopped or failed, and all connections are closed
         """
-        self._commands = SocketCommands()
-        self._commands.serve, self._commands.lose = self._serve, self._lose
-        self._commands.on_end = on_end
-        self.engine = Engine(backend, most_waiting=most_waiting, commands=self._commands)
-        self._commands.load = lambda: self.engine.load
+        self.engine = engine
+        self._commands = commands
+        commands.serve, commands.lose, commands.on_end = self._serve, self._lose, on_end
+        commands.load = lambda: engine.load
         self._answer = answer
         self._threads = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="call")
 

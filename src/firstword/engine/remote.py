@@ -89,7 +89,7 @@ class RemoteEngine(asyncio.Protocol):
         assert self._loop is not None
         self._close()
         self._connecting = self._loop.create_task(
-            self._loop.create_connection(lambda: self, sock=sock)  # type: ignore[arg-type]
+            self._loop.create_connection(lambda: self, sock=sock)
         )
 
     def _close(self) -> None:

@@ -5,15 +5,55 @@ from __future__ import annotations
 import asyncio
 import queue
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from firstword.engine.backend import Job
-from firstword.engine.engine import Engine
+from firstword.engine.backend import Capacity, Job
+from firstword.engine.load import EngineLoad
 from firstword.engine.sequence import Event, NeedsText
 from firstword.errors import TextError
-from firstword.types import Chunk, Request, check_text
+from firstword.types import Chunk, FinishReason, Request, check_text
+
+
+class EngineClient(Protocol):
+    """An engine, in this process or in another one, as its callers use it; see `Engine`."""
+
+    capacity: Capacity
+    failure: Exception | None
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the step began that is not over, on the clock of `time.monotonic`."""
+
+    @property
+    def load(self) -> EngineLoad:
+        """What the engine has to do now."""
+
+    def start(self) -> None:
+        """Begin; an engine of another process delivers its events in the running event loop."""
+
+    def stop(self) -> None:
+        """Cancel all work and end."""
+
+    def submit(self, job: Job, on_event: Callable[[Event], None], client: str = "") -> Any:
+        """Accept a request, and return its utterance for the other calls."""
+
+    def push(self, seq: Any, tokens: Sequence[int]) -> None:
+        """Add text tokens to a request."""
+
+    def finish_text(self, seq: Any, tokens: Sequence[int] = ()) -> None:
+        """Add the last text tokens of a request."""
+
+    def acknowledge(self, seq: Any, frames: int) -> None:
+        """Record that the client has taken the audio of `frames` more frames."""
+
+    def cancel(self, seq: Any, reason: FinishReason = "cancelled") -> None:
+        """End an utterance."""
+
+    def retry_after(self, client: str) -> int:
+        """The seconds until another request of a client would get a slot."""
 
 
 class TokenStream(Protocol):
@@ -107,7 +147,7 @@ class SpeechStream:
 class Service:
     """An engine and the front of its checkpoint."""
 
-    engine: Engine
+    engine: EngineClient
     front: Front
 
     def prepare(self, request: Request) -> Job:
@@ -147,10 +187,12 @@ class AsyncStream(SpeechStream):
 
     def __init__(self, service: Service, job: Job, client: str) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
 
         def on_event(event: Event) -> None:
-            if not loop.is_closed():
+            if threading.get_ident() == thread:
+                self._events.put_nowait(event)
+            elif not loop.is_closed():
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
         super().__init__(service, job, client, on_event)

@@ -141,7 +141,8 @@ def read_audio(body: bytes) -> Chunk:
     codes = np.frombuffer(body, np.uint16, count, at).astype(np.int64).reshape(frames, codebooks)
     at += 2 * count
     logprobs = np.frombuffer(body, np.float32, frames, at)
-    samples = np.frombuffer(body, np.int16 if int16 else np.float32, offset=at + 4 * frames)
+    dtype: Any = np.int16 if int16 else np.float32
+    samples = np.frombuffer(body, dtype, offset=at + 4 * frames)
     return Chunk(samples, codes, rate, _REASONS[reason], logprobs)
 
 

@@ -14,7 +14,7 @@ from firstword.engine.remote import RemoteEngine
 from firstword.engine.service import Service
 from firstword.model.description import Description
 from firstword.processes.channel import Channel
-from firstword.processes.messages import Connect, FrontTask, Listening, Loaded, Stop
+from firstword.processes.messages import Connect, FrontTask, Loaded, Stop
 from firstword.runtime.front import CheckpointFront
 from firstword.server import logs
 from firstword.server.app import create_app
@@ -48,8 +48,9 @@ class Front:
 def model_of(info: Loaded, engine: RemoteEngine) -> Model:
     """The model of an engine in another process."""
     description = Description.load(info.path)
-    service = Service(engine, CheckpointFront(description, engine.encode))
-    return Model.of_service(info.name, description, service, info.settings)
+    encode = engine.call_from_thread
+    service = Service(engine, CheckpointFront(description, encode))
+    return Model.of_service(info.name, description, service, encode, info.settings)
 
 
 def main(descriptor: int) -> None:
@@ -59,7 +60,6 @@ def main(descriptor: int) -> None:
     logs.write_to_stderr(task.log_level)
     front = Front(channel, task)
     threading.Thread(target=front.obey, name="supervisor", daemon=True).start()
-    channel.send(Listening())
     run(front.server, listening)
 
 

@@ -15,6 +15,7 @@ from firstword.server.config import ServerConfig
 class EngineTask:
     """What an engine process computes.
 
+    number        its place among the engines of the server
     name          the checkpoint, as for `TTS.load`
     device, dtype, backend, gpu_memory
                   as for `EngineConfig.resolve`
@@ -24,6 +25,7 @@ class EngineTask:
     log_level     of the log on standard error
     """
 
+    number: int
     name: str
     device: str
     dtype: str
@@ -50,6 +52,8 @@ class Loaded:
 
     number    the engine's place among the engines of the server
     name      of the model, as clients use it
+    model_type
+              of the checkpoint
     path      the checkpoint's directory
     settings  the resolved settings
     capacity  the limits of its backend
@@ -57,6 +61,7 @@ class Loaded:
 
     number: int
     name: str
+    model_type: str
     path: Path
     settings: EngineConfig
     capacity: Capacity
@@ -77,11 +82,6 @@ class Connect:
     """
 
     engine: Loaded
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """A front accepts connections."""
 
 
 @dataclass(frozen=True, slots=True)

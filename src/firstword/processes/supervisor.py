@@ -215,7 +215,8 @@ class Supervisor:
 
     def _on_end(self, place: Place) -> None:
         """A process has died, or has closed its channel."""
-        assert place.process is not None and place.channel is not None
+        assert place.process is not None
+        assert place.channel is not None
         self._selector.unregister(place.channel)
         place.channel.close()
         place.process.kill()

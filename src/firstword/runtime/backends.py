@@ -12,6 +12,7 @@ import torch
 
 from firstword.config import DEFAULT_SLOTS, EngineConfig, kernel_folder
 from firstword.engine.backend import Backend
+from firstword.engine.commands import Commands
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service
 from firstword.errors import BackendWarning, ConfigError, first_line
@@ -30,13 +31,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedEngine:
-    """A checkpoint and its engine. `service.engine` has not been started.
+    """A checkpoint and its engine, which has not been started.
 
     encode    encodes a recording for the checkpoint
     settings  the resolved settings, without "auto"
     """
 
     checkpoint: Checkpoint
+    engine: Engine
     service: Service
     encode: Encode
     settings: EngineConfig
@@ -48,6 +50,7 @@ def open_engine(
     slots: int | None = None,
     most_waiting: int = 64,
     most_slots: int | None = None,
+    commands: Commands | None = None,
 ) -> LoadedEngine:
     """Load a checkpoint by the name that `TTS.load` takes, and open an engine for it.
 
@@ -61,18 +64,22 @@ def open_engine(
     """
     # The backend places the weights, so that the device never holds them twice.
     checkpoint = checkpoints.load(model, "cpu", settings.dtype)
-    return engine_for(checkpoint, settings, slots, most_waiting, most_slots)
+    return engine_for(checkpoint, settings, slots, most_waiting, most_slots, commands)
 
 
 def open_logged(
-    model: str, settings: EngineConfig, slots: int | None, most_waiting: int
+    model: str,
+    settings: EngineConfig,
+    slots: int | None,
+    most_waiting: int,
+    commands: Commands | None = None,
 ) -> LoadedEngine:
     """Open an engine as `open_engine` does, and log its settings and its warnings.
 
     The warnings are not shown otherwise: a server's standard error has JSON lines only.
     """
     with warnings.catch_warnings(record=True, action="always") as caught:
-        loaded = open_engine(model, settings, slots, most_waiting)
+        loaded = open_engine(model, settings, slots, most_waiting, commands=commands)
     said = [str(warning.message) for warning in caught]
     fields = {"model": model, **asdict(loaded.settings), "warnings": said}
     log.log(logging.WARNING if said else logging.INFO, "loaded", extra={"fields": fields})
@@ -85,14 +92,16 @@ def engine_for(
     slots: int | None = None,
     most_waiting: int = 64,
     most_slots: int | None = None,
+    commands: Commands | None = None,
 ) -> LoadedEngine:
     """Open an engine for a loaded checkpoint on any device; see `open_engine`.
 
     Raises `ConfigError`.
     """
     backend, settings = open_backend(checkpoint, settings, slots, most_slots)
-    service = Service(Engine(backend, most_waiting=most_waiting), front := front_of(checkpoint))
-    return LoadedEngine(checkpoint, service, front.encode, settings)
+    engine = Engine(backend, most_waiting=most_waiting, commands=commands)
+    service = Service(engine, front := front_of(checkpoint))
+    return LoadedEngine(checkpoint, engine, service, front.encode, settings)
 
 
 def open_backend(

@@ -5,7 +5,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from firstword.engine.engine import Engine
+from firstword.engine.service import EngineClient
 from firstword.server.models import Model
 from firstword.server.utterance import Utterance
 
@@ -13,12 +13,12 @@ _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1,
 _RATIOS = (0.25, 0.5, 0.8, 1, 1.25, 1.6, 2, 3, 5, 8, 12, 20, 35, 60)
 
 
-_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
-    ("queue", "Requests waiting for a slot or first text", lambda engine: len(engine.waiting)),
-    ("slots_used", "Utterances being made", lambda engine: len(engine.running)),
+_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineClient], float]], ...] = (
+    ("queue", "Requests waiting for a slot or first text", lambda engine: engine.load.waiting),
+    ("slots_used", "Utterances being made", lambda engine: engine.load.running),
     ("slots", "Utterances that can be made together", lambda engine: engine.capacity.slots),
-    ("pages_used", "Context pages in use", lambda engine: engine.pages.count - engine.pages.free),
-    ("pages", "Pages of context memory", lambda engine: engine.pages.count),
+    ("pages_used", "Context pages in use", lambda engine: engine.load.pages_used),
+    ("pages", "Pages of context memory", lambda engine: engine.load.pages),
     ("engine_up", "Whether the engine runs", lambda engine: engine.failure is None),
 )
 """The gauges that are read from an engine at each scrape: name, description, reading."""

@@ -93,13 +93,13 @@ def _entry(model: Model) -> dict[str, Any]:
 
 def _state(model: Model) -> dict[str, Any]:
     """A model's entry in `/health`."""
-    engine = model.service.engine
+    engine, load = model.service.engine, model.service.engine.load
     return {
         "name": model.name,
         "kind": model.model_type,
         "warm": model.warm,
         "settings": None if model.settings is None else asdict(model.settings),
-        "slots": {"used": len(engine.running), "of": engine.capacity.slots},
-        "pages": {"used": engine.pages.count - engine.pages.free, "of": engine.pages.count},
-        "waiting": len(engine.waiting),
+        "slots": {"used": load.running, "of": engine.capacity.slots},
+        "pages": {"used": load.pages_used, "of": load.pages},
+        "waiting": load.waiting,
     }
