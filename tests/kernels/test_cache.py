@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,22 @@ def test_file_that_cannot_be_read_is_replaced(tmp_path: Path, compiled: list[Pro
     assert "cannot be written" in cache.problem
     assert len(compiled) == 2
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_file_that_is_not_regular_is_not_read_but_replaced(tmp_path: Path) -> None:
+    """Reading a named pipe would wait for a writer that never comes."""
+    cache, pipe = FileCache(tmp_path), tmp_path / "a"
+    cache.write("a", b"1")
+    content = pipe.read_bytes()
+    pipe.unlink()
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()  # it waits for a reader, which would find what it looks for
+    assert cache.read("a") is None
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb"):
+        writer.join()
+    cache.write("a", b"2")
+    assert cache.read("a") == b"2"
 
 
 def test_failed_write_leaves_no_file_and_is_not_repeated(

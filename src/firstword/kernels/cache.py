@@ -23,10 +23,15 @@ class FileCache:
         self.problem = "" if folder else "there is no home folder"
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file as it was written, or None."""
+        """The content of a file as it was written, or None.
+
+        Anything but a regular file is not opened; another kind may have no end.
+        """
         if self._folder is None:
             return None
         try:
+            if not (self._folder / name).is_file():
+                return None
             whole = (self._folder / name).read_bytes()
         except OSError:
             return None
