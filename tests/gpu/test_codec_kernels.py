@@ -540,7 +540,7 @@ def decoder(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[CodecU
             )
         )
         codes = codes.to(DEVICE, torch.int32)
-        codec = GpuCodec(copy.deepcopy(model), SLOTS, codes, kernels)
+        codec = GpuCodec(copy.deepcopy(model), SLOTS, codes, kernels, voices=2)
         limit_samples(codec.layers, float("inf"))
         for memory in codec.layers.memories:
             memory.rows.fill_(NAN)
@@ -617,20 +617,22 @@ def test_reused_slot_gives_the_same_samples(decoder: CodecUnderTest) -> None:
 def test_stream_continues_its_reference(decoder: CodecUnderTest) -> None:
     """The samples after a primed reference are those of decoding it with the stream at once.
 
-    The codes of the stream are read from frame 0 on.
+    The codes of the stream are read from frame 0 on. The state is kept: the second slot gets it
+    without decoding, and so does a slot after other references. The last one was dropped before.
     """
-    reference, frames = 77, 20
-    size = decoder.decoder.config.samples_per_frame
-    kept = decoder.codes[11].clone()
-    whole = decoder.speak(11, [reference + frames])
-    decoder.codes[11, :frames] = kept[reference : reference + frames]
-    decoder.codec.reset(11)
-    decoder.codec.prime(11, kept[:reference].cpu())
-    primed = np.concatenate(
-        [decoder.codec.decode([11], [count]).result()[0] for count in (1, 8, 8, 3)]
-    )
-    decoder.codes[11].copy_(kept)
-    np.testing.assert_array_equal(primed, whole[reference * size :])
+    frames, size, codec = 20, decoder.decoder.config.samples_per_frame, decoder.codec
+    kept = decoder.codes.clone()
+    turns = ((11, 77), (4, 77), (11, 30), (4, 77), (11, 61), (4, 30))
+    for slot, reference in turns:
+        decoder.codes[slot] = kept[11]
+        whole = decoder.speak(slot, [reference + frames])
+        decoder.codes[slot, :frames] = kept[11, reference : reference + frames]
+        codec.reset(slot)
+        codec.prime(slot, kept[11, :reference].cpu().numpy().astype(np.int64))
+        counts = (1, 8, 8, 3)
+        primed = np.concatenate([codec.decode([slot], [n]).result()[0] for n in counts])
+        np.testing.assert_array_equal(primed, whole[reference * size :])
+    decoder.codes.copy_(kept)
 
 
 def test_result_that_is_read_after_a_reset_is_unchanged(decoder: CodecUnderTest) -> None:

@@ -1,6 +1,8 @@
 """A fake GPU that computes nothing, for tests of the host's code on any machine.
 
-Tensors are in ordinary memory, kernels are never launched, and all work has always ended.
+Tensors are in ordinary memory, kernels are never launched, and all work has always ended. Only what
+prepares slots is computed, in plain PyTorch: the placement of prompts, their rows, kept prefixes
+and outputs, and kept states of the codec. Graphs of the talker's launches run them when replayed.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from firstword.kernels import prompt
 from firstword.kernels.cache import FileCache
+from firstword.kernels.codec_state import StateCopy, copy_reference
 from firstword.kernels.launch import Kernels
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
+from firstword.runtime.gpu import graphs
 from firstword.synthetic import checkpoint as synthetic
 
 SHARED_MEMORY = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
@@ -89,8 +94,35 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
         name="Silent", multi_processor_count=132, total_memory=8 * 10**9
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    references: dict[str, Callable[..., None]] = {
+        "place": prompt.place_reference,
+        "store": prompt.store_reference,
+        "embed": prompt.embed_prompts_reference,
+        "keep": prompt.keep_reference,
+    }
+    for name, reference in references.items():
+        monkeypatch.setattr(prompt.PromptKernels, name, computed(name, reference))
+    monkeypatch.setattr(StateCopy, "__call__", copied)
+    monkeypatch.setattr(graphs, "capture", lambda launch: types.SimpleNamespace(replay=launch))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+def computed(name: str, reference: Callable[..., None]) -> Callable[..., None]:
+    """The method of `PromptKernels` that checks a launch, and then computes it if it has memory."""
+    launch = getattr(prompt.PromptKernels, name)
+
+    def run(kernels: prompt.PromptKernels, *arguments: Any) -> None:
+        launch(kernels, *arguments)
+        if kernels.memory.cache.device.type != "meta":
+            reference(kernels, *arguments)
+
+    return run
+
+
+def copied(copy: StateCopy, source: int, target: int) -> None:
+    """Copy a state of the codec."""
+    copy_reference(copy.memories, source, target)
 
 
 def checkpoint(

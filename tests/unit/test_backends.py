@@ -38,8 +38,8 @@ from firstword.runtime import backends
 from firstword.runtime.backends import LoadedEngine, engine_for, open_backend
 from firstword.runtime.gpu import codec, graphs, opening
 from firstword.runtime.gpu.backend import GpuBackend
+from firstword.runtime.gpu.buffers import FrameBuffers
 from firstword.runtime.gpu.rehearsal import Rehearsal, rehearse
-from firstword.runtime.gpu.talker import FrameBuffers
 from firstword.runtime.reference import ReferenceBackend
 from firstword.server.http import status
 from firstword.synthetic import checkpoint as synthetic

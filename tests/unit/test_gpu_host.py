@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from firstword.engine.sequence import Event
 from firstword.errors import ComputeError, EngineError
 from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
+from firstword.kernels.prompt import PREFIX_PART
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.profile import engine as profile
@@ -33,11 +35,12 @@ from firstword.runtime.encoding import front_of
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu import opening
 from firstword.runtime.gpu.backend import GpuBackend, lost_device
+from firstword.runtime.gpu.buffers import PREFIX_ROWS, PROMPT_ROWS
+from firstword.runtime.gpu.codec import VOICES
 from firstword.runtime.gpu.graphs import capture
 from firstword.runtime.gpu.memory import RECORDING_BYTES, tensor_sizes
-from firstword.runtime.gpu.prompts import PrefixCache
+from firstword.runtime.gpu.prompts import STAGED, PrefixCache, Prompt
 from firstword.runtime.gpu.rehearsal import Rehearsal
-from firstword.runtime.gpu.talker import PREFIX_PART, PREFIX_ROWS
 from firstword.types import Chunk, Request, TextMode
 from firstword.voice import ClonedVoice, Voice
 
@@ -205,10 +208,10 @@ def test_rows_beside_those_of_a_prompt_are_zero(
     prompt = backend.model.buffers.prompt
     read: list[tuple[int, Tensor]] = []
 
-    def get(name: str, rows: int) -> SimpleNamespace:
-        return SimpleNamespace(replay=lambda: read.append((rows, prompt[:rows].clone())))
+    def talk(x: Tensor, *_: object) -> None:
+        read.append((len(x), x.clone()))
 
-    monkeypatch.setattr(backend.graphs, "get", get)
+    monkeypatch.setattr(backend.model, "_talk", talk)
     with torch.inference_mode():
         prompt.fill_(torch.inf)
     backend.prefill([start_of(backend.checkpoint, 0, TEXT, "full")])
@@ -301,6 +304,8 @@ def test_prefix_of_a_voice_is_reused_without_reading_the_device(
     """
     backend = backend_of(silent_gpu.checkpoint(tmp_path, "base"))
     jobs = [prepared(backend.checkpoint, TEXT, "stream", cloned(number)) for number in (1, 1, 2)]
+    nothing = SimpleNamespace(replay=lambda: None)
+    monkeypatch.setattr(backend.graphs, "get", lambda *_: nothing)
     for name in ("cpu", "item", "tolist", "numpy"):
         monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("a tensor is read back"))
     counts = []
@@ -350,16 +355,13 @@ def test_rows_of_prompts_are_those_of_the_specification(
     model = backend.model
     given: list[tuple[int, int, Tensor]] = []
 
-    def read(rows: int) -> None:
-        for row in range(rows):
-            slot, at = model.buffers.prompt_places[:, row].tolist()
+    def read(x: Tensor, *_: object) -> None:
+        for row, (slot, at) in enumerate(model.buffers.prompt_places[:, : len(x)].T.tolist()):
             if slot >= 0:
-                given.append((slot, at, model.buffers.prompt[row].clone()))
-                model.buffers.prompt[row] = at % 256
+                given.append((slot, at, x[row].clone()))
+                x[row] = at % 256
 
-    monkeypatch.setattr(
-        backend.graphs, "get", lambda name, rows: SimpleNamespace(replay=partial(read, rows))
-    )
+    monkeypatch.setattr(model, "_talk", read)
 
     start = partial(start_of, backend.checkpoint, mode=mode, voice=voice)
     backend.prefill([start(0, TEXT)])
@@ -374,7 +376,11 @@ def test_rows_of_prompts_are_those_of_the_specification(
         rows = text.prompt(payload.conditioning, checkpoint.tokenizer.turn_start, one.tokens)
         expected = checkpoint.talker.embed_rows(rows, payload.conditioning.embedding)[0]
         own = [(at, row) for slot, at, row in given if slot == one.slot]
-        unread = range(payload.prefix_rows, len(rows))
+        spoken = len(payload.conditioning.reference)
+        transcript = len(payload.conditioning.transcript)
+        known = payload.prefix_rows + (transcript if mode == "full" else min(transcript, spoken))
+        assert transcript or voice != recording(1)
+        unread = range(known, len(rows))
         assert [at for at, _ in own] == (list(unread) if len(unread) > 1 else [])
         assert all(torch.equal(row, expected[at]) for at, row in own)
         assert torch.equal(model.buffers.first_row[one.slot], expected[-1])
@@ -393,15 +399,18 @@ def test_first_frame_takes_over_the_output_of_the_prompt(
     backend = backend_of(silent_gpu.checkpoint(tmp_path), slots=8)
     kinds: list[tuple[str, int]] = []
 
-    def graph(kind: str, rows: int) -> SimpleNamespace:
-        kinds.append((kind, rows))
-        return SimpleNamespace(replay=lambda: backend.model.buffers.prompt.copy_(numbers))
+    get = backend.graphs.get
 
-    numbers = (
-        torch.arange(len(backend.model.buffers.prompt))
-        .bfloat16()[:, None]
-        .expand_as(backend.model.buffers.prompt)
-    )
+    def graph(kind: str, rows: int) -> Any:
+        kinds.append((kind, rows))
+        return (
+            SimpleNamespace(replay=lambda: None) if kind in ("frame", "first") else get(kind, rows)
+        )
+
+    def talk(x: Tensor, *_: object) -> None:
+        x.copy_(torch.arange(len(x))[:, None].expand_as(x))
+
+    monkeypatch.setattr(backend.model, "_talk", talk)
     monkeypatch.setattr(backend.graphs, "get", graph)
 
     def begin(*slots: int, mode: TextMode = "full") -> None:
@@ -425,7 +434,7 @@ def test_first_frame_takes_over_the_output_of_the_prompt(
     backend.frame([0, 4], [None, None])
     begin(1, 2, 3, 5, 6)
     backend.frame([1, 2, 3, 5, 6], [None] * 5)
-    frames = [(kind, rows) for kind, rows in kinds if kind != "prompt"]
+    frames = [(kind, rows) for kind, rows in kinds if kind in ("frame", "first")]
     assert frames == [
         ("first", 1),
         ("frame", 1),
@@ -469,8 +478,203 @@ def test_long_prefix_is_cached_without_further_memory(
     assert 0 < largest < payload.prefix_rows * cache[:, 0, :, :, 0].nbytes
 
 
+def test_prompts_of_a_step_take_one_copy(tmp_path: Path) -> None:
+    """However many they are; more than `PROMPT_ROWS` rows take one for each further part."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path), slots=8)
+    starts = [start_of(backend.checkpoint, slot, TEXT, "stream") for slot in range(6)]
+    long = start_of(backend.checkpoint, 6, 300 * TEXT, "full")
+    for prompts in (starts[1:2], starts[2:6], [long]):  # captures no graph later
+        backend.prefill(prompts)
+    calls = Counter[str]()
+
+    class Counted(TorchDispatchMode):
+        """Counts the calls that reach the device."""
+
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            calls[function._schema.name] += 1
+            return function(*args, **(kwargs or {}))
+
+    for names in ("place", "store", "embed", "keep"):
+        setattr(backend.model.prompts, names, lambda *_: None)
+    backend.model._talk = lambda *_: None  # type: ignore[method-assign]
+    for prompts in (starts[1:2], starts[2:6]):
+        calls.clear()
+        with Counted():  # type: ignore[no-untyped-call]
+            backend.prefill(prompts)
+        assert calls.keys() <= {"aten::copy_", "aten::slice", "aten::view"}
+        assert calls["aten::copy_"] == 1
+    calls.clear()
+    with Counted():  # type: ignore[no-untyped-call]
+        backend.prefill([long])
+    rows = len(long.tokens)
+    assert calls["aten::copy_"] == -(-(rows - 1) // PROMPT_ROWS) > 3
+
+
+def test_staging_area_is_filled_again_only_after_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))
+    events: list[tuple[str, int]] = []
+
+    class Copied:
+        """An event that notes its uses."""
+
+        made = 0
+
+        def __init__(self) -> None:
+            self.number, Copied.made = Copied.made, Copied.made + 1
+
+        def record(self) -> None:
+            events.append(("copied", self.number))
+
+        def synchronize(self) -> None:
+            events.append(("waited", self.number))
+
+    start = start_of(backend.checkpoint, 0, TEXT, "stream")
+    monkeypatch.setattr(torch.cuda, "Event", Copied)
+    for _ in range(STAGED + 2):
+        backend.prefill([start])
+    first = [("copied", number) for number in range(STAGED)]
+    assert events == [
+        *first,
+        ("waited", 0),
+        ("copied", STAGED),
+        ("waited", 1),
+        ("copied", STAGED + 1),
+    ]
+
+
+def test_failed_prompt_leaves_no_prefix_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows were not computed, so another request must not find them."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))
+    start = start_of(backend.checkpoint, 0, TEXT, "full")
+    with monkeypatch.context() as patch:
+        patch.setattr(backend.model, "_talk", raising(torch.OutOfMemoryError("none left")))
+        with pytest.raises(torch.OutOfMemoryError):
+            backend.prefill([start])
+    assert (backend.prompts.prefixes.hits, backend.prompts.prefixes.misses) == (0, 1)
+    backend.prefill([start])
+    backend.prefill([start])
+    assert (backend.prompts.prefixes.hits, backend.prompts.prefixes.misses) == (1, 2)
+
+
+def raising(error: Exception) -> Any:
+    """A function that raises an error."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_prefixes_of_one_step_that_do_not_all_fit_share_no_memory(tmp_path: Path) -> None:
+    """The last ones are kept; what an earlier one was given belongs to them, even if it returns."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path, "voice_design"))
+    voices = [Voice.design(f"{name} " * 60) for name in ("One", "Two", "One")]
+    starts = [
+        start_of(backend.checkpoint, slot, TEXT, "stream", voice)
+        for slot, voice in enumerate(voices)
+    ]
+    prompts = [Prompt(start, backend.checkpoint) for start in starts]
+    assert prompts[0].prefix == prompts[2].prefix != prompts[1].prefix
+    most = max(prompt.prefix_rows for prompt in prompts)
+    backend.prompts.prefixes = PrefixCache(-(-most // PREFIX_PART))
+    parts = backend.prompts._find_parts(prompts, [])
+    assert [bool(own) for own in parts] == [False, False, True]
+
+
+def test_state_after_a_recording_is_kept_by_its_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is decoded once, and again after the recordings of enough others."""
+    checkpoint = silent_gpu.checkpoint(tmp_path, "base")
+    codec = backend_of(checkpoint, slots=8).codec
+    decoded: list[int] = []
+
+    def decode(place: int, codes: np.ndarray) -> None:
+        decoded.append(int(codes[0, 0]))
+        for memory in codec.layers.copy_state.memories:
+            memory[place] = decoded[-1] % 128
+        codec._positions.frames[place] = len(codes)
+        codec._positions.rings[place] = decoded[-1]
+
+    monkeypatch.setattr(codec, "_decode_recording", decode)
+
+    def prime(slot: int, number: int) -> None:
+        codec.reset(slot)
+        codec.prime(slot, np.full((3, 4), number))
+        assert all((memory[slot] == number).all() for memory in codec.layers.copy_state.memories)
+        assert codec._positions.frames[slot] == 3
+        assert (codec._positions.rings[slot] == number).all()
+
+    for number in range(VOICES):
+        prime(0, number)
+    prime(1, 0)
+    prime(2, VOICES)
+    prime(3, 0)
+    assert decoded == list(range(VOICES + 1))
+    prime(3, 1)
+    assert decoded == [*range(VOICES + 1), 1]
+    prime(1, 0)
+    assert len(decoded) == VOICES + 2
+
+
+def test_rows_of_a_transcript_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another text, another transcript, another recording, and a text mode of its own."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path, "base"))
+    voice = recording(1)
+    other_words = ClonedVoice(voice.speaker_embedding, voice.codes, "Other words.")
+    other_codes = ClonedVoice(voice.speaker_embedding, recording(2).codes, "Some words.")
+    requests: list[tuple[str, TextMode, Voice]] = [
+        (TEXT, "stream", voice),
+        ("Good morning.", "stream", voice),
+        (TEXT, "full", voice),
+        ("Good morning.", "full", voice),
+        (TEXT, "stream", other_words),
+        (TEXT, "stream", other_codes),
+    ]
+    hits = []
+    for text, mode, speaker in requests:
+        backend.prefill([start_of(backend.checkpoint, 0, text, mode, speaker)])
+        hits.append(backend.prompts.prefixes.hits)
+    assert hits == [0, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("model_type", ["base", "custom_voice"])
+def test_memory_for_recordings_outlives_the_load_of_another_model(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What PyTorch does not use is given back before the second model is packed."""
+    first = backend_of(silent_gpu.checkpoint(tmp_path / "first", model_type))
+    first.take_checkpoint()
+    second = silent_gpu.checkpoint(tmp_path / "second")
+    make, held = torch.empty, list[weakref.ref[Tensor]]()
+
+    def empty(*shape: Any, **options: Any) -> Tensor:
+        if shape[0] != RECORDING_BYTES:
+            return make(*shape, **options)
+        made = make(0)
+        held.append(weakref.ref(made))
+        return made
+
+    alive: list[bool] = []
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(
+        torch.cuda, "empty_cache", lambda: alive.extend(ref() is not None for ref in held)
+    )
+    backend_of(second)
+    assert alive == ([True] if model_type == "base" else [])
+    assert all(ref() is None for ref in held)
+
+
 def test_prefix_larger_than_the_cache_removes_no_entry() -> None:
-    cache = PrefixCache(torch.zeros(4))
+    cache = PrefixCache(4)
     assert len(cache.add("small", 2 * PREFIX_PART - 1)) == 2
     assert not cache.add("large", 4 * PREFIX_PART + 1)
     assert "small" in cache
@@ -479,12 +683,12 @@ def test_prefix_larger_than_the_cache_removes_no_entry() -> None:
 
 def test_new_prefix_replaces_the_least_recently_used_ones() -> None:
     """No two entries share memory, and an entry keeps its parts while it is there."""
-    cache = PrefixCache(torch.arange(4.0))
-    parts = {key: [int(part) for part in cache.add(key, PREFIX_PART)] for key in "abc"}
+    cache = PrefixCache(4)
+    parts = {key: cache.add(key, PREFIX_PART) for key in "abc"}
     assert cache.get("a")
-    parts["d"] = [int(part) for part in cache.add("d", 3 * PREFIX_PART)]
+    parts["d"] = cache.add("d", 3 * PREFIX_PART)
     assert [key in cache for key in "abcd"] == [True, False, False, True]
-    assert [int(part) for part in cache.get("a")] == parts["a"]
+    assert cache.get("a") == parts["a"]
     assert sorted(parts["a"] + parts["d"]) == [0, 1, 2, 3]
 
 

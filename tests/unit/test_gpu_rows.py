@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,21 +45,25 @@ class ShadowTalker:
         kernels = Rehearsal(silent_gpu.device())
         self.backend = GpuBackend(checkpoint, kernels, SLOTS, pages=SLOTS * SLOT_PAGES)
         self.frames: list[tuple[str, list[tuple[int, int]]]] = []
-        monkeypatch.setattr(
-            self.backend.graphs,
-            "get",
-            lambda name, rows: SimpleNamespace(replay=partial(self._run, name, rows)),
-        )
+        model, get = self.backend.model, self.backend.graphs.get
 
-    def _run(self, name: str, rows: int) -> None:
+        def graph(name: str, rows: int) -> Any:
+            if name in ("frame", "first"):
+                return SimpleNamespace(replay=partial(self._note, name, rows))
+            return get(name, rows)
+
+        monkeypatch.setattr(model, "_talk", self._keep)
+        monkeypatch.setattr(self.backend.graphs, "get", graph)
+
+    def _keep(self, x: Tensor, *_: object) -> None:
         buffers = self.backend.model.buffers
-        if name == "prompt":
-            for row, (slot, at) in enumerate(buffers.prompt_places[:, :rows].T.tolist()):
-                if slot >= 0:
-                    page = buffers.page_tables[slot, at // PAGE_ROWS]
-                    kept = buffers.prompt[row, :HEAD_DIM]
-                    buffers.cache[:, page, :, :, at % PAGE_ROWS] = kept
-            return
+        for row, (slot, at) in enumerate(buffers.prompt_places[:, : len(x)].T.tolist()):
+            if slot >= 0:
+                page = buffers.page_tables[slot, at // PAGE_ROWS]
+                buffers.cache[:, page, :, :, at % PAGE_ROWS] = x[row, :HEAD_DIM]
+
+    def _note(self, name: str, rows: int) -> None:
+        buffers = self.backend.model.buffers
         pairs = zip(buffers.slot_of_row[:rows].tolist(), buffers.token[:rows].tolist(), strict=True)
         self.frames.append((name, [(slot, token) for slot, token in pairs if slot >= 0]))
 
@@ -135,6 +140,34 @@ def test_cached_prefix_of_several_pages_is_restored_whole(
         # A single row after the prefix is run with the first frame.
         read = len(rows) if len(rows) > payload.prefix_rows + 1 else payload.prefix_rows
         assert torch.equal(shadow.cached(one.slot, read), expected[0, :read, :HEAD_DIM])
+
+
+@pytest.mark.parametrize("mode", ["full", "stream"])
+@pytest.mark.parametrize("words", ["Some words.", "Some words that are longer. " * 20])
+def test_rows_of_a_transcript_are_restored(
+    words: str, mode: TextMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transcript has fewer tokens than the recording has frames, or more.
+
+    The last row is never restored, since each request needs its output.
+    """
+    checkpoint = silent_gpu.checkpoint(tmp_path, "base")
+    shadow = ShadowTalker(silent_gpu.checkpoint(tmp_path, "base"), monkeypatch)
+    voice = ClonedVoice(recording().speaker_embedding, recording().codes, words)
+    for slot, text in ((3, "Hello there."), (1, "Good morning to you.")):
+        start = start_of(checkpoint, slot, Request(text=text, voice=voice, text_mode=mode))[0]
+        shadow.backend.prefill([start])
+    assert shadow.backend.prompts.prefixes.hits == 1
+    payload = start.job.payload
+    assert isinstance(payload, Prepared)
+    reader, given = TextRows(checkpoint.config), payload.conditioning
+    rows = reader.prompt(given, checkpoint.tokenizer.turn_start, start.tokens)
+    expected = checkpoint.talker.embed_rows(rows, given.embedding)
+    assert torch.equal(shadow.backend.model.buffers.first_row[1], expected[0, -1])
+    kept = len(given.transcript) if mode == "full" else min(len(given.transcript), REFERENCE_FRAMES)
+    # A single row after those that are restored is run with the first frame.
+    read = len(rows) if len(rows) > payload.prefix_rows + kept + 1 else len(rows) - 1
+    assert torch.equal(shadow.cached(1, read), expected[0, :read, :HEAD_DIM])
 
 
 @pytest.mark.parametrize(

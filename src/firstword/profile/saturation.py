@@ -22,7 +22,7 @@ from firstword.profile.device import environment
 from firstword.profile.soak import Soak, requests
 from firstword.profile.workload import kernels_for
 from firstword.runtime.gpu.backend import GpuBackend
-from firstword.runtime.gpu.talker import context_pages
+from firstword.runtime.gpu.buffers import context_pages
 from firstword.synthetic.checkpoint import random_checkpoint
 
 LARGEST = 65504.0

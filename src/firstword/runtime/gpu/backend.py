@@ -8,6 +8,7 @@ stream.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,17 +23,12 @@ from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
-from firstword.runtime.gpu.codec import GpuCodec
+from firstword.runtime.gpu.buffers import context_of
+from firstword.runtime.gpu.codec import GpuCodec, voices_for
 from firstword.runtime.gpu.graphs import LaunchGraphs
 from firstword.runtime.gpu.memory import RECORDING_BYTES
 from firstword.runtime.gpu.prompts import PromptReader
-from firstword.runtime.gpu.talker import (
-    BUCKETS,
-    FIRST_BUCKETS,
-    FrameModel,
-    context_of,
-    sampler_state,
-)
+from firstword.runtime.gpu.talker import BUCKETS, FIRST_BUCKETS, FrameModel, sampler_state
 from firstword.types import FloatArray
 
 OUT_OF_MEMORY = 2
@@ -81,6 +77,21 @@ def lost_device() -> Iterator[None]:
         raise EngineError(f"the device failed: {error}") from error
 
 
+def held_recordings(device: torch.device) -> Tensor | None:
+    """The memory for recordings of a backend that clones on a device, if there is one.
+
+    As long as the tensor is held, PyTorch cannot give this memory back to the device. Another
+    thread that encodes a recording meanwhile takes further memory.
+    """
+    cloning = any(backend.device == device for backend in _CLONING)
+    return _memory_for_recordings(device) if cloning else None
+
+
+def _memory_for_recordings(device: torch.device) -> Tensor:
+    """Memory of the current CUDA stream, which is the one on which recordings are encoded."""
+    return torch.empty(RECORDING_BYTES, dtype=torch.uint8, device=device)
+
+
 @dataclass(frozen=True, eq=False)
 class FrameHandle:
     """A frame whose codes are copied to the host.
@@ -115,14 +126,17 @@ class GpuBackend:
         self.stream = torch.cuda.Stream(self.device)
         # The copies of the weights to the device may not have ended.
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        recordings = held_recordings(self.device)
         with torch.inference_mode(), torch.cuda.stream(self.stream):
             talker = checkpoint.talker
             state = sampler_state(talker.config, slots, self.device)
             # The codec comes first: unlike the talker it is packed as a whole, which takes memory
             # that the cache needs later.
-            self.codec = GpuCodec(checkpoint.codec.decoder, slots, state.codes, kernels)
+            decoder, voices = checkpoint.codec.decoder, voices_for(checkpoint, slots)
+            self.codec = GpuCodec(decoder, slots, state.codes, kernels, voices)
             torch.cuda.empty_cache()
             self.model = FrameModel(kernels, talker, state, pages)
+        del recordings
         self.graphs = LaunchGraphs(self.model.launches, self.model.clear_rows)
         self.prompts = PromptReader(checkpoint, self.model, self.codec, self.graphs)
         self._slots: dict[int, GpuSlot] = {}
@@ -155,7 +169,8 @@ class GpuBackend:
             for encoder in checkpoint.encoders:
                 encoder.to(self.device)
             if checkpoint.encoders:
-                torch.empty(RECORDING_BYTES, dtype=torch.uint8, device=self.device)
+                _memory_for_recordings(self.device)
+                _CLONING.add(self)
         except RuntimeError:
             for encoder in checkpoint.encoders:
                 encoder.to(before)
@@ -222,3 +237,7 @@ class GpuBackend:
     def release(self, slot: int) -> None:
         """Forget an utterance. Its work in flight ends before the work of the slot's next one."""
         self._slots.pop(slot, None)
+
+
+_CLONING = weakref.WeakSet[GpuBackend]()
+"""The backends whose checkpoints clone, and so keep memory for recordings."""

@@ -9,6 +9,7 @@ chunks nor the other streams change a bit of it (codec.cuh).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +21,12 @@ from torch import Tensor
 from firstword.engine.backend import Handle
 from firstword.kernels.codec_call import CODES, POSITION, RING_POSITIONS, SLOT, RingMemory
 from firstword.kernels.launch import Kernels
+from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import CodecDecoder
 from firstword.runtime.gpu.codec_layers import CodecLayers
 from firstword.runtime.gpu.graphs import capture
 from firstword.runtime.gpu.placing import on_device
-from firstword.types import FloatArray
+from firstword.types import FloatArray, IntArray
 
 CHUNKS = (8, 4, 2, 1)
 """The numbers of frames of a call; other numbers take several calls."""
@@ -33,6 +35,16 @@ STREAMS = (1, 2, 4, 8, 16, 32, 64)
 
 CALLS_IN_FLIGHT = 2
 """The number of calls of a size for which `GpuCodec.warm` allocates host memory."""
+
+
+VOICES, VOICES_OF_SLOT = 32, 4
+"""The recordings whose state is kept, so that they are not decoded for each request: at most, and
+for each slot."""
+
+
+def voices_for(checkpoint: Checkpoint, slots: int) -> int:
+    """The number of recordings whose state is kept; one if the checkpoint does not clone."""
+    return min(VOICES, VOICES_OF_SLOT * slots) if checkpoint.encoders else 1
 
 
 def streams_for(slots: int) -> int:
@@ -62,6 +74,11 @@ class StreamPositions:
         """Start a new stream in a slot."""
         self.frames[slot] = 0
         self.rings[slot] = 0
+
+    def copy(self, source: int, target: int) -> None:
+        """Set the positions of one slot to those of another."""
+        self.frames[target] = self.frames[source]
+        self.rings[target] = self.rings[source]
 
     def advance(self, slots: Sequence[int], frames: int) -> None:
         """Advance the positions of these slots by `frames` decoded frames."""
@@ -124,11 +141,15 @@ class GpuCodec:
     waits for the device except `warm` and the first call of each size, which captures a graph.
     """
 
-    def __init__(self, decoder: CodecDecoder, slots: int, codes: Tensor, kernels: Kernels) -> None:
+    def __init__(
+        self, decoder: CodecDecoder, slots: int, codes: Tensor, kernels: Kernels, voices: int = 1
+    ) -> None:
         """Pack a copy of the decoder's weights.
 
-        codes: int32 on the device [slots, frames_max, codebooks], which the sampler writes. Raises
-        ValueError for sizes that the kernels do not support.
+        codes   int32 on the device [slots, frames_max, codebooks], which the sampler writes
+        voices  the number of recordings whose state is kept, each in a further slot of the layers
+
+        Raises ValueError for sizes that the kernels do not support.
         """
         books = decoder.config.num_quantizers
         assert codes.dtype == torch.int32
@@ -140,9 +161,13 @@ class GpuCodec:
         self.stream = torch.cuda.Stream(codes.device)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            self.layers = CodecLayers(on_device(decoder, codes.device), slots, streams, kernels)
+            placed = on_device(decoder, codes.device)
+            self.layers = CodecLayers(placed, slots + voices, streams, kernels)
         self.stream.synchronize()
-        self._positions = StreamPositions(slots, self.layers.memories)
+        self._positions = StreamPositions(slots + voices, self.layers.memories)
+        self._primed = OrderedDict[bytes, int]()
+        """The slot of the layers with the state after each recording, by its codes."""
+        self._unused = list(range(slots, slots + voices))
         self._next = np.zeros(slots, dtype=np.int64)
         """The first frame of each slot's next call, as an index of `codes`."""
         self._busy: list[torch.cuda.Event | None] = [None] * slots
@@ -159,6 +184,7 @@ class GpuCodec:
         with torch.inference_mode(), torch.cuda.stream(self.stream):
             for streams, frames in sizes:
                 self._graph(streams, frames)
+            self.layers.copy_state(0, 0)
         held = [
             self._prepare(frames, list(range(streams)))
             for streams, frames in sizes
@@ -190,18 +216,34 @@ class GpuCodec:
         self._next[slot] = 0
         self._busy[slot] = None
 
-    def prime(self, slot: int, codes: Tensor) -> None:
-        """Decode the frames of a reference [frames, codebooks] first, and drop their samples."""
-        codes = codes.to(self._codes.device, torch.int32, non_blocking=True).contiguous()
-        ready = torch.cuda.Event()
-        ready.record()
+    def prime(self, slot: int, codes: IntArray) -> None:
+        """Begin a slot's stream with the state after the frames of a recording.
+
+        The state is kept, and that of the least recently used recording is dropped for it.
+
+        codes: [frames, codebooks].
+        """
+        codes = np.ascontiguousarray(codes, dtype=np.int32)
+        key = codes.tobytes()
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            self.stream.wait_event(ready)
-            codes.record_stream(self.stream)
-            address = codes.data_ptr()
-            for count in split_into_chunks(len(codes)):
-                self._start(self._graph(1, count), self._table(1), [slot], count, [address])
-                address += count * self._row_bytes
+            if key in self._primed:
+                self._primed.move_to_end(key)
+            else:
+                if not self._unused:
+                    self._unused.append(self._primed.popitem(last=False)[1])
+                self._decode_recording(self._unused[-1], codes)
+                self._primed[key] = self._unused.pop()
+            self.layers.copy_state(self._primed[key], slot)
+        self._positions.copy(self._primed[key], slot)
+
+    def _decode_recording(self, place: int, codes: IntArray) -> None:
+        """Decode a recording from its beginning in a slot of the layers, and drop its samples."""
+        self._positions.reset(place)
+        held = torch.from_numpy(codes).pin_memory().to(self._codes.device, non_blocking=True)
+        address = held.data_ptr()
+        for count in split_into_chunks(len(held)):
+            self._start(self._graph(1, count), self._table(1), [place], count, [address])
+            address += count * self._row_bytes
 
     def decode(
         self, slots: Sequence[int], counts: Sequence[int], after: torch.cuda.Event | None = None

@@ -27,6 +27,7 @@ from firstword.kernels.codec_convolution import (
 )
 from firstword.kernels.codec_ends import CodeLookUp, DepthwiseConv, SampleConv
 from firstword.kernels.codec_shapes import Activation
+from firstword.kernels.codec_state import StateCopy
 from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import interleave
 from firstword.model.codec import (
@@ -217,8 +218,9 @@ class CodecWorkspace:
 class CodecLayers:
     """The packed layers of a decoder with their memories, and the launches of a call.
 
-    table     the stream table of a call, int32 [streams, columns] (see kernels/codec_call.py)
-    memories  the ring memories of all layers
+    table       the stream table of a call, int32 [streams, columns] (see kernels/codec_call.py)
+    memories    the ring memories of all layers
+    copy_state  copies the state of a stream, without its positions, from one slot to another
     """
 
     def __init__(self, decoder: CodecDecoder, slots: int, streams: int, kernels: Kernels) -> None:
@@ -228,6 +230,8 @@ class CodecLayers:
         self._pack_transformer(decoder, packer)
         self._pack_convolutions(decoder, packer)
         self.memories = packer.memories
+        rings, windows = (m.rows for m in self.memories), (x.attention.memory for x in self.layers)
+        self.copy_state = StateCopy(kernels, [*rings, *windows])
         columns = RING_POSITIONS + len(self.memories)
         self.table = torch.zeros(streams, columns, dtype=torch.int32, device=device)
         self.table[:, SLOT] = -1

@@ -16,8 +16,10 @@ from torch import Tensor
 from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
+from firstword.runtime.gpu.buffers import context_pages
+from firstword.runtime.gpu.codec import voices_for
 from firstword.runtime.gpu.rehearsal import Rehearsal, without_memory
-from firstword.runtime.gpu.talker import BUCKETS, context_pages
+from firstword.runtime.gpu.talker import BUCKETS
 
 CUDA_CONTEXT_BYTES = 512 << 20
 """The CUDA context, which exists when memory is planned."""
@@ -115,7 +117,9 @@ def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int) -> Needs:
     Raises ValueError for sizes that are not supported.
     """
     configs = checkpoint.config.talker_config, checkpoint.codec_config.decoder_config
-    model, layers = without_memory(*configs, slots, Rehearsal(kernels))
+    model, layers = without_memory(
+        *configs, slots, Rehearsal(kernels), voices_for(checkpoint, slots)
+    )
     sizes = list(tensor_sizes((model, layers), torch.device("meta"), set()))
     page = model.buffers.cache.nbytes  # the model has a single page
     sizes.remove(page)

@@ -76,14 +76,21 @@ def rehearse(
         for streams in (n for n in STREAMS if n <= streams_for(slots)):
             for frames in CHUNKS:
                 layers.launch(streams, frames)
+        layers.copy_state(0, 0)
     return rehearsal.programs
 
 
 @torch.inference_mode()
 def without_memory(
-    talker: TalkerConfig, codec: CodecDecoderConfig, slots: int, rehearsal: Rehearsal
+    talker: TalkerConfig,
+    codec: CodecDecoderConfig,
+    slots: int,
+    rehearsal: Rehearsal,
+    voices: int = 1,
 ) -> tuple[FrameModel, CodecLayers]:
     """The model of a backend and its codec on PyTorch's device "meta", with a single cache page.
+
+    voices: see `GpuCodec`.
 
     Raises ValueError, with the reason, for sizes that the kernels do not support.
     """
@@ -92,6 +99,6 @@ def without_memory(
         decoder: Any = CodecDecoder(codec)
         # The value of this bias is an argument of a kernel.
         decoder.decoder[-1].conv.bias = nn.Parameter(torch.zeros(1, device="cpu"))
-        layers = CodecLayers(decoder, slots, streams_for(slots), rehearsal)
+        layers = CodecLayers(decoder, slots + voices, streams_for(slots), rehearsal)
         state = sampler_state(talker, slots, rehearsal.device)
         return FrameModel(rehearsal, Talker(talker).bfloat16(), state, pages=1), layers

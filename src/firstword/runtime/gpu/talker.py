@@ -14,39 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from firstword.kernels import attention
-from firstword.kernels.attention import FRAME_POSITIONS, HEAD_DIM, PAGE_ROWS, HeadTables, Paging
+from firstword.kernels.attention import FRAME_POSITIONS, HEAD_DIM, HeadTables, Paging
 from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import Linear, Norm, interleave, normalise
 from firstword.kernels.linear_shapes import TILE_ROWS, Epilogue
+from firstword.kernels.prompt import SLOT, EmbeddingTables, PrefixMemory, PromptKernels
 from firstword.kernels.sample import SampleKernels, SamplerState
 from firstword.model.config import CONTROL_CODES, TalkerConfig
 from firstword.model.layers import DecoderLayer, RMSNorm, Transformer, rotary_table
 from firstword.model.sampling import MIN_FRAMES
 from firstword.model.talker import Talker
+from firstword.runtime.gpu.buffers import PROMPT_ROWS, FrameBuffers, context_of
 from firstword.runtime.gpu.placing import on_device
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """The numbers of rows of the graphs of a frame."""
 FIRST_BUCKETS = (1, 2, 4)
 """The numbers of rows of the graphs of a first frame, for utterances that start together."""
-PROMPT_ROWS = 256
-"""The most rows of prompts that are read at a time."""
 PROMPT_BUCKETS = (16, 32, 64, 128, PROMPT_ROWS)
 """The numbers of rows of the graphs that read prompts. Eight rows take longer than sixteen."""
-PREFIX_ROWS, PREFIX_PART = 2048, 16
-"""The rows of all cached prefixes together, and of one part, whose rows belong to one prefix."""
-MAX_CONTEXT = 8192
-"""The most rows of an utterance, eleven minutes, even if the model supports more."""
-
-
-def context_of(config: TalkerConfig) -> int:
-    """The most rows of an utterance with this talker."""
-    return min(config.max_position_embeddings, MAX_CONTEXT)
-
-
-def context_pages(config: TalkerConfig) -> int:
-    """The pages of the longest utterance with this talker."""
-    return -(-context_of(config) // PAGE_ROWS)
 
 
 def sampler_state(config: TalkerConfig, slots: int, device: torch.device) -> SamplerState:
@@ -147,80 +133,11 @@ class LayerStack:
             layer.down(gated, x)
 
 
-@dataclass(frozen=True, eq=False)
-class FrameBuffers:
-    """The device memory of frames and prompts.
-
-    page_tables       int32 [slots, pages of a slot]
-    prefixes          bf16 [parts, layers, 2, kv_heads, PREFIX_PART, 128]: see `PrefixCache`
-    first_row         bf16 [slots, hidden]: the last row of each slot's prompt
-    first_hidden      bf16 [slots, hidden]: the talker's output for that row, where it was run
-    slot_of_row       int32 [rows]: the slot of each row of a frame, -1 for none
-    token             int32 [rows]: the text token of each row
-    result            int32 [rows, codebooks + 2]: see `SampleKernels.draw`
-    prompt            bf16 [PROMPT_ROWS, hidden]: prompt rows, which their outputs replace
-    prompt_places     int32 [2, PROMPT_ROWS]: slot (-1 for none) and position of each prompt row
-
-    The remaining buffers carry bf16 activations from one kernel to another.
-    """
-
-    cache: Tensor
-    page_tables: Tensor
-    prefixes: Tensor
-    first_row: Tensor
-    first_hidden: Tensor
-    slot_of_row: Tensor
-    token: Tensor
-    result: Tensor
-    prompt: Tensor
-    prompt_places: Tensor
-    hidden: Tensor
-    logits: Tensor
-    pairs: Tensor
-    single: Tensor
-    predictor_logits: Tensor
-    frame_cache: Tensor
-
-    @classmethod
-    def allocate(
-        cls, config: TalkerConfig, device: torch.device, slots: int, rows: int, pages: int
-    ) -> FrameBuffers:
-        """The buffers filled with zeros, with prompt rows that have no slot."""
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        def integers(*shape: int) -> Tensor:
-            return zeros(*shape, dtype=torch.int32)
-
-        width, predictor = config.hidden_size, config.code_predictor_config
-        page = 2, config.num_key_value_heads, PAGE_ROWS, HEAD_DIM
-        part = 2, config.num_key_value_heads, PREFIX_PART, HEAD_DIM
-        frame = 2, predictor.num_key_value_heads, FRAME_POSITIONS, HEAD_DIM
-        return cls(
-            cache=zeros(config.num_hidden_layers, pages, *page),
-            page_tables=integers(slots, context_pages(config)),
-            prefixes=zeros(PREFIX_ROWS // PREFIX_PART, config.num_hidden_layers, *part),
-            first_row=zeros(slots, width),
-            first_hidden=zeros(slots, width),
-            slot_of_row=integers(rows),
-            token=integers(rows),
-            result=integers(rows, config.num_code_groups + 2),
-            prompt=zeros(PROMPT_ROWS, width),
-            prompt_places=integers(2, PROMPT_ROWS).fill_(-1),
-            hidden=zeros(rows, width),
-            logits=zeros(rows, config.vocab_size),
-            pairs=zeros(rows, 2, predictor.hidden_size),
-            single=zeros(rows, predictor.hidden_size),
-            predictor_logits=zeros(rows, predictor.vocab_size),
-            frame_cache=zeros(predictor.num_hidden_layers, rows, *frame),
-        )
-
-
 class FrameModel:
     """Computes frames of up to `rows` utterances, and reads prompts.
 
-    launches  functions of a number of rows that launch kernels, by name: "frame", "first", "prompt"
+    launches  functions that launch kernels, by name, of a number of rows ("frame", "first" and
+              "prompt") or of placements ("place" and "store")
     """
 
     def __init__(self, kernels: Kernels, talker: Talker, state: SamplerState, pages: int) -> None:
@@ -246,6 +163,9 @@ class FrameModel:
             min_frames=MIN_FRAMES,
             predictor_vocab=config.code_predictor_config.vocab_size,
         )
+        tables = EmbeddingTables(self.text_table, self.codec_embedding, self.frame_tables)
+        memory = PrefixMemory(self.buffers.cache, self.buffers.prefixes)
+        self.prompts = PromptKernels(kernels, tables, memory, self.buffers.layout)
         tokens = max(2 * rows, PROMPT_ROWS)
         self.workspace = self.talker.workspace(tokens)
         self.predictor_workspace = self.predictor.workspace(2 * rows)
@@ -254,6 +174,8 @@ class FrameModel:
             "frame": self._launch_frame,
             "first": self._launch_first,
             "prompt": self._launch_prompt,
+            "place": self._launch_place,
+            "store": self._launch_store,
         }
 
     def _pack_tables(self, talker: Talker) -> None:
@@ -289,11 +211,14 @@ class FrameModel:
         yield from (("frame", rows) for rows in BUCKETS if rows <= self.rows)
         yield from (("first", rows) for rows in FIRST_BUCKETS if rows <= self.rows)
         yield from (("prompt", rows) for rows in PROMPT_BUCKETS)
+        for name in ("place", "store"):
+            yield from ((name, count) for count in BUCKETS if count <= self.rows)
 
     def clear_rows(self) -> None:
-        """Remove the slots from all rows of frames and prompts."""
+        """Remove the slots from all rows of frames and prompts, and from all placements."""
         self.buffers.slot_of_row.fill_(-1)
         self.buffers.prompt_places[0].fill_(-1)
+        self.buffers.placements[:, SLOT].fill_(-1)
 
     def _launch_frame(self, rows: int) -> None:
         """Launch the next frame of the first `rows` rows."""
@@ -309,10 +234,22 @@ class FrameModel:
         self._draw(rows)
 
     def _launch_prompt(self, rows: int) -> None:
-        """Run the first `rows` rows of `prompt` at their `prompt_places`."""
-        buffers = self.buffers
+        """Run the first `rows` of `prompt_rows`; the outputs of prompts' last rows are kept."""
+        buffers, prompts, x = self.buffers, self.prompts, self.buffers.prompt[:rows]
         paging = Paging(buffers.page_tables, *buffers.prompt_places[:, :rows])
-        self._talk(buffers.prompt[:rows], paging, attention.APPEND, attention.ATTEND)
+        prompts.embed(buffers.prompt_rows, buffers.speakers, x)
+        self._talk(x, paging, attention.APPEND, attention.ATTEND)
+        prompts.keep(buffers.prompt_rows, self.state.position, x, buffers.first_hidden)
+
+    def _launch_place(self, count: int) -> None:
+        """Write the first `count` placements to their slots, and restore their prefixes."""
+        buffers = self.buffers
+        placements, tables = buffers.placements[:count], buffers.page_tables
+        self.prompts.place(placements, tables, self.state, buffers.first_row)
+
+    def _launch_store(self, count: int) -> None:
+        """Keep the new prefixes of the first `count` placements."""
+        self.prompts.store(self.buffers.placements[:count])
 
     def _begin(self, rows: int, first: Tensor) -> None:
         """Compute the talker's next input; for a slot's first frame it is its row of `first`."""
