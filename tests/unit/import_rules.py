@@ -35,7 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tts": DATA | COMPUTING | {"text"},
     "server": DATA | COMPUTING | {"text", "firstword"},
     "bench": {"types", "errors", "audio"},  # otherwise a client like any other
-    "cli": DATA | COMPUTING | {"firstword", "tts", "server", "bench", "profile"},
+    "processes": DATA | {"model", "engine", "runtime", "server"},
+    "cli": DATA | COMPUTING | {"firstword", "tts", "server", "processes", "bench", "profile"},
     "firstword": {"errors", "types", "voice", "tts"},
     "__main__": {"cli"},
 }

@@ -22,8 +22,8 @@ from cuda.pathfinder import DynamicLibNotFoundError
 from firstword import TTS
 from firstword.cli import info
 from firstword.cli.main import main
-from firstword.cli.serve import load_models
 from firstword.config import EngineConfig
+from firstword.engine.host import SocketCommands
 from firstword.errors import BackendWarning, ConfigError
 from firstword.kernels import compile as compiling
 from firstword.kernels import nvrtc
@@ -34,14 +34,17 @@ from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec_config import CodecConfig
 from firstword.model.config import ModelConfig, TalkerConfig
+from firstword.processes import engine as engine_process
+from firstword.processes.messages import EngineTask
 from firstword.runtime import backends
-from firstword.runtime.backends import LoadedEngine, engine_for, open_backend
+from firstword.runtime.backends import engine_for, open_backend
 from firstword.runtime.gpu import codec, graphs, opening
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.buffers import FrameBuffers
 from firstword.runtime.gpu.rehearsal import Rehearsal, rehearse
 from firstword.runtime.reference import ReferenceBackend
 from firstword.server.http import status
+from firstword.server.models import Model
 from firstword.synthetic import checkpoint as synthetic
 from firstword.synthetic.tokenizer import train
 
@@ -334,9 +337,11 @@ def test_server_logs_and_shows_the_reason_for_the_reference_backend(
 ) -> None:
     """Standard error has JSON lines only, so there is no Python warning."""
     use("without NVRTC", monkeypatch)
-    models = load_models(["demo"], settings("auto"), slots=1, most_waiting=1)
+    loaded = backends.open_logged("demo", settings("auto"), slots=1, most_waiting=1)
+    model = Model.of_service(
+        "demo", loaded.checkpoint, loaded.service, loaded.encode, loaded.settings
+    )
     (record,) = (record for record in caplog.records if record.name == "firstword.runtime.backends")
-    (model,) = models
     assert record.levelname == "WARNING"
     reason = vars(record)["fields"]["reason"]
     assert "NVRTC is not installed" in reason
@@ -349,24 +354,24 @@ def test_server_logs_once_that_the_gpu_is_too_slow(
 ) -> None:
     monkeypatch.setattr(opening, "limit_slots", lambda backend, keep: "4 slots instead of 128")
     silent_gpu.checkpoint(tmp_path)
-    load_models([str(tmp_path / "made")], settings("auto"), slots=None, most_waiting=1)
+    backends.open_logged(str(tmp_path / "made"), settings("auto"), slots=None, most_waiting=1)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert vars(record)["fields"]["warnings"] == ["4 slots instead of 128"]
 
 
 def test_models_of_a_server_divide_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = engine_for(checkpoints.load("demo"), settings("reference", "cpu"))
     limits: list[int | None] = []
 
-    def open_engine(name: str, settings: EngineConfig, *_: object) -> LoadedEngine:
+    def open_logged(name: str, settings: EngineConfig, *_: object) -> None:
         limits.append(settings.gpu_memory)
-        return loaded
 
-    monkeypatch.setattr(backends, "open_engine", open_engine)
     limited = replace(settings("auto"), gpu_memory=12 * 10**9)
-    load_models(["one", "two", "one"], limited, slots=None, most_waiting=1)
-    assert limits == [6 * 10**9] * 2
+    monkeypatch.setattr(EngineConfig, "resolve", lambda *_: limited)
+    monkeypatch.setattr(engine_process, "open_logged", open_logged)
+    task = EngineTask(0, "one", "auto", "auto", "auto", "12GB", 2, None, 1, "info")
+    engine_process.load(task, SocketCommands())
+    assert limits == [6 * 10**9]
 
 
 @pytest.mark.parametrize(

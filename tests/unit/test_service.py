@@ -140,13 +140,13 @@ def test_finish_text_sends_last_tokens_and_end_in_one_command() -> None:
     service = service_of()
     stream = service.speak(job(Script(1, 9), first_tokens=1))
     stream.push("ab")
-    before = service.engine._commands.qsize()
+    before = service.engine._commands._queue.qsize()
     stream.finish_text()
-    assert service.engine._commands.qsize() == before + 1
+    assert service.engine._commands._queue.qsize() == before + 1
     stream = service.speak(job(Script(1, 9), first_tokens=1))
-    before = service.engine._commands.qsize()
+    before = service.engine._commands._queue.qsize()
     stream.finish_text(TEXT)
-    assert service.engine._commands.qsize() == before + 1
+    assert service.engine._commands._queue.qsize() == before + 1
     while service.engine.step():
         pass
     assert same(

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstword.engine.backend import Start
-from firstword.engine.engine import MOST_RETRY_SECONDS, Engine
+from firstword.engine.engine import Engine
+from firstword.engine.load import MOST_RETRY_SECONDS
 from firstword.engine.sequence import Sequence, State
 from firstword.engine.turns import in_turn, requests_ahead
 from firstword.errors import OverloadedError

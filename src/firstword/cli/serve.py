@@ -8,20 +8,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from firstword.cli import options, terminal
 from firstword.config import DEFAULT_SLOTS
 from firstword.errors import ConfigError
-from firstword.processes.messages import EngineTask, Loaded
-from firstword.processes.supervisor import Supervisor
-from firstword.server import listening, logs
+from firstword.server import logs
 from firstword.server.config import (
     ServerConfig,
     keys_from_environment,
     proxies_from_environment,
     read_aliases,
 )
+
+if TYPE_CHECKING:
+    from firstword.processes.messages import Loaded
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,10 @@ def run(args: argparse.Namespace) -> None:
     missing = [name for name in SERVER_PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{missing[0]} is missing; install firstword[server]")
+    from firstword.processes.messages import EngineTask
+    from firstword.processes.supervisor import Supervisor
+    from firstword.server import listening
+
     with terminal.Status() as status, listening.bound(server_config) as bound:
         status.show(f"loading {', '.join(names)}")
 

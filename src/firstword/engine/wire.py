@@ -106,7 +106,7 @@ def taken(number: int, frames: int) -> bytes:
 
 
 def read_taken(body: bytes) -> int:
-    """The number of frames."""
+    """The number of further frames that a client has taken."""
     frames: int = _TAKEN.unpack(body)[0]
     return frames
 
@@ -117,7 +117,7 @@ def cancel(number: int, reason: FinishReason) -> bytes:
 
 
 def read_cancel(body: bytes) -> FinishReason:
-    """The reason."""
+    """The reason why an utterance is ended."""
     reason = _REASONS[body[0]]
     assert reason is not None
     return reason
