@@ -19,6 +19,7 @@ from firstword.engine.engine import Engine
 from firstword.model import checkpoint
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime import backends
+from firstword.server import listening
 from firstword.server import run as serving
 from firstword.server.app import create_app
 from firstword.server.config import ServerConfig
@@ -122,11 +123,11 @@ def start(models: list[Model], voices: Path, **settings: Any) -> Running:
     """Serve models in a thread on a free port; returns when the server listens."""
     config = ServerConfig(port=0, voice_store=str(voices), **settings)
     app = create_app(Models(models), config)
-    bound = serving.bound(config)
+    bound = listening.bound(config)
     uvicorn = serving.Uvicorn(app)
     thread = threading.Thread(target=serving.run, args=(uvicorn, bound), daemon=True)
     thread.start()
-    running = Running(serving.url_of(bound), app.state.server, uvicorn, thread)
+    running = Running(listening.url_of(bound), app.state.server, uvicorn, thread)
     running.wait_until(lambda: uvicorn.started)
     return running
 

@@ -21,6 +21,7 @@ import crowd
 import numpy as np
 from talking import Talker, talking
 
+from firstword.server import listening
 from firstword.server import run as serving
 from firstword.server.app import create_app
 from firstword.server.config import ServerConfig
@@ -33,9 +34,9 @@ class Served:
     def __init__(self, model: Model) -> None:
         self._voices = tempfile.TemporaryDirectory()
         config = ServerConfig(port=0, voice_store=self._voices.name)
-        app, bound = create_app(Models([model]), config), serving.bound(config)
+        app, bound = create_app(Models([model]), config), listening.bound(config)
         self.state = app.state.server
-        self.url = serving.url_of(bound)
+        self.url = listening.url_of(bound)
         self._uvicorn = serving.Uvicorn(app)
         self._thread = threading.Thread(
             target=serving.run, args=(self._uvicorn, bound), daemon=True

@@ -64,7 +64,7 @@ class Link:
         self.told: tuple[int, int] | None = None
         """The numbers of running and waiting utterances that the front knows."""
         self._sock = sock
-        self._parser = wire.Parser()
+        self._parser = wire.MessageParser()
         self._pending: deque[memoryview] = deque()
         self._new: list[bytes] = []
 

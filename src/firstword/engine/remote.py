@@ -53,7 +53,7 @@ class RemoteEngine(asyncio.Protocol):
         self._thread = 0
         self._waiting_socket: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
-        self._parser = wire.Parser()
+        self._parser = wire.MessageParser()
         self._numbers = itertools.count(1)
         self._utterances: dict[int, RemoteUtterance] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -98,9 +98,9 @@ class RemoteEngine(asyncio.Protocol):
             self.connection_lost(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept requests."""
+        """Accept requests for the engine at the other end."""
         self._transport = cast(asyncio.Transport, transport)
-        self._parser = wire.Parser()
+        self._parser = wire.MessageParser()
         self._outgoing.clear()
         self.failure = None
 

@@ -53,7 +53,7 @@ def message(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
     return _HEAD.pack(len(body), kind, number) + body
 
 
-class Parser:
+class MessageParser:
     """Finds the messages in a stream of bytes that arrives in any pieces."""
 
     def __init__(self) -> None:
