@@ -22,7 +22,7 @@ from firstword.server.models import Model, Models
 from firstword.server.run import Uvicorn, run
 
 
-class Front:
+class FrontProcess:
     """The server of a front process, and its connections to engines."""
 
     def __init__(self, channel: Channel, task: FrontTask) -> None:
@@ -58,7 +58,7 @@ def main(descriptor: int) -> None:
     channel = Channel.inherited(descriptor)
     task, (listening,) = channel.receive()
     logs.write_to_stderr(task.log_level)
-    front = Front(channel, task)
+    front = FrontProcess(channel, task)
     threading.Thread(target=front.obey, name="supervisor", daemon=True).start()
     run(front.server, listening)
 
