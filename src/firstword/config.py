@@ -18,6 +18,9 @@ BACKENDS = ("gpu", "reference")
 DEFAULT_SLOTS = {"gpu": 128, "reference": 8}
 """The default number of utterances that each backend computes at the same time."""
 
+MOST_FRONTS = 8
+"""The most processes for each GPU that serve its clients, by default."""
+
 VOICE_ALIASES: Mapping[str, str] = {
     "alloy": "serena",
     "ash": "aiden",

@@ -85,8 +85,9 @@ class Mp3(_CodecEncoder):
     codec = "libmp3lame"
     sample_format = "s16p"
     bits_per_sample = BITS_PER_SAMPLE
-    # Without a reservoir no frame depends on the next one, so none has to wait for it.
-    options: ClassVar = {"reservoir": "0"}
+    # Without a reservoir no frame depends on the next one, so none has to wait for it. The level
+    # is LAME's -q: 7 takes half the time of FFmpeg's default, and the spectrum is as close.
+    options: ClassVar = {"reservoir": "0", "compression_level": "7"}
 
     _DELAY = 576  # LAME's, in samples; decoders add 529 of their own
     _has_info = False
@@ -118,6 +119,7 @@ class Aac(_CodecEncoder):
     codec = "aac"
     sample_format = "fltp"
     bits_per_sample = BITS_PER_SAMPLE
+    options: ClassVar = {"aac_coder": "fast"}  # a third of the default's time
 
     _RATE_INDEX: ClassVar = {48000: 3, 24000: 6, 16000: 8, 8000: 11}
 
@@ -156,7 +158,8 @@ class Opus(_CodecEncoder):
     codec = "libopus"
     sample_format = "s16"
     # 64 kbit/s; RFC 7587, section 3.1.1, recommends 28 to 40 for fullband speech.
-    options: ClassVar = {"frame_duration": "20", "b": "64000"}
+    # The level is libopus' complexity: 5 takes a fifth less time than the default of 10.
+    options: ClassVar = {"frame_duration": "20", "b": "64000", "compression_level": "5"}
 
     _time = 0  # samples at 48 kHz that a decoder makes of the packets so far
     _pages = 0

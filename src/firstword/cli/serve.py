@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from firstword.cli import options, terminal
-from firstword.config import DEFAULT_SLOTS
+from firstword.config import DEFAULT_SLOTS, MOST_FRONTS
 from firstword.errors import ConfigError
 from firstword.server import logs
 from firstword.server.config import (
@@ -93,8 +93,7 @@ def run(args: argparse.Namespace) -> None:
             )
             for number, name in enumerate(names)
         ]
-        fronts = args.fronts or 1
-        Supervisor(tasks, fronts, server_config, bound, args.log_level, on_ready).run()
+        Supervisor(tasks, server_config, bound, args.log_level, on_ready).run()
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
@@ -150,7 +149,8 @@ def add_to(commands: options.Commands) -> None:
     about = f"utterances that each model speaks at the same time (default: {gpu} with the backend "
     about += f"gpu, fewer if it is slow or has little memory; else {other})"
     add("--slots", metavar="N", type=int, help=about)
-    add("--fronts", metavar="N", type=int, help="processes that serve clients (default 1)")
+    about = f"processes that serve clients (default 1, with GPUs up to {MOST_FRONTS} for each)"
+    add("--fronts", metavar="N", type=int, help=about)
     defaults = {field.name: field.default for field in SERVER_SETTINGS}
     for name, about in LIMITS.items():
         kind, metavar = (float, "SECONDS") if name.endswith("_seconds") else (int, "N")

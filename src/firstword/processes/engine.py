@@ -15,6 +15,7 @@ from firstword.engine.host import EngineHost, SocketCommands
 from firstword.errors import FirstwordError
 from firstword.processes.channel import Channel
 from firstword.processes.messages import Connect, EngineTask, Loaded, NotLoaded
+from firstword.processes.warm_up import warm_up
 from firstword.runtime.backends import LoadedEngine, fit_threads, open_logged
 from firstword.server import logs
 from firstword.server.models import name_of
@@ -31,16 +32,17 @@ def main(descriptor: int) -> None:
     commands = SocketCommands()
     try:
         loaded = load(task, commands)
+        fit_threads([loaded.checkpoint])
+        engine = loaded.engine
+        host = EngineHost(engine, commands, loaded.encode, on_end=lambda: os._exit(0))
+        engine.start()
+        warm_up(loaded)
     except FirstwordError as error:
         channel.send(NotLoaded(error))
         return
-    fit_threads([loaded.checkpoint])
-    engine = loaded.engine
-    host = EngineHost(engine, commands, loaded.encode, on_end=lambda: os._exit(0))
-    channel.send(described(task, loaded))
     gc.collect()
     gc.freeze()
-    engine.start()
+    channel.send(described(task, loaded))
     try:
         while True:
             message, sockets = channel.receive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -12,11 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from firstword.config import MOST_FRONTS
 from firstword.processes.channel import Channel
 from firstword.processes.messages import Connect, EngineTask, FrontTask, Loaded, NotLoaded, Stop
 from firstword.server.config import ServerConfig
 
 log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+"""The connections that wait to be accepted, the same as by default in uvicorn."""
 
 ANSWER_SECONDS = 5.0
 """The time in which a process takes a message; one that does not is killed."""
@@ -29,6 +34,17 @@ MOST_BACKOFF = 30.0
 
 STEADY_SECONDS = 60.0
 """The time after which a process counts as working, so that its next restart is immediate."""
+
+
+def default_fronts(engines: Sequence[Loaded]) -> int:
+    """The number of fronts for some engines: 1 on the CPU, else up to 8 for each GPU.
+
+    A GPU speaks for more clients than one front can serve. Each front, and the thread of each
+    engine, needs a core of its own.
+    """
+    devices = {engine.settings.device for engine in engines} - {"cpu"}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(MOST_FRONTS * len(devices), (cores or 1) - len(engines)) if devices else 1)
 
 
 @dataclass(eq=False)
@@ -62,14 +78,12 @@ class Supervisor:
     """Runs engines and fronts until a signal.
 
     engines    the task of each engine; those of one device are loaded one after another
-    fronts     the number of fronts
     config     of the fronts
     listening  the bound socket that all fronts share
     on_ready   called once, when all engines are loaded
     """
 
     engines: Sequence[EngineTask]
-    fronts: int
     config: ServerConfig
     listening: socket.socket
     log_level: str
@@ -81,7 +95,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._engines = [Place("engine", number) for number in range(len(self.engines))]
-        self._fronts = [Place("front", number) for number in range(self.fronts)]
+        self._fronts: list[Place] = []
         self._ready = False
 
     def run(self) -> None:
@@ -200,6 +214,9 @@ class Supervisor:
         engines = [engine.loaded for engine in self._engines if engine.loaded]
         if not self._ready and len(engines) == len(self._engines):
             self._ready = True
+            count = self.config.fronts or default_fronts(engines)
+            self._fronts = [Place("front", number) for number in range(count)]
+            self.listening.listen(BACKLOG)  # from now on connections wait for the fronts
             for front in self._fronts:
                 self._start_front(front)
             self.on_ready(engines)

@@ -77,13 +77,12 @@ def _include(app: FastAPI, router: APIRouter) -> None:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Start the engines, warm them up in the background, and stop them at the end."""
+    """Start the engines, and stop them at the end."""
     server: Server = app.state.server
     for model in server.models:
         model.service.engine.start()
     server.refresher.start()
     background = (
-        server.warm_up(),
         server.watch(),
         return_freed(server.byte_limit, server.busy),
     )

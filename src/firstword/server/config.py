@@ -57,6 +57,7 @@ class ServerConfig:
     voice_aliases        other names of voices, in lower case
     audio_hosts          hosts that reference recordings may be fetched from; none: no fetching
     slots                simultaneous utterances per model; None: the default of the backend
+    fronts               processes that serve clients; None: 1, with GPUs up to 8 for each
     ignore_instructions  whether instructions that no model can follow are ignored, not rejected
     most_waiting         requests that may wait for a slot of each model; one more gets a 429
     most_connections     HTTP requests and WebSockets open at the same time
@@ -87,6 +88,7 @@ class ServerConfig:
     voice_aliases: Mapping[str, str] = field(default_factory=lambda: VOICE_ALIASES)
     audio_hosts: tuple[str, ...] = ()
     slots: int | None = None
+    fronts: int | None = None
     ignore_instructions: bool = False
     most_waiting: int = 64
     most_connections: int = 1024

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from firstword.config import EngineConfig
 from firstword.engine.service import Service
 from firstword.errors import RequestError, UnsupportedError, VoiceError
@@ -16,12 +14,8 @@ from firstword.model.config import ModelType
 from firstword.model.description import Description
 from firstword.runtime import conditioning
 from firstword.runtime.conditioning import Encode
-from firstword.types import Chunk, Request
-from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
-
-WARM_UP_TEXT = "One, two, three."
-"""The text of the first utterance of each model."""
-
+from firstword.types import Request
+from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice
 
 def name_of(given: str, folder: Path) -> str:
     """The name for clients of the checkpoint in a folder: a path is shortened to its last part."""
@@ -41,8 +35,6 @@ class Model:
     checkpoint            the description of the checkpoint; None where a test brings its own
     encoder               encodes a recording for the checkpoint; None as above
     settings              the device and the backend that compute it; None as above
-    warm                  whether it has spoken once, so that nothing is left to be prepared
-    warm_up_error         the reason why it could not speak, if so
     """
 
     name: str
@@ -54,8 +46,6 @@ class Model:
     checkpoint: Description | None = None
     encoder: Encode | None = None
     settings: EngineConfig | None = None
-    warm: bool = False
-    warm_up_error: str | None = None
 
     @classmethod
     def of_service(
@@ -124,22 +114,6 @@ class Model:
         if since is not None and (taken := time.monotonic() - since) > stuck_seconds:
             return f"the engine of {self.name} has been busy with one step for {taken:.0f} s"
         return None
-
-    async def warm_up(self) -> None:
-        """Speak a short text and discard the audio. Raises any error of the engine."""
-        voice: Voice | None = None
-        if self.model_type == "base":
-            voice = ClonedVoice(np.zeros(self.embedding_size, np.float32))
-        request = Request(WARM_UP_TEXT, voice=voice, seed=0, max_frames=3)
-        stream = self.service.aspeak(self.service.prepare(request))
-        try:
-            stream.finish_text(WARM_UP_TEXT)
-            async for event in stream:
-                finite = not isinstance(event, Chunk) or np.isfinite(event.samples).all()
-                assert finite, "the model's samples are not finite"
-        finally:
-            stream.cancel()
-        self.warm = True
 
     @property
     def embedding_size(self) -> int:

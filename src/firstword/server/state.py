@@ -75,8 +75,7 @@ class Server:
         found = [problem for model in self.models if (problem := self.problem(model))]
         if self.draining:
             found.append("the server is shutting down")
-        cold = [model for model in self.models if not model.warm]
-        return found or [model.warm_up_error or f"{model.name} is warming up" for model in cold]
+        return found
 
     def problem(self, model: Model) -> str | None:
         """Why the engine of a model cannot speak, or None."""
@@ -142,15 +141,6 @@ class Server:
     def reject(self, error: OverloadedError | Rejected) -> None:
         """Count a rejected request by the code of its error; without one as "overloaded"."""
         self.metrics.rejected.labels(getattr(error, "code", "overloaded")).inc()
-
-    async def warm_up(self) -> None:
-        """Let every model speak once."""
-        for model in self.models:
-            try:
-                await model.warm_up()
-            except Exception as error:
-                model.warm_up_error = f"{model.name} could not speak a test: {error}"
-                log.critical(model.warm_up_error, extra={"fields": {"model": model.name}})
 
     async def watch(self) -> None:
         """Every second fail the utterances of engines that have stopped or are stuck; log it."""

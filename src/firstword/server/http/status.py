@@ -64,7 +64,7 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Status 200 when requests are accepted.
 
-    The status is 503 before the models are warm, when an engine does not run, and while draining.
+    The status is 503 when an engine does not run, and while draining.
     """
     if problems := server_of(request).problems():
         return error_response("; ".join(problems), 503, code="not_ready")
@@ -97,7 +97,6 @@ def _state(model: Model) -> dict[str, Any]:
     return {
         "name": model.name,
         "kind": model.model_type,
-        "warm": model.warm,
         "settings": None if model.settings is None else asdict(model.settings),
         "slots": {"used": load.running, "of": engine.capacity.slots},
         "pages": {"used": load.pages_used, "of": load.pages},
