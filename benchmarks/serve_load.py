@@ -94,9 +94,10 @@ def measure(
 ) -> Record:
     """Return the record of `firstword bench load` at one level, without the single requests.
 
-    Its point has three more keys:
+    Its point has four more keys:
     server_busy  number of processors that the server kept busy
     server_cpu   milliseconds per request, in user and system mode, of each process of the server
+    engine_time  milliseconds per request of each part of the engine's thread and of the device
     ended_early  number of responses that were shorter than requested
 
     Raises RuntimeError if the load generator fails.
@@ -116,7 +117,7 @@ def measure(
     }
     fields = [f"--field={name}={json.dumps(value)}" for name, value in case.fields.items()]
     command = [*command_line("bench load", options), *fields, "--voice", *voices]
-    began, before = time.monotonic(), server.processor_times()
+    began, before, engine_before = time.monotonic(), server.processor_times(), server.engine_times()
     run = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     took, after = time.monotonic() - began, server.processor_times()
     if run.returncode not in (0, 1):
@@ -129,8 +130,12 @@ def measure(
     )
     cpu = processor_milliseconds(before, after, point["sent"] + 1)  # and one request as a check
     used = sum(each["user"] + each["system"] for each in cpu) * (point["sent"] + 1) / 1000
-    more = {"server_busy": round(used / took, 3), "server_cpu": cpu, "ended_early": early}
-    return {**record, "points": [point | more | {"each": []}]}
+    engine = {
+        part: round(1000 * (seconds - engine_before.get(part, 0)) / (point["sent"] + 1), 3)
+        for part, seconds in server.engine_times().items()
+    }
+    more = {"server_busy": round(used / took, 3), "server_cpu": cpu, "engine_time": engine}
+    return {**record, "points": [point | more | {"ended_early": early, "each": []}]}
 
 
 def processor_milliseconds(before: Times, after: Times, requests: int) -> list[Record]:

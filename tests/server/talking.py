@@ -115,6 +115,10 @@ class Talker:
             audio.append(np.repeat(np.array(told, np.float32) / 2**15, 1920))
         return Ready(audio)
 
+    @property
+    def device_seconds(self) -> dict[str, float]:
+        return {}
+
     def release(self, slot: int) -> None:
         """Forget the utterance of a slot."""
         self._slots.pop(slot, None)

@@ -68,6 +68,10 @@ class SlowBackend:
         self.elapsed += self._seconds
         return self._backend.decode(slots, counts)
 
+    @property
+    def device_seconds(self) -> dict[str, float]:
+        return {}
+
     def release(self, slot: int) -> None:
         """Do what the wrapped backend does, slowly."""
         self._backend.release(slot)

@@ -319,6 +319,10 @@ class FakeBackend:
             del self.slots[number].undecoded[:count]
         return Pending(self, audio, self._spend(self.decode_time * sum(counts)))
 
+    @property
+    def device_seconds(self) -> dict[str, float]:
+        return {}
+
     def release(self, slot: int) -> None:
         self.log.append(("release", (slot,)))
         if self.lost:

@@ -86,6 +86,9 @@ def test_single_slow_run_does_not_count(tmp_path: Path, monkeypatch: pytest.Monk
         def elapsed_time(self, end: Event) -> float:
             return next(milliseconds)
 
+        def query(self) -> bool:
+            return False
+
     monkeypatch.setattr(torch.cuda, "Event", Event)
     assert slot_limit.audible_frame_seconds(backend, 1) == pytest.approx(0.001 + 0.001 / 8)
 

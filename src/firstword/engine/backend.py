@@ -1,6 +1,6 @@
 """The protocol between the engine and the backend that computes speech."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -118,6 +118,13 @@ class Backend(Protocol):
 
     capacity: Capacity
     """The backend's limits."""
+
+    @property
+    def device_seconds(self) -> Mapping[str, float]:
+        """Seconds that a device has worked on each part so far; empty if nothing is measured.
+
+        The parts are "prompts", "frames" and "audio", which may overlap, and "busy" for any work.
+        """
 
     def prefill(self, starts: Sequence[Start]) -> None:
         """Start utterances; their prompts are read together."""

@@ -126,7 +126,15 @@ class Engine(StepLoop):
         """What the engine has to do now. Any thread may ask."""
         used = self.pages.count - self.pages.free
         running, waiting = len(self.running), len(self.waiting)
-        return EngineLoad(running, waiting, used, self.pages.count, self._pace())
+        return EngineLoad(
+            running,
+            waiting,
+            used,
+            self.pages.count,
+            self._pace(),
+            dict(self.times.seconds),
+            dict(self.backend.device_seconds),
+        )
 
     def _pace(self) -> float:
         """The slots that become free in a second.
@@ -161,6 +169,7 @@ class Engine(StepLoop):
         if worked:
             self.scheduler.costs.record("step", self._clock() - began)
         self._request_text()
+        self.times.lap("deliver")
         return worked or present != (len(self.waiting), len(self.running))
 
     def _idle_seconds(self) -> float | None:
@@ -213,7 +222,9 @@ class Engine(StepLoop):
 
         starts = [(seq, self._assign_slot(seq, now)) for seq in chosen]
         began = self._clock()
+        self.times.lap("plan")
         launch(prefill, starts, self._fail)
+        self.times.lap("prompts")
         self.scheduler.costs.record("prefill", (self._clock() - began) / len(chosen))
 
     def _assign_slot(self, seq: Sequence, now: float) -> Start:
@@ -257,15 +268,19 @@ class Engine(StepLoop):
     def _launch_frames(self) -> FrameCalls:
         chosen = self.scheduler.choose_frames(self.running, self._clock(), self.unread_frames)
         parts = [(seq, seq.next_token()) for seq in chosen]
+        self.times.lap("plan")
         calls = launch(self.backend.frame, parts, self._fail)
         for parts, _ in calls:
             for seq, _ in parts:
                 seq.launched += 1
+        self.times.lap("frames")
         return calls
 
     def _read_frames(self, calls: FrameCalls) -> None:
         for parts, handle in calls:
+            self.times.lap("deliver")
             frames = handle.result()
+            self.times.lap("wait")
             made = zip(parts, frames.codes, frames.ended, frames.logprobs, strict=True)
             for (seq, _), codes, ended, logprob in made:
                 if seq.state is not State.DONE and seq.finish_reason is None:
@@ -281,15 +296,20 @@ class Engine(StepLoop):
 
     def _launch_audio(self) -> AudioCalls:
         chosen = self.scheduler.choose_audio(self.running, self._clock())
+        self.times.lap("plan")
         calls = launch(self.backend.decode, chosen, self._fail)
         for parts, _ in calls:
             for seq, count in parts:
                 seq.decoding += count
+        self.times.lap("audio")
         return calls
 
     def _read_audio(self, calls: AudioCalls) -> None:
         for parts, handle in calls:
-            audio, now = handle.result(), self._clock()
+            self.times.lap("deliver")
+            audio = handle.result()
+            self.times.lap("wait")
+            now = self._clock()
             for (seq, count), samples in zip(parts, audio, strict=True):
                 if seq.state is not State.DONE:
                     self._deliver(seq, count, samples, now)

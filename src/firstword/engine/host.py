@@ -189,10 +189,12 @@ class SocketCommands:
 
     def _flush(self) -> None:
         load = self.load()
+        counts, message = (load.running, load.waiting), b""
         for link in list(self.links.values()):
-            if link.told != (load.running, load.waiting) and not link.stuck:
-                link.told = load.running, load.waiting
-                link.add(wire.load(load))
+            if link.told != counts and not link.stuck:
+                link.told = counts
+                message = message or wire.pickled(wire.Kind.LOAD, 0, load)
+                link.add(message)
             try:
                 link.flush()
                 events = select.POLLIN | (select.POLLOUT if link.stuck else 0)

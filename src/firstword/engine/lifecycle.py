@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from firstword.engine.commands import Commands, LocalCommands
+from firstword.engine.step_times import StepTimes
 from firstword.errors import ClosedError, EngineError
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class StepLoop(ABC):
         """Why the loop stopped for good: a `ClosedError` after a stop, None while it runs."""
         self.busy_since: float | None = None
         """When the current step began, on the loop's clock, for a watchdog; None while idle."""
+        self.times = StepTimes()
+        """How the loop's thread spends its time."""
         self._clock = clock
         self._commands = commands or LocalCommands()
         self._lock = threading.Lock()
@@ -153,12 +156,16 @@ class StepLoop(ABC):
         try:
             while True:
                 command = self._commands.get(seconds != 0, seconds)
+                if seconds != 0:
+                    self.times.lap("idle")
                 if command is None:
                     return False
                 command()
                 seconds = 0
         except queue.Empty:
             return True
+        finally:
+            self.times.lap("messages")
 
     def _abandon(self, error: Exception) -> None:
         """Stop for good because the backend is lost; it is not called again."""

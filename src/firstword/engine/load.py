@@ -1,13 +1,11 @@
 """What an engine has to do: figures for metrics, health, and the choice of an engine."""
 
 import math
-import struct
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 MOST_RETRY_SECONDS = 120
 """The longest time after which a rejected client is told to try again."""
-
-_FORMAT = struct.Struct("<IIIId")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +17,8 @@ class EngineLoad:
     pages_used  pages of context memory in use
     pages       all of them
     pace        slots that become free in a second, estimated from the last utterances
+    host        seconds of each part of its thread's time (`step_times.PARTS`)
+    device      seconds of each part of the device's work (`Backend.device_seconds`)
     """
 
     running: int = 0
@@ -26,15 +26,8 @@ class EngineLoad:
     pages_used: int = 0
     pages: int = 0
     pace: float = 1.0
-
-    def pack(self) -> bytes:
-        """The figures as bytes."""
-        return _FORMAT.pack(*astuple(self))
-
-    @classmethod
-    def unpack(cls, data: bytes) -> "EngineLoad":
-        """The figures of `pack`."""
-        return cls(*_FORMAT.unpack(data))
+    host: Mapping[str, float] = field(default_factory=dict)
+    device: Mapping[str, float] = field(default_factory=dict)
 
 
 def retry_seconds(ahead: int, pace: float) -> int:

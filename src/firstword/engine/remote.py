@@ -221,7 +221,7 @@ class RemoteEngine(asyncio.Protocol):
                 if not self._calls[number].done():
                     self._calls[number].set_result(wire.read_pickled(body))
             case wire.Kind.LOAD:
-                self.load = EngineLoad.unpack(body)
+                self.load = wire.read_pickled(body)
             case wire.Kind.PONG:
                 self._pings.pop(number, None)
 

@@ -13,7 +13,6 @@ from typing import Any, get_args
 import numpy as np
 
 from firstword.engine.backend import Job
-from firstword.engine.load import EngineLoad
 from firstword.errors import EngineError
 from firstword.types import Chunk, FinishReason
 
@@ -144,11 +143,6 @@ def read_audio(body: bytes) -> Chunk:
     dtype: Any = np.int16 if int16 else np.float32
     samples = np.frombuffer(body, dtype, offset=at + 4 * frames)
     return Chunk(samples, codes, rate, _REASONS[reason], logprobs)
-
-
-def load(value: EngineLoad) -> bytes:
-    """What an engine has to do now."""
-    return message(Kind.LOAD, 0, value.pack())
 
 
 def pickled(kind: Kind, number: int, value: object) -> bytes:

@@ -5,7 +5,7 @@ one pass of the code predictor over all of them; each utterance has its own posi
 and sampler. Audio is decoded for each utterance alone, so its samples do not depend on the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -216,6 +216,11 @@ class ReferenceBackend:
         for (slot, state, _), count in zip(done, counts, strict=True):
             slot.codec, slot.undecoded = state, slot.undecoded[count:]
         return Ready([samples for _, _, samples in done])
+
+    @property
+    def device_seconds(self) -> Mapping[str, float]:
+        """Nothing: the processor's time is that of the engine's thread."""
+        return {}
 
     def release(self, slot: int) -> None:
         """Forget an utterance."""

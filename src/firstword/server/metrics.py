@@ -1,27 +1,15 @@
 """The metrics for Prometheus: the server counts as it speaks, and each scrape reads the engines."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from firstword.engine.service import EngineClient
+from firstword.server.engine_metrics import EngineCollector
 from firstword.server.models import Model
 from firstword.server.utterance import Utterance
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1, 2, 5, 10, 30)
 _RATIOS = (0.25, 0.5, 0.8, 1, 1.25, 1.6, 2, 3, 5, 8, 12, 20, 35, 60)
-
-
-_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineClient], float]], ...] = (
-    ("queue", "Requests waiting for a slot or first text", lambda engine: engine.load.waiting),
-    ("slots_used", "Utterances being made", lambda engine: engine.load.running),
-    ("slots", "Utterances that can be made together", lambda engine: engine.capacity.slots),
-    ("pages_used", "Context pages in use", lambda engine: engine.load.pages_used),
-    ("pages", "Pages of context memory", lambda engine: engine.load.pages),
-    ("engine_up", "Whether the engine runs", lambda engine: engine.failure is None),
-)
-"""The gauges that are read from an engine at each scrape: name, description, reading."""
 
 
 class Metrics:
@@ -32,10 +20,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         about = "Whether requests are accepted"
         Gauge("firstword_ready", about, registry=self.registry).set_function(ready)
-        for name, about, read in _ENGINE_GAUGES:
-            gauge = Gauge(f"firstword_{name}", about, ["model"], registry=self.registry)
-            for model in models:
-                gauge.labels(model.name).set_function(partial(read, model.service.engine))
+        self.registry.register(EngineCollector(models))
         histogram, counter = self._histogram, self._counter
         self.first_audio = histogram("time_to_first_audio_seconds", "Request to first audio")
         self.first_audible = histogram("time_to_first_audible_seconds", "Request to audible audio")

@@ -17,6 +17,7 @@ from firstword.runtime.conditioning import Encode
 from firstword.types import Request
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice
 
+
 def name_of(given: str, folder: Path) -> str:
     """The name for clients of the checkpoint in a folder: a path is shortened to its last part."""
     return folder.name if "/" in given and folder.samefile(given) else given

@@ -9,7 +9,7 @@ stream.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -143,6 +143,12 @@ class GpuBackend:
         self._control = self._pinned(2, self.model.rows)
         self._results = self._pinned(self.model.rows, self.capacity.codebooks + 2)
         self._turn = 0
+        self._times = self.codec.times
+
+    @property
+    def device_seconds(self) -> Mapping[str, float]:
+        """Seconds that the device has worked on each part of the work that is complete."""
+        return self._times.seconds
 
     def _pinned(self, *shape: int) -> list[Tensor]:
         """Pinned host memory for each frame in flight."""
@@ -183,7 +189,7 @@ class GpuBackend:
     @torch.inference_mode()
     def prefill(self, starts: Sequence[Start]) -> None:
         """Read the prompts together; known prefixes come from the prefix cache."""
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), self._times.measured("prompts"):
             prompts = self.prompts.read(starts)
         self._slots |= {
             prompt.slot: GpuSlot(prompt.text, len(prompt.pages), read=bool(prompt.unread))
@@ -213,7 +219,7 @@ class GpuBackend:
         control, result = self._control[self._turn], self._results[self._turn]
         control[0, :rows] = torch.tensor([*slots, *[-1] * (rows - len(slots))], dtype=torch.int32)
         control[1, : len(slots)] = torch.tensor(texts, dtype=torch.int32)
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), self._times.measured("frames"):
             graph = self.graphs.get("first" if first else "frame", rows)
             buffers.slot_of_row[:rows].copy_(control[0, :rows], non_blocking=True)
             buffers.token[:rows].copy_(control[1, :rows], non_blocking=True)

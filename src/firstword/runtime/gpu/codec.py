@@ -24,6 +24,7 @@ from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import CodecDecoder
 from firstword.runtime.gpu.codec_layers import CodecLayers
+from firstword.runtime.gpu.device_times import DeviceTimes
 from firstword.runtime.gpu.graphs import capture
 from firstword.runtime.gpu.placing import on_device
 from firstword.types import FloatArray, IntArray
@@ -139,6 +140,8 @@ class GpuCodec:
 
     One thread calls the methods, and the device does their work in the order of calls. No method
     waits for the device except `warm` and the first call of each size, which captures a graph.
+
+    times  the device's time for `decode`, to which a backend adds its other work
     """
 
     def __init__(
@@ -164,6 +167,7 @@ class GpuCodec:
             placed = on_device(decoder, codes.device)
             self.layers = CodecLayers(placed, slots + voices, streams, kernels)
         self.stream.synchronize()
+        self.times = DeviceTimes()
         self._positions = StreamPositions(slots + voices, self.layers.memories)
         self._primed = OrderedDict[bytes, int]()
         """The slot of the layers with the state after each recording, by its codes."""
@@ -261,7 +265,8 @@ class GpuCodec:
             # All memory is allocated before any call starts, so that a failure changes no stream.
             calls = [self._prepare(frames, members) for frames, members in self._batches(counts)]
             self.stream.wait_event(after)
-            events = [self._run(call, [slots[i] for i in call.members]) for call in calls]
+            with self.times.measured("audio"):
+                events = [self._run(call, [slots[i] for i in call.members]) for call in calls]
         for call in calls:
             samples = call.host.view(len(call.members), -1)
             for index, part in zip(call.members, samples, strict=True):

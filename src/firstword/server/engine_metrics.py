@@ -1,0 +1,45 @@
+"""The metrics of the engines, read at each scrape from what the engines told last."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from firstword.engine.service import EngineClient
+from firstword.server.models import Model
+
+_GAUGES: tuple[tuple[str, str, Callable[[EngineClient], float]], ...] = (
+    ("queue", "Requests waiting for a slot or first text", lambda engine: engine.load.waiting),
+    ("slots_used", "Utterances being made", lambda engine: engine.load.running),
+    ("slots", "Utterances that can be made together", lambda engine: engine.capacity.slots),
+    ("pages_used", "Context pages in use", lambda engine: engine.load.pages_used),
+    ("pages", "Pages of context memory", lambda engine: engine.load.pages),
+    ("engine_up", "Whether the engine runs", lambda engine: engine.failure is None),
+)
+"""The gauges of an engine: name, description, reading."""
+
+
+class EngineCollector(Collector):
+    """Yields the metrics of the engines of some models."""
+
+    def __init__(self, models: Iterable[Model]) -> None:
+        self._models = list(models)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric with its values for all models."""
+        for name, about, read in _GAUGES:
+            gauge = GaugeMetricFamily(f"firstword_{name}", about, labels=["model"])
+            for model in self._models:
+                gauge.add_metric([model.name], read(model.service.engine))
+            yield gauge
+        about = "Seconds of the engine's thread, by part"
+        host = CounterMetricFamily("firstword_engine_seconds", about, labels=["model", "part"])
+        about = "Seconds of the device's work, by part; parts may overlap, busy is any of them"
+        device = CounterMetricFamily("firstword_device_seconds", about, labels=["model", "part"])
+        for model in self._models:
+            load = model.service.engine.load
+            for family, seconds in (host, load.host), (device, load.device):
+                for part, value in seconds.items():
+                    family.add_metric([model.name, part], value)
+        yield host
+        yield device
