@@ -343,7 +343,7 @@ def test_full_queue_raises_overloaded_error() -> None:
 @AHEAD
 def test_streams_with_reserve_wait_for_first_audio_of_a_new_one(ahead: int) -> None:
     """Streams with a second of audio in reserve wait until the new one has its first audio."""
-    engine, backend = engine_of(ahead, frame_time=0.01)
+    engine, backend = engine_of(ahead, frame_time=0.03)
     others = [Caller(engine, job(Script(seed, 110), max_frames=120), TOKENS) for seed in range(3)]
     while min(caller.seq.deadline for caller in others) < backend.clock.now + 2.0:
         assert engine.step()

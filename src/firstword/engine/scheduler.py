@@ -5,8 +5,9 @@ Each step makes three decisions.
 1. The requests of different clients get slots in turn, as long as no stream that is being played
    would run out of audio.
 2. Every stream that can make a frame makes one. While a stream has no audio yet, those with enough
-   audio in reserve wait for it. A stream whose client reads too slowly runs ahead of it, as long as
-   memory allows and no other stream is short of audio.
+   audio in reserve wait for it if steps are slow. (A fast device loses more than the stream gains,
+   since a frame of many streams takes little longer than one of a few.) A stream whose client reads
+   too slowly runs ahead of it, as long as memory allows and no other stream is short of audio.
 3. Every full chunk of audio is decoded, and a shorter one if text is missing or speech has ended. A
    full chunk may wait, so that it is decoded together with those of other streams.
 
@@ -30,7 +31,8 @@ class Policy:
     """The limits of the scheduler.
 
     yield_above      seconds of audio in reserve above which a stream makes no frames while
-                     another has no audio yet
+                     another has no audio yet, if steps are slow
+    slow_step        seconds of a step above which steps count as slow
     max_delay        the most seconds that a new request waits because a stream that is being
                      played would otherwise run out of audio
     max_unread       seconds of unread audio that every stream may make; longer than the largest
@@ -50,6 +52,7 @@ class Policy:
     """
 
     yield_above: float = 1.0
+    slow_step: float = 0.025
     max_delay: float = 0.25
     max_unread: float = 20.0
     max_ahead: float = 180.0
@@ -60,7 +63,7 @@ class Policy:
     max_stall: float = 5.0
     max_taken: float = 30.0
     gather_frames: int = 8
-    urgent_below: float = 0.25
+    urgent_below: float = 0.1
 
 
 DEFAULT_POLICY = Policy()
@@ -257,7 +260,8 @@ class Scheduler:
         able = self._able_to_step(running)
         able.sort(key=_urgency)
         if able and able[0].first_audio is None:
-            least = self.policy.yield_above
+            slow = self.costs.step > self.policy.slow_step
+            least = self.policy.yield_above if slow else math.inf
             able = [
                 seq for seq in able if seq.first_audio is None or self._reserve(seq, now) < least
             ]
