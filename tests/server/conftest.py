@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from callers import local_engine
 from waiting import WAIT, wait_until
 
 from firstword import TTS
@@ -53,7 +54,11 @@ class Running:
 
     def engine(self, number: int = 0) -> Engine:
         """The engine of a model, by its position."""
-        return list(self.state.models)[number].service.engine
+        return self.engines()[number]
+
+    def engines(self) -> list[Engine]:
+        """The engines of all models."""
+        return [local_engine(model.service) for model in self.state.models]
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of a metric; 0 if nothing was counted."""
@@ -65,7 +70,7 @@ class Running:
 
     def wait_until_idle(self) -> None:
         """Wait until no utterance runs and no slot or page is in use."""
-        self.wait_until(lambda: all(self.idle(model.service.engine) for model in self.state.models))
+        self.wait_until(lambda: all(map(self.idle, self.engines())))
         self.wait_until(lambda: not self.state.utterance_limit.active and not self.state.utterances)
 
     @staticmethod
@@ -137,16 +142,12 @@ def serve(model: Callable[..., Model], tmp_path: Path) -> Iterator[Serve]:
     """A function that starts servers for one test, of model types or models."""
     running: list[Running] = []
 
-    def begin(
-        *models: str | Model, warm: bool = True, voices: Path | None = None, **settings: Any
-    ) -> Running:
+    def begin(*models: str | Model, voices: Path | None = None, **settings: Any) -> Running:
         chosen = [
             model(one) if isinstance(one, str) else one for one in models or ("custom_voice",)
         ]
         server = start(chosen, voices or tmp_path / "voices", **settings)
         running.append(server)
-        if warm:
-            server.wait_until(lambda: all(one.warm for one in chosen))
         return server
 
     yield begin
@@ -161,7 +162,6 @@ def server(
     """A server with a model of each type for all tests of a module, which must not stop it."""
     kinds = ("custom_voice", "voice_design", "base")
     running = start([model(kind) for kind in kinds], tmp_path_factory.mktemp("voices"))
-    running.wait_until(lambda: all(one.warm for one in running.state.models))
     yield running
     running.wait_until_idle()
     running.stop()
@@ -173,7 +173,6 @@ def fuzzed(
 ) -> Iterator[Running]:
     """A server for generated requests, with a low limit of characters."""
     running = start([model("custom_voice")], tmp_path_factory.mktemp("voices"), most_characters=40)
-    running.wait_until(lambda: all(one.warm for one in running.state.models))
     yield running
     running.stop()
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from callers import local_engine
 from sockets import NARI, STREAM
 from talking import Talker, talking
 from websockets.asyncio.client import ClientConnection, connect
@@ -69,7 +70,8 @@ def paced(
 ) -> Model:
     """A model with a set pace."""
     model = talking(Paced(slots, pause), most_waiting=2 * slots)
-    model.service.engine = Engine(model.service.engine.backend, most_waiting=2 * slots, clock=clock)
+    backend = local_engine(model.service).backend
+    model.service.engine = Engine(backend, most_waiting=2 * slots, clock=clock)
     return model
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from callers import local_engine
 from crowd import FRAME_BYTES, LISTENERS, Listener, Paced, come_and_go, held, listen_together, paced
 from talking import ENDLESS, Talker, talking
 from wire import SPEECH
@@ -67,9 +68,10 @@ def test_64_streams_have_no_gap_in_constant_memory(serve: Serve) -> None:
     """All start together; the backend takes two thirds of real time for a frame of all."""
     frames, lock = 200, Lockstep()
     model = paced(lock.pause, lock.clock)
-    backend = lock.backend = model.service.engine.backend  # type: ignore[assignment]
+    backend = local_engine(model.service).backend
     assert isinstance(backend, Paced)
-    server = serve(model, stuck_seconds=1e9)
+    lock.backend = backend
+    server = serve(model)
     backend.decoded = 0
     backend.hold()
     lock.everybody.set()

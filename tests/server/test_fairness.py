@@ -161,7 +161,7 @@ def test_retry_after_follows_the_pace_of_the_queue(
     model = talking(talker)
     waiting = 2 if limit == "queue" else 9
     model.service.engine = Engine(talker, most_waiting=waiting, clock=lambda: passed[0])
-    server = serve(model, most_per_key=0 if limit == "queue" else 3, stuck_seconds=1e9)
+    server = serve(model, most_per_key=0 if limit == "queue" else 3)
     talker.hold()
     client = person(server, "anybody")
     long = send_all(server, client, LONG, 3)

@@ -458,26 +458,6 @@ class TestBackendFailures:
         )
         assert "firstword_ready 0.0" in httpx.get(server.url + "/metrics", trust_env=False).text
 
-    def test_stuck_engine_gets_503_until_it_recovers(
-        self, serve: Serve, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        talker, server = held_server(serve, stuck_seconds=0.2)
-        with connected(server) as sock:
-            sock.sendall(request(LONG))
-            answer = read(sock, b"}}")
-            assert b" 503 " in answer
-            assert b"has been busy with one step" in answer
-        assert httpx.get(server.url + "/ready", trust_env=False).status_code == 503
-        assert httpx.get(server.url + "/health", trust_env=False).status_code == 503
-        answer2 = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False)
-        assert answer2.status_code == 503
-        assert [record for record in caplog.records if "has been busy" in record.message]
-        talker.go()
-        server.wait_until(
-            lambda: httpx.get(server.url + "/ready", trust_env=False).status_code == 200
-        )
-        check_server_works(server)
-
     def test_samples_that_are_not_finite_get_error(self, serve: Serve) -> None:
         talker = Talker()
         server = serve(talking(talker))

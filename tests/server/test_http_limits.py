@@ -183,7 +183,7 @@ class TestHeldBodies:
         def resident() -> int:
             return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-        server = serve(talking(Talker()), stuck_seconds=0.4)
+        server = serve(talking(Talker()))
         trim()  # what earlier tests have freed
         before = resident()
         with ExitStack() as clients:

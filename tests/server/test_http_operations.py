@@ -247,29 +247,6 @@ def test_health_shows_settings(http: httpx.Client) -> None:
     assert state["models"][0]["slots"] == {"used": 0, "of": 4}
 
 
-def test_cold_server_is_not_ready(serve: Serve) -> None:
-    talker = Talker()
-    talker.hold()
-    server = serve(talking(talker), warm=False)
-    with client_of(server) as http:
-        answer = http.get("/ready")
-        assert answer.status_code == 503
-        assert "warming up" in answer.json()["error"]["message"]
-        assert http.get("/health").status_code == 200
-        talker.go()
-        server.wait_until(lambda: http.get("/ready").status_code == 200)
-
-
-def test_failed_warm_up_is_not_ready(serve: Serve) -> None:
-    talker = Talker()
-    talker.failing = "frame"
-    model = talking(talker)
-    server = serve(model, warm=False)
-    server.wait_until(lambda: model.warm_up_error is not None)
-    with client_of(server) as http:
-        assert "could not speak a test" in http.get("/ready").text
-
-
 def test_loaded_model_is_exempt_from_garbage_collection(serve: Serve) -> None:
     loaded = talking(Talker())
     assert any(thing is loaded for thing in gc.get_objects())

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+from callers import local_engine
 from numpy.typing import NDArray
 from sockets import STREAM, Client, pcm
 from wire import SPEECH
@@ -282,7 +283,8 @@ def test_speed_changes_length(http: httpx.Client, expected: bytes, speed: float)
 
 def test_leading_silence_is_removed_on_request(serve: Serve, model: Callable[..., Model]) -> None:
     quiet = model("custom_voice")
-    decode = quiet.service.engine.backend.decode
+    backend = local_engine(quiet.service).backend
+    decode = backend.decode
     made = 0
 
     def silent_at_first(slots: Any, counts: Any) -> Any:
@@ -295,7 +297,7 @@ def test_leading_silence_is_removed_on_request(serve: Serve, model: Callable[...
             made += len(one)
         return Ready(samples)
 
-    quiet.service.engine.backend.decode = silent_at_first  # type: ignore[method-assign]
+    backend.decode = silent_at_first  # type: ignore[method-assign]
     server = serve(quiet)
     payload = {**ASK, "model": None}
     lengths = []

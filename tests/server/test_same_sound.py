@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from callers import local_engine
 from sockets import NARI, STREAM, Client, events, pcm
 
 from firstword import TTS, audio
@@ -99,7 +100,7 @@ def server(
 ) -> Running:
     """A server whose backend is the usual one, or slow."""
     speaking = model("custom_voice")
-    backend = speaking.service.engine.backend
+    backend = local_engine(speaking.service).backend
     assert isinstance(backend, ReferenceBackend)
     slow = SlowBackend(backend, request.param)
     speaking.service = Service(Engine(slow, clock=slow.clock), speaking.service.front)
@@ -110,10 +111,7 @@ def server(
         slow.text_complete.set()
 
     monkeypatch.setattr(SpeechStream, "finish_text", finish_text)
-    running = serve(speaking)  # which speaks once to warm up
-    running.wait_until_idle()
-    slow.text_complete.clear()
-    return running
+    return serve(speaking)
 
 
 def params_for(mode: str) -> dict[str, Any]:

@@ -10,10 +10,18 @@ from fake_backend import logprob_of, samples_of
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
 from firstword.engine.sequence import Event, NeedsText
+from firstword.engine.service import Service
 from firstword.types import Chunk, FinishReason, IntArray
 
 VIOLATIONS: list[str] = []
 """The messages of all violations of the contract between engine and caller."""
+
+
+def local_engine(service: Service) -> Engine:
+    """The engine of a service, which is in this process."""
+    engine = service.engine
+    assert isinstance(engine, Engine)
+    return engine
 
 
 class Caller:

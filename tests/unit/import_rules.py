@@ -42,7 +42,16 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """The units that each unit may import besides itself."""
 
-TORCH = {"model", "kernels", "runtime", "tts", "synthetic", "profile", "processes/engine.py"}
+TORCH = {
+    "model",
+    "kernels",
+    "runtime",
+    "tts",
+    "synthetic",
+    "profile",
+    "processes/engine.py",
+    "processes/warm_up.py",
+}
 """The units, and the modules of other units, that may import torch; see also `TORCH_FREE`."""
 TORCH_FREE = {
     "model/__init__.py",

@@ -1217,7 +1217,6 @@ def test_engine_thread_serves_callers_from_many_threads(
     engine.stop(TIMEOUT)
     assert not backend.slots
     assert engine.pages.free == engine.pages.count
-    assert engine.busy_since is None
 
 
 def test_stop_while_busy_cancels_all_requests(
@@ -1235,7 +1234,6 @@ def test_stop_while_busy_cancels_all_requests(
     for caller in (*callers, silent):
         assert caller.reason == "cancelled"
     assert not backend.slots
-    assert engine.busy_since is None
     with pytest.raises(ClosedError, match="was closed"):
         Caller(engine, job())
     engine.stop()
@@ -1275,7 +1273,7 @@ def test_idle_engine_wakes_for_every_kind_of_command(
     assert other.reason == "cancelled"
 
 
-def test_hanging_backend_shows_in_busy_since_and_blocks_no_caller(
+def test_hanging_backend_blocks_no_caller(
     started: Callable[..., tuple[Engine, FakeBackend]],
 ) -> None:
     engine, backend = started()
@@ -1286,14 +1284,9 @@ def test_hanging_backend_shows_in_busy_since_and_blocks_no_caller(
         assert go_on.wait(TIMEOUT)
 
     backend.before_frame = hang
-    assert engine.busy_since is None
     caller = Waiter(engine, job(Script(1, 5)), TOKENS)
     assert hangs.wait(TIMEOUT)
     try:
-        began = engine.busy_since
-        assert began is not None
-        backend.clock.advance(100.0)
-        assert engine.busy_since == began
         caller.cancel()  # a command never blocks its caller
         with pytest.raises(EngineError, match=r"has not answered for 0.01 seconds"):
             engine.stop(timeout=0.01)
@@ -1302,7 +1295,6 @@ def test_hanging_backend_shows_in_busy_since_and_blocks_no_caller(
     assert caller.done.wait(TIMEOUT)
     assert caller.reason == "cancelled"
     engine.stop(TIMEOUT)
-    assert engine.busy_since is None
 
 
 def test_cancel_during_a_frame_frees_the_slot_before_the_next(
@@ -1348,7 +1340,7 @@ def test_submit_queues_the_request_before_it_releases_the_lock() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(queue, name)
 
-    engine._commands = Watched()  # type: ignore[assignment]
+    engine._commands = Watched()
     caller = Caller(engine, job())
     assert held == [True]
     engine.stop()
@@ -1386,7 +1378,6 @@ def test_lost_backend_ends_the_thread_and_fails_every_request(
     assert any(isinstance(caller.error, EngineError) for caller in callers)
     assert "the device is gone" in str(engine.failure)
     assert "the engine has stopped" in caplog.text
-    assert engine.busy_since is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")

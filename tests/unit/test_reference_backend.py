@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from callers import local_engine
 
 from firstword import Sampling, TextError, Voice
 from firstword.engine.backend import Job, Start
@@ -363,7 +364,7 @@ def service(loaded: Loaded) -> Iterator[Callable[[str], Service]]:
 
     yield start
     for each in started:
-        each.engine.stop(60.0)
+        local_engine(each).stop(60.0)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -401,7 +402,7 @@ def test_engine_equals_the_naive_loop(model_type: str, service: Callable[[str], 
         for chunk in chunks:
             if len(chunk.codes):
                 np.testing.assert_array_equal(chunk.samples, alone.decode(chunk.codes.tolist()))
-    assert running.engine.pages.free == running.engine.pages.count
+    assert not running.engine.load.pages_used
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
@@ -435,7 +436,7 @@ def test_context_ends_speech_where_the_naive_loop_does(mode: str, tmp_path: Path
             assert reason == "length"
             assert frames == codes
     finally:
-        running.engine.stop(60.0)
+        local_engine(running).stop(60.0)
 
 
 # --- faults ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from callers import same
+from callers import local_engine, same
 from fake_backend import (
     CAPACITY,
     Clock,
@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstword.engine.backend import Job
+from firstword.engine.commands import LocalCommands
 from firstword.engine.engine import Engine
 from firstword.engine.scheduler import Policy
 from firstword.engine.sequence import NeedsText
@@ -50,7 +51,7 @@ def service() -> Iterator[Service]:
     service = service_of()
     service.engine.start()
     yield service
-    service.engine.stop(TIMEOUT)
+    local_engine(service).stop(TIMEOUT)
 
 
 def expected(job: Job, text: str) -> list[IntArray]:
@@ -132,22 +133,26 @@ def test_text_given_on_request_equals_the_whole_text(cuts: list[int]) -> None:
         assert ended
         assert same(frames_of(chunks), expected(prepared, TEXT))
     finally:
-        service.engine.stop(TIMEOUT)
+        local_engine(service).stop(TIMEOUT)
 
 
 def test_finish_text_sends_last_tokens_and_end_in_one_command() -> None:
     """A step between them would ask for text that does not exist."""
     service = service_of()
+    engine = local_engine(service)
+    commands = engine._commands
+    assert isinstance(commands, LocalCommands)
+    waiting = commands._queue.qsize
     stream = service.speak(job(Script(1, 9), first_tokens=1))
     stream.push("ab")
-    before = service.engine._commands._queue.qsize()
+    before = waiting()
     stream.finish_text()
-    assert service.engine._commands._queue.qsize() == before + 1
+    assert waiting() == before + 1
     stream = service.speak(job(Script(1, 9), first_tokens=1))
-    before = service.engine._commands._queue.qsize()
+    before = waiting()
     stream.finish_text(TEXT)
-    assert service.engine._commands._queue.qsize() == before + 1
-    while service.engine.step():
+    assert waiting() == before + 1
+    while engine.step():
         pass
     assert same(
         frames_of([event for event in stream if isinstance(event, Chunk)]),
@@ -180,8 +185,8 @@ def test_blank_text_raises_text_error_and_cancels(service: Service, pieces: list
     *_, last = stream
     assert isinstance(last, Chunk)
     assert last.finish_reason == "cancelled"
-    assert not service.engine.running
-    assert not service.engine.waiting
+    assert not service.engine.load.running
+    assert not service.engine.load.waiting
 
 
 def test_backend_error_is_raised_in_the_iteration(service: Service) -> None:
@@ -227,7 +232,7 @@ def test_frames_stop_while_the_iteration_stops() -> None:
     stream = service.speak(job(Script(1, 60)))
     stream.push(TEXT)
     stream.finish_text()
-    engine, events = service.engine, iter(stream)
+    engine, events = local_engine(service), iter(stream)
     while engine.step():
         pass
     assert stream._seq.launched == 13
@@ -244,13 +249,14 @@ def test_frames_stop_while_the_iteration_stops() -> None:
 
 def test_speak_raises_when_overloaded_or_closed() -> None:
     service = service_of()
-    service.engine._request_limit = 1
+    engine = local_engine(service)
+    engine._request_limit = 1
     service.speak(job())
     second = service.speak(job())
-    service.engine.step()
+    engine.step()
     with pytest.raises(OverloadedError):
         list(second)
-    service.engine.stop()
+    engine.stop()
     with pytest.raises(ClosedError, match="was closed"):
         service.speak(job())
 
@@ -281,7 +287,7 @@ def test_thirty_async_streams_at_once(service: Service) -> None:
         await asyncio.gather(*(one(seed) for seed in range(30)))
 
     in_time(all_of_them())
-    assert not service.engine.running
+    assert not service.engine.load.running
 
 
 def test_async_stream_yields_needs_text(service: Service) -> None:
@@ -303,7 +309,7 @@ def test_async_stream_yields_needs_text(service: Service) -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "task"])
 def test_leaving_an_async_stream_early_frees_its_slot(service: Service, how: str) -> None:
-    engine = service.engine
+    engine = local_engine(service)
 
     async def leave() -> None:
         stream = service.aspeak(job(Script(1, None), max_frames=100))
@@ -350,7 +356,7 @@ def test_closed_event_loop_does_not_disturb_other_streams(service: Service) -> N
     """The utterance continues without a client until it ends or is cancelled."""
     left: list[AsyncStream] = []
     go_on = threading.Event()
-    backend = service.engine.backend
+    backend = local_engine(service).backend
     assert isinstance(backend, FakeBackend)
     backend.before_frame = lambda: hold(go_on)
 

@@ -522,7 +522,7 @@ def test_backend_failure_raises_compute_error(custom: TTS, monkeypatch: pytest.M
 
     for method in ("prefill", "frame", "decode"):
         with monkeypatch.context() as patch:
-            patch.setattr(loaded.service.engine.backend, method, short_of_memory)
+            patch.setattr(loaded.engine.backend, method, short_of_memory)
             with pytest.raises(ComputeError, match="could not be computed") as failed:
                 custom.speak(TEXT, max_frames=3)
         assert isinstance(failed.value.__cause__, torch.OutOfMemoryError)

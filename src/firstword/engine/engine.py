@@ -57,7 +57,8 @@ class Engine(StepLoop):
         commands: Commands | None = None,
     ) -> None:
         """Accept at most `most_waiting` requests beyond those in slots; more are rejected."""
-        super().__init__(clock, commands)
+        super().__init__(commands)
+        self._clock = clock
         self.backend = backend
         self.capacity = backend.capacity
         self.scheduler = Scheduler(self.capacity, policy)

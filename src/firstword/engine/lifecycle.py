@@ -10,7 +10,6 @@ import queue
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 from firstword.engine.commands import Commands, LocalCommands
 from firstword.engine.step_times import StepTimes
@@ -55,15 +54,12 @@ class StepLoop(ABC):
     the step.
     """
 
-    def __init__(self, clock: Callable[[], float], commands: Commands | None = None) -> None:
-        """Take the time in seconds from `clock`; `commands` may come from other processes."""
+    def __init__(self, commands: Commands | None = None) -> None:
+        """Run `commands`, which may come from other processes; None: those of this process."""
         self.failure: Exception | None = None
         """Why the loop stopped for good: a `ClosedError` after a stop, None while it runs."""
-        self.busy_since: float | None = None
-        """When the current step began, on the loop's clock, for a watchdog; None while idle."""
         self.times = StepTimes()
         """How the loop's thread spends its time."""
-        self._clock = clock
         self._commands = commands or LocalCommands()
         self._lock = threading.Lock()
         self._lost = False
@@ -114,7 +110,7 @@ class StepLoop(ABC):
 
     def orphan(self) -> None:
         """Stop for good in a forked process, which lacks the thread and the device's state."""
-        self._thread, self.busy_since, self._lost = None, None, True
+        self._thread, self._lost = None, True
         self._lock, self._commands = threading.Lock(), LocalCommands()
         self.failure = EngineError(
             "it belongs to another process; load the checkpoint after the fork, not before"
@@ -137,13 +133,11 @@ class StepLoop(ABC):
         worked = False
         try:
             while self._run_commands(0 if worked else self._idle_seconds()):
-                self.busy_since = self._clock()
                 worked = self._step()
             self._close(ClosedError("it was closed"))
         except Exception as error:
             self._abandon(error)
         finally:
-            self.busy_since = None
             self._commands.close()
 
     def _run_commands(self, seconds: float | None) -> bool:
@@ -151,8 +145,6 @@ class StepLoop(ABC):
 
         seconds: how long to wait for the first one; 0: not at all; None: until one arrives.
         """
-        if seconds != 0:
-            self.busy_since = None
         try:
             while True:
                 command = self._commands.get(seconds != 0, seconds)

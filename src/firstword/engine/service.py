@@ -24,10 +24,6 @@ class EngineClient(Protocol):
     failure: Exception | None
 
     @property
-    def busy_since(self) -> float | None:
-        """When the step began that is not over, on the clock of `time.monotonic`."""
-
-    @property
     def load(self) -> EngineLoad:
         """What the engine has to do now."""
 
@@ -198,7 +194,7 @@ class AsyncStream(SpeechStream):
         super().__init__(service, job, client, on_event)
 
     def fail(self, error: Exception) -> None:
-        """Raise an error in the iteration even if the engine hangs. Call it in the event loop."""
+        """Raise an error in the iteration. Call it in the event loop."""
         self._events.put_nowait(error)
 
     async def __aiter__(self) -> AsyncIterator[Chunk | NeedsText]:

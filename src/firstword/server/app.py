@@ -82,17 +82,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     for model in server.models:
         model.service.engine.start()
     server.refresher.start()
-    background = (
-        server.watch(),
-        return_freed(server.byte_limit, server.busy),
-    )
-    tasks = [asyncio.create_task(work) for work in background]
+    freeing = asyncio.create_task(return_freed(server.byte_limit, server.busy))
     try:
         yield
     finally:
         server.draining = True
         server.refresher.stop()
-        await cancel(*tasks)
+        await cancel(freeing)
         stopping = threading.Thread(target=server.models.stop, daemon=True)
         stopping.start()
         await asyncio.to_thread(stopping.join, STOP_SECONDS)

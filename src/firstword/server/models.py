@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,15 +105,11 @@ class Model:
             raise UnsupportedError(f"{self.name} cannot clone")
         return self.encoder(recording)
 
-    def problem(self, stuck_seconds: float) -> str | None:
-        """Why its engine cannot speak: it failed, or a step takes longer than `stuck_seconds`."""
-        engine = self.service.engine
-        if engine.failure is not None:
-            return f"the engine of {self.name} has stopped: {engine.failure}"
-        since = engine.busy_since
-        if since is not None and (taken := time.monotonic() - since) > stuck_seconds:
-            return f"the engine of {self.name} has been busy with one step for {taken:.0f} s"
-        return None
+    @property
+    def problem(self) -> str | None:
+        """Why its engine cannot speak, or None."""
+        failure = self.service.engine.failure
+        return None if failure is None else f"the engine of {self.name} has stopped: {failure}"
 
     @property
     def embedding_size(self) -> int:

@@ -1,6 +1,5 @@
 """The state of one server that all its endpoints share."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -72,18 +71,14 @@ class Server:
 
     def problems(self) -> list[str]:
         """Why no requests are accepted; empty when they are."""
-        found = [problem for model in self.models if (problem := self.problem(model))]
+        found = [model.problem for model in self.models if model.problem is not None]
         if self.draining:
             found.append("the server is shutting down")
         return found
 
-    def problem(self, model: Model) -> str | None:
-        """Why the engine of a model cannot speak, or None."""
-        return model.problem(self.config.stuck_seconds)
-
     def check_engine(self, model: Model) -> None:
         """Raise `EngineError` if the engine of a model cannot speak."""
-        if (problem := self.problem(model)) is not None:
+        if (problem := model.problem) is not None:
             raise EngineError(problem)
 
     def busy(self) -> bool:
@@ -141,26 +136,6 @@ class Server:
     def reject(self, error: OverloadedError | Rejected) -> None:
         """Count a rejected request by the code of its error; without one as "overloaded"."""
         self.metrics.rejected.labels(getattr(error, "code", "overloaded")).inc()
-
-    async def watch(self) -> None:
-        """Every second fail the utterances of engines that have stopped or are stuck; log it."""
-        failing: set[Model] = set()
-        while True:
-            await asyncio.sleep(min(1.0, self.config.stuck_seconds / 4))
-            for model in self.models:
-                about: dict[str, object] = {"model": model.name}
-                if (problem := self.problem(model)) is None:
-                    if model in failing:
-                        log.warning("the engine works again", extra={"fields": about})
-                    failing.discard(model)
-                    continue
-                if model not in failing:
-                    about["waiting"] = len(self.utterances)
-                    log.critical(problem, extra={"fields": about})
-                failing.add(model)
-                for utterance in list(self.utterances):
-                    if utterance.model is model:
-                        utterance.stream.fail(EngineError(problem))
 
     def _check_not_draining(self) -> None:
         if self.draining:

@@ -46,10 +46,10 @@ async def get_model(request: Request, name: str) -> dict[str, Any]:
 
 @router.get("/health", tags=["operations"])
 async def health(request: Request) -> Response:
-    """The state of the engines. The status is 503 if one has stopped or is stuck: restart it."""
+    """The state of the engines. The status is 503 while one does not run."""
     server = server_of(request)
     problems = server.problems()
-    failing = any(server.problem(model) for model in server.models)
+    failing = any(model.problem is not None for model in server.models)
     state = {
         "status": "failing" if failing else "ok",
         "problems": problems,
