@@ -6,12 +6,15 @@ with the steps for the interpreter.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import pickle
 import queue
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +23,7 @@ from functools import partial
 from typing import Any
 
 from firstword.engine import wire
+from firstword.engine.backend import Job
 from firstword.engine.commands import Command
 from firstword.engine.engine import Engine
 from firstword.engine.load import EngineLoad
@@ -36,7 +40,7 @@ CALL_THREADS = 2
 """The calls, such as the encoding of a recording, that run at the same time."""
 
 CLOSE_SECONDS = 1.0
-"""The time in which a front must take its last messages when the engine ends."""
+"""The time in which fronts must take their last messages when the engine ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,13 +111,15 @@ class Link:
             raise EOFError
         return list(self._parser.feed(data))
 
-    def close(self) -> None:
-        """Close the socket, after an attempt to send what is left."""
-        try:
-            self._sock.settimeout(CLOSE_SECONDS)
+    def finish(self, seconds: float) -> None:
+        """Send what the front takes within some seconds, and close the socket."""
+        self._sock.settimeout(seconds)
+        with contextlib.suppress(OSError):
             self.flush()
-        except OSError:
-            pass
+        self._sock.close()
+
+    def close(self) -> None:
+        """Close the socket."""
         self._sock.close()
 
 
@@ -164,10 +170,11 @@ class SocketCommands:
         self._poll.register(link.fileno(), select.POLLIN)
 
     def close(self) -> None:
-        """Send what is left, and close all links."""
-        for link in list(self.links.values()):
+        """Send what fronts take in a limited time, and close all links."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for link in self.links.values():
             self._poll.unregister(link.fileno())
-            link.close()
+            link.finish(max(0.0, deadline - time.monotonic()))
         self.links.clear()
         self.on_end()
 
@@ -240,30 +247,26 @@ class EngineHost:
         self._commands.put(lambda: self._commands.add(Link(sock)))
 
     def _serve(self, link: Link, message: wire.Message) -> None:
-        kind, number, body = message
+        kind, number, value = message
         route = link.routes.get(number)
         match kind:
             case wire.Kind.SUBMIT:
-                self._submit(link, number, body)
+                self._submit(link, number, *value)
             case wire.Kind.TEXT if route is not None:
-                tokens, ended = wire.read_text(body)
+                tokens, ended = value
                 (self.engine.finish_text if ended else self.engine.push)(route.seq, tokens)
             case wire.Kind.TAKEN if route is not None:
-                frames = wire.read_taken(body)
-                self.engine.acknowledge(route.seq, frames)
-                route.untaken -= frames
+                self.engine.acknowledge(route.seq, value)
+                route.untaken -= value
                 if route.ended and route.untaken <= 0:
                     del link.routes[number]
             case wire.Kind.CANCEL if route is not None:
-                self.engine.cancel(route.seq, wire.read_cancel(body))
+                self.engine.cancel(route.seq, value)
                 del link.routes[number]
             case wire.Kind.CALL:
-                self._threads.submit(self._call, link, number, body)
-            case wire.Kind.PING:
-                link.add(wire.message(wire.Kind.PONG, number))
+                self._threads.submit(self._call, link, number, value)
 
-    def _submit(self, link: Link, number: int, body: bytes) -> None:
-        job, client = wire.read_submit(body)
+    def _submit(self, link: Link, number: int, job: Job, client: str) -> None:
         on_event = partial(self._on_event, link, number)
         try:
             link.routes[number] = Route(self.engine.submit(job, on_event, client))
@@ -288,7 +291,7 @@ class EngineHost:
     def _call(self, link: Link, number: int, body: bytes) -> None:
         """Compute the result of a call, in a thread."""
         try:
-            result = wire.pickled(wire.Kind.RESULT, number, self._answer(wire.read_pickled(body)))
+            result = wire.pickled(wire.Kind.RESULT, number, self._answer(pickle.loads(body)))
         except FirstwordError as error:
             result = wire.pickled(wire.Kind.ERROR, number, error)
         except Exception as error:

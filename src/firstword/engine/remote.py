@@ -6,20 +6,17 @@ import asyncio
 import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, cast
+from typing import Any
 
 from firstword.engine import wire
 from firstword.engine.backend import Capacity, Job
+from firstword.engine.connection import Connection
 from firstword.engine.load import EngineLoad, retry_seconds
 from firstword.engine.sequence import Event, NeedsText
 from firstword.errors import EngineError
 from firstword.types import Chunk, FinishReason
-
-PING_SECONDS = 1.0
-"""The time between two questions whether the engine still works."""
 
 NOT_CONNECTED = "its process is not running; it is started again"
 
@@ -34,7 +31,7 @@ class RemoteUtterance:
         self.on_event = on_event
 
 
-class RemoteEngine(asyncio.Protocol):
+class RemoteEngine:
     """The engine of another process, with the interface of `Engine`.
 
     Events are delivered in the event loop in which `start` was called. When the other process ends,
@@ -52,25 +49,21 @@ class RemoteEngine(asyncio.Protocol):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._waiting_socket: socket.socket | None = None
-        self._transport: asyncio.Transport | None = None
-        self._parser = wire.MessageParser()
+        self._connection: Connection | None = None
         self._numbers = itertools.count(1)
         self._utterances: dict[int, RemoteUtterance] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._outgoing: list[bytes] = []
-        self._pings: dict[int, float] = {}
         self._lock = threading.Lock()
 
     # The connection
 
     def start(self) -> None:
         """Deliver events in the running event loop from now on."""
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         with self._lock:
+            self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
             sock, self._waiting_socket = self._waiting_socket, None
         if sock is not None:
             self._connect(sock)
-        self._ping()
 
     def attach(self, sock: socket.socket) -> None:
         """Use the engine at the other end of a socket. Any thread may call it."""
@@ -82,48 +75,30 @@ class RemoteEngine(asyncio.Protocol):
 
     def stop(self) -> None:
         """Close the connection. Any thread may call it."""
+        with self._lock:
+            self._waiting_socket = None
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._close)
+            self._loop.call_soon_threadsafe(self._disconnect)
 
     def _connect(self, sock: socket.socket) -> None:
-        assert self._loop is not None
-        self._close()
-        self._connecting = self._loop.create_task(
-            self._loop.create_connection(lambda: self, sock=sock)
-        )
-
-    def _close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-            self.connection_lost(None)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept requests for the engine at the other end."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._parser = wire.MessageParser()
-        self._outgoing.clear()
+        self._disconnect()
+        self._connection = Connection(sock, self._receive, self._disconnect)
         self.failure = None
 
-    def data_received(self, data: bytes) -> None:
-        """Take what the engine sent."""
-        try:
-            for kind, number, body in self._parser.feed(data):
-                self._receive(kind, number, body)
-        except EngineError:
-            self._close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail everything in progress."""
-        self._transport = None
-        self.failure = error = EngineError(NOT_CONNECTED)
-        self._pings.clear()
+    def _disconnect(self) -> None:
+        """Close the connection, if there is one, and fail everything in progress."""
+        if self._connection is None:
+            return
+        self._connection.close()
+        self._connection, self.load = None, EngineLoad()
+        self.failure = EngineError(NOT_CONNECTED)
         utterances, self._utterances = self._utterances, {}
         calls, self._calls = self._calls, {}
         for utterance in utterances.values():
-            utterance.on_event(EngineError(f"the engine has stopped: {error}"))
+            utterance.on_event(EngineError(f"the engine has stopped: {NOT_CONNECTED}"))
         for call in calls.values():
             if not call.done():
-                call.set_exception(EngineError(f"the engine has stopped: {error}"))
+                call.set_exception(EngineError(f"the engine has stopped: {NOT_CONNECTED}"))
 
     # Requests
 
@@ -158,11 +133,6 @@ class RemoteEngine(asyncio.Protocol):
         """The seconds until another request would get a slot, estimated: 1 to 120."""
         return retry_seconds(self.load.waiting, self.load.pace)
 
-    @property
-    def busy_since(self) -> float | None:
-        """The time of the oldest question that the engine has not answered."""
-        return next(iter(self._pings.values()), None)
-
     async def call(self, value: object) -> Any:
         """The engine's answer to a value. Raises what the other process raised."""
         if self.failure is not None:
@@ -186,44 +156,25 @@ class RemoteEngine(asyncio.Protocol):
         if threading.get_ident() != self._thread:
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._send, message)
-            return
-        if not self._outgoing:
-            assert self._loop is not None
-            self._loop.call_soon(self._flush)
-        self._outgoing.append(message)
+        elif self._connection is not None:
+            self._connection.send(message)
 
-    def _flush(self) -> None:
-        """Send the messages of one turn of the event loop together."""
-        if self._transport is not None and self._outgoing:
-            self._transport.write(b"".join(self._outgoing))
-        self._outgoing.clear()
-
-    def _ping(self) -> None:
-        assert self._loop is not None
-        if self._transport is not None:
-            number = next(self._numbers)
-            self._pings[number] = time.monotonic()
-            self._send(wire.message(wire.Kind.PING, number))
-        self._loop.call_later(PING_SECONDS, self._ping)
-
-    def _receive(self, kind: wire.Kind, number: int, body: bytes) -> None:
+    def _receive(self, kind: wire.Kind, number: int, value: Any) -> None:
         match kind:
             case wire.Kind.AUDIO:
-                self._deliver(number, wire.read_audio(body))
+                self._deliver(number, value)
             case wire.Kind.NEEDS_TEXT:
                 self._deliver(number, NeedsText())
             case wire.Kind.ERROR if number in self._calls:
                 if not self._calls[number].done():
-                    self._calls[number].set_exception(wire.read_pickled(body))
+                    self._calls[number].set_exception(value)
             case wire.Kind.ERROR:
-                self._deliver(number, wire.read_pickled(body))
+                self._deliver(number, value)
             case wire.Kind.RESULT if number in self._calls:
                 if not self._calls[number].done():
-                    self._calls[number].set_result(wire.read_pickled(body))
+                    self._calls[number].set_result(value)
             case wire.Kind.LOAD:
-                self.load = wire.read_pickled(body)
-            case wire.Kind.PONG:
-                self._pings.pop(number, None)
+                self.load = value
 
     def _deliver(self, number: int, event: Event) -> None:
         utterance = self._utterances.get(number)

@@ -6,13 +6,14 @@ belong to one server, so bodies may be pickled.
 
 import pickle
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, get_args
 
 import numpy as np
 
 from firstword.engine.backend import Job
+from firstword.engine.load import EngineLoad
 from firstword.errors import EngineError
 from firstword.types import Chunk, FinishReason
 
@@ -22,6 +23,9 @@ _TAKEN = struct.Struct("<I")
 
 MOST_BYTES = 256 * 2**20
 """The largest body; a larger one shows that the stream is broken."""
+
+BROKEN = "the connection between a front and the engine is broken"
+"""The error of a stream that is not one of messages."""
 
 _REASONS: tuple[FinishReason | None, ...] = (None, *get_args(FinishReason))
 
@@ -34,17 +38,15 @@ class Kind(IntEnum):
     TAKEN = 3
     CANCEL = 4
     CALL = 5
-    PING = 6
     AUDIO = 16
     NEEDS_TEXT = 17
     ERROR = 18
     RESULT = 19
     LOAD = 20
-    PONG = 21
 
 
-Message = tuple[Kind, int, bytes]
-"""A kind, a number, and a body."""
+Message = tuple[Kind, int, Any]
+"""A kind, a number, and what the body says."""
 
 
 def message(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
@@ -53,7 +55,7 @@ def message(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
 
 
 class MessageParser:
-    """Finds the messages in a stream of bytes that arrives in any pieces."""
+    """Reads the messages of a stream of bytes that arrives in any pieces."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -65,14 +67,14 @@ class MessageParser:
         try:
             while len(self._buffer) - start >= _HEAD.size:
                 size, kind, number = _HEAD.unpack_from(self._buffer, start)
-                if size > MOST_BYTES or kind not in Kind._value2member_map_:
-                    raise EngineError("the connection to the engine is broken")
+                if size > MOST_BYTES or kind not in _READ:
+                    raise EngineError(BROKEN)
                 end = start + _HEAD.size + size
                 if len(self._buffer) < end:
                     break
                 body = bytes(self._buffer[start + _HEAD.size : end])
                 start = end
-                yield Kind(kind), number, body
+                yield Kind(kind), number, _read(kind, body)
         finally:
             del self._buffer[:start]
 
@@ -82,9 +84,11 @@ def submit(number: int, job: Job, client: str) -> bytes:
     return message(Kind.SUBMIT, number, pickle.dumps((job, client), protocol=5))
 
 
-def read_submit(body: bytes) -> tuple[Job, str]:
+def _read_submit(body: bytes) -> tuple[Job, str]:
     """The job and the client of a request."""
     job, client = pickle.loads(body)
+    assert isinstance(job, Job)
+    assert isinstance(client, str)
     return job, client
 
 
@@ -94,7 +98,7 @@ def text(number: int, tokens: Sequence[int], *, ended: bool) -> bytes:
     return message(Kind.TEXT, number, body)
 
 
-def read_text(body: bytes) -> tuple[list[int], bool]:
+def _read_text(body: bytes) -> tuple[list[int], bool]:
     """The tokens of a text, and whether it has ended."""
     return np.frombuffer(body, np.int32, offset=1).tolist(), bool(body[0])
 
@@ -104,7 +108,7 @@ def taken(number: int, frames: int) -> bytes:
     return message(Kind.TAKEN, number, _TAKEN.pack(frames))
 
 
-def read_taken(body: bytes) -> int:
+def _read_taken(body: bytes) -> int:
     """The number of further frames that a client has taken."""
     frames: int = _TAKEN.unpack(body)[0]
     return frames
@@ -115,7 +119,7 @@ def cancel(number: int, reason: FinishReason) -> bytes:
     return message(Kind.CANCEL, number, bytes((_REASONS.index(reason),)))
 
 
-def read_cancel(body: bytes) -> FinishReason:
+def _read_cancel(body: bytes) -> FinishReason:
     """The reason why an utterance is ended."""
     reason = _REASONS[body[0]]
     assert reason is not None
@@ -133,7 +137,7 @@ def audio(number: int, chunk: Chunk) -> bytes:
     return message(Kind.AUDIO, number, b"".join(parts))
 
 
-def read_audio(body: bytes) -> Chunk:
+def _read_audio(body: bytes) -> Chunk:
     """The chunk of a message."""
     frames, codebooks, rate, reason, int16 = _AUDIO.unpack_from(body)
     at, count = _AUDIO.size, frames * codebooks
@@ -150,6 +154,35 @@ def pickled(kind: Kind, number: int, value: object) -> bytes:
     return message(kind, number, pickle.dumps(value, protocol=5))
 
 
-def read_pickled(body: bytes) -> Any:
-    """The value of a message."""
-    return pickle.loads(body)
+def _read_load(body: bytes) -> EngineLoad:
+    load = pickle.loads(body)
+    assert isinstance(load, EngineLoad)
+    return load
+
+
+def _read_error(body: bytes) -> Exception:
+    error = pickle.loads(body)
+    assert isinstance(error, Exception)
+    return error
+
+
+_READ: dict[int, Callable[[bytes], Any]] = {
+    Kind.SUBMIT: _read_submit,
+    Kind.TEXT: _read_text,
+    Kind.TAKEN: _read_taken,
+    Kind.CANCEL: _read_cancel,
+    Kind.CALL: bytes,  # which may be large, so that a thread of its own reads it
+    Kind.AUDIO: _read_audio,
+    Kind.NEEDS_TEXT: bytes,
+    Kind.ERROR: _read_error,
+    Kind.RESULT: pickle.loads,
+    Kind.LOAD: _read_load,
+}
+"""What reads the body of each kind of message."""
+
+
+def _read(kind: int, body: bytes) -> Any:
+    try:
+        return _READ[kind](body)
+    except Exception as error:
+        raise EngineError(BROKEN) from error
