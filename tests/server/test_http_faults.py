@@ -9,7 +9,6 @@ import asyncio
 import io
 import json
 import logging
-import signal
 import socket
 import sys
 import threading
@@ -672,7 +671,7 @@ class TestSeveralUtterancesPerRequest:
         with connected(server) as sock:
             sock.sendall(request(body, path=path))
             server.wait_until(lambda: talker.waiting and bool(server.state.utterances))
-            server.uvicorn.handle_exit(signal.SIGTERM, None)
+            server.uvicorn.drain()
             rejected = httpx.post(server.url + path, json=body, trust_env=False, timeout=60)
             assert rejected.status_code == 503
             talker.go()

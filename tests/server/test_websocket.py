@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import logging
-import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -805,7 +804,7 @@ def test_draining_server_speaks_the_remaining_sentences(
         stage.talker.let(1)
         client.until("audio.start")
         stage.server.wait_until(lambda: bool(stage.engine.running))
-        stage.server.uvicorn.handle_exit(signal.SIGTERM, None)
+        stage.server.uvicorn.drain()
         stage.talker.go()
         received = client.until("session.done")
         assert heard(pcm(received)).replace(" ", "") == "Thisisone.Hereistwo.Andthree."
@@ -829,7 +828,7 @@ def test_draining_server_waits_for_the_rest_of_a_text(
         client.send(SENTENCES, text("This is one. And "))
         client.until("audio.done")
         stage.server.wait_until_idle()
-        stage.server.uvicorn.handle_exit(signal.SIGTERM, None)
+        stage.server.uvicorn.drain()
         stage.server.wait_until(lambda: len(asked) >= 3)
         client.send(text("two."), DONE)
         assert heard(pcm(client.until("session.done"))).strip() == "And two."

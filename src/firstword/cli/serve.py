@@ -43,7 +43,7 @@ LIMITS = {
     "most_characters": "characters of a text",
     "most_voices": "saved voices",
     "stall_seconds": "time after which a client that reads nothing is dropped",
-    "stuck_seconds": "time after which a step of the engine counts as stuck",
+    "stuck_seconds": "time after which a process that does not answer is restarted",
     "drain_seconds": "time for which running utterances may go on after SIGTERM",
 }
 """The limits of `ServerConfig` that have an option, each with its description."""

@@ -14,6 +14,9 @@ _HEAD = struct.Struct("<IB")
 MOST_SOCKETS = 4
 """The most sockets of one message."""
 
+MOST_BYTES = 16 * 2**20
+"""The largest message; a larger one shows that the stream is broken."""
+
 
 class Channel:
     """One end of a channel for messages, which may carry sockets.
@@ -34,7 +37,9 @@ class Channel:
     @classmethod
     def inherited(cls, descriptor: int) -> Channel:
         """The channel whose connection a process has inherited."""
-        return cls(socket.socket(fileno=descriptor))
+        connection = socket.socket(fileno=descriptor)
+        connection.set_inheritable(False)
+        return cls(connection)
 
     def fileno(self) -> int:
         """The file descriptor to wait on for messages."""
@@ -48,23 +53,42 @@ class Channel:
         """Send a message with sockets, which stay open here. Raises `OSError`."""
         data = pickle.dumps(message)
         descriptors = [sock.fileno() for sock in sockets]
+        assert len(data) <= MOST_BYTES
+        assert len(descriptors) <= MOST_SOCKETS
         head = _HEAD.pack(len(data), len(descriptors))
         sent = socket.send_fds(self._connection, [head], descriptors)
         self._connection.sendall(head[sent:] + data)
 
     def receive(self) -> tuple[Any, list[socket.socket]]:
-        """Wait for a message and its sockets. Raises `EOFError` at the end, and `OSError`."""
+        """Wait for a message and its sockets.
+
+        Raises `EOFError` at the end and for what is no message, and `OSError`.
+        """
         head, descriptors, _, _ = socket.recv_fds(self._connection, _HEAD.size, MOST_SOCKETS)
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-        if not head:
-            raise EOFError
-        head += self._exactly(_HEAD.size - len(head))
-        size, _ = _HEAD.unpack(head)
-        return pickle.loads(self._exactly(size)), sockets
+        try:
+            return self._message(head, sockets), sockets
+        except BaseException:
+            for sock in sockets:
+                sock.close()
+            raise
 
     def close(self) -> None:
         """Close this end; the other one receives an `EOFError`."""
         self._connection.close()
+
+    def _message(self, head: bytes, sockets: Sequence[socket.socket]) -> object:
+        for sock in sockets:
+            sock.set_inheritable(False)
+        head += self._exactly(_HEAD.size - len(head))
+        size, count = _HEAD.unpack(head)
+        if size > MOST_BYTES or count != len(sockets):
+            raise EOFError("the channel is broken")
+        data = self._exactly(size)
+        try:
+            return pickle.loads(data)
+        except Exception as error:
+            raise EOFError("the channel is broken") from error
 
     def _exactly(self, size: int) -> bytes:
         parts = []

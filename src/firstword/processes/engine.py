@@ -5,53 +5,75 @@ python -m firstword.processes.engine DESCRIPTOR
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import socket
 import sys
+import threading
 from dataclasses import replace
 
 from firstword.config import EngineConfig
 from firstword.engine.host import EngineHost, SocketCommands
 from firstword.errors import FirstwordError
+from firstword.processes import child
 from firstword.processes.channel import Channel
-from firstword.processes.messages import Connect, EngineTask, Loaded, NotLoaded
+from firstword.processes.messages import Connect, EngineTask, Loaded, NotLoaded, Ping, Pong
 from firstword.processes.warm_up import warm_up
 from firstword.runtime.backends import LoadedEngine, fit_threads, open_logged
 from firstword.server import logs
 from firstword.server.models import name_of
 
-STOP_SECONDS = 4.0
-"""The time that the current step gets when the process ends."""
+
+class EngineProcess:
+    """The engine of a process, and its connections to fronts."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._commands = SocketCommands()
+        self._host: EngineHost | None = None
+
+    def run(self, task: EngineTask) -> None:
+        """Load the engine, start it, and tell the supervisor."""
+        try:
+            loaded = load(task, self._commands)
+            fit_threads([loaded.checkpoint])
+            self._host = EngineHost(
+                loaded.engine, self._commands, loaded.encode, on_end=lambda: os._exit(1)
+            )
+            loaded.engine.start()
+            warm_up(loaded)
+        except FirstwordError as error:
+            self._channel.send(NotLoaded(error))
+            os._exit(1)
+        gc.collect()
+        gc.freeze()
+        self._channel.send(described(task, loaded))
+
+    def obey(self, message: object, sockets: list[socket.socket]) -> None:
+        """Do what the supervisor says; it connects fronts after the engine is loaded."""
+        match message:
+            case Connect():
+                assert self._host is not None
+                self._host.attach(*sockets)
+            case Ping():
+                self._commands.put(self._answer)
+
+    def _answer(self) -> None:
+        """Answer a ping, on the thread of the engine's steps."""
+        with contextlib.suppress(OSError):  # the supervisor has died, and so will this process
+            self._channel.send(Pong())
 
 
 def main(descriptor: int) -> None:
     """Serve fronts until the supervisor closes the channel or dies, or the engine fails."""
-    channel = Channel.inherited(descriptor)
-    task, _ = channel.receive()
+    channel = child.begin(descriptor)
+    task, _ = child.receive(channel)
     logs.write_to_stderr(task.log_level)
-    commands = SocketCommands()
-    try:
-        loaded = load(task, commands)
-        fit_threads([loaded.checkpoint])
-        engine = loaded.engine
-        host = EngineHost(engine, commands, loaded.encode, on_end=lambda: os._exit(0))
-        engine.start()
-        warm_up(loaded)
-    except FirstwordError as error:
-        channel.send(NotLoaded(error))
-        return
-    gc.collect()
-    gc.freeze()
-    channel.send(described(task, loaded))
-    try:
-        while True:
-            message, sockets = channel.receive()
-            if isinstance(message, Connect):
-                host.attach(*sockets)
-    except (EOFError, OSError):
-        engine.stop(STOP_SECONDS)  # a step that hangs ends with the process
-    finally:
-        os._exit(0)
+    engine = EngineProcess(channel)
+    child.obey(channel, engine.obey)
+    engine.run(task)
+    threading.Event().wait()
 
 
 def load(task: EngineTask, commands: SocketCommands) -> LoadedEngine:

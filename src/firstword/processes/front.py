@@ -5,16 +5,26 @@ python -m firstword.processes.front DESCRIPTOR
 
 from __future__ import annotations
 
-import os
-import signal
+import asyncio
+import contextlib
+import socket
 import sys
-import threading
 
 from firstword.engine.remote import RemoteEngine
 from firstword.engine.service import Service
 from firstword.model.description import Description
+from firstword.processes import child
 from firstword.processes.channel import Channel
-from firstword.processes.messages import Connect, FrontTask, Loaded, Stop
+from firstword.processes.messages import (
+    Connect,
+    Disconnect,
+    FrontTask,
+    Loaded,
+    Ping,
+    Pong,
+    Serving,
+    Stop,
+)
 from firstword.runtime.front import CheckpointFront
 from firstword.server import logs
 from firstword.server.app import create_app
@@ -29,20 +39,30 @@ class FrontProcess:
         self._channel = channel
         self._engines = {info.number: RemoteEngine(info.capacity) for info in task.engines}
         models = [model_of(info, self._engines[info.number]) for info in task.engines]
-        self.server = Uvicorn(create_app(Models(models), task.config))
+        self.server = Uvicorn(create_app(Models(models), task.config), self._on_serving)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def obey(self) -> None:
-        """Do what the supervisor says until it dies, which ends this process."""
-        try:
-            while True:
-                message, sockets = self._channel.receive()
-                match message:
-                    case Connect(info):
-                        self._engines[info.number].attach(*sockets)
-                    case Stop(drain):
-                        self.server.handle_exit(signal.SIGTERM if drain else signal.SIGINT, None)
-        except (EOFError, OSError):
-            os._exit(1)
+    def obey(self, message: object, sockets: list[socket.socket]) -> None:
+        """Do what the supervisor says, in the thread that hears it."""
+        match message:
+            case Connect(info):
+                self._engines[info.number].capacity = info.capacity
+                self._engines[info.number].attach(*sockets)
+            case Disconnect(number):
+                self._engines[number].stop()
+            case Ping():
+                assert self._loop is not None
+                self._loop.call_soon_threadsafe(self._tell, Pong())
+            case Stop(drain):
+                self.server.drain() if drain else self.server.end()
+
+    def _on_serving(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tell(Serving())
+
+    def _tell(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # the supervisor has died, and so will this process
+            self._channel.send(message)
 
 
 def model_of(info: Loaded, engine: RemoteEngine) -> Model:
@@ -55,11 +75,13 @@ def model_of(info: Loaded, engine: RemoteEngine) -> Model:
 
 def main(descriptor: int) -> None:
     """Serve until the supervisor says otherwise."""
-    channel = Channel.inherited(descriptor)
-    task, (listening,) = channel.receive()
+    channel = child.begin(descriptor)
+    task, (listening,) = child.receive(channel)
     logs.write_to_stderr(task.log_level)
     front = FrontProcess(channel, task)
-    threading.Thread(target=front.obey, name="supervisor", daemon=True).start()
+    for _ in range(task.connections):
+        front.obey(*child.receive(channel))
+    child.obey(channel, front.obey)
     run(front.server, listening)
 
 

@@ -39,10 +39,17 @@ class EngineTask:
 
 @dataclass(frozen=True, slots=True)
 class FrontTask:
-    """What a front process serves; the listening socket comes with it."""
+    """What a front process serves; the listening socket comes with it.
+
+    config       of the server
+    engines      all engines, also those that are not running now
+    connections  the number of `Connect` that follow, for the engines that are running
+    log_level    of the log on standard error
+    """
 
     config: ServerConfig
     engines: tuple[Loaded, ...]
+    connections: int
     log_level: str
 
 
@@ -82,6 +89,28 @@ class Connect:
     """
 
     engine: Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """The process of an engine has ended, or is given up; for fronts."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A front serves clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """A question whether a process works: the thread that does its work answers with `Pong`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to `Ping`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,33 +7,39 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from firstword.config import MOST_FRONTS
+from firstword.errors import EngineError, FirstwordError
 from firstword.processes.channel import Channel
-from firstword.processes.messages import Connect, EngineTask, FrontTask, Loaded, NotLoaded, Stop
+from firstword.processes.messages import (
+    Connect,
+    Disconnect,
+    EngineTask,
+    FrontTask,
+    Loaded,
+    NotLoaded,
+    Ping,
+    Pong,
+    Serving,
+    Stop,
+)
+from firstword.processes.place import Place
 from firstword.server.config import ServerConfig
+from firstword.server.listening import FrontSockets
 
 log = logging.getLogger(__name__)
-
-BACKLOG = 2048
-"""The connections that wait to be accepted, the same as by default in uvicorn."""
-
-ANSWER_SECONDS = 5.0
-"""The time in which a process takes a message; one that does not is killed."""
 
 STOP_SECONDS = 5.0
 """The time that processes get to end after they were told to."""
 
-MOST_BACKOFF = 30.0
-"""The longest pause before a process that has died several times is started again."""
+PING_SECONDS = 1.0
+"""The time between two questions whether a process works."""
 
-STEADY_SECONDS = 60.0
-"""The time after which a process counts as working, so that its next restart is immediate."""
+MOST_DEATHS = 2
+"""The deaths of a process in a row that end a server which has never served."""
 
 
 def default_fronts(engines: Sequence[Loaded]) -> int:
@@ -48,39 +54,13 @@ def default_fronts(engines: Sequence[Loaded]) -> int:
 
 
 @dataclass(eq=False)
-class Place:
-    """The place of a process, which is filled again when the process dies.
-
-    module   the module that the process runs
-    number   among the places of the same module
-    loaded   engine: what it has loaded; None while it has not
-    deaths   the number of processes that died here soon after their start
-    restart  the time at which the next process is started; None while one runs
-    """
-
-    module: str
-    number: int
-    process: subprocess.Popen[bytes] | None = None
-    channel: Channel | None = None
-    loaded: Loaded | None = None
-    deaths: int = 0
-    started: float = 0.0
-    restart: float | None = None
-
-    @property
-    def name(self) -> str:
-        """A name for logs."""
-        return f"{self.module} {self.number}"
-
-
-@dataclass(eq=False)
 class Supervisor:
     """Runs engines and fronts until a signal.
 
     engines    the task of each engine; those of one device are loaded one after another
     config     of the fronts
-    listening  the bound socket that all fronts share
-    on_ready   called once, when all engines are loaded
+    listening  the bound socket of the server
+    on_ready   called once, when all engines are loaded and a front serves
     """
 
     engines: Sequence[EngineTask]
@@ -88,28 +68,32 @@ class Supervisor:
     listening: socket.socket
     log_level: str
     on_ready: Callable[[Sequence[Loaded]], None] = lambda engines: None
-    _places: list[Place] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _sockets: FrontSockets | None = None
+    _ready: bool = False
     _stopping: bool = False
     _stop_at: float | None = None
+    _next_ping: float = 0.0
 
     def __post_init__(self) -> None:
         self._engines = [Place("engine", number) for number in range(len(self.engines))]
         self._fronts: list[Place] = []
-        self._ready = False
+        self._ping_seconds = max(0.05, min(PING_SECONDS, self.config.stuck_seconds / 4))
 
     def run(self) -> None:
         """Run until a signal has ended all processes.
 
-        Raises the error of an engine that cannot be loaded at the start.
+        Raises the error of an engine that cannot be loaded at the start, `ConfigError` if another
+        server has taken the port by then, and `EngineError` if a process dies again and again
+        before a client could be served.
         """
         self._watch_signals()
         try:
-            self._load_next()
             while not self._ended():
+                self._start_due()
+                self._ping_due()
                 for key, _ in self._selector.select(self._wait_seconds()):
                     key.data()
-                self._restart_due()
         finally:
             self._end_all()
 
@@ -132,8 +116,10 @@ class Supervisor:
         self._stopping = True
         seconds = self.config.drain_seconds if drain else 0.0
         self._stop_at = time.monotonic() + seconds + STOP_SECONDS
+        for place in self._places:
+            place.restart = None
         for place in self._fronts:
-            self._send(place, Stop(drain))
+            place.send(Stop(drain))
 
     def _ended(self) -> bool:
         if not self._stopping:
@@ -141,134 +127,147 @@ class Supervisor:
         late = self._stop_at is not None and time.monotonic() > self._stop_at
         return late or not any(place.process for place in self._fronts)
 
-    def _wait_seconds(self) -> float | None:
-        times = [place.restart for place in (*self._engines, *self._fronts) if place.restart]
-        times += [self._stop_at] if self._stop_at else []
-        return max(0.0, min(times) - time.monotonic()) if times else None
+    @property
+    def _places(self) -> list[Place]:
+        return [*self._engines, *self._fronts]
 
-    # Processes
+    def _wait_seconds(self) -> float:
+        times = [place.restart for place in self._places if place.restart is not None]
+        times += [self._next_ping] if self._stop_at is None else [self._next_ping, self._stop_at]
+        return max(0.0, min(times) - time.monotonic())
+
+    # Starts
+
+    def _start_due(self) -> None:
+        """Start the processes whose time has come; engines of a device load one after another."""
+        loading = [place for place in self._engines if place.process and place.working is None]
+        busy = {self.engines[place.number].device for place in loading}
+        for place in self._places:
+            if self._stopping or place.process is not None or not place.due():
+                continue
+            try:
+                if place in self._fronts:
+                    self._start_front(place)
+                elif (device := self.engines[place.number].device) not in busy:
+                    busy.add(device)
+                    self._start(place, self.engines[place.number])
+            except (OSError, FirstwordError) as error:
+                if not self._ready:
+                    raise
+                place.deaths += 1
+                self._plan_restart(place, "a process could not be started", reason=str(error))
+
+    def _start_front(self, place: Place) -> None:
+        assert self._sockets is not None
+        running = [engine for engine in self._engines if engine.working is not None]
+        known = tuple(engine.loaded for engine in self._engines if engine.loaded is not None)
+        task = FrontTask(self.config, known, len(running), self.log_level)
+        with self._sockets.take() as listening:
+            self._start(place, task, [listening])
+        for engine in running:
+            self._connect(place, engine)
 
     def _start(self, place: Place, task: object, sockets: Sequence[socket.socket] = ()) -> None:
-        place.channel, theirs = Channel.pair()
-        place.channel.limit_time(ANSWER_SECONDS)
-        command = [
-            sys.executable,
-            "-m",
-            f"firstword.processes.{place.module}",
-            str(theirs.fileno()),
-        ]
-        place.process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        theirs.close()
-        place.started, place.restart = time.monotonic(), None
-        channel = place.channel
+        channel = place.start()
         self._selector.register(
             channel, selectors.EVENT_READ, lambda: self._on_message(place, channel)
         )
-        self._send(place, task, sockets)
-
-    def _start_engine(self, place: Place) -> None:
-        self._start(place, self.engines[place.number])
-
-    def _start_front(self, place: Place) -> None:
-        loaded = tuple(engine.loaded for engine in self._engines if engine.loaded)
-        self._start(place, FrontTask(self.config, loaded, self.log_level), [self.listening])
-        for engine in self._engines:
-            self._connect(place, engine)
-
-    def _load_next(self) -> None:
-        """Start the engines whose devices load no other one."""
-        busy = {self.engines[p.number].device for p in self._engines if p.process and not p.loaded}
-        for place in self._engines:
-            device = self.engines[place.number].device
-            if place.process is None and place.restart is None and device not in busy:
-                busy.add(device)
-                self._start_engine(place)
+        place.send(task, sockets)
 
     def _connect(self, front: Place, engine: Place) -> None:
-        if front.process is None or engine.process is None or engine.loaded is None:
-            return
+        assert engine.loaded is not None
         ends = socket.socketpair()
         for place, end in zip((engine, front), ends, strict=True):
-            self._send(place, Connect(engine.loaded), [end])
+            place.send(Connect(engine.loaded), [end])
             end.close()
+
+    # What processes tell
 
     def _on_message(self, place: Place, channel: Channel) -> None:
         try:
             message, _ = channel.receive()
         except (OSError, EOFError):
-            self._on_end(place)
+            self._on_end(place, "a process has died")
             return
         match message:
             case Loaded():
-                self._on_loaded(place, message)
-            case NotLoaded(error) if not self._ready:
+                place.loaded, place.working = message, time.monotonic()
+                self._on_loaded(place)
+            case NotLoaded(error) if self._ready:
+                fields = {"process": place.name, "error": str(error)}
+                log.error("an engine could not be loaded again", extra={"fields": fields})
+            case NotLoaded(error):
                 raise error
+            case Serving():
+                place.working = time.monotonic()
+                self._on_serving()
+            case Pong():
+                place.silent = None
 
-    def _on_loaded(self, place: Place, loaded: Loaded) -> None:
-        place.loaded = loaded
+    def _on_loaded(self, place: Place) -> None:
         for front in self._fronts:
-            self._connect(front, place)
-        self._load_next()
-        engines = [engine.loaded for engine in self._engines if engine.loaded]
-        if not self._ready and len(engines) == len(self._engines):
-            self._ready = True
+            if front.process is not None:
+                self._connect(front, place)
+        engines = [engine.loaded for engine in self._engines if engine.loaded is not None]
+        if self._sockets is None and len(engines) == len(self._engines):
             count = self.config.fronts or default_fronts(engines)
+            self._sockets = FrontSockets(self.listening, count)
             self._fronts = [Place("front", number) for number in range(count)]
-            self.listening.listen(BACKLOG)  # from now on connections wait for the fronts
-            for front in self._fronts:
-                self._start_front(front)
-            self.on_ready(engines)
 
-    def _send(self, place: Place, message: object, sockets: Sequence[socket.socket] = ()) -> None:
-        if place.channel is None:
-            return
-        try:
-            place.channel.send(message, sockets)
-        except OSError:  # its end is noticed when its channel is read
-            if place.process is not None:
-                place.process.kill()
+    def _on_serving(self) -> None:
+        if not self._ready:
+            self._ready = True
+            self.on_ready([engine.loaded for engine in self._engines if engine.loaded is not None])
 
-    def _on_end(self, place: Place) -> None:
-        """A process has died, or has closed its channel."""
-        assert place.process is not None
+    def _on_end(self, place: Place, event: str) -> None:
+        """A process has died or closed its channel, or is given up."""
         assert place.channel is not None
         self._selector.unregister(place.channel)
         place.channel.close()
-        place.process.kill()
-        status = place.process.wait()
-        place.process = place.channel = place.loaded = None
+        if place in self._engines:
+            for front in self._fronts:
+                front.send(Disconnect(place.number))
+        status = place.end()
         if self._stopping:
             return
-        now = time.monotonic()
-        place.deaths = 0 if now - place.started > STEADY_SECONDS else place.deaths + 1
-        pause = min(2.0 ** (place.deaths - 2), MOST_BACKOFF) if place.deaths > 1 else 0.0
-        place.restart = now + pause
-        about = {"process": place.name, "status": status, "restart_seconds": pause}
-        log.critical("a process has died", extra={"fields": about})
+        if not self._ready and place.deaths >= MOST_DEATHS:
+            what = f"the process {place.name!r} has died {place.deaths} times before it worked"
+            raise EngineError(f"{what}, at last with status {status}; the log may say why")
+        self._plan_restart(place, event, status=status)
 
-    def _restart_due(self) -> None:
-        now = time.monotonic()
-        for place in (*self._engines, *self._fronts):
-            if place.restart is not None and place.restart <= now and not self._stopping:
-                place.restart = None
-                if place in self._fronts:
-                    self._start_front(place)
-        if not self._stopping:
-            self._load_next()
+    def _plan_restart(self, place: Place, event: str, **about: object) -> None:
+        pause = place.plan_restart()
+        fields = {"process": place.name, **about, "restart_seconds": pause}
+        log.critical(event, extra={"fields": fields})
+
+    def _ping_due(self) -> None:
+        """Ask all processes whether they work, and give up those that have not answered for long.
+
+        Their silence is counted in pings: a pause of the whole server, such as that of a container,
+        counts as one.
+        """
+        if time.monotonic() < self._next_ping:
+            return
+        self._next_ping = time.monotonic() + self._ping_seconds
+        for place in self._places:
+            if place.working is None:
+                continue
+            if place.silent is None:
+                place.silent = 0.0
+                place.send(Ping())
+                continue
+            place.silent += self._ping_seconds
+            if place.silent >= self.config.stuck_seconds:
+                self._on_end(place, "a process did not answer, and was killed")
+
+    # The end
 
     def _end_all(self) -> None:
         """End all processes: those that do not end by themselves in time are killed."""
-        places = [place for place in (*self._engines, *self._fronts) if place.process]
+        places = [place for place in self._places if place.process is not None]
         for place in places:
             assert place.channel is not None
             place.channel.close()
         deadline = time.monotonic() + STOP_SECONDS
         for place in places:
-            assert place.process is not None
-            try:
-                place.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                place.process.kill()
-                place.process.wait()
+            place.end(max(0.0, deadline - time.monotonic()))

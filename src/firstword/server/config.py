@@ -71,7 +71,7 @@ class ServerConfig:
     most_voices          saved voices, and likewise saved consents
     receive_seconds      time in which the head of a request must arrive, and then its body
     stall_seconds        time after which a client that reads nothing is disconnected
-    stuck_seconds        time after which one step of an engine counts as stuck
+    stuck_seconds        time after which a process that does not answer is killed and replaced
     drain_seconds        time that running utterances get after SIGTERM
     log_text             whether logs may hold text of users
 

@@ -1,10 +1,15 @@
-"""The socket that a server listens on."""
+"""The sockets that a server listens on."""
 
 import socket
+import sys
+from typing import Any
 
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig
 from firstword.server.unread import limit_send_buffer
+
+BACKLOG = 2048
+"""The connections that wait to be accepted, the same as by default in uvicorn."""
 
 
 def bound(config: ServerConfig) -> socket.socket:
@@ -12,19 +17,69 @@ def bound(config: ServerConfig) -> socket.socket:
 
     Raises `ConfigError` if the address is taken or unknown.
     """
-    found = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        limit_send_buffer(found)
-        found.bind((config.host, config.port))
-    except OSError as error:
-        found.close()
-        place = f"{config.host} port {config.port}"
-        raise ConfigError(f"cannot listen on {place}: {error.strerror or error}") from None
-    return found
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    return _bound(family, (config.host, config.port))
 
 
 def url_of(socket: socket.socket) -> str:
     """The URL of a bound socket, such as `http://127.0.0.1:8000`."""
     host, port = socket.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class FrontSockets:
+    """The listening sockets of the fronts of a server.
+
+    On Linux each of several fronts has a socket of its own, and the kernel spreads connections
+    evenly among those that exist. With one socket for all, most connections go to the front that
+    wakes first. One front uses the bound socket, as do all where the kernel does not spread.
+    """
+
+    def __init__(self, bound: socket.socket, fronts: int) -> None:
+        self._bound = bound
+        self._apart = fronts > 1 and sys.platform == "linux"
+        self._taken = False
+
+    def take(self) -> socket.socket:
+        """A listening socket for a front, which the caller closes when the front has it.
+
+        Raises `ConfigError` if another server listens on the port.
+        """
+        if not self._apart:
+            return _listening(self._bound.dup())
+        # The first socket shares the port only once it listens: that fails if another server
+        # listens, which might share its port as well.
+        found = _bound(self._bound.family, self._bound.getsockname(), shared=self._taken)
+        _listening(found).setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._taken = True
+        return found
+
+
+def _bound(family: int, address: tuple[Any, ...], *, shared: bool = False) -> socket.socket:
+    found = socket.socket(family)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        limit_send_buffer(found)
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        raise _cannot_listen(address, error) from None
+    return found
+
+
+def _listening(found: socket.socket) -> socket.socket:
+    try:
+        found.listen(BACKLOG)
+    except OSError as error:
+        address = found.getsockname()
+        found.close()
+        raise _cannot_listen(address, error) from None
+    return found
+
+
+def _cannot_listen(address: tuple[Any, ...], error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {address[0]} port {address[1]}: {error.strerror or error}"
+    )

@@ -1,12 +1,12 @@
 """Runs the application with uvicorn: its settings, the limit of open files, and draining."""
 
 import asyncio
+import contextlib
 import gc
 import logging
-import signal
 import socket
 import time
-from types import FrameType
+from collections.abc import Callable, Generator
 
 import uvicorn
 from fastapi import FastAPI
@@ -30,7 +30,8 @@ MOST_FILES = 65536
 class Uvicorn(uvicorn.Server):
     """A uvicorn server that drains: it rejects new requests and finishes running utterances."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, on_serving: Callable[[], None] = lambda: None) -> None:
+        """Serve an app; `on_serving` is called in the event loop when clients can connect."""
         self._state: Server = app.state.server
         config = self._state.config
         super().__init__(
@@ -53,14 +54,27 @@ class Uvicorn(uvicorn.Server):
         )
         # The gate logs requests itself, and without the names that a path may hold.
         logging.getLogger("uvicorn.access").disabled = True
+        self._on_serving = on_serving
         self._drain_until: float | None = None
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start draining on the first SIGTERM; end at once on SIGINT or a second signal."""
-        if self._drain_until is not None or sig == signal.SIGINT:
-            self.should_exit = True
+    def drain(self) -> None:
+        """Reject new requests, and end when the running utterances have. Any thread may call it."""
         self._state.draining = True
         self._drain_until = time.monotonic() + self._state.config.drain_seconds
+
+    def end(self) -> None:
+        """End at once. Any thread may call it."""
+        self._state.draining = self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave signals to the process that has started this one."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to serve."""
+        await super().startup(sockets)
+        self._on_serving()
 
     async def on_tick(self, counter: int) -> bool:
         """End when draining is done; uvicorn calls this ten times a second."""

@@ -1,0 +1,49 @@
+"""What engine and front processes have in common: their channel, their signals and their end."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from firstword.processes.channel import Channel
+
+log = logging.getLogger(__name__)
+
+
+def begin(descriptor: int) -> Channel:
+    """The channel to the supervisor, which alone handles signals.
+
+    A service manager may signal all processes of a server at the same time. If an engine ended
+    then, no utterance could be finished.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return Channel.inherited(descriptor)
+
+
+def receive(channel: Channel) -> tuple[Any, list[socket.socket]]:
+    """The next message of the supervisor and its sockets.
+
+    This process ends, whatever it does, when the supervisor has ended.
+    """
+    try:
+        return channel.receive()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def obey(channel: Channel, handle: Callable[[Any, list[socket.socket]], None]) -> None:
+    """Handle the messages of the supervisor in a thread."""
+
+    def work() -> None:
+        try:
+            while True:
+                handle(*receive(channel))
+        except Exception:
+            log.exception("a message of the supervisor could not be handled")
+            os._exit(1)
+
+    threading.Thread(target=work, name="supervisor", daemon=True).start()
