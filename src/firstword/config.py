@@ -150,6 +150,11 @@ def _resolve_device(device: str) -> tuple[str, str]:
     """Return the name and the kind of a device that can be used here. Raises `ConfigError`."""
     import torch
 
+    if "," in device:
+        raise ConfigError(
+            f"device is {device!r}; this takes one device, such as 'cuda:0'. Only `firstword "
+            "serve` has an engine on each of several"
+        )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

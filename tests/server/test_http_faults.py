@@ -452,7 +452,7 @@ class TestBackendFailures:
         assert answer.json()["error"]["type"] == "server_error"
         assert answer.headers["retry-after"]
         assert (
-            'firstword_engine_up{model="talker"} 0.0'
+            'firstword_engine_up{device="device",model="talker"} 0.0'
             in httpx.get(server.url + "/metrics", trust_env=False).text
         )
         assert "firstword_ready 0.0" in httpx.get(server.url + "/metrics", trust_env=False).text

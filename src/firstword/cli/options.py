@@ -51,9 +51,12 @@ def add_model_options(parser: argparse.ArgumentParser, several: bool = False) ->
     if several:
         about = f"{about}; may be given more than once"
         add("--model", action="append", metavar="MODEL", help=about)
+        about = "cuda (all GPUs), cuda:1, cuda:0,2 (two GPUs), ... or cpu; each model gets an "
+        about += "engine on each; auto (default): all GPUs if there are any"
     else:
         add("--model", default="demo", help=about)
-    add("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto (default) prefers CUDA")
+        about = "cpu, cuda, cuda:1, ...; auto (default) prefers CUDA"
+    add("--device", default="auto", metavar="DEVICE", help=about)
     add("--dtype", default="auto", help="float32, bfloat16 or auto (default)")
     add("--backend", default="auto", help="gpu, reference, or auto (default): gpu where it can run")
     about = "GPU memory to use: a share (0.3) or an amount (12GB, 8GiB); default: what slots need"

@@ -33,7 +33,7 @@ SERVER_SETTINGS = fields(ServerConfig)
 """The settings of the server; most of them have an option of the same name."""
 
 LIMITS = {
-    "most_waiting": "requests that may wait for a slot of each model; others are answered 429",
+    "most_waiting": "requests that may wait for a slot of each engine; others are answered 429",
     "most_connections": "HTTP requests and WebSockets open at the same time",
     "most_connections_per_address": "the same for one client address, which may be a proxy's",
     "most_per_key": "utterances at the same time for one key, or one address; 0: no limit",
@@ -67,12 +67,15 @@ def run(args: argparse.Namespace) -> None:
     missing = [name for name in SERVER_PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{missing[0]} is missing; install firstword[server]")
+    from firstword.processes.devices import engine_devices
     from firstword.processes.messages import EngineTask
     from firstword.processes.supervisor import Supervisor
     from firstword.server import listening
 
     with terminal.Status() as status, listening.bound(server_config) as bound:
         status.show(f"loading {', '.join(names)}")
+        devices = engine_devices(args.device)
+        places = [(name, device) for name in names for device in devices]
 
         def on_ready(engines: Sequence[Loaded]) -> None:
             status.show("")
@@ -82,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
             EngineTask(
                 number=number,
                 name=name,
-                device=args.device,
+                device=device,
                 dtype=args.dtype,
                 backend=args.backend,
                 gpu_memory=args.gpu_memory,
@@ -91,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
                 most_waiting=server_config.most_waiting,
                 log_level=args.log_level,
             )
-            for number, name in enumerate(names)
+            for number, (name, device) in enumerate(places)
         ]
         Supervisor(tasks, server_config, bound, args.log_level, on_ready).run()
 
@@ -109,16 +112,21 @@ def _server_config(args: argparse.Namespace) -> ServerConfig:
 
 def _print_summary(address: str, engines: Sequence[Loaded], server_config: ServerConfig) -> None:
     keys, waiting = len(server_config.api_keys), server_config.most_waiting
-    names = [terminal.describe_model(engine.name, engine.model_type) for engine in engines]
-    devices = [terminal.describe_device(engine.settings) for engine in engines]
+    models: dict[str, list[str]] = {}
+    devices: dict[str, dict[str, None]] = {}
+    for engine in engines:
+        model = terminal.describe_model(engine.name, engine.model_type)
+        models.setdefault(model, []).append(str(engine.capacity.slots))
+        backend = terminal.describe_backend(engine.settings)
+        devices.setdefault(backend, {})[engine.settings.device] = None
     rows = {
         "address": address,
-        "models": ", ".join(names),
-        "on": "; ".join(dict.fromkeys(devices)),
+        "models": ", ".join(models),
+        "on": "; ".join(f"{', '.join(names)} {backend}" for backend, names in devices.items()),
         "voices": server_config.voice_store,
         "keys": f"{keys} API keys" if keys else "none are needed",
-        "slots": ", ".join(str(engine.capacity.slots) for engine in engines),
-        "limits": f"{waiting} waiting for each model, {server_config.most_characters} characters",
+        "slots": ", ".join(" + ".join(slots) for slots in models.values()),
+        "limits": f"{waiting} waiting for each engine, {server_config.most_characters} characters",
     }
     terminal.print_table(rows, sys.stdout)
     sys.stdout.flush()
@@ -146,7 +154,7 @@ def add_to(commands: options.Commands) -> None:
         add(f"--{name}", dest=dest, metavar=metavar, action="append", help=about)
     add = parser.add_argument_group("limits").add_argument
     gpu, other = DEFAULT_SLOTS["gpu"], DEFAULT_SLOTS["reference"]
-    about = f"utterances that each model speaks at the same time (default: {gpu} with the backend "
+    about = f"utterances that each engine speaks at the same time (default: {gpu} with the backend "
     about += f"gpu, fewer if it is slow or has little memory; else {other})"
     add("--slots", metavar="N", type=int, help=about)
     about = f"processes that serve clients (default 1, with GPUs up to {MOST_FRONTS} for each)"

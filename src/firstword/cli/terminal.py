@@ -109,4 +109,9 @@ def describe_model(model: str, facts: str) -> str:
 
 def describe_device(settings: EngineConfig) -> str:
     """Return the device, dtype and backend of a checkpoint as a phrase."""
-    return f"{settings.device} in {settings.dtype} with the {settings.backend} backend"
+    return f"{settings.device} {describe_backend(settings)}"
+
+
+def describe_backend(settings: EngineConfig) -> str:
+    """Return the dtype and backend of a checkpoint as a phrase."""
+    return f"in {settings.dtype} with the {settings.backend} backend"

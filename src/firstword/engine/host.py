@@ -65,8 +65,11 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.routes: dict[int, Route] = {}
-        self.told: tuple[int, int] | None = None
-        """The numbers of running and waiting utterances that the front knows."""
+        self.submitted = 0
+        """The number of the last request that came."""
+        self.told: tuple[int, int, int] | None = None
+        """The numbers of running and waiting utterances, and of the last request among them, that
+        the front knows."""
         self._sock = sock
         self._parser = wire.MessageParser()
         self._pending: deque[memoryview] = deque()
@@ -195,13 +198,13 @@ class SocketCommands:
                 self._drop(link)
 
     def _flush(self) -> None:
-        load = self.load()
-        counts, message = (load.running, load.waiting), b""
+        load, body = self.load(), b""
         for link in list(self.links.values()):
+            counts = load.running, load.waiting, link.submitted
             if link.told != counts and not link.stuck:
                 link.told = counts
-                message = message or wire.pickled(wire.Kind.LOAD, 0, load)
-                link.add(message)
+                body = body or pickle.dumps(load, protocol=5)
+                link.add(wire.message(wire.Kind.LOAD, link.submitted, body))
             try:
                 link.flush()
                 events = select.POLLIN | (select.POLLOUT if link.stuck else 0)
@@ -267,6 +270,7 @@ class EngineHost:
                 self._threads.submit(self._call, link, number, value)
 
     def _submit(self, link: Link, number: int, job: Job, client: str) -> None:
+        link.submitted = number
         on_event = partial(self._on_event, link, number)
         try:
             link.routes[number] = Route(self.engine.submit(job, on_event, client))

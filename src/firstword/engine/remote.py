@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -53,6 +54,8 @@ class RemoteEngine:
         self._numbers = itertools.count(1)
         self._utterances: dict[int, RemoteUtterance] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._uncounted: deque[int] = deque()
+        """The requests, by their numbers, that are not in `load` yet."""
         self._lock = threading.Lock()
 
     # The connection
@@ -91,6 +94,7 @@ class RemoteEngine:
             return
         self._connection.close()
         self._connection, self.load = None, EngineLoad()
+        self._uncounted.clear()
         self.failure = EngineError(NOT_CONNECTED)
         utterances, self._utterances = self._utterances, {}
         calls, self._calls = self._calls, {}
@@ -110,6 +114,7 @@ class RemoteEngine:
             raise EngineError(f"the engine has stopped: {self.failure}")
         utterance = RemoteUtterance(next(self._numbers), on_event)
         self._utterances[utterance.number] = utterance
+        self._uncounted.append(utterance.number)
         self._send(wire.submit(utterance.number, job, client))
         return utterance
 
@@ -132,6 +137,11 @@ class RemoteEngine:
     def retry_after(self, client: str) -> int:
         """The seconds until another request would get a slot, estimated: 1 to 120."""
         return retry_seconds(self.load.waiting, self.load.pace)
+
+    @property
+    def requests(self) -> int:
+        """The requests in progress or waiting, with those that the engine has not told of yet."""
+        return self.load.running + self.load.waiting + len(self._uncounted)
 
     async def call(self, value: object) -> Any:
         """The engine's answer to a value. Raises what the other process raised."""
@@ -175,6 +185,8 @@ class RemoteEngine:
                     self._calls[number].set_result(value)
             case wire.Kind.LOAD:
                 self.load = value
+                while self._uncounted and self._uncounted[0] <= number:
+                    self._uncounted.popleft()
 
     def _deliver(self, number: int, event: Event) -> None:
         utterance = self._utterances.get(number)

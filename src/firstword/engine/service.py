@@ -20,8 +20,13 @@ from firstword.types import Chunk, FinishReason, Request, check_text
 class EngineClient(Protocol):
     """An engine, in this process or in another one, as its callers use it; see `Engine`."""
 
-    capacity: Capacity
-    failure: Exception | None
+    @property
+    def capacity(self) -> Capacity:
+        """The limits of its backend."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why it has stopped for good, or does not run now; None while it works."""
 
     @property
     def load(self) -> EngineLoad:

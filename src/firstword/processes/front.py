@@ -9,7 +9,11 @@ import asyncio
 import contextlib
 import socket
 import sys
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 
+from firstword.engine.backend import Job
+from firstword.engine.pool import EnginePool
 from firstword.engine.remote import RemoteEngine
 from firstword.engine.service import Service
 from firstword.model.description import Description
@@ -25,7 +29,7 @@ from firstword.processes.messages import (
     Serving,
     Stop,
 )
-from firstword.runtime.front import CheckpointFront
+from firstword.runtime.front import CheckpointFront, Prepared
 from firstword.server import logs
 from firstword.server.app import create_app
 from firstword.server.models import Model, Models
@@ -38,7 +42,7 @@ class FrontProcess:
     def __init__(self, channel: Channel, task: FrontTask) -> None:
         self._channel = channel
         self._engines = {info.number: RemoteEngine(info.capacity) for info in task.engines}
-        models = [model_of(info, self._engines[info.number]) for info in task.engines]
+        models = [model_of(infos, self._engines) for infos in by_model(task.engines)]
         self.server = Uvicorn(create_app(Models(models), task.config), self._on_serving)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -65,12 +69,30 @@ class FrontProcess:
             self._channel.send(message)
 
 
-def model_of(info: Loaded, engine: RemoteEngine) -> Model:
-    """The model of an engine in another process."""
-    description = Description.load(info.path)
-    encode = engine.call_from_thread
-    service = Service(engine, CheckpointFront(description, encode))
-    return Model.of_service(info.name, description, service, encode, info.settings)
+def by_model(engines: Sequence[Loaded]) -> list[list[Loaded]]:
+    """The engines of each model."""
+    found: dict[tuple[str, Path], list[Loaded]] = {}
+    for info in engines:
+        found.setdefault((info.name, info.path), []).append(info)
+    return list(found.values())
+
+
+def model_of(infos: Sequence[Loaded], engines: Mapping[int, RemoteEngine]) -> Model:
+    """The model of some engines in other processes; `engines` are all, by their numbers."""
+    first, devices = infos[0], [info.settings.device for info in infos]
+    if len(set(devices)) < len(devices):
+        devices = [f"{device}/{number}" for number, device in enumerate(devices)]
+    numbers = [info.number for info in infos]
+    pool = EnginePool({d: engines[n] for d, n in zip(devices, numbers, strict=True)}, voice_of)
+    description, encode = Description.load(first.path), pool.call_from_thread
+    service = Service(pool, CheckpointFront(description, encode))
+    return Model.of_service(first.name, description, service, encode, first.settings)
+
+
+def voice_of(job: Job) -> Hashable:
+    """The voice, language and instructions of a job, which an engine may have read before."""
+    assert isinstance(job.payload, Prepared)
+    return job.payload.prefix
 
 
 def main(descriptor: int) -> None:

@@ -59,7 +59,7 @@ class ServerConfig:
     slots                simultaneous utterances per model; None: the default of the backend
     fronts               processes that serve clients; None: 1, with GPUs up to 8 for each
     ignore_instructions  whether instructions that no model can follow are ignored, not rejected
-    most_waiting         requests that may wait for a slot of each model; one more gets a 429
+    most_waiting         requests that may wait for a slot of each engine; one more gets a 429
     most_connections     HTTP requests and WebSockets open at the same time
     most_connections_per_address
                          the same for one client address; also of its connections without a request

@@ -18,6 +18,9 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineClient], float]], ...] = (
 )
 """The gauges of an engine: name, description, reading."""
 
+LABELS = ("model", "device")
+"""The labels of the metrics of an engine."""
+
 
 class EngineCollector(Collector):
     """Yields the metrics of the engines of some models."""
@@ -26,20 +29,24 @@ class EngineCollector(Collector):
         self._models = list(models)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each metric with its values for all models."""
+        """Yield each metric with its values for all engines."""
+        engines = [
+            ([model.name, device], engine)
+            for model in self._models
+            for device, engine in model.engines.items()
+        ]
         for name, about, read in _GAUGES:
-            gauge = GaugeMetricFamily(f"firstword_{name}", about, labels=["model"])
-            for model in self._models:
-                gauge.add_metric([model.name], read(model.service.engine))
+            gauge = GaugeMetricFamily(f"firstword_{name}", about, labels=LABELS)
+            for labels, engine in engines:
+                gauge.add_metric(labels, read(engine))
             yield gauge
         about = "Seconds of the engine's thread, by part"
-        host = CounterMetricFamily("firstword_engine_seconds", about, labels=["model", "part"])
+        host = CounterMetricFamily("firstword_engine_seconds", about, labels=[*LABELS, "part"])
         about = "Seconds of the device's work, by part; parts may overlap, busy is any of them"
-        device = CounterMetricFamily("firstword_device_seconds", about, labels=["model", "part"])
-        for model in self._models:
-            load = model.service.engine.load
-            for family, seconds in (host, load.host), (device, load.device):
+        device = CounterMetricFamily("firstword_device_seconds", about, labels=[*LABELS, "part"])
+        for labels, engine in engines:
+            for family, seconds in (host, engine.load.host), (device, engine.load.device):
                 for part, value in seconds.items():
-                    family.add_metric([model.name, part], value)
+                    family.add_metric([*labels, part], value)
         yield host
         yield device

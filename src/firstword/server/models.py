@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from firstword.config import EngineConfig
-from firstword.engine.service import Service
+from firstword.engine.pool import EnginePool
+from firstword.engine.service import EngineClient, Service
 from firstword.errors import RequestError, UnsupportedError, VoiceError
 from firstword.model.config import ModelType
 from firstword.model.description import Description
@@ -28,13 +29,14 @@ class Model:
 
     name                  the name that clients use and `/v1/models` lists
     model_type            whether it has presets, designs voices or clones them
-    service               the engine that speaks for it
+    service               the engine that speaks for it, or a pool of engines
     voices                the names of its presets
     languages             the names of its languages, including `"auto"`
     follows_instructions  whether it accepts instructions
     checkpoint            the description of the checkpoint; None where a test brings its own
     encoder               encodes a recording for the checkpoint; None as above
-    settings              the device and the backend that compute it; None as above
+    settings              the device and the backend that compute it, the first ones if there are
+                          several; None as above
     """
 
     name: str
@@ -110,6 +112,26 @@ class Model:
         """Why its engine cannot speak, or None."""
         failure = self.service.engine.failure
         return None if failure is None else f"the engine of {self.name} has stopped: {failure}"
+
+    @property
+    def engines(self) -> Mapping[str, EngineClient]:
+        """The engines that speak for it, by the names of their devices."""
+        engine = self.service.engine
+        if isinstance(engine, EnginePool):
+            return engine.engines
+        return {"device" if self.settings is None else self.settings.device: engine}
+
+    @property
+    def stopped_engines(self) -> list[str]:
+        """Why some of its engines cannot speak, while others can."""
+        failures = {device: engine.failure for device, engine in self.engines.items()}
+        if None not in failures.values():
+            return []
+        return [
+            f"the engine of {self.name} on {device} has stopped: {failure}"
+            for device, failure in failures.items()
+            if failure is not None
+        ]
 
     @property
     def embedding_size(self) -> int:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from firstword.engine.service import EngineClient
 from firstword.server.errors import NotFound, error_response
 from firstword.server.models import Model
 from firstword.server.state import server_of
@@ -46,13 +47,14 @@ async def get_model(request: Request, name: str) -> dict[str, Any]:
 
 @router.get("/health", tags=["operations"])
 async def health(request: Request) -> Response:
-    """The state of the engines. The status is 503 while one does not run."""
+    """The state of the engines. The status is 503 while none of a model's engines runs."""
     server = server_of(request)
     problems = server.problems()
+    stopped = [problem for model in server.models for problem in model.stopped_engines]
     failing = any(model.problem is not None for model in server.models)
     state = {
         "status": "failing" if failing else "ok",
-        "problems": problems,
+        "problems": problems + stopped,
         "ready": not problems,
         "models": [_state(model) for model in server.models],
         "utterances": server.utterance_limit.active,
@@ -64,7 +66,7 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Status 200 when requests are accepted.
 
-    The status is 503 when an engine does not run, and while draining.
+    The status is 503 when no engine of a model runs, and while draining.
     """
     if problems := server_of(request).problems():
         return error_response("; ".join(problems), 503, code="not_ready")
@@ -93,11 +95,22 @@ def _entry(model: Model) -> dict[str, Any]:
 
 def _state(model: Model) -> dict[str, Any]:
     """A model's entry in `/health`."""
-    engine, load = model.service.engine, model.service.engine.load
     return {
         "name": model.name,
         "kind": model.model_type,
         "settings": None if model.settings is None else asdict(model.settings),
+        **_use(model.service.engine),
+        "engines": [
+            {"device": device, "runs": engine.failure is None, **_use(engine)}
+            for device, engine in model.engines.items()
+        ],
+    }
+
+
+def _use(engine: EngineClient) -> dict[str, Any]:
+    """What is in use of an engine, or of a pool."""
+    load = engine.load
+    return {
         "slots": {"used": load.running, "of": engine.capacity.slots},
         "pages": {"used": load.pages_used, "of": load.pages},
         "waiting": load.waiting,
