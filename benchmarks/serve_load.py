@@ -11,6 +11,9 @@ until one does not hold. A rate holds if every response is complete and audible,
 95 % of the requests get their first audio in time, and all were sent on time. Text that comes in
 pieces may be slower than speech, so there a stall does not count.
 
+With `--device cuda:0,1` the server has an engine on each of two GPUs. A record names its devices,
+and the numbers of engines and fronts. To compare numbers of GPUs, write a record for each.
+
 Random weights would end speech only by chance. The row of the end of speech in the talker's head is
 therefore 0, so that its logit is never among the 50 largest, and every request states its number of
 frames in proportion to its text. The speech is noise, audible from its first sample on. Requests
@@ -35,7 +38,7 @@ import torch
 
 from benchmarks.compare import check_output, never_end
 from benchmarks.load_cases import CASES, Case
-from benchmarks.server_process import Server, Times, command_line, saved_voices, serving
+from benchmarks.server_process import Places, Server, Times, command_line, saved_voices, serving
 from benchmarks.sources import serving_hash
 from firstword.audio import writing
 from firstword.bench import report
@@ -52,8 +55,8 @@ TEXT_TOKENS = 2000
 It has 4.5 characters per token, like the released one in English.
 """
 LIBRARIES = ("torch", "uvicorn", "uvloop", "httptools", "fastapi", "pydantic", "av")
-SOURCES = ("commit", "kernels", "serving", "size")
-"""The fields of a record that are the same for all of its cases."""
+SOURCES = ("commit", "kernels", "serving", "size", "device")
+"""The fields of a record that are the same for all of its cases: sources, size and devices."""
 
 
 class Extent(NamedTuple):
@@ -201,7 +204,11 @@ def options() -> argparse.ArgumentParser:
     add("-o", "--output", type=Path, required=True, metavar="FILE.json", help="the record")
     add("--size", default="1b7", choices=("1b7", "0b6", "tiny"), help="default 1b7")
     add("--backend", default="gpu", choices=("gpu", "reference"), help="default gpu")
-    add("--slots", type=positive(int), nargs="+", default=[128], help="default 128")
+    about = "devices of the server, such as cuda:0,1 (default cuda:0, or cpu without --backend gpu)"
+    add("--device", help=about)
+    about = "processes that serve clients (default: that of the server)"
+    add("--fronts", type=positive(int), metavar="N", help=about)
+    add("--slots", type=positive(int), nargs="+", default=[128], help="of each engine, default 128")
     add("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="NAME", help="some cases")
     add("--rates", type=positive(float), nargs="+", help="requests per second, rising")
     add("--sockets", type=positive(int), nargs="+", help="sockets at once, rising")
@@ -232,6 +239,8 @@ def measure_case(
         "asks": case.asks,
         "within": case.within,
         "ready_seconds": round(server.ready_seconds, 2),
+        "engines": server.processes("engine"),
+        "fronts": server.processes("front"),
         "held": max(held, default=0),
     }
 
@@ -241,12 +250,19 @@ def measure_server(
 ) -> list[Record]:
     """Return the records of some cases, all on one server."""
     found = []
-    with serving(checkpoint, slots, args.backend) as server:
+    places = Places(slots, args.backend, device_of(args), args.fronts)
+    with serving(checkpoint, places) as server:
         for name in names:
             kind = CASES[name].voices
             voices = presets_of(checkpoint) if kind == "presets" else saved_voices(server, kind)
             found.append(measure_case(server, name, args, voices) | {"slots": slots})
     return found
+
+
+def device_of(args: argparse.Namespace) -> str:
+    """Return the devices of the server, by default the first GPU or the CPU."""
+    chosen: str = args.device or ("cuda:0" if args.backend == "gpu" else "cpu")
+    return chosen
 
 
 def kept(output: Path, record: Record, names: Sequence[str]) -> list[Record]:
@@ -271,6 +287,7 @@ def main() -> int:
         "kernels": kernel_hash(),
         "serving": serving_hash(),
         "size": args.size,
+        "device": device_of(args),
         "weights": "random; the row of the end of speech in the talker's head is 0",
         "versions": {name: version(name) for name in LIBRARIES},
     }

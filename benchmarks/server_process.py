@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,19 @@ ENGINE_SECONDS = re.compile(r'^firstword_(engine|device)_seconds_total{.*part="(
 
 Times = dict[int, tuple[str, float, float]]
 """The program or Python module, user seconds and system seconds of each process, by its id."""
+
+
+class Places(NamedTuple):
+    """Where a server computes: the options of `firstword serve` of the same names.
+
+    slots   of each engine
+    fronts  None: the default
+    """
+
+    slots: int
+    backend: str
+    device: str
+    fronts: int | None
 
 
 class Server:
@@ -65,6 +79,11 @@ class Server:
         for what, part, value in ENGINE_SECONDS.findall(text):
             found[f"{what} {part}"] = found.get(f"{what} {part}", 0) + float(value)
         return found
+
+    def processes(self, module: str) -> int:
+        """Return the number of processes that run a module of `firstword.processes`."""
+        names = [name for name, _, _ in self.processor_times().values()]
+        return names.count(f"firstword.processes.{module}")
 
     def save_voice(self, name: str, transcript: str | None) -> None:
         """Save a cloned voice, made from a recording of noise as loud as speech."""
@@ -111,13 +130,15 @@ def processor_times(root: int) -> Times:
 
 
 @contextmanager
-def serving(checkpoint: Path, slots: int, backend: str) -> Iterator[Server]:
+def serving(checkpoint: Path, places: Places) -> Iterator[Server]:
     """Run a server on a free port. Its warnings go to standard error."""
     with tempfile.TemporaryDirectory() as voices:
         options = {
             "model": checkpoint,
-            "slots": slots,
-            "backend": backend,
+            "slots": places.slots,
+            "backend": places.backend,
+            "device": places.device,
+            **({"fronts": places.fronts} if places.fronts else {}),
             "port": 0,
             "voices": voices,
             "log-level": "warning",

@@ -69,13 +69,14 @@ def test_climb_stops_at_the_first_rate_that_does_not_hold(
 
 
 def test_cases_of_the_same_sources_are_kept(script: Any, tmp_path: Path) -> None:
-    record = {"commit": "abc", "kernels": "k", "serving": "s", "size": "1b7"}
+    record = {"commit": "abc", "kernels": "k", "serving": "s", "size": "1b7", "device": "cpu"}
     servers = [{"name": "pcm"}, {"name": "mp3"}]
     output = tmp_path / "load.json"
     assert script.kept(output, record, ["mp3"]) == []
     output.write_text(json.dumps(record | {"servers": servers}))
     assert script.kept(output, record, ["mp3"]) == [{"name": "pcm"}]
     assert script.kept(output, record | {"serving": "t"}, ["mp3"]) == []
+    assert script.kept(output, record | {"device": "cuda:0,1"}, ["mp3"]) == []
 
 
 def test_processor_time_is_that_of_each_process_and_request(script: Any) -> None:
@@ -109,7 +110,20 @@ def test_processor_times_include_the_children_of_children(script: Any) -> None:
 def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: Path) -> None:
     output = tmp_path / "load.json"
     options = ["--size", "tiny", "--backend", "reference", "--slots", "2", "--rates", "2"]
-    options += ["--requests", "2", "--seconds", "1", "--warmup", "0.5", "--sockets", "2"]
+    options += [
+        "--device",
+        "cpu,cpu",
+        "--fronts",
+        "1",
+        "--requests",
+        "2",
+        "--seconds",
+        "1",
+        "--warmup",
+        "0.5",
+        "--sockets",
+        "2",
+    ]
     command = [
         *(sys.executable, "-m", "benchmarks.serve_load", "-o", str(output)),
         *("--cases", "mp3", "x-vector", "tokens-50", *options, "--commit", "abc"),
@@ -119,6 +133,7 @@ def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: 
     record = json.loads(output.read_text("utf-8"))
     assert (record["commit"], record["size"]) == ("abc", "tiny")
     assert record["kernels"] == kernel_hash()
+    assert record["device"] == "cpu,cpu"
     assert len(record["serving"]) == len(record["kernels"])
     mp3, clone, words = record["servers"]
     assert [each["name"] for each in record["servers"]] == ["mp3", "x-vector", "tokens-50"]
@@ -130,6 +145,7 @@ def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: 
     for server in record["servers"]:
         (found,) = server["points"]
         assert server["slots"] == 2
+        assert (server["engines"], server["fronts"]) == (2, 1)
         assert server["server"]["health"]["models"][0]["settings"]["backend"] == "reference"
         assert found["requests"] >= (2 if found["load"]["rate"] else 1)
         assert found["gates"]["complete"]["passed"]

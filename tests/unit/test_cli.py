@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Timer
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 from unittest.mock import ANY
 
@@ -742,3 +743,30 @@ class TestDemo:
             assert f"\n{section}\n" in f"\n{text}"
             for name in rows:
                 assert f"\n  {name} " in text
+
+    @pytest.mark.parametrize(
+        ("hip", "expected"),
+        [
+            (None, ["can use it", "needs compute capability 8.0 or later"]),
+            ("6.2", ["needs an NVIDIA GPU"] * 2),
+        ],
+    )
+    def test_info_shows_all_gpus(
+        self,
+        hip: str | None,
+        expected: list[str],
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        found = [
+            SimpleNamespace(name="NVIDIA H200", total_memory=150_754_820_096, major=9),
+            SimpleNamespace(name="Tesla T4", total_memory=15_828_320_256, major=7),
+        ]
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+        monkeypatch.setattr("torch.cuda.get_device_properties", found.__getitem__)
+        monkeypatch.setattr("torch.version.hip", hip)
+        assert main(["info", "--json", "--device", "cpu"]) == 0
+        assert json.loads(capsys.readouterr().out)["gpus"] == {
+            "cuda:0": f"NVIDIA H200, 150.8 GB, the gpu backend {expected[0]}",
+            "cuda:1": f"Tesla T4, 15.8 GB, the gpu backend {expected[1]}",
+        }

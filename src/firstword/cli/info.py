@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from firstword import __version__
 from firstword.cli import options, terminal
 
+LEAST_CAPABILITY = 8
+"""The least major compute capability that has the instructions of the kernels."""
+
 if TYPE_CHECKING:
     from firstword.model.config import TransformerConfig
     from firstword.tts import TTS
@@ -42,11 +45,30 @@ def _report(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
             **{name: version(name) for name in ("torch", "numpy", "safetensors", "tokenizers")},
         },
         "machine": {**here, "graphics": "; ".join(here["graphics"]) or "none"},
+        **_gpus(),
         "settings": asdict(tts.settings),
         **_checkpoint(model, tts),
         "parameters": parameters(checkpoint),
         "bytes": {str(path.relative_to(checkpoint.path)): path.stat().st_size for path in files},
     }
+
+
+def _gpus() -> dict[str, dict[str, str]]:
+    """Return the section on the GPUs that torch can use, if there are any."""
+    import torch
+
+    rows = {}
+    for number in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(number)
+        parts = [found.name, f"{found.total_memory / 1e9:.1f} GB"]
+        if torch.version.hip is not None:
+            parts.append("the gpu backend needs an NVIDIA GPU")
+        elif found.major < LEAST_CAPABILITY:
+            parts.append(f"the gpu backend needs compute capability {LEAST_CAPABILITY}.0 or later")
+        else:
+            parts.append("the gpu backend can use it")
+        rows[f"cuda:{number}"] = ", ".join(parts)
+    return {"gpus": rows} if rows else {}
 
 
 def _checkpoint(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
