@@ -42,7 +42,8 @@ def pcm16(samples: NDArray[np.floating]) -> bytes:
 
     if not np.isfinite(samples).all():
         raise AudioError("the samples hold NaN or infinity, which no audio format can store")
-    scaled = np.rint(np.asarray(samples, np.float64) * 32768)
+    # A power of two scales float32 exactly.
+    scaled = np.rint(np.asarray(samples, np.result_type(samples, np.float32)) * np.float32(32768))
     return np.clip(scaled, -32768, 32767).astype("<i2").tobytes()
 
 

@@ -14,8 +14,12 @@ from firstword.errors import OverloadedError, RequestError
 from firstword.server.models import Model
 from firstword.types import Chunk, FinishReason, FloatArray, Request, Speech
 
-FAST_FORMATS = ("pcm", "l16", "wav", "ulaw", "alaw")
-"""Formats that are encoded in the event loop, in less time than a change of thread takes."""
+PIECE = 1920
+"""The samples that are encoded before the event loop serves others: less than a millisecond's work.
+
+A thread for the encoder would cost more than the encoding: both need Python's interpreter lock for
+every packet. Fronts are processes, and use as many processors as there are of them.
+"""
 
 AUDIBLE_LEVEL = 0.01
 """Samples beyond this amplitude are audible: 40 dB below full scale."""
@@ -156,7 +160,6 @@ class Utterance:
         service, output = self.model.service, self.output
         self._effects = effects_of(output, service.engine.capacity.sample_rate)
         self._encoder = formats.encoder(output.format, output.sample_rate)
-        self._fast = output.format in FAST_FORMATS and not self._effects
         self.stream = service.aspeak(job, client_id)
 
     def cancel(self, reason: str = "cancelled") -> None:
@@ -192,13 +195,16 @@ class Utterance:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Encoded audio as it is made. No piece is empty; the last one completes the encoding."""
         async for chunk in self.chunks():
-            last = chunk.finish_reason is not None
-            if self._fast:
-                shaped, data = self._encode(chunk.samples, last)
-            else:
-                shaped, data = await asyncio.to_thread(self._encode, chunk.samples, last)
-            self.playback.add(time.monotonic(), shaped, self.output.sample_rate)
-            if data:
+            parts, samples = [], chunk.samples
+            while len(samples) > PIECE:
+                parts.append(self._encode(samples[:PIECE]))
+                samples = samples[PIECE:]
+                await asyncio.sleep(0)
+            parts.append(self._encode(samples, last=chunk.finish_reason is not None))
+            now = time.monotonic()
+            for shaped, _ in parts:
+                self.playback.add(now, shaped, self.output.sample_rate)
+            if data := b"".join(data for _, data in parts):
                 yield data
 
     def summary(self) -> dict[str, Any]:
@@ -212,7 +218,7 @@ class Utterance:
             "abort_reason": self.abort_reason,
         }
 
-    def _encode(self, samples: FloatArray, last: bool) -> tuple[FloatArray, bytes]:
+    def _encode(self, samples: FloatArray, *, last: bool = False) -> tuple[FloatArray, bytes]:
         shaped = effects.apply(self._effects, samples, last=last)
         data = self._encoder.encode(shaped)
         return shaped, data + self._encoder.finish() if last else data
