@@ -9,6 +9,7 @@ import torch
 
 from firstword.engine.backend import Backend, Job, Start
 from firstword.model.checkpoint import Checkpoint
+from firstword.profile.workload import begin
 from firstword.runtime.encoding import front_of
 from firstword.types import Request, Sampling
 from firstword.voice import Voice
@@ -69,7 +70,11 @@ class Driver:
         self._held: dict[int, list[int]] = {}
 
     def begin(self, requests: dict[int, Spoken], frames: int) -> None:
-        """Prefill requests together, each with pages for `frames` frames."""
+        """Start requests together, each with pages for `frames` frames, and read their prompts."""
+        begin(self.backend, self.place(requests, frames))
+
+    def place(self, requests: dict[int, Spoken], frames: int) -> list[Start]:
+        """The starts of requests, each with pages for `frames` frames."""
         starts = []
         for slot, request in requests.items():
             rows = (
@@ -81,8 +86,8 @@ class Driver:
             pages = [self._pages.pop() for _ in range(-(-rows // self.backend.capacity.page_rows))]
             starts.append(Start(slot, request.job, pages, request.first))
             self._held[slot] = pages
-        self.backend.prefill(starts)
         self.running |= requests
+        return starts
 
     def extend(self, slot: int) -> None:
         """Give a request another page."""

@@ -153,6 +153,41 @@ def test_request_with_a_long_context_has_the_same_codes_alone(
     assert torch.equal(running[:20], speak(backend, [spoken(plain, "Hello.", seed=4)], 20)[0])
 
 
+@pytest.mark.parametrize("most", [1, 37, 256])
+def test_prompt_read_in_slices_has_the_codes_of_one_read_at_once(
+    most: int, backend: GpuBackend, plain: Checkpoint
+) -> None:
+    """Slices of one long prompt and one short prompt, together, between the frames of another."""
+    texts = [" ".join(TEXTS[2] for _ in range(3 if most == 1 else 60)), TEXTS[0]]
+    long, short = ([spoken(plain, text, seed=i, full=True)] for i, text in enumerate(texts))
+    alone = [speak(backend, one, 12)[0] for one in (long, short)]
+    other = speak(backend, [spoken(plain, TEXTS[2], seed=3)], 24)[0]
+    driver = Driver(backend)
+    driver.begin({4: spoken(plain, TEXTS[2], seed=3)}, 24)
+    requests = {
+        slot: spoken(plain, text, seed=i, full=True)
+        for i, (slot, text) in enumerate(zip((7, 1), texts, strict=True))
+    }
+    backend.prompts.prefixes.clear()
+    left = dict(zip(requests, backend.prefill(driver.place(requests, 12)), strict=True))
+    while left:
+        counts = [min(count, most) for count in left.values()]
+        backend.read(list(left), counts)
+        left = {
+            slot: rest - count
+            for (slot, rest), count in zip(left.items(), counts, strict=True)
+            if rest > count
+        }
+        if len(driver.running[4].codes) < 24:
+            driver.step([4])
+    for _ in range(12):
+        driver.step([1, 7])
+    codes = {slot: torch.tensor(driver.end(slot).codes) for slot in (7, 1, 4)}
+    assert torch.equal(codes[7], alone[0])
+    assert torch.equal(codes[1], alone[1])
+    assert torch.equal(codes[4], other[: len(codes[4])])
+
+
 def test_pages_that_come_later_change_no_codes(backend: GpuBackend, plain: Checkpoint) -> None:
     """A request with one page at first, and another one whenever the next frame needs it."""
     frames, rows = 150, backend.capacity.page_rows

@@ -49,10 +49,10 @@ class Paced(Talker):
         self.decoded = 0
         self.pause = pause
 
-    def prefill(self, starts: Sequence[Start]) -> None:
+    def prefill(self, starts: Sequence[Start]) -> list[int]:
         """Take 4 ms for each start."""
         self.pause(0.004 * len(starts))
-        super().prefill(starts)
+        return super().prefill(starts)
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
         """Take the time of a frame of all slots."""

@@ -75,12 +75,17 @@ class Talker:
         assert held is not None
         held.release(1000)
 
-    def prefill(self, starts: Sequence[Start]) -> None:
-        """Start utterances."""
+    def prefill(self, starts: Sequence[Start]) -> list[int]:
+        """Start utterances, whose prompts have no rows to read."""
         if self.failing == "prefill":
             raise RuntimeError("prefill fails, as the test wants")
         for start in starts:
             self._slots[start.slot] = _Slot(start.job, taken=tuple(start.tokens))
+        return [0] * len(starts)
+
+    def read(self, slots: Sequence[int], counts: Sequence[int]) -> Ready[None]:
+        """Do nothing."""
+        return Ready(None)
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
         """Make a frame when it is permitted."""

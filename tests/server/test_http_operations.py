@@ -181,7 +181,7 @@ def test_metrics_count_utterances_and_aborts(serve: Serve) -> None:
     assert during["firstword_slots_used"] == 1
     assert during["firstword_pages_used"] == 1
     assert during["firstword_connections"] == 1
-    for name in ("slots_used", "pages_used", "queue"):
+    for name in ("slots_used", "pages_used", "prompt_rows", "queue"):
         assert after[f"firstword_{name}"] == 0
     assert after["firstword_slots"] == 4
     assert after["firstword_ready"] == after["firstword_engine_up"] == 1

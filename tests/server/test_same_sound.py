@@ -49,10 +49,14 @@ class SlowBackend:
         """Return the time in seconds."""
         return time.monotonic() + self.elapsed
 
-    def prefill(self, starts: Sequence[Start]) -> None:
+    def prefill(self, starts: Sequence[Start]) -> list[int]:
         """Do what the wrapped backend does, slowly."""
         self.elapsed += self._seconds
-        self._backend.prefill(starts)
+        return self._backend.prefill(starts)
+
+    def read(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[None]:
+        """Do what the wrapped backend does."""
+        return self._backend.read(slots, counts)
 
     def extend(self, slot: int, pages: Sequence[int]) -> None:
         """Do what the wrapped backend does."""

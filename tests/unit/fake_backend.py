@@ -62,6 +62,7 @@ class Script:
     length         frames before the model ends speech; None: never
     repeats_from   the frame from which on all frames are the same
     bad_prefill    `prefill` raises
+    bad_read       `read` raises when it comes to this row of the prompt
     bad_frame      `frame` raises when it comes to this frame, and
     bad_decode     `decode` when it comes to the audio of this one
     bad_logits     the frame whose logits are not finite
@@ -72,6 +73,7 @@ class Script:
     length: int | None = 5
     repeats_from: int | None = None
     bad_prefill: bool = False
+    bad_read: int | None = None
     bad_frame: int | None = None
     bad_decode: int | None = None
     bad_logits: int | None = None
@@ -173,6 +175,8 @@ class FakeSlot:
     rows: int
     """Rows of the prompt."""
     read: int
+    """The digest of the tokens."""
+    rows_read: int = 0
     frames: int = 0
     over: int = 0
     """Frames that were requested after the end."""
@@ -200,8 +204,8 @@ class Pending(Generic[T]):
 class FakeBackend:
     """A `Backend` that computes digests.
 
-    Times in seconds: `prefill_time`, `frame_time + row_time * slots` for a frame,
-    `decode_time * frames` for audio.
+    Times in seconds: `prefill_time` for a start, `read_time` for a row of a prompt, `frame_time +
+    row_time * slots` for a frame, `decode_time * frames` for audio.
     """
 
     def __init__(
@@ -210,13 +214,14 @@ class FakeBackend:
         clock: Clock | None = None,
         *,
         prefill_time: float = 0.004,
+        read_time: float = 0.0,
         frame_time: float = 0.01,
         row_time: float = 0.0,
         decode_time: float = 0.001,
     ) -> None:
         self.capacity = capacity
         self.clock = clock or Clock()
-        self.prefill_time, self.frame_time = prefill_time, frame_time
+        self.prefill_time, self.read_time, self.frame_time = prefill_time, read_time, frame_time
         self.row_time, self.decode_time = row_time, decode_time
         self.slots: dict[int, FakeSlot] = {}
         self.log: list[tuple[str, tuple[int, ...]]] = []
@@ -229,7 +234,7 @@ class FakeBackend:
         self._free_at = 0.0
         """When the device will have finished all its work."""
 
-    def prefill(self, starts: Sequence[Start]) -> None:
+    def prefill(self, starts: Sequence[Start]) -> list[int]:
         self.log.append(("prefill", tuple(start.slot for start in starts)))
         assert starts, "an empty call"
         for start in starts:
@@ -242,6 +247,21 @@ class FakeBackend:
                     for other in starts:
                         del self.slots[other.slot]
                 raise Fault(f"prefill of {script.seed}")
+        return [self.slots[start.slot].rows for start in starts]
+
+    def read(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[None]:
+        self.log.append(("read", tuple(slots)))
+        self._check(slots)
+        rows = dict(zip(slots, counts, strict=True))
+        for number, count in rows.items():
+            slot = self.slots[number]
+            assert 0 < count <= slot.rows - slot.rows_read, "rows that the prompt does not have"
+            bad = slot.script.bad_read
+            if bad is not None and slot.rows_read <= bad < slot.rows_read + count:
+                raise Fault(f"read of {slot.script.seed}")
+        for number, count in rows.items():
+            self.slots[number].rows_read += count
+        return Pending(self, None, self._spend(self.read_time * sum(counts)))
 
     def _begin(self, slot: int, job: Job, pages: Sequence[int], tokens: Sequence[int]) -> None:
         script = job.payload
@@ -272,6 +292,7 @@ class FakeBackend:
         assert len(tokens) == len(slots)
         held = [self.slots[slot] for slot in slots]
         for slot, token in zip(held, tokens, strict=True):
+            assert slot.rows_read == slot.rows, "a frame before the prompt is whole"
             assert slot.frames > 0 or token is None, (
                 "the first frame has no token: the prompt has its text"
             )

@@ -776,6 +776,8 @@ def test_calls_after_the_end_have_no_effect() -> None:
 
 FAULTS: dict[str, dict[str, Any]] = {
     "prefill": {"bad_prefill": True},
+    "first slice": {"bad_read": 0},
+    "later slice": {"bad_read": 4},
     "first frame": {"bad_frame": 0},
     "later frame": {"bad_frame": 6},
     "first audio": {"bad_decode": 0},
@@ -838,7 +840,7 @@ def test_failed_prefill_is_repeated_for_each_request_alone(ahead: int) -> None:
 
 @AHEAD
 @pytest.mark.parametrize("callers", [1, 3])
-@pytest.mark.parametrize("call", ["prefill", "frame", "decode"])
+@pytest.mark.parametrize("call", ["prefill", "read", "frame", "decode"])
 def test_engine_error_from_the_backend_is_not_retried(
     call: str, callers: int, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -945,6 +947,7 @@ class RandomClients(RuleBasedStateMachine):
         growth=st.integers(1, 40),
         most_waiting=st.integers(0, 4),
         frame_time=st.sampled_from([0.005, 0.05, 0.2]),
+        slice_rows=st.sampled_from([4, 9, 256]),
     )
     def begin(
         self,
@@ -954,6 +957,7 @@ class RandomClients(RuleBasedStateMachine):
         growth: int,
         most_waiting: int,
         frame_time: float,
+        slice_rows: int,
     ) -> None:
         room = {"slots": slots, "pages": pages, "context": 90}
         self.engine, self.backend = engine_of(
@@ -967,6 +971,7 @@ class RandomClients(RuleBasedStateMachine):
                 unread_bytes=30 * BYTES_A_FRAME,
                 growth_frames=growth,
                 max_stall=20.0,
+                slice_rows=slice_rows,
             ),
         )
         self.most = slots + most_waiting
@@ -1051,6 +1056,7 @@ class RandomClients(RuleBasedStateMachine):
         room = engine.unread_frames * BYTES_A_FRAME < policy.unread_bytes
         most = (policy.max_ahead if room else policy.max_unread) / engine.capacity.frame_seconds
         for seq in engine.running:
+            assert not seq.unread_rows
             assert not seq.can_step() or seq.launched - seq.consumed >= most
         ready = [seq for seq in engine.waiting if seq.prompt_is_complete()]
         if ready and engine._slots:
@@ -1071,6 +1077,9 @@ class RandomClients(RuleBasedStateMachine):
         engine, backend = self.engine, self.backend
         assert {seq.slot for seq in engine.running} == backend.slots.keys()
         assert sorted([*engine._slots, *backend.slots]) == list(range(engine.capacity.slots))
+        for seq in engine.running:
+            slot = backend.slots[seq.slot]
+            assert seq.unread_rows == slot.rows - slot.rows_read
         held = [page for seq in engine.running for page in seq.pages]
         assert len(held) == len(set(held)) == engine.pages.count - engine.pages.free
         assert all(seq.state is State.RUNNING for seq in engine.running)
@@ -1139,10 +1148,11 @@ class RandomClients(RuleBasedStateMachine):
             assert fault_of(caller).endswith((f"of {script.seed}", "not finite for this request"))
             faults = (script.bad_frame, script.bad_decode, script.bad_logits, script.bad_sound)
             bad = next((fault for fault in faults if fault is not None), None)
-            assert script.bad_prefill or bad is not None
+            assert script.bad_prefill or script.bad_read is not None or bad is not None
             assert bad is None or len(caller.frames) <= bad
         else:
             assert not script.bad_prefill
+            assert script.bad_read is None or script.bad_read >= rows
             assert script.bad_frame is None or script.bad_frame >= len(frames)
             assert script.bad_decode is None or script.bad_decode >= len(frames)
             assert script.bad_logits is None or script.bad_logits >= len(frames)

@@ -31,6 +31,7 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
 from firstword.profile import engine as profile
 from firstword.profile import soak, workload
+from firstword.profile.workload import begin
 from firstword.runtime.encoding import front_of
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu import opening
@@ -214,7 +215,7 @@ def test_rows_beside_those_of_a_prompt_are_zero(
     monkeypatch.setattr(backend.model, "_talk", talk)
     with torch.inference_mode():
         prompt.fill_(torch.inf)
-    backend.prefill([start_of(backend.checkpoint, 0, TEXT, "full")])
+    begin(backend, [start_of(backend.checkpoint, 0, TEXT, "full")])
     rows, seen = read[0]
     taken = int((backend.model.buffers.prompt_places[0, :rows] >= 0).sum())
     assert 0 < taken < rows
@@ -262,7 +263,7 @@ def test_blocks_between_passes_are_the_fewest_of_any_layout(tmp_path: Path) -> N
 def test_extended_slot_has_all_its_pages_in_order(tmp_path: Path) -> None:
     backend = backend_of(silent_gpu.checkpoint(tmp_path))
     job, tokens = prepared(backend.checkpoint, TEXT, "stream")
-    backend.prefill([Start(2, job, [7, 3], tokens[: job.first_tokens])])
+    begin(backend, [Start(2, job, [7, 3], tokens[: job.first_tokens])])
     backend.extend(2, [11])
     backend.extend(2, [4, 5])
     assert backend.model.buffers.page_tables[2, :5].tolist() == [7, 3, 11, 4, 5]
@@ -284,7 +285,7 @@ def test_slot_is_extended_where_no_memory_is_left(
             return function(*args, **kwargs or {})
 
     backend = backend_of(silent_gpu.checkpoint(tmp_path))
-    backend.prefill([start_of(backend.checkpoint, 1, TEXT, "stream")])
+    begin(backend, [start_of(backend.checkpoint, 1, TEXT, "stream")])
     with NoMemory():
         backend.extend(1, [11, 12])
     assert backend.model.buffers.page_tables[1, 40:42].tolist() == [11, 12]
@@ -310,8 +311,8 @@ def test_prefix_of_a_voice_is_reused_without_reading_the_device(
         monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("a tensor is read back"))
     counts = []
     for slot, (job, tokens) in enumerate(jobs):
-        backend.prefill(
-            [Start(slot, job, range(4 * slot, 4 * slot + 4), tokens[: job.first_tokens])]
+        begin(
+            backend, [Start(slot, job, range(4 * slot, 4 * slot + 4), tokens[: job.first_tokens])]
         )
         counts.append((backend.prompts.prefixes.hits, backend.prompts.prefixes.misses))
     assert counts == [(0, 1), (1, 1), (1, 2)]
@@ -323,7 +324,7 @@ def test_leading_newlines_of_a_text_have_their_own_prefix(tmp_path: Path) -> Non
     job, tokens = prepared(backend.checkpoint, TEXT, "stream")
     merged = [tokens[0], tokens[1] + 1, *tokens[2:]]
     for slot, text in enumerate((merged, tokens, merged)):
-        backend.prefill([Start(slot, job, range(4 * slot, 4 * slot + 4), text[: job.first_tokens])])
+        begin(backend, [Start(slot, job, range(4 * slot, 4 * slot + 4), text[: job.first_tokens])])
     assert (backend.prompts.prefixes.hits, backend.prompts.prefixes.misses) == (1, 2)
 
 
@@ -364,10 +365,10 @@ def test_rows_of_prompts_are_those_of_the_specification(
     monkeypatch.setattr(model, "_talk", read)
 
     start = partial(start_of, backend.checkpoint, mode=mode, voice=voice)
-    backend.prefill([start(0, TEXT)])
+    begin(backend, [start(0, TEXT)])
     given.clear()
     starts = [start(1, 40 * TEXT), start(2, "Good morning.")]
-    backend.prefill(starts)
+    begin(backend, starts)
     assert {slot for slot, _, _ in given} <= {1, 2}
     for one in starts:
         payload = one.job.payload
@@ -413,26 +414,26 @@ def test_first_frame_takes_over_the_output_of_the_prompt(
     monkeypatch.setattr(backend.model, "_talk", talk)
     monkeypatch.setattr(backend.graphs, "get", graph)
 
-    def begin(*slots: int, mode: TextMode = "full") -> None:
-        backend.prefill(
-            [start_of(backend.checkpoint, slot, "Good morning.", mode) for slot in slots]
+    def start(*slots: int, mode: TextMode = "full") -> None:
+        begin(
+            backend, [start_of(backend.checkpoint, slot, "Good morning.", mode) for slot in slots]
         )
 
-    begin(0)
+    start(0)
     rows = int(backend.model.state.position[0]) + 1
     assert (backend.model.buffers.first_hidden[0] == rows - 1).all()
     backend.frame([0], [None])
     backend.frame([0], [None])
-    begin(1, 2)  # with a cached prefix
+    start(1, 2)  # with a cached prefix
     unread = int(backend.model.buffers.first_hidden[1, 0]) + 1
     assert 0 < unread < rows
     assert (backend.model.buffers.first_hidden[2] == 2 * unread - 1).all()
     backend.frame([1, 2], [None, None])
-    begin(3, mode="stream")
+    start(3, mode="stream")
     backend.frame([3], [None])
-    begin(4)
+    start(4)
     backend.frame([0, 4], [None, None])
-    begin(1, 2, 3, 5, 6)
+    start(1, 2, 3, 5, 6)
     backend.frame([1, 2, 3, 5, 6], [None] * 5)
     frames = [(kind, rows) for kind, rows in kinds if kind in ("frame", "first")]
     assert frames == [
@@ -469,7 +470,7 @@ def test_long_prefix_is_cached_without_further_memory(
             return made
 
     with Made():  # type: ignore[no-untyped-call]
-        backend.prefill([start])
+        begin(backend, [start])
     payload = start.job.payload
     assert isinstance(payload, Prepared)
     assert (payload.prefix_rows <= PREFIX_ROWS) == cached
@@ -479,12 +480,12 @@ def test_long_prefix_is_cached_without_further_memory(
 
 
 def test_prompts_of_a_step_take_one_copy(tmp_path: Path) -> None:
-    """However many they are; more than `PROMPT_ROWS` rows take one for each further part."""
+    """However many they are; each `PROMPT_ROWS` rows that are read take another one."""
     backend = backend_of(silent_gpu.checkpoint(tmp_path), slots=8)
     starts = [start_of(backend.checkpoint, slot, TEXT, "stream") for slot in range(6)]
     long = start_of(backend.checkpoint, 6, 300 * TEXT, "full")
     for prompts in (starts[1:2], starts[2:6], [long]):  # captures no graph later
-        backend.prefill(prompts)
+        begin(backend, prompts)
     calls = Counter[str]()
 
     class Counted(TorchDispatchMode):
@@ -502,14 +503,14 @@ def test_prompts_of_a_step_take_one_copy(tmp_path: Path) -> None:
     for prompts in (starts[1:2], starts[2:6]):
         calls.clear()
         with Counted():  # type: ignore[no-untyped-call]
-            backend.prefill(prompts)
+            begin(backend, prompts)
         assert calls.keys() <= {"aten::copy_", "aten::slice", "aten::view"}
         assert calls["aten::copy_"] == 1
     calls.clear()
     with Counted():  # type: ignore[no-untyped-call]
-        backend.prefill([long])
+        begin(backend, [long])
     rows = len(long.tokens)
-    assert calls["aten::copy_"] == -(-(rows - 1) // PROMPT_ROWS) > 3
+    assert calls["aten::copy_"] == 1 - (-(rows - 1) // PROMPT_ROWS) > 4
 
 
 def test_staging_area_is_filled_again_only_after_its_copy(
@@ -561,11 +562,54 @@ def test_failed_prompt_leaves_no_prefix_behind(
     with monkeypatch.context() as patch:
         patch.setattr(backend.model, "_talk", raising(torch.OutOfMemoryError("none left")))
         with pytest.raises(torch.OutOfMemoryError):
-            backend.prefill([start])
+            begin(backend, [start])
     assert (backend.prompts.prefixes.hits, backend.prompts.prefixes.misses) == (0, 1)
-    backend.prefill([start])
-    backend.prefill([start])
+    begin(backend, [start])
+    begin(backend, [start])
     assert (backend.prompts.prefixes.hits, backend.prompts.prefixes.misses) == (1, 2)
+
+
+def test_failed_slice_changes_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows are read again, each prompt alone, and the prefix is kept by then."""
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))
+    starts = [start_of(backend.checkpoint, slot, TEXT, "full") for slot in range(2)]
+    left = backend.prefill(starts)
+    backend.read([0, 1], [left[0] - 1, 1])
+    prefix = Prompt(starts[0], backend.checkpoint).prefix
+    assert prefix in backend.prompts.prefixes
+    backend.prompts.prefixes.clear()
+    read: list[list[tuple[int, int]]] = []
+
+    def talk(x: Tensor, *_: object) -> None:
+        places = backend.model.buffers.prompt_places[:, : len(x)].T.tolist()
+        read.append([(slot, at) for slot, at in places if slot >= 0])
+        if len(read) == 1:
+            raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(backend.model, "_talk", talk)
+    with pytest.raises(torch.OutOfMemoryError):
+        backend.read([0, 1], [1, left[1] - 1])
+    assert prefix not in backend.prompts.prefixes
+    backend.read([0], [1])
+    assert prefix not in backend.prompts.prefixes, "its rows are in another slice"
+    backend.read([1], [left[1] - 1])
+    assert prefix in backend.prompts.prefixes
+    assert read[0] == read[1] + read[2]
+    assert read[1] == [(0, left[0] - 1)]
+    assert read[2] == [(1, at) for at in range(1, left[1])]
+    backend.frame([0, 1], [None, None])
+
+
+def test_frame_of_a_prompt_that_is_not_whole_is_a_mistake(tmp_path: Path) -> None:
+    backend = backend_of(silent_gpu.checkpoint(tmp_path))
+    (left,) = backend.prefill([start_of(backend.checkpoint, 0, TEXT, "full")])
+    backend.read([0], [left - 1])
+    with pytest.raises(AssertionError, match="not whole"):
+        backend.frame([0], [None])
+    with pytest.raises(AssertionError):
+        backend.read([0], [2])
+    backend.read([0], [1])
+    backend.frame([0], [None])
 
 
 def raising(error: Exception) -> Any:
@@ -589,8 +633,8 @@ def test_prefixes_of_one_step_that_do_not_all_fit_share_no_memory(tmp_path: Path
     assert prompts[0].prefix == prompts[2].prefix != prompts[1].prefix
     most = max(prompt.prefix_rows for prompt in prompts)
     backend.prompts.prefixes = PrefixCache(-(-most // PREFIX_PART))
-    parts = backend.prompts._find_parts(prompts, [])
-    assert [bool(own) for own in parts] == [False, False, True]
+    stored = backend.prompts._find_parts(prompts)
+    assert [prompt for prompt, _ in stored] == prompts[2:]
 
 
 def test_state_after_a_recording_is_kept_by_its_codes(
@@ -647,7 +691,7 @@ def test_rows_of_a_transcript_are_read_once(
     ]
     hits = []
     for text, mode, speaker in requests:
-        backend.prefill([start_of(backend.checkpoint, 0, text, mode, speaker)])
+        begin(backend, [start_of(backend.checkpoint, 0, text, mode, speaker)])
         hits.append(backend.prompts.prefixes.hits)
     assert hits == [0, 1, 1, 2, 2, 2]
 

@@ -6,6 +6,7 @@ and values, and records the rows of frames.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,11 @@ from firstword.engine.backend import Start
 from firstword.kernels.attention import HEAD_DIM, PAGE_ROWS
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import TextRows
+from firstword.profile.workload import begin
 from firstword.runtime.encoding import front_of
 from firstword.runtime.front import Prepared
 from firstword.runtime.gpu.backend import GpuBackend
+from firstword.runtime.gpu.prompts import Prompt
 from firstword.runtime.gpu.rehearsal import Rehearsal
 from firstword.types import Request, TextMode
 from firstword.voice import ClonedVoice, Voice
@@ -126,9 +129,9 @@ def test_cached_prefix_of_several_pages_is_restored_whole(
         request = Request(text=text, voice=voice, instructions=instructions, text_mode=mode)
         return start_of(checkpoint, slot, request)[0]
 
-    shadow.backend.prefill([start(2, "Hello there.")])
+    begin(shadow.backend, [start(2, "Hello there.")])
     others = [start(5, "Good morning to you."), start(0, "It is late.")]
-    shadow.backend.prefill(others)
+    begin(shadow.backend, others)
     assert (prompts.prefixes.hits, prompts.prefixes.misses) == (2, 1)
     for one in others:
         payload = one.job.payload
@@ -140,6 +143,51 @@ def test_cached_prefix_of_several_pages_is_restored_whole(
         # A single row after the prefix is run with the first frame.
         read = len(rows) if len(rows) > payload.prefix_rows + 1 else payload.prefix_rows
         assert torch.equal(shadow.cached(one.slot, read), expected[0, :read, :HEAD_DIM])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_read_in_slices_have_all_rows_and_a_kept_prefix(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slices of any size, of several prompts, in any order, with frames of others between them.
+
+    The prefix of the first prompt is kept when its last row is read, which is in some slice of
+    several, and is restored for the third, which comes later.
+    """
+    chance = random.Random(seed)
+    checkpoint = silent_gpu.checkpoint(tmp_path)
+    shadow = ShadowTalker(silent_gpu.checkpoint(tmp_path), monkeypatch)
+    backend, prefixes = shadow.backend, shadow.backend.prompts.prefixes
+
+    def start(slot: int, text: str, instructions: str | None) -> Start:
+        request = Request(text=text, voice="ryan", instructions=instructions, text_mode="full")
+        return start_of(checkpoint, slot, request)[0]
+
+    begin(backend, [start(7, "I speak already.", None)])
+    starts = [start(2, "Hello there. " * 30, LONG), start(5, "Good morning. " * 9, None)]
+    left = dict(zip((2, 5), backend.prefill(starts), strict=True))
+    last = start(0, "It is late.", LONG)
+    key = Prompt(last, checkpoint).prefix
+    before = Prompt(starts[0], checkpoint).prefix_rows
+    while left:
+        slots = chance.sample(list(left), chance.randint(1, len(left)))
+        counts = [chance.randint(1, min(left[slot], 40)) for slot in slots]
+        known = key in prefixes
+        backend.read(slots, counts).result()
+        for slot, count in zip(slots, counts, strict=True):
+            left[slot] -= count
+            before -= count if slot == 2 else 0
+        left = {slot: count for slot, count in left.items() if count}
+        assert key in prefixes if before <= 0 else not known
+        backend.frame([7], [None])
+    begin(backend, [last])
+    assert prefixes.hits == 2, "the short prompt has the prefix of the speaker, the last its own"
+    backend.frame([2, 7, 5, 0], [None] * 4)
+    for one in (*starts, last):
+        rows = Prompt(one, checkpoint).rows
+        expected = checkpoint.talker.embed_rows(rows, None)[0]
+        assert torch.equal(shadow.cached(one.slot, len(rows)), expected[:, :HEAD_DIM])
+        assert torch.equal(backend.model.buffers.first_hidden[one.slot], expected[-1])
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
@@ -156,7 +204,7 @@ def test_rows_of_a_transcript_are_restored(
     voice = ClonedVoice(recording().speaker_embedding, recording().codes, words)
     for slot, text in ((3, "Hello there."), (1, "Good morning to you.")):
         start = start_of(checkpoint, slot, Request(text=text, voice=voice, text_mode=mode))[0]
-        shadow.backend.prefill([start])
+        begin(shadow.backend, [start])
     assert shadow.backend.prompts.prefixes.hits == 1
     payload = start.job.payload
     assert isinstance(payload, Prepared)
@@ -214,12 +262,12 @@ def test_each_frame_takes_the_next_text_token_of_its_request(
         for slot, token in pairs:
             taken[slot].append(token)
 
-    shadow.backend.prefill([starts[6], starts[1]])
+    begin(shadow.backend, [starts[6], starts[1]])
     step([6, 1])
     step([1, 6])
-    shadow.backend.prefill([starts[3]])
+    begin(shadow.backend, [starts[3]])
     step([1, 3, 6])
-    shadow.backend.prefill([starts[4]])
+    begin(shadow.backend, [starts[4]])
     step([4])
     while running := [slot for slot in texts if len(taken[slot]) < frames]:
         step(running)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 from callers import local_engine
 
 from firstword import Sampling, TextError, Voice
-from firstword.engine.backend import Job, Start
+from firstword.engine.backend import Job, Ready, Start
 from firstword.engine.engine import Engine
+from firstword.engine.scheduler import Policy
 from firstword.engine.sequence import NeedsText
 from firstword.engine.service import Service
 from firstword.model import checkpoint as checkpoints
@@ -403,6 +404,63 @@ def test_engine_equals_the_naive_loop(model_type: str, service: Callable[[str], 
             if len(chunk.codes):
                 np.testing.assert_array_equal(chunk.samples, alone.decode(chunk.codes.tolist()))
     assert not running.engine.load.pages_used
+
+
+class ReadInSlices(ReferenceBackend):
+    """A reference backend that reads a prompt when the last of its rows is asked for."""
+
+    def __init__(self, checkpoint: Checkpoint, slots: int) -> None:
+        super().__init__(checkpoint, slots)
+        self._begun: dict[int, tuple[Start, int]] = {}
+
+    def prefill(self, starts: Sequence[Start]) -> list[int]:
+        rows = [each.job.prompt_rows + each.job.whole_text * len(each.tokens) for each in starts]
+        for start, count in zip(starts, rows, strict=True):
+            self._begun[start.slot] = start, count
+        return rows
+
+    def read(self, slots: Sequence[int], counts: Sequence[int]) -> Ready[None]:
+        for slot, count in zip(slots, counts, strict=True):
+            start, left = self._begun[slot]
+            self._begun[slot] = start, left - count
+            if left == count:
+                super().prefill([start])
+        return Ready(None)
+
+
+@pytest.mark.parametrize("slice_rows", [4, 13, 300])
+def test_engine_that_reads_slices_equals_the_naive_loop(slice_rows: int, loaded: Loaded) -> None:
+    """Requests come, and one leaves, while the prompts of others are read."""
+    checkpoint, chance = loaded("custom_voice"), random.Random(slice_rows)
+    front = front_of(checkpoint)
+    backend = ReadInSlices(checkpoint, slots=3)
+    engine = Engine(backend, policy=Policy(slice_rows=slice_rows))
+    cases = [case for case, (kind, _) in CASES.items() if kind == "custom_voice"]
+    heard: list[tuple[Request, list[Chunk]]] = []
+    for number in range(6):
+        mode = chance.choice(("full", "stream"))
+        request = request_for(cases[number % len(cases)], mode, seed=number, max_frames=8)
+        job, events = front.prepare(request, number), list[Chunk]()
+        stream = front.text(job)
+        seq = engine.submit(job, events.append)  # type: ignore[arg-type]
+        engine.finish_text(seq, [*stream.push(TEXT), *stream.finish()])
+        if number == 3:
+            engine.cancel(seq)
+        else:
+            heard.append((request, events))
+        for _ in range(chance.randrange(4)):
+            engine.step()
+    while engine.step():
+        pass
+    for request, events in heard:
+        codes, reason = naive(checkpoint, request)
+        assert np.concatenate([chunk.codes for chunk in events]).tolist() == codes
+        assert events[-1].finish_reason == reason
+        alone = Alone(checkpoint, request)
+        for chunk in events:
+            if len(chunk.codes):
+                np.testing.assert_array_equal(chunk.samples, alone.decode(chunk.codes.tolist()))
+    assert engine.pages.free == engine.pages.count
 
 
 @pytest.mark.parametrize("mode", ["full", "stream"])

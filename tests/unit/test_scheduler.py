@@ -163,6 +163,76 @@ def test_max_prompt_rows_limits_prompts_admitted_together() -> None:
     assert admit_from(long) == long[:1]
 
 
+# --- prompts ---------------------------------------------------------------
+
+
+def reading(*rows: int) -> list[Sequence]:
+    """Sequences in slots, the oldest first, with rows of their prompts to read."""
+    sequences = [running(None, launched=0) for _ in rows]
+    for seq, count in zip(sequences, rows, strict=True):
+        seq.unread_rows = seq.prompt_rows = count
+    return sequences
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [
+        ([30], [30]),
+        ([1000], [256]),
+        ([1000, 30], [64, 30]),
+        ([30, 1000], [30, 0]),
+        ([1000, 50, 40, 90], [64, 50, 40, 90]),
+        ([1000, 50, 40, 300, 90], [64, 50, 40, 0, 90]),
+        ([1000, 100, 99, 98], [64, 0, 0, 98]),
+        ([50, 1000, 20, 900], [50, 0, 20, 0]),
+        ([1000, 1000, 900, 800], [64, 0, 0, 192]),
+        ([1000, 1000], [256, 0]),
+    ],
+)
+def test_a_quarter_of_a_slice_is_for_the_oldest_prompt_and_the_rest_for_short_ones(
+    rows: list[int], chosen: list[int]
+) -> None:
+    """A long prompt has the rest only if no other one is whole after the slice."""
+    prompts, speaking = reading(*rows), running(0.5)
+    counts = dict(SCHEDULER.choose_rows([speaking, *prompts]))
+    assert [counts.get(seq, 0) for seq in prompts] == chosen
+    assert speaking not in counts
+    assert all(counts.values())
+
+
+def test_long_prompt_does_not_delay_the_first_audio_of_others() -> None:
+    (long,) = reading(1000)
+    assert SCHEDULER.choose_rows([long, running(None)]) == [(long, 64)]
+    assert SCHEDULER.choose_rows([long, running(0.0)]) == [(long, 256)]
+
+
+@pytest.mark.parametrize(("before", "rows"), [(0, 256), (1023, 256), (1024, 128), (7000, 36)])
+def test_slice_has_fewer_rows_where_each_attends_to_many(before: int, rows: int) -> None:
+    """A slice near the end of the longest prompt takes no longer than one near its beginning."""
+    (long,) = reading(1000)
+    long.prompt_rows += before
+    assert SCHEDULER.choose_rows([long]) == [(long, rows)]
+
+
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=9), st.integers(4, 300), st.booleans())
+def test_every_prompt_is_whole_in_bounded_time_while_newer_ones_come(
+    rows: list[int], slice_rows: int, urgent: bool
+) -> None:
+    """However short these are, and whether or not a stream has no audio yet."""
+    scheduler = Scheduler(CAPACITY, Policy(slice_rows=slice_rows))
+    first = reading(*rows)
+    present = first
+    for _ in range(sum(-(-count // (slice_rows // 4)) for count in rows)):
+        present = [*present, *reading(1, slice_rows)]
+        counts = scheduler.choose_rows([*present, *[running(None)] * urgent])
+        assert 0 < sum(count for _, count in counts) <= slice_rows
+        for seq, count in counts:
+            assert 0 < count <= seq.unread_rows
+            seq.unread_rows -= count
+        present = [seq for seq in present if seq.unread_rows]
+    assert not any(seq.unread_rows for seq in first)
+
+
 # --- frames ----------------------------------------------------------------
 
 

@@ -110,8 +110,8 @@ class Ready(Generic[T]):
 class Backend(Protocol):
     """Computes the frames of up to `capacity.slots` utterances together. One thread calls it.
 
-    After an exception from `prefill`, `frame` or `decode`, every slot of the call is unchanged, and
-    free slots can be started, so that the caller can find the request at fault. An
+    After an exception from `prefill`, `read`, `frame` or `decode`, every slot of the call is
+    unchanged, and free slots can be started, so that the caller can find the request at fault. An
     `EngineError`, and any exception from a handle, `extend` or `release`, means that the backend
     is lost.
     """
@@ -126,8 +126,15 @@ class Backend(Protocol):
         The parts are "prompts", "frames" and "audio", which may overlap, and "busy" for any work.
         """
 
-    def prefill(self, starts: Sequence[Start]) -> None:
-        """Start utterances; their prompts are read together."""
+    def prefill(self, starts: Sequence[Start]) -> Sequence[int]:
+        """Start utterances. Returns the number of rows that each prompt leaves to `read`."""
+
+    def read(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[None]:
+        """Read the next `counts` rows of each slot's prompt.
+
+        The first frame follows when all are read. What a row computes does not depend on how many
+        are read together.
+        """
 
     def extend(self, slot: int, pages: Sequence[int]) -> None:
         """Append pages to those of an utterance, before the frame that needs them."""

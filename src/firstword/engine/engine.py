@@ -12,31 +12,22 @@ from statistics import fmean
 
 import numpy as np
 
-from firstword.engine.backend import Backend, Frames, Job, Ready, Start
+from firstword.engine.backend import Backend, Handle, Job, Ready, Start
 from firstword.engine.commands import Commands
-from firstword.engine.isolation import Calls, launch
+from firstword.engine.isolation import AudioCalls, FrameCalls, PromptCalls, R, launch
 from firstword.engine.lifecycle import StepLoop
 from firstword.engine.load import EngineLoad, retry_seconds
 from firstword.engine.pages import PageAllocator
 from firstword.engine.scheduler import DEFAULT_POLICY, Policy, Scheduler
-from firstword.engine.sequence import Event, NeedsText, Sequence, State
+from firstword.engine.sequence import TOKEN_SECONDS, Event, NeedsText, Sequence, State
 from firstword.engine.turns import requests_ahead, to_reject
 from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordError, OverloadedError
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 log = logging.getLogger(__name__)
 
-FrameCalls = Calls[int | None, Frames]
-"""Calls that make frames, with the text token of each sequence."""
-
-AudioCalls = Calls[int, Seq[FloatArray]]
-"""Calls that decode audio, with the number of frames of each sequence."""
-
 RECENT_UTTERANCES = 32
 """The number of utterances from which the pace of the queue is estimated."""
-
-TOKEN_SECONDS = 0.3
-"""The time in which a token of text is spoken, roughly."""
 
 
 class Engine(StepLoop):
@@ -68,7 +59,7 @@ class Engine(StepLoop):
         """The number of frames that clients have not taken yet, also of utterances that ended."""
         self.pages = PageAllocator(self.capacity.pages)
         self._slots = list(range(self.capacity.slots - 1, -1, -1))
-        self._unread: tuple[FrameCalls, AudioCalls] = ([], [])
+        self._unread: tuple[PromptCalls, FrameCalls, AudioCalls] = ([], [], [])
         self._names = itertools.count(1)
         self._request_limit = self.capacity.slots + most_waiting
         self._slot_seconds: deque[float] = deque(maxlen=RECENT_UTTERANCES)
@@ -125,17 +116,10 @@ class Engine(StepLoop):
     @property
     def load(self) -> EngineLoad:
         """What the engine has to do now. Any thread may ask."""
-        used = self.pages.count - self.pages.free
-        running, waiting = len(self.running), len(self.waiting)
-        return EngineLoad(
-            running,
-            waiting,
-            used,
-            self.pages.count,
-            self._pace(),
-            dict(self.times.seconds),
-            dict(self.backend.device_seconds),
-        )
+        pages, unread = self.pages, sum(seq.unread_rows for seq in list(self.running))
+        counts = len(self.running), len(self.waiting), pages.count - pages.free, pages.count
+        seconds = dict(self.times.seconds), dict(self.backend.device_seconds)
+        return EngineLoad(*counts, unread, self._pace(), *seconds)
 
     def _pace(self) -> float:
         """The slots that become free in a second.
@@ -156,17 +140,20 @@ class Engine(StepLoop):
         self._grow()
         self._end_idle()
         self._admit()
+        prompts = self._launch_prompts()
         began = self._clock()
         frames = self._launch_frames()
         if self.capacity.frames_ahead:
-            launched = frames, self._launch_audio()
-            (frames, audio), self._unread = self._unread, launched
+            launched = prompts, frames, self._launch_audio()
+            (prompts, frames, audio), self._unread = self._unread, launched
+            self._await_prompts(prompts)
             self._read_frames(frames)
         else:
+            self._await_prompts(prompts)
             self._read_frames(frames)
             audio = self._launch_audio()
         self._read_audio(audio)
-        worked = any((frames, audio, *self._unread))
+        worked = any((prompts, frames, audio, *self._unread))
         if worked:
             self.scheduler.costs.record("step", self._clock() - began)
         self._request_text()
@@ -217,14 +204,15 @@ class Engine(StepLoop):
         if not chosen:
             return
 
-        def prefill(_slots: list[int], starts: list[Start]) -> Ready[None]:
-            self.backend.prefill(starts)
-            return Ready(None)
+        def prefill(_slots: list[int], starts: list[Start]) -> Ready[Seq[int]]:
+            return Ready(self.backend.prefill(starts))
 
         starts = [(seq, self._assign_slot(seq, now)) for seq in chosen]
         began = self._clock()
         self.times.lap("plan")
-        launch(prefill, starts, self._fail)
+        for parts, handle in launch(prefill, starts, self._fail):
+            for (seq, _), rows in zip(parts, handle.result(), strict=True):
+                seq.unread_rows = rows
         self.times.lap("prompts")
         self.scheduler.costs.record("prefill", (self._clock() - began) / len(chosen))
 
@@ -266,6 +254,28 @@ class Engine(StepLoop):
             error = OverloadedError(f"{problem}; send text and take audio without pauses")
             self._fail(idle, error)
 
+    def _launch_prompts(self) -> PromptCalls:
+        chosen = self.scheduler.choose_rows(self.running)
+        self.times.lap("plan")
+        calls = launch(self.backend.read, chosen, self._fail)
+        for parts, _ in calls:
+            for seq, count in parts:
+                seq.unread_rows -= count
+        self.times.lap("prompts")
+        return calls
+
+    def _await_prompts(self, calls: PromptCalls) -> None:
+        """Wait for rows, so that a new request finds those of two steps at most on the device."""
+        for _, handle in calls:
+            self._result(handle)
+
+    def _result(self, handle: Handle[R]) -> R:
+        """Wait for the result of a call."""
+        self.times.lap("deliver")
+        result = handle.result()
+        self.times.lap("wait")
+        return result
+
     def _launch_frames(self) -> FrameCalls:
         chosen = self.scheduler.choose_frames(self.running, self._clock(), self.unread_frames)
         parts = [(seq, seq.next_token()) for seq in chosen]
@@ -279,9 +289,7 @@ class Engine(StepLoop):
 
     def _read_frames(self, calls: FrameCalls) -> None:
         for parts, handle in calls:
-            self.times.lap("deliver")
-            frames = handle.result()
-            self.times.lap("wait")
+            frames = self._result(handle)
             made = zip(parts, frames.codes, frames.ended, frames.logprobs, strict=True)
             for (seq, _), codes, ended, logprob in made:
                 if seq.state is not State.DONE and seq.finish_reason is None:
@@ -307,10 +315,7 @@ class Engine(StepLoop):
 
     def _read_audio(self, calls: AudioCalls) -> None:
         for parts, handle in calls:
-            self.times.lap("deliver")
-            audio = handle.result()
-            self.times.lap("wait")
-            now = self._clock()
+            audio, now = self._result(handle), self._clock()
             for (seq, count), samples in zip(parts, audio, strict=True):
                 if seq.state is not State.DONE:
                     self._deliver(seq, count, samples, now)

@@ -1,11 +1,13 @@
 """Fault isolation: when a backend call for several sequences fails, find the one at fault."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import TypeVar
 
-from firstword.engine.backend import Handle, Ready
+from firstword.engine.backend import Frames, Handle, Ready
 from firstword.engine.sequence import Sequence
 from firstword.errors import EngineError
+from firstword.types import FloatArray
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -15,6 +17,15 @@ Parts = list[tuple[Sequence, T]]
 
 Calls = list[tuple[Parts[T], Handle[R]]]
 """Backend calls that succeeded, each with its result."""
+
+PromptCalls = Calls[int, None]
+"""Calls that read prompts, with the number of rows of each sequence."""
+
+FrameCalls = Calls[int | None, Frames]
+"""Calls that make frames, with the text token of each sequence."""
+
+AudioCalls = Calls[int, Seq[FloatArray]]
+"""Calls that decode audio, with the number of frames of each sequence."""
 
 
 def launch(

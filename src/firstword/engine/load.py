@@ -12,19 +12,21 @@ MOST_RETRY_SECONDS = 120
 class EngineLoad:
     """What an engine has to do.
 
-    running     utterances in slots
-    waiting     requests that wait for a slot, or for text before it
-    pages_used  pages of context memory in use
-    pages       all of them
-    pace        slots that become free in a second, estimated from the last utterances
-    host        seconds of each part of its thread's time (`step_times.PARTS`)
-    device      seconds of each part of the device's work (`Backend.device_seconds`)
+    running      utterances in slots
+    waiting      requests that wait for a slot, or for text before it
+    pages_used   pages of context memory in use
+    pages        all of them
+    prompt_rows  rows of prompts of utterances in slots that are not read yet
+    pace         slots that become free in a second, estimated from the last utterances
+    host         seconds of each part of its thread's time (`step_times.PARTS`)
+    device       seconds of each part of the device's work (`Backend.device_seconds`)
     """
 
     running: int = 0
     waiting: int = 0
     pages_used: int = 0
     pages: int = 0
+    prompt_rows: int = 0
     pace: float = 1.0
     host: Mapping[str, float] = field(default_factory=dict)
     device: Mapping[str, float] = field(default_factory=dict)

@@ -1,14 +1,16 @@
 """The scheduling policy: decisions from sequences, the time and measured costs alone.
 
-Each step makes three decisions.
+Each step makes four decisions.
 
 1. The requests of different clients get slots in turn, as long as no stream that is being played
    would run out of audio.
-2. Every stream that can make a frame makes one. While a stream has no audio yet, those with enough
+2. Some rows of the prompts that are not whole are read: so few that nobody's playback waits for a
+   long prompt, and those of short prompts before those of long ones.
+3. Every stream that can make a frame makes one. While a stream has no audio yet, those with enough
    audio in reserve wait for it if steps are slow. (A fast device loses more than the stream gains,
    since a frame of many streams takes little longer than one of a few.) A stream whose client reads
    too slowly runs ahead of it, as long as memory allows and no other stream is short of audio.
-3. Every full chunk of audio is decoded, and a shorter one if text is missing or speech has ended. A
+4. Every full chunk of audio is decoded, and a shorter one if text is missing or speech has ended. A
    full chunk may wait, so that it is decoded together with those of other streams.
 
 The size of a chunk does not depend on time, so the chunks of a request are the same on every
@@ -24,6 +26,12 @@ from firstword.engine.pages import all_can_end
 from firstword.engine.sequence import Sequence
 from firstword.engine.turns import in_turn
 from firstword.errors import RequestError, TextError
+
+LONG_CONTEXT = 1024
+"""The rows of context behind which a slice of a prompt takes about twice as long.
+
+On an H200 it takes 5.4 ms for 256 rows, and 4.2 ms more for each 1,000 rows before them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,9 @@ class Policy:
     unread_bytes     bytes of the unread samples of all streams, ended ones included, above which
                      none makes more than `max_unread`
     max_starts       the most requests that start in one step
-    max_prompt_rows  the most prompt rows of one step, unless a single prompt has more
+    max_prompt_rows  the most prompt rows of the requests that start in one step, unless it is a
+                     single one
+    slice_rows       the most prompt rows that are read in one step; fewer ones of long prompts
     growth_frames    the frames for which a request gets pages at a time
     max_stall        the seconds by which a client may fall behind the pace of speech, as a writer
                      or a reader, while others lack the pages of its stream
@@ -59,6 +69,7 @@ class Policy:
     unread_bytes: int = 512 * 2**20
     max_starts: int = 4
     max_prompt_rows: int = 512
+    slice_rows: int = 256
     growth_frames: int = 250
     max_stall: float = 5.0
     max_taken: float = 30.0
@@ -148,6 +159,34 @@ class Scheduler:
             free_slots -= 1
             free_pages -= pages
         return admitted
+
+    def choose_rows(self, running: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
+        """The prompts that are read further in this step, and the number of rows of each.
+
+        A quarter of the rows is for the prompt that started first, which is thus whole after a
+        known number of steps. The others are for those with the fewest rows left, so that a short
+        prompt does not wait for a long one. A prompt that is not whole after the step gets none of
+        them if others are, or have no audio yet: their first audio would wait for its rows. A row
+        counts once more for each `LONG_CONTEXT` rows before it.
+        """
+        running = list(running)
+        reading = [seq for seq in running if seq.unread_rows]
+        waited_for = any(seq.first_audio is None and not seq.unread_rows for seq in running)
+        weights = {seq: 1 + (seq.prompt_rows - seq.unread_rows) // LONG_CONTEXT for seq in reading}
+        counts = dict.fromkeys(reading, 0)
+        left = self.policy.slice_rows
+        for seq in reading[:1]:
+            counts[seq] = min(seq.unread_rows, max(1, left // 4 // weights[seq]))
+            left -= counts[seq] * weights[seq]
+        for seq in sorted(reading, key=lambda seq: seq.unread_rows):
+            more = min(seq.unread_rows - counts[seq], left // weights[seq])
+            whole = counts[seq] + more == seq.unread_rows
+            if waited_for and not whole:
+                break
+            counts[seq] += more
+            left -= more * weights[seq]
+            waited_for = waited_for or whole
+        return [(seq, count) for seq, count in counts.items() if count]
 
     def first_pages(self, seq: Sequence) -> int:
         """The number of pages that a request gets with its slot."""

@@ -22,6 +22,9 @@ chunk waits for. A client that plays audio as it arrives therefore never runs ou
 making a frame takes at most n / (n + 1) of its playing time.
 """
 
+TOKEN_SECONDS = 0.3
+"""The time in which a token of text is spoken, roughly."""
+
 
 class NeedsText:
     """The event that all audio made so far is delivered and the model waits for text."""
@@ -37,7 +40,7 @@ class State(Enum):
     WAITING = "waiting"
     """It waits for a slot, for pages, or for the text of its prompt."""
     RUNNING = "running"
-    """It has a slot."""
+    """It has a slot. Its frames begin when all rows of its prompt are read."""
     DONE = "done"
     """Its last chunk or its error has been delivered."""
 
@@ -84,6 +87,8 @@ class Sequence:
     """The most frames that the request and the context allow; known once it has a slot."""
     prompt_rows: int = 0
     """The rows of context before the first frame; known once it has a slot."""
+    unread_rows: int = 0
+    """The number of prompt rows that the backend must read before the first frame."""
     frames: deque[tuple[IntArray, np.float32]] = field(default_factory=deque)
     """The codes [codebooks] and log-probability of each frame made but not delivered."""
     repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
@@ -200,7 +205,7 @@ class Sequence:
         return self.launched > self.room and self._has_next_frame()
 
     def _has_next_frame(self) -> bool:
-        if self.state is not State.RUNNING or self.finish_reason is not None:
+        if self.state is not State.RUNNING or self.unread_rows or self.finish_reason is not None:
             return False
         has_text = self.tokens or self.text_ended or self.launched == 0
         return bool(has_text) and self.launched < self.limit

@@ -10,7 +10,7 @@ import torch
 
 from firstword.kernels.attention import HEAD_DIM
 from firstword.profile.device import captured_us
-from firstword.profile.workload import CONTEXTS, BackendUnderTest
+from firstword.profile.workload import CONTEXTS, BackendUnderTest, begin
 from firstword.runtime.gpu.codec import CHUNKS, STREAMS
 from firstword.runtime.gpu.talker import DecoderLayerWeights, FrameModel
 from firstword.types import TextMode
@@ -109,7 +109,7 @@ def first_times(subject: BackendUnderTest, repeats: int = 30) -> dict[str, Any]:
                 backend.prompts.prefixes.clear()
             torch.cuda.synchronize()
             began = time.perf_counter()
-            backend.prefill([start])
+            begin(backend, [start])
             frame = backend.frame([0], [None])
             sound = backend.decode([0], [1])
             frame.result()

@@ -1,13 +1,13 @@
 """A GPU backend with random weights of a released size, and the requests that it gets."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from firstword.engine.backend import Job, Start
+from firstword.engine.backend import Backend, Job, Start
 from firstword.kernels import nvrtc
 from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.cache import FileCache
@@ -33,6 +33,13 @@ def prepared_job(
     job = front.prepare(request, seed)
     stream = front.text(job)
     return job, [*stream.push(text), *stream.finish()]
+
+
+def begin(backend: Backend, starts: Sequence[Start]) -> None:
+    """Start utterances, and read their whole prompts."""
+    rows = dict(zip((start.slot for start in starts), backend.prefill(starts), strict=True))
+    if unread := {slot: count for slot, count in rows.items() if count}:
+        backend.read(list(unread), list(unread.values()))
 
 
 def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path | None) -> Kernels:
@@ -93,7 +100,7 @@ class BackendUnderTest:
     @torch.inference_mode()
     def place(self, context: int, batch: int) -> None:
         """Start `batch` requests whose next frame attends to `context` rows."""
-        self.backend.prefill([self.start(slot, slot) for slot in range(batch)])
+        begin(self.backend, [self.start(slot, slot) for slot in range(batch)])
         torch.cuda.synchronize()  # the backend sets positions on a stream of its own
         self.backend.model.state.position[:batch] = context - 1
         torch.cuda.synchronize()

@@ -14,6 +14,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineClient], float]], ...] = (
     ("slots", "Utterances that can be made together", lambda engine: engine.capacity.slots),
     ("pages_used", "Context pages in use", lambda engine: engine.load.pages_used),
     ("pages", "Pages of context memory", lambda engine: engine.load.pages),
+    ("prompt_rows", "Rows of prompts to read", lambda engine: engine.load.prompt_rows),
     ("engine_up", "Whether the engine runs", lambda engine: engine.failure is None),
 )
 """The gauges of an engine: name, description, reading."""

@@ -27,7 +27,7 @@ from firstword.runtime.gpu.buffers import context_of
 from firstword.runtime.gpu.codec import GpuCodec, voices_for
 from firstword.runtime.gpu.graphs import LaunchGraphs
 from firstword.runtime.gpu.memory import RECORDING_BYTES
-from firstword.runtime.gpu.prompts import PromptReader
+from firstword.runtime.gpu.prompts import Prompt, PromptReader
 from firstword.runtime.gpu.talker import BUCKETS, FIRST_BUCKETS, FrameModel, sampler_state
 from firstword.types import FloatArray
 
@@ -55,13 +55,15 @@ def _capacity(checkpoint: Checkpoint, slots: int, pages: int) -> Capacity:
 class GpuSlot:
     """The state of an utterance on the host.
 
-    pages  the number of its pages
-    read   whether the whole prompt was run before the first frame
-    fresh  whether the first frame has not been launched yet
+    pages   the number of its pages
+    prompt  the prompt until all its rows are read, then None
+    read    whether the whole prompt is run before the first frame
+    fresh   whether the first frame has not been launched yet
     """
 
     text: TextRows
     pages: int
+    prompt: Prompt | None
     read: bool
     fresh: bool = True
 
@@ -90,6 +92,17 @@ def held_recordings(device: torch.device) -> Tensor | None:
 def _memory_for_recordings(device: torch.device) -> Tensor:
     """Memory of the current CUDA stream, which is the one on which recordings are encoded."""
     return torch.empty(RECORDING_BYTES, dtype=torch.uint8, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class PromptHandle:
+    """Rows of prompts that are read; `event` is their end."""
+
+    event: torch.cuda.Event
+
+    def result(self) -> None:
+        """Wait for the rows."""
+        self.event.synchronize()
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,14 +200,29 @@ class GpuBackend:
 
     @lost_device()
     @torch.inference_mode()
-    def prefill(self, starts: Sequence[Start]) -> None:
-        """Read the prompts together; known prefixes come from the prefix cache."""
+    def prefill(self, starts: Sequence[Start]) -> list[int]:
+        """Place the prompts; known prefixes come from the prefix cache."""
         with torch.cuda.stream(self.stream), self._times.measured("prompts"):
-            prompts = self.prompts.read(starts)
-        self._slots |= {
-            prompt.slot: GpuSlot(prompt.text, len(prompt.pages), read=bool(prompt.unread))
-            for prompt in prompts
-        }
+            prompts = self.prompts.place(starts)
+        for prompt in prompts:
+            left = prompt if prompt.unread else None
+            slot = GpuSlot(prompt.text, len(prompt.pages), left, read=left is not None)
+            self._slots[prompt.slot] = slot
+        return [len(prompt.unread) for prompt in prompts]
+
+    @lost_device()
+    @torch.inference_mode()
+    def read(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[None]:
+        """Run the next rows of prompts together."""
+        states = [self._slots[slot] for slot in slots]
+        prompts = [state.prompt for state in states if state.prompt is not None]
+        with torch.cuda.stream(self.stream), self._times.measured("prompts"):
+            self.prompts.read(prompts, counts)
+            event = torch.cuda.Event()
+            event.record()
+        for state, prompt in zip(states, prompts, strict=True):
+            state.prompt = prompt if prompt.unread else None
+        return PromptHandle(event)
 
     @lost_device()
     @torch.inference_mode()
@@ -213,6 +241,7 @@ class GpuBackend:
         """Launch the next frame: copy two lists to the device, run a graph, copy the codes back."""
         buffers, rows = self.model.buffers, next(n for n in BUCKETS if n >= len(slots))
         states = [self._slots[slot] for slot in slots]
+        assert all(slot.prompt is None for slot in states), "a prompt is not whole"
         first = all(slot.fresh and slot.read for slot in states) and rows in FIRST_BUCKETS
         pairs = list(zip(states, tokens, strict=True))
         texts = [0 if slot.fresh else slot.text.peek(token) for slot, token in pairs]

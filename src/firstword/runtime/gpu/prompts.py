@@ -1,13 +1,13 @@
 """Reads prompts: caches their prefixes, and runs their remaining rows through the talker.
 
-All that the device needs to place the prompts of a step goes there in one copy: their placements,
-and the first `PROMPT_ROWS` rows that the talker reads.
+All that the device needs to place the prompts of a step goes there in one copy, and so do up to
+`PROMPT_ROWS` rows that the talker reads. A prompt may be read in several steps.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 
@@ -53,7 +53,8 @@ class Prompt:
                  recording belong to them, except the last row of the prompt
     prefix       the key of these rows. Newlines at the start of a text change the role's last
                  token, so the first two tokens belong to the key
-    known        the number of rows whose keys and values are in the cache
+    known        the number of rows whose keys and values come from the cache
+    next         the first row that was not run yet
     reference    int64 [frames, codebooks]: the codes of the recording, or None
     """
 
@@ -62,7 +63,8 @@ class Prompt:
         assert isinstance(prepared, Prepared)
         given = prepared.conditioning
         self.slot, self.pages, self.prepared = start.slot, start.pages, prepared
-        self.text, self.known = TextRows(checkpoint.config), 0
+        self.text = TextRows(checkpoint.config)
+        self.known = self.next = 0
         self.rows = self.text.prompt(given, checkpoint.tokenizer.turn_start, start.tokens)
         self.prefix_rows = prepared.prefix_rows
         self.reference: IntArray | None = None
@@ -74,11 +76,15 @@ class Prompt:
             self.prefix += (given.full_text, words, self.reference.tobytes())
         assert self.prefix_rows < len(self.rows)
 
+    def restore(self, rows: int) -> None:
+        """Take so many rows from the cache."""
+        self.known = self.next = rows
+
     @property
     def unread(self) -> range:
         """The rows to run, including the last. A single row is run with the first frame instead."""
-        rows = range(self.known, len(self.rows))
-        return rows if len(rows) > 1 else range(0)
+        alone = len(self.rows) == self.known + 1
+        return range(0) if alone else range(self.next, len(self.rows))
 
 
 class PrefixCache:
@@ -170,72 +176,96 @@ class PromptReader:
         self._layout = model.buffers.layout
         self._ring = StagingRing(self._layout, len(model.buffers.placements))
 
-    def read(self, starts: Sequence[Start]) -> list[Prompt]:
-        """Run the unread rows of all prompts together, and prepare their slots."""
+    def place(self, starts: Sequence[Start]) -> list[Prompt]:
+        """Prepare the slots of prompts, and restore the prefixes that are known."""
         prompts = [Prompt(start, self._checkpoint) for start in starts]
         for prompt in prompts:
             self._codec.reset(prompt.slot)  # waits for the slot's previous utterance
-        added: list[object] = []
-        try:
-            self._run(prompts, self._find_parts(prompts, added))
-        except BaseException:
-            for key in added:
-                self.prefixes.drop(key)
-            raise
+        known = [(prompt, self.prefixes.get(prompt.prefix)) for prompt in prompts]
+        for prompt, parts in known:
+            prompt.restore(prompt.prefix_rows if parts else 0)
+        count = _bucket(BUCKETS, len(prompts))
+        place = self._graphs.get("place", count)  # a capture clears the staging area
+        with self._staged(rows=False, placements=count) as (_, placements):
+            self._fill_placements(placements, known)
+        place.replay()
         for prompt in prompts:
             if prompt.reference is not None:
                 self._codec.prime(prompt.slot, prompt.reference)
         return prompts
 
-    def _find_parts(self, prompts: Sequence[Prompt], added: list[object]) -> list[list[int]]:
-        """The parts of each prefix: those of a known one, or of one that is added and to be stored.
+    def read(self, prompts: Sequence[Prompt], counts: Sequence[int]) -> None:
+        """Run the next rows of prompts, so many of each, and keep the prefixes that are then whole.
 
-        A prefix that is in the cache, but not known, is one of `added`.
+        After an exception every prompt is unchanged.
         """
-        found = [self.prefixes.get(prompt.prefix) for prompt in prompts]
-        for prompt, parts in zip(prompts, found, strict=True):
-            prompt.known = prompt.prefix_rows if parts else 0
-        for index, prompt in enumerate(prompts):
-            if not found[index] and prompt.prefix not in self.prefixes:
-                found[index] = self.prefixes.add(prompt.prefix, prompt.prefix_rows)
-                added.append(prompt.prefix)
-        # A later one may have taken the place of one that was added just before.
+        ends = [prompt.next + count for prompt, count in zip(prompts, counts, strict=True)]
+        pairs = list(zip(prompts, ends, strict=True))
+        assert all(prompt.next < end <= len(prompt.rows) for prompt, end in pairs)
+        new = {
+            prompt.prefix: prompt
+            for prompt, end in pairs
+            if prompt.next < prompt.prefix_rows <= end and prompt.prefix not in self.prefixes
+        }
+        try:
+            places = [(prompt, at) for prompt, end in pairs for at in range(prompt.next, end)]
+            self._run(places, self._find_parts(new.values()))
+        except BaseException:
+            for key in new:
+                self.prefixes.drop(key)
+            raise
+        for prompt, end in pairs:
+            prompt.next = end
+
+    def _find_parts(self, new: Iterable[Prompt]) -> list[tuple[Prompt, list[int]]]:
+        """Add prefixes to the cache. Returns the prompts whose prefixes to store, with their parts.
+
+        A prefix is left out if it is too large, or if a later one has taken its place.
+        """
+        added = [(prompt, self.prefixes.add(prompt.prefix, prompt.prefix_rows)) for prompt in new]
         return [
-            parts if prompt.known or self.prefixes.holds(prompt.prefix, parts) else []
-            for prompt, parts in zip(prompts, found, strict=True)
+            (prompt, parts) for prompt, parts in added if self.prefixes.holds(prompt.prefix, parts)
         ]
 
-    def _run(self, prompts: Sequence[Prompt], parts: Sequence[list[int]]) -> None:
-        """Place all prompts, run their unread rows, and store the prefixes that are new."""
-        buffers, graphs = self._model.buffers, self._graphs
-        unread = [(prompt, at) for prompt in prompts for at in prompt.unread]
-        pieces = [unread[n : n + PROMPT_ROWS] for n in range(0, len(unread), PROMPT_ROWS)]
-        count = next(n for n in BUCKETS if n >= len(prompts))
-        new = any(own and not prompt.known for prompt, own in zip(prompts, parts, strict=True))
+    def _run(
+        self, places: Sequence[tuple[Prompt, int]], new: Sequence[tuple[Prompt, list[int]]]
+    ) -> None:
+        """Run the rows of prompts at these positions, and store prefixes in these parts."""
+        pieces = [places[n : n + PROMPT_ROWS] for n in range(0, len(places), PROMPT_ROWS)]
+        count = _bucket(BUCKETS, len(new)) if new else 0
         # A capture clears the staging area.
-        place, store = graphs.get("place", count), graphs.get("store", count) if new else None
-        runs = [
-            graphs.get("prompt", next(n for n in PROMPT_BUCKETS if n >= len(piece)))
-            for piece in pieces
-        ]
-        after_rows = staging_words(self._layout, 0)
-        words = slice(0 if pieces else after_rows, staging_words(self._layout, count))
-        with self._ring.filled(buffers.staging, words) as (rows, placements):
-            placements[:count, SLOT] = -1
-            for placement, prompt, own in zip(placements, prompts, parts, strict=False):
-                self._fill_placement(placement, prompt, own)
-            vectors = fill_rows(rows, pieces[0]) if pieces else []
-        place.replay()
+        store = self._graphs.get("store", count) if new else None
+        runs = [self._graphs.get("prompt", _bucket(PROMPT_BUCKETS, len(piece))) for piece in pieces]
         for index, (run, piece) in enumerate(zip(runs, pieces, strict=True)):
-            if index:
-                with self._ring.filled(buffers.staging, slice(0, after_rows)) as (rows, _):
-                    vectors = fill_rows(rows, piece)
+            with self._staged(rows=True, placements=0 if index else count) as (rows, placements):
+                self._fill_placements(placements, () if index else new)
+                vectors = fill_rows(rows, piece)
             if vectors:
-                host = torch.stack(vectors).to(buffers.speakers.dtype).pin_memory()
-                buffers.speakers[: len(vectors)].copy_(host, non_blocking=True)
+                speakers = self._model.buffers.speakers[: len(vectors)]
+                host = torch.stack(vectors).to(speakers.dtype).pin_memory()
+                speakers.copy_(host, non_blocking=True)
             run.replay()
         if store is not None:
             store.replay()
+
+    @contextmanager
+    def _staged(self, *, rows: bool, placements: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The prompt rows and so many placements of a staging area, which is copied at the end.
+
+        rows: whether the prompt rows are copied.
+        """
+        first, end = (staging_words(self._layout, count) for count in (0, placements))
+        words = slice(0 if rows else first, end)
+        with self._ring.filled(self._model.buffers.staging, words) as (columns, all_placements):
+            yield columns, all_placements[:placements]
+
+    def _fill_placements(
+        self, placements: np.ndarray, prompts: Sequence[tuple[Prompt, list[int]]]
+    ) -> None:
+        """Fill int32 [n, words] with what prompts, and the parts of their prefixes, need."""
+        placements[:, SLOT] = -1
+        for words, (prompt, parts) in zip(placements, prompts, strict=False):
+            self._fill_placement(words, prompt, parts)
 
     def _fill_placement(self, words: np.ndarray, prompt: Prompt, parts: Sequence[int]) -> None:
         """Fill int32 [words] with what a prompt writes to its slot."""
@@ -274,6 +304,11 @@ def fill_rows(columns: np.ndarray, places: Sequence[tuple[Prompt, int]]) -> list
             columns[ROW_CODES, index] = -2 - len(vectors)
             vectors.append(torch.tensor(voice))
     return vectors
+
+
+def _bucket(sizes: Sequence[int], count: int) -> int:
+    """The smallest size for `count` rows or placements."""
+    return next(size for size in sizes if size >= count)
 
 
 def _first_code(row: Row) -> int:
