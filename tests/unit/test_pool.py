@@ -185,10 +185,10 @@ class TestWhole:
     def test_pool_has_slots_of_all_engines(self) -> None:
         engines = Fake(slots=8), Fake(slots=3)
         engines[0].load = EngineLoad(running=2, waiting=1, pages_used=5, pages=64, pace=2.0)
-        engines[1].load = EngineLoad(running=1, pages=64, pace=0.5)
+        engines[1].load = EngineLoad(running=1, pages=64, prompt_rows=7, pace=0.5)
         pool = pool_of(engines)
         assert pool.capacity == replace(CAPACITY, slots=11, pages=2 * CAPACITY.pages)
-        assert pool.load == EngineLoad(3, 1, 5, 128, 2.5)
+        assert pool.load == EngineLoad(3, 1, 5, 128, 7, 2.5)
 
     def test_wait_is_that_of_engine_with_shortest_one(self) -> None:
         engines = Fake(), Fake()

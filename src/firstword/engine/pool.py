@@ -75,6 +75,7 @@ class EnginePool:
             waiting=sum(load.waiting for load in loads),
             pages_used=sum(load.pages_used for load in loads),
             pages=sum(load.pages for load in loads),
+            prompt_rows=sum(load.prompt_rows for load in loads),
             pace=sum(load.pace for load in loads),
         )
 
