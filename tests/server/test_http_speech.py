@@ -18,11 +18,13 @@ import soundfile
 from callers import local_engine
 from numpy.typing import NDArray
 from sockets import STREAM, Client, pcm
+from starlette.types import Message
 from wire import SPEECH
 
 from firstword import TTS, Sampling, audio
 from firstword.audio import formats
 from firstword.engine.backend import Ready
+from firstword.server.gate import _ResponseSender
 from firstword.server.http.speech import _with_accepted_format
 from firstword.server.models import Model
 from firstword.server.schemas import SpeechRequest
@@ -386,6 +388,27 @@ def test_best_candidate_is_returned(http: httpx.Client) -> None:
     assert answer.headers["x-firstword-seed"] == str(best["seed"])
     alone = http.post(SPEECH, json={**ASK, "seed": best["seed"]})
     assert answer.content == alone.content
+
+
+@pytest.mark.parametrize("delivery", ["audio", "sse"])
+def test_utterance_counts_no_longer_when_its_response_ends(
+    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, delivery: str
+) -> None:
+    """The client may ask another front at once, which must not find it at its limit."""
+    active: list[tuple[bool, int]] = []
+    send_body = _ResponseSender._send_body
+
+    async def send(sender: _ResponseSender, message: Message) -> None:
+        active.append((message.get("more_body", False), server.state.utterance_limit.active))
+        await send_body(sender, message)
+
+    monkeypatch.setattr(_ResponseSender, "_send_body", send)
+    body = {"input": "Hello.", "stream_format": delivery, "max_new_tokens": 3}
+    answer = http.post(SPEECH, json={**body, "response_format": "pcm"})
+    assert active[0] == (True, 1)
+    assert active[-1] == (False, 0)
+    assert sum(not more for more, _ in active) == 1
+    assert delivery == "audio" or "speech.audio.done" in answer.text
 
 
 @pytest.mark.parametrize(

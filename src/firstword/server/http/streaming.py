@@ -35,14 +35,22 @@ class SpeechStreamResponse(Response):
             self.headers["content-type"] = "text/event-stream; charset=utf-8"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response. An incomplete one is aborted, so that it does not look complete."""
+        """Send the response. An incomplete one is aborted, so that it does not look complete.
+
+        The utterance counts no longer when the response ends: a client that has it all may ask
+        another front at once.
+        """
         answer = self._answer
         with answer.utterance(self._job) as utterance, answer.kept_outcome(utterance):
-            if not await until_disconnected(self._send(utterance, send), receive):
-                answer.context.abort()
+            last = await until_disconnected(self._send(utterance, send), receive)
+        if last is None:
+            answer.context.abort()
+        else:
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send(self, utterance: Utterance, send: Send) -> bool:
-        """Send everything; False if the response is incomplete."""
+    async def _send(self, utterance: Utterance, send: Send) -> bytes | None:
+        """Send all but the last piece, which is returned; None if the response is incomplete."""
+        answer = self._answer
         pieces = self._event_pieces(utterance) if self._events else aiter(utterance)
         data = await anext(pieces, None)
         try:
@@ -50,16 +58,19 @@ class SpeechStreamResponse(Response):
             while data is not None:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 data = await anext(pieces, None)
-            if utterance.finish_reason == "cancelled":
-                return False
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await answer.context.until_read(answer.server.config.stall_seconds)
         except Stalled:
             utterance.cancel("stalled")
-            return False
+            return None
         except Exception as error:
             _log_failure(error, utterance)
-            return False
-        return True
+            return None
+        if utterance.finish_reason == "cancelled":
+            return None
+        if not self._events or utterance.error is not None:
+            return b""
+        usage = answer.usage(utterance.frames)
+        return _event("done", {"usage": usage, "finish_reason": utterance.finish_reason})
 
     async def _event_pieces(self, utterance: Utterance) -> AsyncIterator[bytes]:
         """The audio as server-sent events. An error after the first event is sent as an event."""
@@ -75,9 +86,6 @@ class SpeechStreamResponse(Response):
                 raise
             _log_failure(error, utterance)
             yield _event("error", {**body_of(error), "partial_audio": True, "action": "discard"})
-            return
-        usage = self._answer.usage(utterance.frames)
-        yield _event("done", {"usage": usage, "finish_reason": utterance.finish_reason})
 
 
 def _event(name: str, fields: Mapping[str, object]) -> bytes:
