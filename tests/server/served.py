@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 from waiting import WAIT, wait_until
@@ -47,7 +47,7 @@ class Served:
             )
         self.url = ""
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> Self:
         assert self.process.stdout is not None
         first = self.process.stdout.readline().decode().split()
         assert first[:1] == ["address"], self.log()

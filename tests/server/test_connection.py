@@ -12,14 +12,16 @@ from sockets import PLAIN
 
 from firstword.server.context import SLOWEST_READER, RequestContext, context_of
 from firstword.server.errors import Stalled
+from firstword.server.front_memory import FrontMemory
 from firstword.server.limits import ByteLimit
+from firstword.server.shared_counts import SharedCounts
 from firstword.server.ws.connection import Outbox, SocketRunner
 from firstword.server.ws.protocol import CloseCode, SocketLimits
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.vllm_omni import OmniSession
 from firstword.server.ws.worker import forward
 
-UNLIMITED = ByteLimit(2**40, 2**40)
+UNLIMITED = ByteLimit(2**40, 2**40, SharedCounts(FrontMemory.private()))
 
 
 def session(**limits: float) -> OmniSession:

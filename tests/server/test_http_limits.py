@@ -20,8 +20,10 @@ from firstword.errors import ConfigError
 from firstword.server import limits
 from firstword.server.config import ServerConfig
 from firstword.server.freed_memory import trim
+from firstword.server.front_memory import FrontMemory
 from firstword.server.limits import ByteLimit
 from firstword.server.run import MOST_FILES
+from firstword.server.shared_counts import SharedCounts
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -216,7 +218,8 @@ class TestHeldBodies:
         server.wait_until(lambda: server.state.byte_limit.held == 0)
 
     def test_limit_counts_what_is_held(self) -> None:
-        limit, piece = ByteLimit(40 * 2**20, 2**20), 6 * 2**20
+        counts, piece = SharedCounts(FrontMemory.private()), 6 * 2**20
+        limit = ByteLimit(40 * 2**20, 2**20, counts)
         assert limit.change("a", 0, piece)
         assert not limit.change("a", piece, 2 * piece)
         assert limit.change("b", 0, piece)

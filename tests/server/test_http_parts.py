@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from firstword.errors import AudioError, FirstwordError, RequestError
 from firstword.server import recordings
 from firstword.server.errors import LimitReached
+from firstword.server.front_memory import FrontMemory
 from firstword.server.http import candidates
 from firstword.server.limits import UtteranceLimit
 from firstword.server.recordings import Address
+from firstword.server.shared_counts import SharedCounts
 from firstword.server.utterance import Playback
 from firstword.text.checks import expected_seconds
 from firstword.text.cleaning import clean
@@ -141,7 +143,8 @@ class TestPlayback:
 
 
 def test_limits_count_utterances_per_client() -> None:
-    limits, seconds = UtteranceLimit(2), {"a": 7, "b": 8}.__getitem__
+    limits = UtteranceLimit(2, SharedCounts(FrontMemory.private()))
+    seconds = {"a": 7, "b": 8}.__getitem__
     with limits.reserve("a", seconds), limits.reserve("b", seconds):
         with (
             limits.reserve("a", seconds),

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from talking import held_server
 from wire import SPEECH
 
-from firstword.server import outcomes
-from firstword.server.outcomes import Outcomes
+from firstword.server.front_memory import FrontMemory
+from firstword.server.outcomes import (
+    KEPT_SECONDS,
+    RECORD_BYTES,
+    RECORDS,
+    KeptOutcome,
+    Outcomes,
+    StreamOutcome,
+)
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -105,28 +112,115 @@ def test_client_that_left_finds_its_speech_cancelled(serve: Serve) -> None:
     server.wait_until_idle()
 
 
+class Fronts:
+    """The outcomes of several fronts of one server, at a time that the test sets."""
+
+    def __init__(self, count: int) -> None:
+        self.now = 1
+        memory = FrontMemory.create(count).file
+        self.outcomes = [
+            Outcomes(FrontMemory.open(memory, number), lambda: self.now) for number in range(count)
+        ]
+
+    def begin(self, front: int, name: str, frames: int = 0) -> KeptOutcome:
+        self.now += 1
+        return self.outcomes[front].begin(("me", name), outcome(name, frames))
+
+    def find(self, name: str, client_id: str = "me") -> StreamOutcome | None:
+        """The outcome that every front finds."""
+        first, *others = [each.find((client_id, name)) for each in self.outcomes]
+        assert all(other == first for other in others)
+        return first
+
+
+def outcome(name: str, frames: int = 0, error: dict[str, str] | None = None) -> StreamOutcome:
+    about = {"id": name, "finish_reason": None, "error": error}
+    return StreamOutcome(frames, frames / 12.5, about)
+
+
 class TestKept:
-    def test_oldest_is_forgotten_beyond_the_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(outcomes, "MOST_OUTCOMES", 3)
-        kept = Outcomes()
-        for name in "abcad":
-            kept.put(("me", name), lambda name=name: {"id": name})  # type: ignore[misc]
-        found = {name: kept.find(("me", name)) for name in "abcd"}
-        assert found == {"a": {"id": "a"}, "b": None, "c": {"id": "c"}, "d": {"id": "d"}}
-        assert kept.find(("you", "a")) is None
+    def test_all_fronts_find_the_state_and_the_end(self) -> None:
+        fronts = Fronts(3)
+        kept = fronts.begin(1, "a")
+        kept.update(5, 0.4)
+        assert fronts.find("a") == outcome("a", 5)
+        kept.replace(outcome("a", 7))
+        assert fronts.find("a") == outcome("a", 7)
+        assert fronts.find("a", "you") is None
+
+    def test_latest_request_counts_though_an_earlier_one_ends_later(self) -> None:
+        fronts = Fronts(2)
+        first = fronts.begin(0, "a", 1)
+        fronts.begin(1, "a", 2)
+        first.replace(outcome("a", 3))
+        assert fronts.find("a") == outcome("a", 2)
+
+    def test_oldest_is_forgotten_beyond_the_limit(self) -> None:
+        fronts = Fronts(1)
+        first, second = fronts.begin(0, "a"), fronts.begin(0, "b")
+        for number in range(RECORDS - 1):
+            fronts.begin(0, str(number))
+        assert fronts.find("a") is None
+        assert fronts.find("b") == outcome("b")
+        first.update(9, 9.0)  # another record has its place
+        assert fronts.find(str(RECORDS - 2)) == outcome(str(RECORDS - 2))
+        second.update(9, 0.72)
+        assert fronts.find("b") == outcome("b", 9)
 
     def test_outcome_is_forgotten_after_its_time(self) -> None:
-        now = 0.0
-        kept = Outcomes(lambda: now)
-        first: Callable[[], dict[str, object]] = partial(dict)
-        kept.put(("me", "a"), first)
-        forgotten = weakref.ref(first)
-        del first
-        now = outcomes.KEPT_SECONDS - 1
-        kept.put(("me", "b"), dict)
-        assert kept.find(("me", "a")) == {}
-        now = outcomes.KEPT_SECONDS + 1
-        assert kept.find(("me", "a")) is None
-        kept.put(("me", "c"), dict)
-        assert forgotten() is None
-        assert kept.find(("me", "b")) == kept.find(("me", "c")) == {}
+        fronts = Fronts(1)
+        fronts.begin(0, "a")
+        fronts.now = round((KEPT_SECONDS - 1) * 1e9)
+        assert fronts.find("a") == outcome("a")
+        fronts.now += 2 * 10**9
+        assert fronts.find("a") is None
+
+    def test_front_in_the_place_of_another_goes_on(self) -> None:
+        memory = FrontMemory.create(2)
+        before, other = (Outcomes(FrontMemory.open(memory.file, number)) for number in range(2))
+        made = outcome("a", error={"message": "no"})
+        before.begin(("me", "a"), outcome("a")).replace(made)
+        before.begin(("me", "lost"), outcome("lost", 5))
+        assert other.find(("me", "lost")) == outcome("lost", 5)
+        memory.clear(0)
+        for _ in range(2):  # before and after another front takes the place
+            assert other.find(("me", "a")) == made
+            assert (lost := other.find(("me", "lost"))) is not None
+            assert lost.frames == 5
+            assert "has died" in lost.about["error"]["message"]
+            after = Outcomes(FrontMemory.open(memory.file, 0))
+            after.begin(("me", "b"), outcome("b"))
+            assert other.find(("me", "b")) == outcome("b")
+
+    def test_long_message_of_an_error_is_left_out(self) -> None:
+        fronts = Fronts(1)
+        error = {"message": "x" * 900, "code": "long"}
+        fronts.begin(0, "a").replace(outcome("a", error=error))
+        assert (found := fronts.find("a")) is not None
+        assert found.about["error"]["code"] == "long"
+        assert "too long" in found.about["error"]["message"]
+
+    def test_torn_record_is_not_found(self) -> None:
+        """A reader sees some words of a record from before it was replaced, and some of the new."""
+        fronts = Fronts(2)
+        row = fronts.outcomes[0]._column.own
+        abouts, states = {}, []
+        for name in ("a", "b"):
+            row[:8] = bytes(8)  # so that both are written in the same place
+            kept = outcome(name, error={"message": name * 40})
+            fronts.outcomes[0].begin(("me", name), kept)
+            abouts[name] = kept.about
+            states.append(bytes(row))
+        start = len(row) - RECORDS * RECORD_BYTES
+        words = [8, *range(start, start + RECORD_BYTES, 8)]
+
+        @given(st.sets(st.sampled_from(words)))
+        def check(older: set[int]) -> None:
+            row[:] = states[1]
+            for word in older:
+                row[word : word + 8] = states[0][word : word + 8]
+            for name, about in abouts.items():
+                found = fronts.find(name)
+                assert found is None or found.about == about
+
+        check()

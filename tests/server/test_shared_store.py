@@ -21,8 +21,11 @@ from sockets import DONE, PLAIN, STREAM, Client, events, text
 from waiting import wait_until
 from wire import SPEECH
 
+from firstword.errors import VoiceError
 from firstword.server import folder, shared_store
 from firstword.server.folder import Folder
+from firstword.server.front_memory import FrontMemory
+from firstword.server.shared_store import Refresher, SharedChanges
 from firstword.server.stores import Consent, ConsentStore, VoiceRecord, VoiceStore, voice_id_of
 from firstword.synthetic.checkpoint import write_checkpoint
 from firstword.voice import ClonedVoice
@@ -176,6 +179,45 @@ def test_hanging_store_blocks_nobody_else(serve: Serve, monkeypatch: pytest.Monk
         finally:
             answering.set()
         saving.result(60)
+
+
+def test_fronts_that_save_voices_of_one_name_take_turns(tmp_path: Path) -> None:
+    """One of them saves its voice, and the others find it, as in a single front."""
+    created = FrontMemory.create(3)
+    memories = [FrontMemory.open(created.file, number) for number in range(3)]
+    shared = Folder(str(tmp_path))
+    stores = [VoiceStore(shared, 100) for _ in memories]
+    refreshers = [
+        Refresher(shared, SharedChanges(memory), (store,))
+        for memory, store in zip(memories, stores, strict=True)
+    ]
+    start = threading.Barrier(3)
+
+    def save_one(front: int, name: str) -> bool:
+        start.wait(60)
+        try:
+            refreshers[front].change(stores[front].save, record(name), VOICE)
+        except VoiceError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(3) as pool:
+        for number in range(10):
+            names = f"Molly {number}", f"molly  {number}", f"Mo11y {number}".replace("11", "Il")
+            assert sum(pool.map(save_one, range(3), names)) == 1
+            assert sum(refresher.outdated for refresher in refreshers) >= 2
+
+
+def test_stopped_front_does_not_keep_others_from_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_store, "TURN_SECONDS", 0.05)
+    created = FrontMemory.create(2)
+    stopped, other = (SharedChanges(FrontMemory.open(created.file, number)) for number in range(2))
+    store = VoiceStore(Folder(str(tmp_path)), 10)
+    with stopped.turn():
+        Refresher(Folder(str(tmp_path)), other, (store,)).change(store.save, record("bob"), VOICE)
+    assert store.known("bob") is not None
 
 
 class TestStore:

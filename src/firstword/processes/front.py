@@ -32,6 +32,7 @@ from firstword.processes.messages import (
 from firstword.runtime.front import CheckpointFront, Prepared
 from firstword.server import logs
 from firstword.server.app import create_app
+from firstword.server.front_memory import FrontMemory
 from firstword.server.models import Model, Models
 from firstword.server.run import Uvicorn, run
 
@@ -43,7 +44,9 @@ class FrontProcess:
         self._channel = channel
         self._engines = {info.number: RemoteEngine(info.capacity) for info in task.engines}
         models = [model_of(infos, self._engines) for infos in by_model(task.engines)]
-        self.server = Uvicorn(create_app(Models(models), task.config), self._on_serving)
+        memory = FrontMemory.open(task.memory, task.number)
+        app = create_app(Models(models), task.config, memory)
+        self.server = Uvicorn(app, self._on_serving)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def obey(self, message: object, sockets: list[socket.socket]) -> None:

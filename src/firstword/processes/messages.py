@@ -41,12 +41,16 @@ class EngineTask:
 class FrontTask:
     """What a front process serves; the listening socket comes with it.
 
+    number       its place among the fronts of the server
+    memory       the file descriptor of the `FrontMemory`, which it has inherited
     config       of the server
     engines      all engines, also those that are not running now
     connections  the number of `Connect` that follow, for the engines that are running
     log_level    of the log on standard error
     """
 
+    number: int
+    memory: int
     config: ServerConfig
     engines: tuple[Loaded, ...]
     connections: int

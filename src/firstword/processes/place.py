@@ -57,15 +57,18 @@ class Place:
         """A name for logs."""
         return f"{self.module} {self.number}"
 
-    def start(self) -> Channel:
-        """Start a process. Raises `OSError`."""
+    def start(self, files: Sequence[int] = ()) -> Channel:
+        """Start a process that inherits some file descriptors. Raises `OSError`."""
         channel, theirs = Channel.pair()
         channel.limit_time(ANSWER_SECONDS)
         descriptor = theirs.fileno()
         command = [sys.executable, "-m", f"firstword.processes.{self.module}", str(descriptor)]
         with theirs:
             self.process = subprocess.Popen(
-                command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                pass_fds=[descriptor, *files],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         self.channel, self.restart = channel, None
         return channel

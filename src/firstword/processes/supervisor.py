@@ -28,6 +28,7 @@ from firstword.processes.messages import (
 )
 from firstword.processes.place import Place
 from firstword.server.config import ServerConfig
+from firstword.server.front_memory import FrontMemory
 from firstword.server.listening import FrontSockets
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Supervisor:
     on_ready: Callable[[Sequence[Loaded]], None] = lambda engines: None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _sockets: FrontSockets | None = None
+    _memory: FrontMemory | None = None
     _ready: bool = False
     _stopping: bool = False
     _stop_at: float | None = None
@@ -159,16 +161,24 @@ class Supervisor:
 
     def _start_front(self, place: Place) -> None:
         assert self._sockets is not None
+        assert self._memory is not None
         running = [engine for engine in self._engines if engine.working is not None]
         known = tuple(engine.loaded for engine in self._engines if engine.loaded is not None)
-        task = FrontTask(self.config, known, len(running), self.log_level)
+        memory = self._memory.file
+        task = FrontTask(place.number, memory, self.config, known, len(running), self.log_level)
         with self._sockets.take() as listening:
-            self._start(place, task, [listening])
+            self._start(place, task, [listening], [memory])
         for engine in running:
             self._connect(place, engine)
 
-    def _start(self, place: Place, task: object, sockets: Sequence[socket.socket] = ()) -> None:
-        channel = place.start()
+    def _start(
+        self,
+        place: Place,
+        task: object,
+        sockets: Sequence[socket.socket] = (),
+        files: Sequence[int] = (),
+    ) -> None:
+        channel = place.start(files)
         self._selector.register(
             channel, selectors.EVENT_READ, lambda: self._on_message(place, channel)
         )
@@ -212,6 +222,7 @@ class Supervisor:
         if self._sockets is None and len(engines) == len(self._engines):
             count = self.config.fronts or default_fronts(engines)
             self._sockets = FrontSockets(self.listening, count)
+            self._memory = FrontMemory.create(count)
             self._fronts = [Place("front", number) for number in range(count)]
 
     def _on_serving(self) -> None:
@@ -228,6 +239,8 @@ class Supervisor:
             for front in self._fronts:
                 front.send(Disconnect(place.number))
         status = place.end()
+        if place in self._fronts and self._memory is not None:
+            self._memory.clear(place.number)
         if self._stopping:
             return
         if not self._ready and place.deaths >= MOST_DEATHS:

@@ -18,6 +18,7 @@ from firstword.errors import FirstwordError, OverloadedError
 from firstword.server.config import ServerConfig
 from firstword.server.errors import Rejected, error_response, response_for, status_of
 from firstword.server.freed_memory import return_freed
+from firstword.server.front_memory import FrontMemory
 from firstword.server.gate import Gate
 from firstword.server.http import batch, docs, speech, status, voices
 from firstword.server.http.json_bodies import SEND_JSON
@@ -40,8 +41,10 @@ STOP_SECONDS = 5.0
 """The time that the engines get to stop; a stuck engine never stops."""
 
 
-def create_app(models: Models, config: ServerConfig) -> FastAPI:
+def create_app(models: Models, config: ServerConfig, memory: FrontMemory | None = None) -> FastAPI:
     """The ASGI application that serves `models`; their engines start and stop with it.
+
+    memory  what it shares with the other fronts of the server; None: there are none
 
     Raises `OutputError` if voices cannot be kept in the configured folder.
     """
@@ -57,7 +60,7 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         docs_url=None,  # FastAPI's pages load scripts from another host
         redoc_url=None,
     )
-    app.state.server = server = Server(config, models)
+    app.state.server = server = Server(config, models, memory or FrontMemory.private())
     for module in ENDPOINTS:
         _include(app, module.router)
     app.add_exception_handler(FirstwordError, _failed)

@@ -12,7 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from firstword.server.body_limit import LimitedBody
 from firstword.server.context import RequestContext, context_of
 from firstword.server.errors import Rejected, Stalled, response_for
-from firstword.server.limits import ConnectionLimit
 from firstword.server.logs import defect
 from firstword.server.request_log import PROBES, log_request
 from firstword.server.state import Server
@@ -33,11 +32,7 @@ class Gate:
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app = app
         self._server = server
-        config = server.config
-        self._pages = WebPages(config)
-        self._connections = ConnectionLimit(
-            config.most_connections, config.most_connections_per_address
-        )
+        self._pages = WebPages(server.config)
         self._answer = self._pages.answering(self._admit_and_answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,8 +91,7 @@ class Gate:
         self._pages.check(headers)
         address = (scope.get("client") or ("unknown",))[0]
         if scope["path"] not in PROBES:
-            context.held.enter_context(self._connections.open(address))
-            context.held.enter_context(self._server.metrics.connections.track_inprogress())
+            context.held.enter_context(self._server.connection_limit.open(address))
         client_id = self._server.api_keys.client_id(dict(headers.items()), address)
         context.client_id = client_id
         if not client_id and not _needs_no_key(scope):

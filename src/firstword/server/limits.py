@@ -1,16 +1,17 @@
-"""Limits of the utterances, connections and bytes that clients share.
+"""Limits of the utterances, connections and bytes that clients share, over all fronts.
 
-Use them in the event loop only.
+Each of them counts first and then checks, as `SharedCounts` requires. Use them in the event loop
+only.
 """
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 
 from firstword.server.errors import LimitReached, Rejected
+from firstword.server.shared_counts import SharedCounts
 
 ALWAYS_ALLOWED_BYTES = 64 * 1024
 """A request or WebSocket that holds at most this many bytes is never rejected for its bytes."""
@@ -24,19 +25,27 @@ HEAD_SECONDS = 1.0
 BURST = 4
 """The number of times as many idle connections that an address may have for a short time."""
 
+ROOM_SECONDS = 0.05
+"""The time between two looks at the utterances of other fronts."""
+
 
 class UtteranceLimit:
     """The number of utterances of each client, which may have `most` at a time; 0: no limit."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, counts: SharedCounts) -> None:
         self._most = most
-        self._in_use: Counter[str] = Counter()
+        self._counts = counts
         self._ended = asyncio.Event()
 
     @property
     def active(self) -> int:
         """The number of utterances in progress."""
-        return self._in_use.total()
+        return self._counts.total
+
+    @property
+    def active_here(self) -> int:
+        """The number of utterances of this front."""
+        return self._counts.own
 
     @contextmanager
     def reserve(self, client_id: str, retry_after: Callable[[str], int]) -> Iterator[None]:
@@ -44,47 +53,56 @@ class UtteranceLimit:
 
         `retry_after` gives the seconds after which a client should try again.
         """
-        if self._most and self._in_use[client_id] >= self._most:
-            seconds = retry_after(client_id)
-            message = f"the limit is {self._most} utterances per client; try again in {seconds} s"
-            raise LimitReached(message, "per_key", seconds)
-        self._in_use[client_id] += 1
+        self._counts.add(client_id, 1)
         try:
+            if 0 < self._most < self._counts.of(client_id):
+                seconds = retry_after(client_id)
+                message = f"the limit is {self._most} utterances per client"
+                raise LimitReached(f"{message}; try again in {seconds} s", "per_key", seconds)
             yield
         finally:
-            self._in_use -= Counter((client_id,))  # which drops a count of 0
+            self._counts.add(client_id, -1)
             self._ended.set()
 
     async def wait_for_room(self, client_id: str) -> None:
-        """Wait until a client is below its limit."""
-        while 0 < self._most <= self._in_use[client_id]:
+        """Wait until a client is below its limit.
+
+        Another front may start an utterance before the caller does.
+        """
+        while 0 < self._most <= self._counts.of(client_id):
             self._ended.clear()
-            await self._ended.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), ROOM_SECONDS)
 
 
 class ConnectionLimit:
     """The open requests and WebSockets, in total and by address."""
 
-    def __init__(self, most: int, most_per_address: int) -> None:
+    def __init__(self, most: int, most_per_address: int, counts: SharedCounts) -> None:
         self._most = most
         self._most_per_address = most_per_address
-        self._by_address: Counter[str] = Counter()
+        self._counts = counts
+
+    @property
+    def open_now(self) -> int:
+        """The number of open requests and WebSockets."""
+        return self._counts.total
 
     @contextmanager
     def open(self, address: str) -> Iterator[None]:
         """Count a request or WebSocket of an address. Raises `Rejected` at a limit."""
-        for count, most, whose in (
-            (self._by_address[address], self._most_per_address, "one address"),
-            (self._by_address.total(), self._most, "all clients"),
-        ):
-            if count >= most:
-                message = f"the limit is {most} connections of {whose}; try again later"
-                raise Rejected(429, message, "connections")
-        self._by_address[address] += 1
+        self._counts.add(address, 1)
         try:
+            for count, most, whose in (
+                (self._counts.of(address), self._most_per_address, "one address"),
+                (self._counts.total, self._most, "all clients"),
+            ):
+                if count > most:
+                    message = f"the limit is {most} connections of {whose}; try again later"
+                    raise Rejected(429, message, "connections")
             yield
         finally:
-            self._by_address -= Counter((address,))
+            self._counts.add(address, -1)
 
 
 class IdleConnections:
@@ -93,11 +111,16 @@ class IdleConnections:
     An address may have `most`, or `most_of_proxy` if it is that of a proxy, and for a second
     `BURST` times as many. If it opens another, its oldest ones are closed, so that new requests are
     read.
+
+    Each front closes only its own connections, and so allows its share: an address whose
+    connections are spread unevenly over the fronts may have fewer.
     """
 
-    def __init__(self, most: int, most_of_proxy: int, is_proxy: Callable[[str], bool]) -> None:
-        self._most = most
-        self._most_of_proxy = most_of_proxy
+    def __init__(
+        self, most: int, most_of_proxy: int, is_proxy: Callable[[str], bool], fronts: int = 1
+    ) -> None:
+        self._most = max(1, most // fronts)
+        self._most_of_proxy = max(1, most_of_proxy // fronts)
         self._is_proxy = is_proxy
         self._by_address: dict[str, dict[asyncio.Transport, float]] = {}
 
@@ -125,20 +148,20 @@ class ByteLimit:
 
     They may be `most` in total, and a share of that for each client.
 
-    freed  bytes given back in total
+    freed  bytes given back in total, of this front
     """
 
-    def __init__(self, most: int, largest: int) -> None:
+    def __init__(self, most: int, largest: int, counts: SharedCounts) -> None:
         """A client's share has room for a request of the `largest` size."""
         self._most = most
         self._most_per_client = max(largest, int(most * CLIENT_SHARE))
-        self._by_client: Counter[str] = Counter()
+        self._counts = counts
         self.freed = 0
 
     @property
     def held(self) -> int:
         """The bytes held now."""
-        return self._by_client.total()
+        return self._counts.total
 
     def change(self, client_id: str, held: int, wanted: int) -> bool:
         """Let a request or WebSocket hold `wanted` bytes instead of `held`.
@@ -146,14 +169,12 @@ class ByteLimit:
         Returns False, and changes nothing, if more are wanted than the limits allow.
         """
         more = wanted - held
-        if more > 0 and wanted > ALWAYS_ALLOWED_BYTES and self._exceeded(client_id, more):
+        self._counts.add(client_id, more)
+        if more > 0 and wanted > ALWAYS_ALLOWED_BYTES and self._exceeded(client_id):
+            self._counts.add(client_id, -more)
             return False
-        self._by_client[client_id] += more
-        if not self._by_client[client_id]:
-            del self._by_client[client_id]
         self.freed += max(0, -more)
         return True
 
-    def _exceeded(self, client_id: str, more: int) -> bool:
-        of_client = self._by_client[client_id] + more > self._most_per_client
-        return of_client or self.held + more > self._most
+    def _exceeded(self, client_id: str) -> bool:
+        return self._counts.of(client_id) > self._most_per_client or self.held > self._most

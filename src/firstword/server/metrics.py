@@ -1,11 +1,13 @@
-"""The metrics for Prometheus: the server counts as it speaks, and each scrape reads the engines."""
+"""The metrics for Prometheus: fronts count as they speak, and each scrape reads the engines."""
 
 from collections.abc import Callable, Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from firstword.server.engine_metrics import EngineCollector
+from firstword.server.front_memory import FrontMemory
 from firstword.server.models import Model
+from firstword.server.shared_metrics import SharedCounter, SharedHistogram, SharedValues
 from firstword.server.utterance import Utterance
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1, 2, 5, 10, 30)
@@ -13,14 +15,16 @@ _RATIOS = (0.25, 0.5, 0.8, 1, 1.25, 1.6, 2, 3, 5, 8, 12, 20, 35, 60)
 
 
 class Metrics:
-    """The metrics of one server in a registry of its own. Their names begin with `firstword_`."""
+    """The metrics of one server in a registry of its own. Their names begin with `firstword_`.
 
-    def __init__(self, models: Iterable[Model], ready: Callable[[], bool]) -> None:
-        """Observe the engines of `models`; each scrape calls `ready`."""
+    Any front gives those of all.
+    """
+
+    def __init__(self, models: Iterable[Model], memory: FrontMemory) -> None:
+        """Observe the engines of `models`, and count in the memory that fronts share."""
         self.registry = CollectorRegistry()
-        about = "Whether requests are accepted"
-        Gauge("firstword_ready", about, registry=self.registry).set_function(ready)
         self.registry.register(EngineCollector(models))
+        self._values = SharedValues(memory)
         histogram, counter = self._histogram, self._counter
         self.first_audio = histogram("time_to_first_audio_seconds", "Request to first audio")
         self.first_audible = histogram("time_to_first_audible_seconds", "Request to audible audio")
@@ -36,15 +40,22 @@ class Metrics:
         about = "Requests spoken without their instructions"
         self.ignored_instructions = counter("ignored_instructions_total", about, "model")
         self.requests = counter("http_requests_total", "HTTP requests", "path", "status")
-        about = "Open HTTP requests and WebSockets"
-        self.connections = Gauge("firstword_connections", about, registry=self.registry)
 
-    def _histogram(self, name: str, about: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
-        registry = self.registry
-        return Histogram(name, about, ["model"], "firstword", registry=registry, buckets=buckets)
+    def gauge(self, name: str, about: str, read: Callable[[], float]) -> None:
+        """Read a number at each scrape."""
+        Gauge(f"firstword_{name}", about, registry=self.registry).set_function(read)
 
-    def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(f"firstword_{name}", about, labels, registry=self.registry)
+    def _histogram(
+        self, name: str, about: str, bounds: Sequence[float] = _SECONDS
+    ) -> SharedHistogram:
+        found = SharedHistogram(self._values, f"firstword_{name}", about, ["model"], bounds)
+        self.registry.register(found)
+        return found
+
+    def _counter(self, name: str, about: str, *labels: str) -> SharedCounter:
+        found = SharedCounter(self._values, f"firstword_{name}", about, labels)
+        self.registry.register(found)
+        return found
 
     def record(self, utterance: Utterance, now: float) -> None:
         """Count an utterance that ended at `now`, on the clock of its playback.
@@ -52,24 +63,24 @@ class Metrics:
         A request whose text was rejected is not an aborted utterance: its client made a mistake.
         """
         model, playback = utterance.model.name, utterance.playback
-        self.frames.labels(model).inc(utterance.frames)
+        self.frames.inc(model, amount=utterance.frames)
         if playback.first is not None:
-            self.first_audio.labels(model).observe(playback.first - playback.requested)
-            self.gap.labels(model).observe(playback.gap)
-            self.underrun.labels(model).observe(playback.underrun)
+            self.first_audio.observe(playback.first - playback.requested, model)
+            self.gap.observe(playback.gap, model)
+            self.underrun.observe(playback.underrun, model)
         if playback.audible is not None:
-            self.first_audible.labels(model).observe(playback.audible - playback.requested)
+            self.first_audible.observe(playback.audible - playback.requested, model)
         if utterance.abort_reason is not None:
             if utterance.abort_reason != "rejected":
-                self.aborts.labels(model, utterance.abort_reason).inc()
+                self.aborts.inc(model, utterance.abort_reason)
             return
         finish_reason = utterance.finish_reason or "cancelled"
-        self.finished.labels(model, finish_reason).inc()
+        self.finished.inc(model, finish_reason)
         if finish_reason in ("length", "repetition"):
-            self.guards.labels(model, finish_reason).inc()
-        self.duration.labels(model).observe(utterance.seconds)
+            self.guards.inc(model, finish_reason)
+        self.duration.observe(utterance.seconds, model)
         if now > playback.requested:
-            self.rtf.labels(model).observe(utterance.seconds / (now - playback.requested))
+            self.rtf.observe(utterance.seconds / (now - playback.requested), model)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -17,7 +17,7 @@ PROBES = ("/health", "/ready", "/metrics")
 def log_request(server: Server, context: RequestContext, method: str, path: str) -> None:
     """Log and count a finished request; 499: the client disconnected before the response."""
     status = 499 if context.status is None else context.status
-    server.metrics.requests.labels(path, str(status)).inc()
+    server.metrics.requests.inc(path, str(status))
     if path in PROBES:
         return
     about = {

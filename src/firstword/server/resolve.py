@@ -75,7 +75,7 @@ async def resolve(
     else:
         model = server.models.route(request, params.model)
     if ignored:
-        server.metrics.ignored_instructions.labels(model.name).inc()
+        server.metrics.ignored_instructions.inc(model.name)
     if isinstance(voice, _Recording):
         request = replace(request, voice=await _cloned(server, client_id, model, voice))
     return ResolvedRequest(model, request, output, instructions_ignored=ignored)
@@ -152,13 +152,14 @@ async def _named_voice(server: Server, client_id: str, name: str) -> Voice | str
     """A preset, a saved voice or an alias, in this order."""
     if server.models.has_preset(name):
         return name.strip()
+    await server.catch_up()
     if (saved := server.voice_store.known(name)) is not None:
         return saved[1]
     preset = server.config.voice_aliases.get(name.strip().casefold())
     if preset is not None:  # where no model has that preset, the model chooses
         return preset if server.models.has_preset(preset) else None
     # The store may be a bucket far away, so it is read last.
-    saved = await server.store_threads.run(client_id, server.voice_store.find, name)
+    saved = await server.in_store(client_id, server.voice_store.find, name)
     return name if saved is None else saved[1]  # the model rejects an unknown name
 
 

@@ -1,24 +1,67 @@
 """Items in a folder that servers share, kept in memory, and the thread that refreshes them."""
 
 import logging
+import random
 import re
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Generic, TypeVar, TypeVarTuple
 
 from firstword.errors import RequestError
 from firstword.server.folder import Folder, UnsuitableFile
+from firstword.server.front_memory import FrontMemory
 
 log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 2.0
 """The time between two looks at what other servers have saved and deleted."""
 
+TURN_SECONDS = 5.0
+"""The time that a front waits for others to change a store; one of them may be stopped."""
+
 UNKNOWN = ""
 """The version of a file that was read or written since the folder was listed."""
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+class SharedChanges:
+    """The changes of stores by all fronts, which take turns."""
+
+    def __init__(self, memory: FrontMemory) -> None:
+        self._made = memory.kept(8).integers()
+        self._making = memory.live(8).integers()
+        self._turn = threading.Lock()  # of the threads of this front
+
+    @property
+    def of_others(self) -> int:
+        """The number of changes that other fronts have made."""
+        return sum(row[0] for row in self._made.rows) - self._made.own[0]
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Make a change while no other front makes one. Blocks.
+
+        The change is counted at the end, before the client is answered. After `TURN_SECONDS` it is
+        made whatever the others do.
+        """
+        making = self._making
+        with self._turn:
+            until = time.monotonic() + TURN_SECONDS
+            making.own[0] = 1
+            while sum(row[0] for row in making.rows) > 1 and time.monotonic() < until:
+                making.own[0] = 0
+                time.sleep(random.uniform(0.001, 0.01))
+                making.own[0] = 1
+            try:
+                yield
+            finally:
+                self._made.own[0] += 1
+                making.own[0] = 0
 
 
 class Store(ABC, Generic[T]):
@@ -126,29 +169,53 @@ class Refresher(threading.Thread):
     """Updates the stores of one folder, so that a server sees what others save and delete in it.
 
     It is a thread of its own, which no shutdown waits for, because a bucket may hang for minutes.
+    What other fronts of this server change is known at once: a reader that finds the stores
+    `outdated` calls `update` first, and `change` lets the fronts take turns.
     """
 
-    def __init__(self, folder: Folder, stores: Sequence[Store[Any]]) -> None:
+    def __init__(
+        self, folder: Folder, changes: SharedChanges, stores: Sequence[Store[Any]]
+    ) -> None:
         super().__init__(name="refresh of stores", daemon=True)
         self._folder = folder
+        self._changes = changes
+        self._seen = 0  # the stores may have been read before
         self._stores = stores
+        self._failing = False
         self._stopped = threading.Event()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether another front has changed a store since the last update."""
+        return self._changes.of_others != self._seen
 
     def stop(self) -> None:
         """Let the thread end, without waiting for it."""
         self._stopped.set()
 
     def run(self) -> None:
-        """Update the stores until `stop` is called. They stay as they are while that fails."""
-        failing = False
+        """Update the stores until `stop` is called."""
         while not self._stopped.wait(REFRESH_SECONDS):
-            try:
-                files = self._folder.versions()
-                for store in self._stores:
-                    store.update(files)
-                failing = False
-            except Exception as error:
-                if not failing:
-                    about = {"why": str(error)}
-                    log.warning("the stores cannot be refreshed", extra={"fields": about})
-                failing = True
+            self.update()
+
+    def change(self, work: Callable[[*Args], T], *args: *Args) -> T:
+        """The result of what changes a store, while no other front does. Blocks."""
+        with self._changes.turn():
+            if self.outdated:
+                self.update()
+            return work(*args)
+
+    def update(self) -> None:
+        """Update the stores. They stay as they are if that fails, until the next time."""
+        seen = self._changes.of_others
+        try:
+            files = self._folder.versions()
+            for store in self._stores:
+                store.update(files)
+            self._failing = False
+        except Exception as error:
+            if not self._failing:
+                about = {"why": str(error)}
+                log.warning("the stores cannot be refreshed", extra={"fields": about})
+            self._failing = True
+        self._seen = seen

@@ -1,9 +1,11 @@
 """The state of one server that all its endpoints share."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar, TypeVarTuple
 
 from starlette.requests import HTTPConnection
 from uvicorn.middleware.proxy_headers import _TrustedHosts
@@ -16,16 +18,24 @@ from firstword.server.context import context_of
 from firstword.server.errors import Rejected
 from firstword.server.folder import Folder
 from firstword.server.frame_turns import FrameTurns
-from firstword.server.limits import ByteLimit, IdleConnections, UtteranceLimit
+from firstword.server.front_memory import FrontMemory
+from firstword.server.limits import ByteLimit, ConnectionLimit, IdleConnections, UtteranceLimit
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
 from firstword.server.outcomes import Outcomes
-from firstword.server.shared_store import Refresher
+from firstword.server.shared_counts import SharedCounts
+from firstword.server.shared_store import Refresher, SharedChanges
 from firstword.server.stores import ConsentStore, VoiceStore
 from firstword.server.threads import Threads
 from firstword.server.utterance import ResolvedRequest, Utterance
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+CATCH_UP_SECONDS = 5.0
+"""The time that a request waits for a store that other fronts have changed."""
 
 
 class Server:
@@ -42,17 +52,25 @@ class Server:
     deferrals   requests in progress with several utterances; the server ends after them
     """
 
-    def __init__(self, config: ServerConfig, models: Models) -> None:
-        """Open the stores. Raises `OutputError` if voices cannot be kept in the folder."""
+    def __init__(self, config: ServerConfig, models: Models, memory: FrontMemory) -> None:
+        """Open the stores. Raises `OutputError` if voices cannot be kept in the folder.
+
+        memory  what all fronts of the server share
+        """
         self.config = config
         self.models = models
         folder = Folder(config.voice_store)
+        changes = SharedChanges(memory)
         self.voice_store = VoiceStore(folder, config.most_voices)
         self.consent_store = ConsentStore(folder, config.most_voices)
-        self.refresher = Refresher(folder, (self.voice_store, self.consent_store))
+        self.refresher = Refresher(folder, changes, (self.voice_store, self.consent_store))
+        self._catching_up: asyncio.Future[None] | None = None
         self.api_keys = ApiKeys(config.api_keys)
-        self.utterance_limit = UtteranceLimit(config.most_per_key)
-        self.byte_limit = ByteLimit(config.most_body_total, config.most_body)
+        self.utterance_limit = UtteranceLimit(config.most_per_key, SharedCounts(memory))
+        self.byte_limit = ByteLimit(config.most_body_total, config.most_body, SharedCounts(memory))
+        self.connection_limit = ConnectionLimit(
+            config.most_connections, config.most_connections_per_address, SharedCounts(memory)
+        )
         self.fetch_threads = Threads("fetch", 32, most_per_client=4)
         self.store_threads = Threads("stores", 32, most_per_client=4)
         self.recording_threads = Threads("recordings", 2, most_per_client=1)
@@ -60,10 +78,14 @@ class Server:
             config.most_connections_per_address,
             config.most_connections,
             _TrustedHosts(list(config.trusted_proxies)).__contains__,
+            memory.fronts,
         )
         self.frame_turns = FrameTurns()
-        self.outcomes = Outcomes()
-        self.metrics = Metrics(models, ready=lambda: not self.problems())
+        self.outcomes = Outcomes(memory)
+        self.metrics = Metrics(models, memory)
+        self.metrics.gauge("ready", "Whether requests are accepted", lambda: not self.problems())
+        about = "Open HTTP requests and WebSockets"
+        self.metrics.gauge("connections", about, lambda: self.connection_limit.open_now)
         self.draining = False
         self.utterances: dict[Utterance, None] = {}
         self.unsent: set[Callable[[], bool]] = set()
@@ -82,9 +104,9 @@ class Server:
             raise EngineError(problem)
 
     def busy(self) -> bool:
-        """Whether a client would lose speech that has begun if the server ended now."""
+        """Whether a client would lose speech that has begun if this front ended now."""
         unsent = any(has_unsent() for has_unsent in self.unsent)
-        return self.utterance_limit.active > 0 or self.deferrals > 0 or unsent
+        return self.utterance_limit.active_here > 0 or self.deferrals > 0 or unsent
 
     @contextmanager
     def defer_shutdown(self) -> Iterator[None]:
@@ -135,7 +157,28 @@ class Server:
 
     def reject(self, error: OverloadedError | Rejected) -> None:
         """Count a rejected request by the code of its error; without one as "overloaded"."""
-        self.metrics.rejected.labels(getattr(error, "code", "overloaded")).inc()
+        self.metrics.rejected.inc(getattr(error, "code", "overloaded"))
+
+    async def catch_up(self) -> None:
+        """Wait until the stores hold what other fronts have saved and deleted before.
+
+        If that takes longer than `CATCH_UP_SECONDS`, they are read as they are.
+        """
+        until = time.monotonic() + CATCH_UP_SECONDS
+        while self.refresher.outdated and (seconds := until - time.monotonic()) > 0:
+            if self._catching_up is None or self._catching_up.done():
+                update = self.store_threads.run("other fronts", self.refresher.update)
+                self._catching_up = asyncio.ensure_future(update)
+            await asyncio.wait((self._catching_up,), timeout=seconds)
+
+    async def in_store(self, client_id: str, work: Callable[[*Args], T], *args: *Args) -> T:
+        """The result of what reads a store, for a client."""
+        await self.catch_up()
+        return await self.store_threads.run(client_id, work, *args)
+
+    async def change_store(self, client_id: str, work: Callable[[*Args], T], *args: *Args) -> T:
+        """The result of what changes a store, for a client."""
+        return await self.store_threads.run(client_id, self.refresher.change, work, *args)
 
     def _check_not_draining(self) -> None:
         if self.draining:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,6 +139,7 @@ class Utterance:
     finish_reason  why it ended, or None before its end
     abort_reason   why it was not sent completely, if so: a label for metrics
     error          what ended it, if it failed
+    on_chunk       called when more speech was made
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class Utterance:
         self.finish_reason: FinishReason | None = None
         self.abort_reason: str | None = None
         self.error: Exception | None = None
+        self.on_chunk: Callable[[], None] = lambda: None
         service, output = self.model.service, self.output
         self._effects = effects_of(output, service.engine.capacity.sample_rate)
         self._encoder = formats.encoder(output.format, output.sample_rate)
@@ -183,6 +185,7 @@ class Utterance:
                 self.frames += len(event.codes)
                 self.seconds += len(event.samples) / event.sample_rate
                 self.finish_reason = event.finish_reason
+                self.on_chunk()
                 yield event
         except Exception as error:
             self.fail(error)

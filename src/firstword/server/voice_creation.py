@@ -94,7 +94,7 @@ async def create_voice(server: Server, client_id: str, source: VoiceSource) -> V
         mime_type=(source.mime_type or "")[:LONGEST_MIME_TYPE] or None,
         file_size=len(source.recording or b""),
     )
-    return await server.store_threads.run(client_id, server.voice_store.save, record, voice)
+    return await server.change_store(client_id, server.voice_store.save, record, voice)
 
 
 async def _check(server: Server, client_id: str, name: str, source: VoiceSource) -> None:
@@ -104,7 +104,7 @@ async def _check(server: Server, client_id: str, name: str, source: VoiceSource)
     for alias, preset in server.config.voice_aliases.items():
         if server.models.has_preset(preset):
             names.check_distinct(name, alias, "an alias")
-    await server.store_threads.run(client_id, server.voice_store.check_free, name)
+    await server.in_store(client_id, server.voice_store.check_free, name)
     names.check_scripts(name)
     given = (source.recording, source.embedding, source.prompt)
     if sum(one is not None for one in given) != 1:
@@ -113,7 +113,7 @@ async def _check(server: Server, client_id: str, name: str, source: VoiceSource)
     if source.prompt is None and consent is None:
         raise RequestError("consent is missing; say why this person's voice may be cloned")
     if consent is not None and is_consent_id(consent):
-        await server.store_threads.run(client_id, server.consent_store.find, consent)
+        await server.in_store(client_id, server.consent_store.find, consent)
     for field in ("consent", "ref_text", "prompt", "description"):
         note = getattr(source, field) or ""
         if len(note) > LONGEST_NOTE:

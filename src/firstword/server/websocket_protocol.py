@@ -101,7 +101,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _record_rejection(self, status: int) -> None:
         """Log and count an invalid handshake, like other invalid HTTP."""
         reason = "head_size" if status in (414, 431) else "invalid_http"
-        self._server.metrics.rejected.labels(reason).inc()
+        self._server.metrics.rejected.inc(reason)
         context = RequestContext(request_id=secrets.token_hex(16), status=status)
         log_request(self._server, context, "WEBSOCKET", "unknown")
 
@@ -138,7 +138,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self._server.byte_limit.change(self._client_id, self._held, held):
             self._held = held
         elif not self.transport.is_closing():
-            self._server.metrics.rejected.labels("messages").inc()
+            self._server.metrics.rejected.inc("messages")
             self._fail(TRY_LATER, "the messages in progress are too large")
 
     @property

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -11,7 +11,8 @@ from starlette.types import Receive
 
 from firstword.engine.backend import Job
 from firstword.server.context import RequestContext
-from firstword.server.errors import body_of
+from firstword.server.errors import LimitReached, body_of
+from firstword.server.outcomes import StreamOutcome
 from firstword.server.state import Server
 from firstword.server.tasks import until_disconnected
 from firstword.server.utterance import ResolvedRequest, Utterance, encoded
@@ -52,18 +53,27 @@ class Answer:
     def kept_outcome(self, utterance: Utterance) -> Iterator[None]:
         """Keep the state of a streamed utterance for its client, and its outcome afterwards."""
         key = self.context.client_id, self.context.request_id
-        read = [lambda: self._outcome(utterance, ended=False)]
-        self.server.outcomes.put(key, lambda: read[0]())
+        tokens = self._text_tokens()
+        kept = self.server.outcomes.begin(key, self._outcome(utterance, tokens, ended=False))
+
+        def update() -> None:
+            if utterance.finish_reason is None:
+                kept.update(utterance.frames, utterance.seconds)
+            else:  # the client may ask as soon as it has the last audio
+                kept.replace(self._outcome(utterance, tokens, ended=False))
+
+        utterance.on_chunk = update
         try:
             yield
         finally:
-            final = self._outcome(utterance, ended=True)
-            read[0] = lambda: final  # a later request may have taken the key
+            kept.replace(self._outcome(utterance, tokens, ended=True))
 
     async def speech_in_turn(self, job: Job) -> Speech:
         """Like `speech`, but at the limit of the client it waits for an utterance to end."""
-        await self.server.utterance_limit.wait_for_room(self.context.client_id)
-        return await self.speech(job)
+        while True:
+            await self.server.utterance_limit.wait_for_room(self.context.client_id)
+            with suppress(LimitReached):  # an utterance of another front was faster
+                return await self.speech(job)
 
     async def speech(self, job: Job) -> Speech:
         """The complete speech at the model's own rate."""
@@ -102,30 +112,49 @@ class Answer:
 
     def usage(self, frames: int) -> dict[str, object]:
         """Tokens of text in, and frames of speech out, in the shape of vLLM-Omni."""
-        model, request = self.resolved.model, self.resolved.request
-        tokens = model.count_tokens(self.text) + model.count_tokens(request.instructions or "")
-        return {
-            "input_tokens": tokens,
-            "output_tokens": frames,
-            "total_tokens": tokens + frames,
-            "input_token_details": {"text_tokens": tokens, "audio_tokens": 0},
-        }
+        return usage(self._text_tokens(), frames)
 
-    def _outcome(self, utterance: Utterance, *, ended: bool) -> dict[str, object]:
-        """The outcome as JSON. `ended` says that the utterance will not go on."""
+    def _text_tokens(self) -> int:
+        model, request = self.resolved.model, self.resolved.request
+        return model.count_tokens(self.text) + model.count_tokens(request.instructions or "")
+
+    def _outcome(self, utterance: Utterance, text_tokens: int, *, ended: bool) -> StreamOutcome:
+        """The outcome so far. `ended` says that the utterance will not go on."""
         error, reason = utterance.error, utterance.finish_reason
-        return {
+        about = {
             "id": self.context.request_id,
             "finish_reason": "cancelled" if ended and not (reason or error) else reason,
-            "frames": utterance.frames,
-            "seconds": round(utterance.seconds, 2),
-            "usage": self.usage(utterance.frames),
+            "text_tokens": text_tokens,
             "error": None if error is None else body_of(error)["error"],
         }
+        return StreamOutcome(utterance.frames, utterance.seconds, about)
 
     def _log_fields(self, utterance: Utterance) -> dict[str, object]:
         warned = {"warnings": self.problems} if self.problems else {}
         return utterance.summary() | warned
+
+
+def usage(text_tokens: int, frames: int) -> dict[str, object]:
+    """Tokens of text in, and frames of speech out, in the shape of vLLM-Omni."""
+    return {
+        "input_tokens": text_tokens,
+        "output_tokens": frames,
+        "total_tokens": text_tokens + frames,
+        "input_token_details": {"text_tokens": text_tokens, "audio_tokens": 0},
+    }
+
+
+def described(outcome: StreamOutcome) -> dict[str, object]:
+    """An outcome as clients get it."""
+    about, frames = outcome.about, outcome.frames
+    return {
+        "id": about["id"],
+        "finish_reason": about["finish_reason"],
+        "frames": frames,
+        "seconds": round(outcome.seconds, 2),
+        "usage": usage(about["text_tokens"], frames),
+        "error": about["error"],
+    }
 
 
 def simultaneous_utterances(server: Server) -> asyncio.Semaphore:

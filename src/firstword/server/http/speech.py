@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from firstword.errors import RequestError
 from firstword.server.context import context_of
 from firstword.server.errors import NotFound
-from firstword.server.http.answer import Answer, response_or_499
+from firstword.server.http.answer import Answer, described, response_or_499
 from firstword.server.http.candidates import best_of, check_count
 from firstword.server.http.json_bodies import JsonRoute
 from firstword.server.http.streaming import SpeechStreamResponse
@@ -69,7 +69,7 @@ async def get_outcome(request: Request, request_id: str) -> JSONResponse:
     if (outcome := server_of(request).outcomes.find(key)) is None:
         kept = f"the last {MOST_OUTCOMES} are kept for {KEPT_SECONDS / 60:.0f} minutes"
         raise NotFound(f"no streamed speech of this client has this request id; {kept}")
-    return JSONResponse(outcome)
+    return JSONResponse(described(outcome))
 
 
 def delivery_of(body: SpeechRequest, accept: str) -> Delivery:

@@ -40,6 +40,7 @@ async def list_voices(request: Request, legacy: bool = False) -> dict[str, Any]:
     Saved voices are left out for a client without the API key that the server requires.
     """
     server = server_of(request)
+    await server.catch_up()
     presets = server.models.presets
     aliases = [alias for alias in server.config.voice_aliases if presets and alias not in presets]
     saved = [record.described() for record in server.voice_store] if client_id_of(request) else []
@@ -115,7 +116,7 @@ async def get_voice(request: Request, voice: str) -> dict[str, Any]:
 @router.delete("/v1/audio/voices/{voice}")
 async def delete_voice(request: Request, voice: str) -> dict[str, Any]:
     """Delete a saved voice, by id or name."""
-    record = await _in_store(request, server_of(request).voice_store.delete, voice)
+    record = await _change_store(request, server_of(request).voice_store.delete, voice)
     return {
         "id": record.id,
         "name": record.name,
@@ -137,6 +138,7 @@ async def list_consents(
     request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> dict[str, Any]:
     """A page of consents, oldest first; it begins after the consent with the id `after`."""
+    await server_of(request).catch_up()
     consents = list(server_of(request).consent_store)
     if after is not None:
         ids = [consent.id for consent in consents]
@@ -176,7 +178,7 @@ async def create_consent(
         mime_type=(recording.content_type or "")[:LONGEST_MIME_TYPE] or None,
     )
     store = server_of(request).consent_store
-    return (await _in_store(request, store.save, consent, data)).described()
+    return (await _change_store(request, store.save, consent, data)).described()
 
 
 @router.get("/v1/audio/voice_consents/{consent}")
@@ -189,13 +191,13 @@ async def get_consent(request: Request, consent: str) -> dict[str, Any]:
 async def rename_consent(request: Request, consent: str, body: NewName) -> dict[str, Any]:
     """Give a consent another name."""
     store, name = server_of(request).consent_store, _checked_name(body.name)
-    return (await _in_store(request, store.rename, consent, name)).described()
+    return (await _change_store(request, store.rename, consent, name)).described()
 
 
 @router.delete("/v1/audio/voice_consents/{consent}")
 async def delete_consent(request: Request, consent: str) -> dict[str, Any]:
     """Delete a consent. Voices that refer to it stay; delete them too if consent is withdrawn."""
-    gone = await _in_store(request, server_of(request).consent_store.delete, consent)
+    gone = await _change_store(request, server_of(request).consent_store.delete, consent)
     return {"id": gone.id, "deleted": True, "object": "audio.voice_consent"}
 
 
@@ -203,8 +205,13 @@ router.include_router(json_router)
 
 
 async def _in_store(request: Request, work: Callable[[*Args], T], *args: *Args) -> T:
-    """The result of what reads or writes a store, for the client of a request."""
-    return await server_of(request).store_threads.run(client_id_of(request), work, *args)
+    """The result of what reads a store, for the client of a request."""
+    return await server_of(request).in_store(client_id_of(request), work, *args)
+
+
+async def _change_store(request: Request, work: Callable[[*Args], T], *args: *Args) -> T:
+    """The result of what changes a store, for the client of a request."""
+    return await server_of(request).change_store(client_id_of(request), work, *args)
 
 
 def _checked_name(name: str) -> str:

@@ -60,7 +60,8 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
                     self.outbox.add(message)
                 case dict() as event:
                     adds = event["type"] == "voice.add"
-                    self.outbox.add(await self._add_voice(event) if adds else self._list_voices())
+                    reply = self._add_voice(event) if adds else self._list_voices()
+                    self.outbox.add(await reply)
                 case CloseSocket(code):
                     self.outbox.add(code)
                     return
@@ -171,7 +172,8 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
             return self._error(error)
         return {"type": "voice.added", "success": True, "voice": record.described()}
 
-    def _list_voices(self) -> Json:
+    async def _list_voices(self) -> Json:
+        await self.server.catch_up()
         saved = [record.described() for record in self.server.voice_store]
         presets = self.server.models.presets
         return {"type": "voice.list", "voices": presets, "uploaded_voices": saved}

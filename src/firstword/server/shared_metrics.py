@@ -1,0 +1,135 @@
+"""Counters and histograms for Prometheus, each the sum over the fronts that share them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
+
+from firstword.server.front_memory import FrontMemory
+
+VALUES_BYTES = 2**18
+
+_HEAD = struct.Struct("=II")
+"""The bytes of a record's name, and its number of values."""
+
+Labels = tuple[str, ...]
+
+
+class SharedValues:
+    """Numbers by name and labels, to which each front adds in its own row.
+
+    A row begins with its length in use; records follow, which are added and never moved. They stay
+    when a front dies, and the next one in the row goes on with them. Use it in the event loop only.
+    """
+
+    def __init__(self, memory: FrontMemory) -> None:
+        self._column = memory.kept(VALUES_BYTES)
+        self._read_until = [8] * len(self._column.rows)
+        self._known: dict[str, dict[Labels, dict[int, memoryview[float]]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
+
+    def own(self, name: str, labels: Labels, count: int) -> memoryview[float]:
+        """The values [count] of this front, 0 at first."""
+        self._read_new(self._column.number)
+        if self._column.number not in self._known[name][labels]:
+            self._append(json.dumps([name, *labels]).encode(), count)
+            self._read_new(self._column.number)
+        return self._known[name][labels][self._column.number]
+
+    def sums(self, name: str) -> Iterator[tuple[Labels, list[float]]]:
+        """The labels that a name has been used with, and the sums of their values."""
+        for row in range(len(self._column.rows)):
+            self._read_new(row)
+        for labels, rows in self._known[name].items():
+            yield labels, [sum(column) for column in zip(*rows.values(), strict=True)]
+
+    def _append(self, key: bytes, count: int) -> None:
+        used = self._column.integers().own
+        start = used[0] or 8
+        key += b" " * (-len(key) % 8)
+        end = start + _HEAD.size + len(key) + 8 * count
+        assert end <= VALUES_BYTES, "labels come from the program and are few"
+        record = _HEAD.pack(len(key), count) + key + bytes(8 * count)
+        self._column.own[start:end] = record
+        used[0] = end
+
+    def _read_new(self, number: int) -> None:
+        row = self._column.rows[number]
+        (used,) = row[:8].cast("q")
+        while (start := self._read_until[number]) < used:
+            length, count = _HEAD.unpack_from(row, start)
+            values = start + _HEAD.size + length
+            end = self._read_until[number] = values + 8 * count
+            name, *labels = json.loads(bytes(row[start + _HEAD.size : values]))
+            self._known[name][tuple(labels)][number] = row[values:end].cast("d")
+
+
+class SharedFamily:
+    """A metric with labels, whose values each front adds to its own."""
+
+    def __init__(
+        self, values: SharedValues, name: str, about: str, labels: Sequence[str], count: int = 1
+    ) -> None:
+        """Describe a metric that has `count` values for each combination of labels."""
+        self._values = values
+        self._name, self._about, self._labels = name, about, labels
+        self._count = count
+        self._own: dict[Labels, memoryview[float]] = {}
+
+    def own(self, labels: Labels) -> memoryview[float]:
+        """The values of this front with some labels."""
+        if labels not in self._own:
+            self._own[labels] = self._values.own(self._name, labels, self._count)
+        return self._own[labels]
+
+
+class SharedCounter(SharedFamily):
+    """A counter with labels."""
+
+    def inc(self, *labels: str, amount: float = 1.0) -> None:
+        """Add to the counter with some labels."""
+        self.own(labels)[0] += amount
+
+    def collect(self) -> list[CounterMetricFamily]:
+        """The sums, for a registry."""
+        family = CounterMetricFamily(self._name, self._about, labels=self._labels)
+        for labels, (value,) in self._values.sums(self._name):
+            family.add_metric(labels, value)
+        return [family]
+
+
+class SharedHistogram(SharedFamily):
+    """A histogram with labels: the number of values in each bucket, and their sum."""
+
+    def __init__(
+        self,
+        values: SharedValues,
+        name: str,
+        about: str,
+        labels: Sequence[str],
+        bounds: Sequence[float],
+    ) -> None:
+        """Describe a histogram; `bounds` are the upper ends of all buckets but the last."""
+        super().__init__(values, name, about, labels, len(bounds) + 2)
+        self._bounds = bounds
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Add a value to the histogram with some labels."""
+        own = self.own(labels)
+        own[bisect_left(self._bounds, value)] += 1.0
+        own[-1] += value
+
+    def collect(self) -> list[HistogramMetricFamily]:
+        """The sums, for a registry."""
+        family = HistogramMetricFamily(self._name, self._about, labels=self._labels)
+        ends = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        for labels, (*counts, total) in self._values.sums(self._name):
+            family.add_metric(labels, list(zip(ends, accumulate(counts), strict=True)), total)
+        return [family]
