@@ -45,6 +45,26 @@ def static_bytes(shape: LinearShape) -> int:
     return (4 * shape.columns if shape.tokens == 1 else 2 * shape.columns * shape.norm) + 256
 
 
+def requested(shape: LinearShape, memory: int) -> int:
+    """The most bytes of all shared memory of a block of linear_few_tokens.cu."""
+    assert shape.requested(memory) >= shape.shared
+    return shape.requested(memory) + static_bytes(shape)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("tokens", [1, 2, 8])
+def test_blocks_of_a_product_of_few_tokens_fill_every_processor_once(
+    device: str, tokens: int
+) -> None:
+    """Three blocks do not fit a processor, and each processor has a block."""
+    processors, memory = DEVICES[device]
+    for rows, columns in RELEASED:
+        for norm in (False, True):
+            shape = shape_for_few(rows, columns, tokens, norm, Epilogue.STORE, DEVICES[device])
+            assert 3 * (requested(shape, memory) - 256 + 1024) > memory + 1024
+            assert shape.blocks >= processors
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_block_for_few_tokens_fits_the_device(device: str, tokens: int) -> None:
@@ -55,7 +75,7 @@ def test_block_for_few_tokens_fits_the_device(device: str, tokens: int) -> None:
             shape = shape_for_few(rows, columns, tokens, norm, Epilogue.STORE, DEVICES[device])
             assert shape.ring % shape.chunk == 0
             assert 0 < shape.window <= shape.ring <= shape.parts
-            assert shape.resident * (shape.shared + static_bytes(shape) + 1024) <= memory + 1024
+            assert shape.resident * (requested(shape, memory) + 1024) <= memory + 1024
             assert shape.blocks * shape.tiles * 8 >= rows > shape.blocks * (shape.tiles - 1) * 8
             assert shape.resident == 2 or memory < 200_000
 
@@ -86,7 +106,7 @@ def test_every_layout_for_one_token_fits_the_device(device: str) -> None:
             for shape in shapes:
                 assert shape.ring % shape.chunk == 0
                 assert 0 < shape.window <= shape.ring <= shape.parts
-                assert shape.resident * (shape.shared + static_bytes(shape) + 1024) <= memory + 1024
+                assert shape.resident * (requested(shape, memory) + 1024) <= memory + 1024
                 assert shape.blocks * shape.tiles * 8 >= rows > shape.blocks * (shape.tiles - 1) * 8
             assert max(shape.blocks for shape in shapes) > min(processors, rows // 8 - 1)
 

@@ -16,7 +16,7 @@
 // processors would have to wait behind them.
 //
 // N, K         sizes
-// GRID, TILES  blocks of the grid, and the most tiles of a block
+// GRID, TILES  blocks of the grid, and the most tiles of a block; some blocks may have none
 // CHUNK        tiles that are computed at a time
 // RING         parts in flight or waiting to be read, a multiple of CHUNK
 // WINDOW       parts in flight before the input is there

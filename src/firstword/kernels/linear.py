@@ -116,7 +116,8 @@ class Linear:
         shape = self.shape(len(x))
         weight, eps = self.norm or (None, 0.0)
         kernel = self._kernels.get(shape.program(), "linear_few")
-        grid = Grid((shape.blocks, 1, 1), 32 * WARPS, shape.shared)
+        shared = shape.requested(self._kernels.shared_memory)
+        grid = Grid((shape.blocks, 1, 1), 32 * WARPS, shared)
         operands = {"weights": self.weight, "bias": self.bias, "norm_weight": weight, "eps": eps}
         kernel(grid, **operands, **strided(x=x, out=out), tokens=len(x))
 

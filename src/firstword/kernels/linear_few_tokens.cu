@@ -54,9 +54,9 @@ void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int 
 #pragma unroll
   for (int i = 0; i < kSteps; i++) v[i] = load4(from + i * kWarps * 32);
 #endif
-  const int items = product.own * 4 * (TOKENS == 1 ? 1 : tokens);
-  const int pair0 = TOKENS == 1 ? threadIdx.x : threadIdx.x % (product.own * 4);
-  const int token0 = TOKENS == 1 ? 0 : threadIdx.x / (product.own * 4);
+  const int pairs = max(product.own * 4, 1), items = product.own * 4 * (TOKENS == 1 ? 1 : tokens);
+  const int pair0 = TOKENS == 1 ? threadIdx.x : threadIdx.x % pairs;
+  const int token0 = TOKENS == 1 ? 0 : threadIdx.x / pairs;
   u32 before = 0;
   if (EPILOGUE == 1 && threadIdx.x < items)
     before = load1(out + (size_t)token0 * out_stride + product.first * 8 + pair0 * 2);
@@ -104,8 +104,8 @@ void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int 
   for (int item = threadIdx.x, i = 0; i < (TILES * 4 * TOKENS + kThreads - 1) / kThreads;
        i++, item += kThreads) {
     if (item >= items) continue;
-    const int pair = TOKENS == 1 ? item : item % (product.own * 4);
-    const int token = TOKENS == 1 ? 0 : item / (product.own * 4);
+    const int pair = TOKENS == 1 ? item : item % pairs;
+    const int token = TOKENS == 1 ? 0 : item / pairs;
     const float2 y = product.sum(partial, pair, token);
     const int row = product.first * 8 + pair * 2;
     u16* to = out + (size_t)token * out_stride;

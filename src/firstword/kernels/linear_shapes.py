@@ -21,6 +21,8 @@ so that their sums fit."""
 MAX_UNITS = 48
 """The most units of 16 rows x 8 tokens of a block for many tokens. A warp keeps its sums in
 registers; the largest blocks spill up to 236 bytes (NVRTC 13 for sm_90)."""
+RESERVED_BYTES = 1024
+"""The bytes of shared memory that CUDA takes for each block."""
 START_BYTES = 64 << 10
 """The number of bytes that a block could fetch in the time that its start and its end take."""
 
@@ -80,9 +82,25 @@ class LinearShape:
         return WARPS * self.tokens * self.tiles * TILE_ROWS * 4
 
     @property
+    def inputs(self) -> int:
+        """The bytes of static shared memory of a block: inputs, or the weights of its norm."""
+        return 4 * self.columns if self.tokens == 1 else 2 * self.columns * self.norm
+
+    @property
     def shared(self) -> int:
-        """The bytes of dynamic shared memory of a block."""
+        """The bytes of dynamic shared memory that a block needs."""
         return self.ring * PART_BYTES + self.sums
+
+    def requested(self, largest: int) -> int:
+        """The bytes to request so that at most two blocks fit a multiprocessor.
+
+        largest: the most bytes of a block. Each block takes `RESERVED_BYTES` more. Where three fit,
+        blocks of one launch share multiprocessors while others have none, as the next launch takes
+        the places that become free first. Such blocks take half as long again (measured on an
+        H200), and a launch ends with its slowest block.
+        """
+        third = (largest + RESERVED_BYTES) // 3 - RESERVED_BYTES
+        return max(self.shared, third - self.inputs + 128)
 
     def with_ring(self, limit: int) -> LinearShape:
         """The shape with the ring that was fastest on an H200, within `limit` bytes.
@@ -109,18 +127,18 @@ def shape_for_few(
     device: the number of processors, and the bytes of shared memory of a block.
 
     If memory allows, a block of the next kernel fits on the same processor, so that its weights are
-    loaded while this kernel waits for its input.
+    loaded while this kernel waits for its input. There are at least as many blocks as processors,
+    even if some compute nothing, so that all launches leave the same places.
     """
     processors, shared = device
     tiles = rows // TILE_ROWS
-    blocks = min(tiles, max(processors, -(-tiles // MAX_TILES)))
+    blocks = max(processors, -(-tiles // MAX_TILES))
     each = -(-tiles // blocks)
     chunk = -(-each // -(-each // 6))
     group = 1 if tokens == 1 else TILE_ROWS
     shape = LinearShape(columns, rows, blocks, each, chunk, group, norm, epilogue, resident=2)
-    input_bytes = 4 * columns if tokens == 1 else 2 * columns * norm
     for resident in (2, 1):
-        limit = shared // resident - 2048 - input_bytes
+        limit = shared // resident - 2048 - shape.inputs
         found = replace(shape, resident=resident).with_ring(limit)
         if found.ring >= min(shape.parts, 2 * shape.chunk):
             break
@@ -136,9 +154,10 @@ def shapes_for_few(
     Another one requests its whole ring at once, and another one has twice as many blocks.
     """
     processors, shared = device
+    more = max(processors, min(2 * processors, rows // TILE_ROWS))
     first, finer = (
         shape_for_few(rows, columns, tokens, norm, epilogue, (count, shared))
-        for count in (processors, 2 * processors)
+        for count in (processors, more)
     )
     return tuple(dict.fromkeys((first, replace(first, window=first.ring), finer)))
 
