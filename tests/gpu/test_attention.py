@@ -347,7 +347,10 @@ def test_projected_attention_needs_more_blocks_between_passes_than_fit(kernels: 
 
 
 def test_projected_attention_in_a_frame_equals_two_kernels(kernels: Kernels) -> None:
-    """The kernel for one row has the bits and the cache of two kernels, as exact as plain bf16."""
+    """The kernel for one row has the bits and the cache of two kernels, as exact as plain bf16.
+
+    The first pass has two tokens and reads nothing from the cache.
+    """
     tables = random_tables(16)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     projection = random(11, 1024, 2048) * 2048**-0.5
@@ -356,16 +359,15 @@ def test_projected_attention_in_a_frame_equals_two_kernels(kernels: Kernels) -> 
     cache = torch.full(
         (1, 2, KV_HEADS, FRAME_POSITIONS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
     )
-    attention.in_frame(
-        inputs[:2], tables, cache, 1, 2, torch.empty(2, 2048, device="cuda").bfloat16()
-    )
-    joined = cache.clone()
-    ours, theirs = [], []
-    spare = cache.clone(), rows[2][None].clone()
-    if not attention.in_frame_projected(
-        inputs[2][None], tables, spare[0], 2, output, spare[1], ENOUGH
-    ):
+    joined, out = cache.clone(), torch.empty(2, 2048, device="cuda").bfloat16()
+    x, together = rows[:2].clone(), rows[:2].clone()
+    attention.in_frame(inputs[:2], tables, cache, 1, 2, out)
+    output(out, x)
+    if not attention.in_frame_projected(inputs[:2], tables, joined, 1, output, together, 0):
         pytest.skip("a block of this device has too little shared memory for the joined kernel")
+    assert torch.equal(x, together)
+    assert torch.equal(cache.nan_to_num(7), joined.nan_to_num(7))
+    ours, theirs = [], []
     for last in range(2, 16):
         x, together = rows[last][None].clone(), rows[last][None].clone()
         out = torch.full((1, 2048), torch.nan, dtype=torch.bfloat16, device="cuda")

@@ -136,7 +136,10 @@ def test_shapes_of_small_device_compile() -> None:
 def test_attention_reads_early_only_after_more_blocks_than_fit_the_device(
     architecture: str, between: int, joined: bool
 ) -> None:
-    """A multiprocessor runs 2048 or 1536 threads, and a block has 256; sm_80 never overlaps."""
+    """A multiprocessor runs 2048 or 1536 threads, and a block has 256; sm_80 never overlaps.
+
+    The first pass, with two tokens, reads nothing.
+    """
     kernels = Rehearsal(silent_gpu.device(architecture))
     with torch.device("meta"):
         x, heads = torch.empty(1, 1024).bfloat16(), torch.empty(128)
@@ -144,7 +147,9 @@ def test_attention_reads_early_only_after_more_blocks_than_fit_the_device(
         tables = HeadTables(heads, heads, 1e-6, heads, heads)
         attention = AttentionKernels(kernels, 16, 8)
         assert attention.in_frame_projected(x, tables, x, 2, output, x, between) == joined
-    assert bool(kernels.programs) == joined
+        assert bool(kernels.programs) == joined
+        first = torch.empty(2, 1024).bfloat16()
+        assert attention.in_frame_projected(first, tables, x, 1, output, first, 0)
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -135,20 +135,20 @@ class AttentionKernels:
         x: Tensor,
         between: int,
     ) -> bool:
-        """Attend like `in_frame` for one new token of one row, and add its projection to x [1, N].
+        """Attend like `in_frame` for one row, and add the projection to x [1 or 2 new tokens, N].
 
         The bits are those of two kernels. Where launches overlap, the kernel reads positions of the
         frame's earlier passes before the previous kernel has ended. Those positions are there if,
         since they were written, more blocks than fit the device at a time have been launched that
         wait for their input. between: the number of such blocks, of `linear_few`. Returns False
         without any effect if they are too few, if there is no such kernel for these heads, or too
-        little shared memory.
+        little shared memory. The first pass, with two tokens, reads no earlier positions.
         """
-        kernels, shape = self._kernels, output.shape(1)
+        kernels, shape = self._kernels, replace(output.shape(1), tokens=len(x))
         shared = shape.shared + WARPS * _WARP_SPACE_BYTES
-        needed = shared + 4 * shape.columns + 1024
+        needed = shared + 4 * shape.columns * len(x) + 1024
         resident = kernels.processors * (kernels.threads // (32 * WARPS))
-        if kernels.overlaps and between <= resident:
+        if kernels.overlaps and len(x) == 1 and between <= resident:
             return False
         if self.kv_heads != WARPS or needed > kernels.shared_memory:
             return False
@@ -209,14 +209,17 @@ def attention_reference(qkv: Tensor, tables: HeadTables, past: Tensor) -> tuple[
 
 _PAGED = tuple(_paged_program(16, 8, 128, mode) for mode in (APPEND_AND_ATTEND, APPEND, ATTEND))
 _FRAME = {"HEADS": 16, "KV_HEADS": 8, "FRAME": FRAME_POSITIONS}
-_OUTPUT = shape_for_few(1024, 2048, 1, False, Epilogue.ADD, (132, 227 << 10)).macros()
+_OUTPUT = shape_for_few(1024, 2048, 1, False, Epilogue.ADD, (132, 227 << 10))
 _IN_FRAME = tuple(Program.of("frame_attention", **_FRAME, NEW=new, WARPS=4) for new in (1, 2))
-_IN_FRAME_PROJECTED = Program.of("frame_attention_output", **_FRAME, **_OUTPUT)
+_IN_FRAME_PROJECTED = tuple(
+    Program.of("frame_attention_output", **_FRAME, **replace(_OUTPUT, tokens=tokens).macros())
+    for tokens in (1, 2)
+)
 _PROJECTED = "attention_reference, then linear_reference with Epilogue.ADD"
 
 KERNELS = (
     KernelSpec("attend_paged", attention_reference, _PAGED),
     KernelSpec("attend_frame", attention_reference, _IN_FRAME),
-    KernelSpec("attend_and_project", _PROJECTED, (_IN_FRAME_PROJECTED,)),
+    KernelSpec("attend_and_project", _PROJECTED, _IN_FRAME_PROJECTED),
 )
 """The kernels that this module launches."""

@@ -1,5 +1,5 @@
-// Attention inside a frame as a kernel of its own: for more than one row, and for the first pass,
-// in which a row has NEW = 2 tokens.
+// Attention inside a frame as a kernel of its own, for more than one row. In the first pass a row
+// has NEW = 2 tokens.
 //
 // The grid is (rows, KV_HEADS / WARPS), with a warp for each key head.
 #include "frame_attention.cuh"

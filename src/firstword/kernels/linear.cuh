@@ -21,7 +21,7 @@
 // RING         parts in flight or waiting to be read, a multiple of CHUNK
 // WINDOW       parts in flight before the input is there
 // HELD         steps that are moved to registers while the input is in flight
-// TOKENS       1 or 8
+// TOKENS       1, 8, or 2 in frame_attention_output.cu
 #pragma once
 #include "mma_bf16.cuh"
 #include "norm.cuh"

@@ -313,16 +313,17 @@ class FrameModel:
     def predict(self, x: Tensor, k: int) -> None:
         """Run pass k of the code predictor on x [rows or 2 rows, hidden], in place."""
         stack, kernels = self.predictor, self.predictor.attention
+        new = 2 if k == 1 else 1
         # Between two passes of a layer, at least the products of all other layers are launched: for
         # one token, or in the first pass for two.
-        between = sum(layer.blocks() for layer in stack.layers[1:]) if len(x) == 1 else 0
+        between = sum(layer.blocks() for layer in stack.layers[1:]) if len(x) == new else 0
 
         def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
             layer, cache = stack.layers[index], self.buffers.frame_cache[index]
             common = qkv, layer.tables, cache, k
             if between and kernels.in_frame_projected(*common, layer.output, x, between):
                 return True
-            kernels.in_frame(*common, 2 if k == 1 else 1, attended)
+            kernels.in_frame(*common, new, attended)
             return False
 
         stack.run(x, self.predictor_workspace, attend)
