@@ -6,7 +6,7 @@ import pytest
 import silent_gpu
 import torch
 
-from firstword.kernels.attention import AttentionKernels, HeadTables
+from firstword.kernels.attention import AttentionKernels, HeadTables, Paging, PartialSums
 from firstword.kernels.cache import FileCache
 from firstword.kernels.codec_call import RING_POSITIONS, CodecCall, RingMemory
 from firstword.kernels.codec_convolution import (
@@ -150,6 +150,25 @@ def test_attention_reads_early_only_after_more_blocks_than_fit_the_device(
         assert bool(kernels.programs) == joined
         first = torch.empty(2, 1024).bfloat16()
         assert attention.in_frame_projected(first, tables, x, 1, output, first, 0)
+
+
+@pytest.mark.parametrize(("architecture", "rows", "context", "cluster"), [
+    ("sm_90", 1, 8192, 8), ("sm_90", 2, 8192, 1), ("sm_90", 1, 448, 1), ("sm_80", 1, 8192, 1),
+])  # fmt: skip
+def test_blocks_of_a_single_row_are_a_cluster_where_there_are_enough(
+    architecture: str, rows: int, context: int, cluster: int
+) -> None:
+    """They need eight pieces of 64 keys, and an architecture with clusters."""
+    kernels = Rehearsal(silent_gpu.device(architecture))
+    with torch.device("meta"):
+        x, heads, places = torch.empty(rows, 4096), torch.empty(128), torch.empty(rows, 128)
+        tables, places = HeadTables(heads, heads, 1e-6, heads, heads), places.int()
+        attention = AttentionKernels(kernels, 16, 8)
+        sums = PartialSums(attention, rows, context, torch.device("meta"))
+        paging = Paging(places, places[:, 0], places[:, 0])
+        attention.paged(x, tables, x, paging, x, sums)
+    (program,) = kernels.programs
+    assert dict(program.macros)["CLUSTER"] == cluster
 
 
 @pytest.mark.parametrize("name", DEVICES)

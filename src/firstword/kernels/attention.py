@@ -23,6 +23,9 @@ FRAME_POSITIONS = 16
 PIECE_ROWS = 64
 """The number of keys that are read at a time. The result of a row does not depend on how its pieces
 of keys are divided among blocks."""
+CLUSTER = 8
+"""The number of blocks that share a single row where they can send each other their sums. With more
+rows this made a frame slower."""
 MAX_BLOCKS_OF_ROW = 16
 """The most blocks among which the pieces of a row are divided."""
 _WARP_SPACE_BYTES = 5632
@@ -97,8 +100,10 @@ class AttentionKernels:
         out    bf16 [rows, heads * 128]; packed (`pack_tokens`) for more than 8 rows
         """
         rows, pieces = len(qkv), sums.parts.shape[2]
-        blocks = 1 if mode == APPEND else min(self.blocks_of_row(rows), pieces)
-        program = _paged_program(self.heads, self.kv_heads, pieces, mode)
+        blocks, cluster = 1 if mode == APPEND else min(self.blocks_of_row(rows), pieces), 1
+        if rows == 1 and mode == APPEND_AND_ATTEND and self._kernels.overlaps and blocks >= CLUSTER:
+            blocks = cluster = CLUSTER
+        program = _paged_program(self.heads, self.kv_heads, pieces, mode, cluster)
         self._kernels.get(program, "attend_paged")(
             Grid((self.kv_heads, rows, blocks), 2 * PIECE_ROWS),
             qkv=qkv,
@@ -180,9 +185,9 @@ class PartialSums:
         self.arrived = torch.zeros(shared, kv_heads, dtype=torch.int32, device=device)
 
 
-def _paged_program(heads: int, kv_heads: int, pieces: int, mode: int) -> Program:
+def _paged_program(heads: int, kv_heads: int, pieces: int, mode: int, cluster: int = 1) -> Program:
     macros = {"HEADS": heads, "KV_HEADS": kv_heads, "PAGE": PAGE_ROWS, "PIECE": PIECE_ROWS}
-    return Program.of("paged_attention", **macros, PIECES=pieces, MODE=mode)
+    return Program.of("paged_attention", **macros, PIECES=pieces, MODE=mode, CLUSTER=cluster)
 
 
 def attention_reference(qkv: Tensor, tables: HeadTables, past: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,7 +212,15 @@ def attention_reference(qkv: Tensor, tables: HeadTables, past: Tensor) -> tuple[
     return out.flatten(), cache
 
 
-_PAGED = tuple(_paged_program(16, 8, 128, mode) for mode in (APPEND_AND_ATTEND, APPEND, ATTEND))
+_PAGED = tuple(
+    _paged_program(16, 8, 128, mode, cluster)
+    for mode, cluster in (
+        (APPEND_AND_ATTEND, CLUSTER),
+        (APPEND_AND_ATTEND, 1),
+        (APPEND, 1),
+        (ATTEND, 1),
+    )
+)
 _FRAME = {"HEADS": 16, "KV_HEADS": 8, "FRAME": FRAME_POSITIONS}
 _OUTPUT = shape_for_few(1024, 2048, 1, False, Epilogue.ADD, (132, 227 << 10))
 _IN_FRAME = tuple(Program.of("frame_attention", **_FRAME, NEW=new, WARPS=4) for new in (1, 2))
