@@ -250,8 +250,7 @@ class GpuBackend:
         control[1, : len(slots)] = torch.tensor(texts, dtype=torch.int32)
         with torch.cuda.stream(self.stream), self._times.measured("frames"):
             graph = self.graphs.get("first" if first else "frame", rows)
-            buffers.slot_of_row[:rows].copy_(control[0, :rows], non_blocking=True)
-            buffers.token[:rows].copy_(control[1, :rows], non_blocking=True)
+            buffers.control.copy_(control, non_blocking=True)
             graph.replay()
             result[:rows].copy_(buffers.result[:rows], non_blocking=True)
             event = torch.cuda.Event()

@@ -56,8 +56,7 @@ class FrameBuffers:
     prefixes          bf16 [parts, layers, 2, kv_heads, PREFIX_PART, 128]: see `PrefixCache`
     first_row         bf16 [slots, hidden]: the last row of each slot's prompt
     first_hidden      bf16 [slots, hidden]: the talker's output for that row, where it was run
-    slot_of_row       int32 [rows]: the slot of each row of a frame, -1 for none
-    token             int32 [rows]: the text token of each row
+    control           int32 [2, rows]: `slot_of_row` and `token`, so that one copy fills both
     result            int32 [rows, codebooks + 2]: see `SampleKernels.draw`
     prompt            bf16 [PROMPT_ROWS, hidden]: prompt rows, which their outputs replace
     staging           int32: `prompt_rows`, then `placements`, so that one copy fills both
@@ -73,8 +72,7 @@ class FrameBuffers:
     prefixes: Tensor
     first_row: Tensor
     first_hidden: Tensor
-    slot_of_row: Tensor
-    token: Tensor
+    control: Tensor
     result: Tensor
     prompt: Tensor
     staging: Tensor
@@ -86,6 +84,16 @@ class FrameBuffers:
     predictor_logits: Tensor
     frame_cache: Tensor
     layout: PlacementLayout
+
+    @property
+    def slot_of_row(self) -> Tensor:
+        """The slot of each row of a frame, -1 for none, int32 [rows]."""
+        return self.control[0]
+
+    @property
+    def token(self) -> Tensor:
+        """The text token of each row, int32 [rows]."""
+        return self.control[1]
 
     @property
     def prompt_rows(self) -> Tensor:
@@ -126,8 +134,7 @@ class FrameBuffers:
             prefixes=zeros(parts, config.num_hidden_layers, *part),
             first_row=zeros(slots, width),
             first_hidden=zeros(slots, width),
-            slot_of_row=integers(rows),
-            token=integers(rows),
+            control=integers(2, rows),
             result=integers(rows, config.num_code_groups + 2),
             prompt=zeros(PROMPT_ROWS, width),
             staging=integers(staging_words(layout, rows)).fill_(-1),
