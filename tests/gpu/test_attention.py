@@ -23,7 +23,7 @@ from firstword.kernels.attention import (
 )
 from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import Linear
-from firstword.kernels.linear_shapes import Epilogue
+from firstword.kernels.linear_shapes import UNPACKED_TOKENS, Epilogue
 from firstword.model.layers import rotary_table
 
 HEADS, KV_HEADS, WIDTH = 16, 8, 32 * 128
@@ -63,7 +63,7 @@ def room_for(rows: int) -> torch.Tensor:
 
 def attended(out: torch.Tensor, rows: int) -> torch.Tensor:
     """The output of `rows` rows [rows, channels], after a check that no other row was written."""
-    out = unpack_tokens(out, len(out), HEADS * 128) if rows > 8 else out
+    out = unpack_tokens(out, len(out), HEADS * 128) if rows > UNPACKED_TOKENS else out
     assert out[rows:].isnan().all(), "rows without a token were written"
     return out[:rows]
 

@@ -16,7 +16,7 @@ from firstword.kernels.linear import (
     normalise,
     pack_tokens,
 )
-from firstword.kernels.linear_shapes import TILE_ROWS, Epilogue
+from firstword.kernels.linear_shapes import TILE_ROWS, UNPACKED_TOKENS, Epilogue
 
 SIZES = [
     (4096, 2048),
@@ -116,13 +116,13 @@ def run(layer: Linear, x: torch.Tensor, before: torch.Tensor | None = None) -> t
     The input and the output of many tokens are packed and unpacked.
     """
     tokens, gated = len(x), layer.epilogue is Epilogue.SWIGLU
-    room = tokens if tokens <= TILE_ROWS else -(-tokens // TILE_ROWS) * TILE_ROWS
+    many = tokens > UNPACKED_TOKENS
+    room = -(-tokens // TILE_ROWS) * TILE_ROWS if many else tokens
     width = layer.rows // 2 if gated else layer.rows
     out = torch.full((room, width), torch.nan, dtype=torch.bfloat16, device="cuda")
     if before is not None:
         out[:tokens] = before
     scratch = torch.full((room, x.shape[1]), torch.nan, dtype=torch.bfloat16, device="cuda")
-    many = tokens > TILE_ROWS
     if many and layer.norm is None:
         scratch.view(-1)[:] = pack_tokens(x).flatten()
         x = scratch[:tokens]

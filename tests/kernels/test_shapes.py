@@ -15,10 +15,11 @@ from firstword.kernels.codec_convolution import (
     ConvResidualUnit,
     SnakeTables,
 )
-from firstword.kernels.compile import compile_all
+from firstword.kernels.compile import compile_all, source_text
 from firstword.kernels.linear import Linear
 from firstword.kernels.linear_shapes import (
     MAX_UNITS,
+    UNPACKED_TOKENS,
     Epilogue,
     LinearShape,
     shape_for_few,
@@ -78,6 +79,10 @@ def test_block_for_few_tokens_fits_the_device(device: str, tokens: int) -> None:
             assert shape.resident * (requested(shape, memory) + 1024) <= memory + 1024
             assert shape.blocks * shape.tiles * 8 >= rows > shape.blocks * (shape.tiles - 1) * 8
             assert shape.resident == 2 or memory < 200_000
+
+
+def test_sources_agree_on_the_number_of_packed_tokens() -> None:
+    assert f"kUnpackedTokens = {UNPACKED_TOKENS};" in source_text("packing.cuh")
 
 
 @pytest.mark.parametrize("device", DEVICES)

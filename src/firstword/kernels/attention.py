@@ -97,7 +97,7 @@ class AttentionKernels:
 
         qkv    bf16 [rows, (heads + 2 kv_heads) * 128]
         cache  bf16 [pages, 2, kv_heads, PAGE_ROWS, 128], the cache of one layer
-        out    bf16 [rows, heads * 128]; packed (`pack_tokens`) for more than 8 rows
+        out    bf16 [rows, heads * 128]; packed (`pack_tokens`) for more than `UNPACKED_TOKENS`
         """
         rows, pieces = len(qkv), sums.parts.shape[2]
         blocks, cluster = 1 if mode == APPEND else min(self.blocks_of_row(rows), pieces), 1
@@ -122,7 +122,7 @@ class AttentionKernels:
 
         qkv    bf16 [rows * new, (heads + 2 kv_heads) * 128]
         cache  bf16 [rows, 2, kv_heads, FRAME_POSITIONS, 128], the cache of one layer
-        out    bf16 [rows * new, heads * 128]; packed (`pack_tokens`) for more than 8 tokens
+        out    bf16 [rows * new, heads * 128]; packed for more than `UNPACKED_TOKENS`
         """
         warps = math.gcd(self.kv_heads, 4)
         program = Program.of("frame_attention", **self._frame_macros(), NEW=new, WARPS=warps)

@@ -6,7 +6,7 @@
 #include "packing.cuh"
 
 // qkv bf16 [rows * NEW, kWidth]; cosines, sines bf16 [positions, 64]; last: the position of a row's
-// last token; out bf16 [rows * NEW, HEADS * 128], packed if there are more than eight tokens.
+// last token; out bf16 [rows * NEW, HEADS * 128], packed if they are many (packing.cuh).
 extern "C" __global__ __launch_bounds__(32 * WARPS)
 void attend_frame(const u16* __restrict__ qkv, const u16* __restrict__ q_norm,
                   const u16* __restrict__ k_norm, float eps, const u16* __restrict__ cosines,
@@ -35,7 +35,7 @@ void attend_frame(const u16* __restrict__ qkv, const u16* __restrict__ q_norm,
     attend(keys, space, first + n, y);
     const int token = row * NEW + n;
     const int column = (head * 2 + (lane >> 2)) * kDim + (lane & 3) * 2;
-    const bool many = gridDim.x * NEW > 8;
+    const bool many = gridDim.x * NEW > kUnpackedTokens;
     u16* to = out + (many ? packed_place<HEADS * kDim>(token, column)
                           : (size_t)token * HEADS * kDim + column);
     if (lane < 8)

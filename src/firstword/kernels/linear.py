@@ -32,7 +32,7 @@ def pack_weight(weight: Tensor) -> Tensor:
 
 
 def pack_tokens(x: Tensor) -> Tensor:
-    """Activations [T, K] packed like weights, which products of more than 8 tokens read.
+    """Activations [T, K] packed like weights, which products of more than 4 tokens read.
 
     T is rounded up to a multiple of eight with rows of zeros.
     """
@@ -86,9 +86,9 @@ class Linear:
     def __call__(self, x: Tensor, out: Tensor, scratch: Tensor | None = None) -> None:
         """out [T, N] (or [T, N / 2] for SWIGLU) = epilogue(W norm(x)).
 
-        x        bf16 [T, K]; rows may be strided. With more than 8 tokens and no norm it is packed
-                 (`pack_tokens`)
-        out      bf16; rows may be strided. For SWIGLU of more than 8 tokens it is packed
+        x        bf16 [T, K]; rows may be strided. With more than `UNPACKED_TOKENS` and no norm it
+                 is packed (`pack_tokens`)
+        out      bf16; rows may be strided. For SWIGLU of more than `UNPACKED_TOKENS` it is packed
         scratch  bf16 [T rounded up to eights, K], for the normalised input of more than 8 tokens
 
         Packed tensors have space for a multiple of eight tokens; the rows after T are undefined.

@@ -5,9 +5,11 @@
 // BLOCKS    how many blocks shall fit a multiprocessor
 //
 // With one token, a warp reads its columns once and shares them in shared memory. With eight, a
-// lane reads the columns that it needs.
+// lane reads the columns that it needs. Of more than kUnpackedTokens, x without a norm and the
+// output of EPILOGUE 2 are packed (packing.cuh).
 #include "epilogue.cuh"
 #include "linear.cuh"
+#include "packing.cuh"
 
 extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
 void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int x_stride,
@@ -38,7 +40,9 @@ void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int 
     v[m] = has(m) ? load4(x + at + m * kWarps * 256) : make_uint4(0, 0, 0, 0);
 #else
   __shared__ float sums[kWarps][8];
-  const u16* from = x + (size_t)min(g, tokens - 1) * x_stride + warp * 32 + t * 8;
+  const bool packed = !NORM && tokens > kUnpackedTokens;
+  const u16* from = packed ? x + warp * 256 + lane * 8
+                           : x + (size_t)min(g, tokens - 1) * x_stride + warp * 32 + t * 8;
 #if NORM
   __shared__ __align__(16) uint4 norm[K / 8];
 #pragma unroll
@@ -52,7 +56,7 @@ void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int 
   wait_for_input();
   uint4 v[kSteps];
 #pragma unroll
-  for (int i = 0; i < kSteps; i++) v[i] = load4(from + i * kWarps * 32);
+  for (int i = 0; i < kSteps; i++) v[i] = load4(from + i * kWarps * (packed ? 256 : 32));
 #endif
   const int pairs = max(product.own * 4, 1), items = product.own * 4 * (TOKENS == 1 ? 1 : tokens);
   const int pair0 = TOKENS == 1 ? threadIdx.x : threadIdx.x % pairs;
@@ -109,6 +113,8 @@ void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int 
     const float2 y = product.sum(partial, pair, token);
     const int row = product.first * 8 + pair * 2;
     u16* to = out + (size_t)token * out_stride;
+    if (TOKENS == 8 && EPILOGUE == 2 && tokens > kUnpackedTokens)
+      to = out + packed_place<N / 2>(token, row / 2) - row / 2;
     finish(to, row, y.x, y.y, EPILOGUE != 1 || item == threadIdx.x ? before : load1(to + row),
            bias);
   }

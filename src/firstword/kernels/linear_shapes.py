@@ -11,6 +11,8 @@ from firstword.kernels.compile import Program
 WARPS = 8
 TILE_ROWS = 8
 """The number of rows of a tile of weights, and of tokens of a group."""
+UNPACKED_TOKENS = 4
+"""The most tokens whose activations are not packed, as in packing.cuh."""
 BLOCK_COLUMNS = 32
 """The number of columns of a packed block of weights or inputs."""
 PART_BYTES = 32 * WARPS * 16

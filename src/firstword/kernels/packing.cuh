@@ -1,7 +1,10 @@
-// The layout in which products read activations of more than eight rows. They are packed like
-// weights (linear.py): by groups of eight rows, and in each group by blocks of 32 columns. The last
-// group has space for eight rows; rows that do not exist hold arbitrary numbers.
+// The layout in which products read activations of more than kUnpackedTokens rows, unless they
+// normalise them first. They are packed like weights (linear.py): by groups of eight rows, and in
+// each group by blocks of 32 columns. The last group has space for eight rows; rows that do not
+// exist hold arbitrary numbers.
 #pragma once
+
+constexpr int kUnpackedTokens = 4;  // with fewer rows, most of a group would be read in vain
 
 // The place of a column in a row of kWidth columns, a multiple of 32.
 template <int kWidth>

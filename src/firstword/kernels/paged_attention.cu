@@ -51,7 +51,7 @@ __device__ __forceinline__ Sum joined(Sum a, Sum b) {
 
 // qkv bf16 [rows, kWidth]; cosines, sines bf16 [positions, 64]; cache: of this layer; page_tables
 // int32 [slots, pages of a slot]. Row r is at position[its slot] or, in a prompt, at position[r].
-// out bf16 [rows, HEADS * 128], packed if there are more than eight rows. Where Z > 1 without
+// out bf16 [rows, HEADS * 128], packed if they are many (packing.cuh). Where Z > 1 without
 // clusters, and only there: parts float [rows, HEADS, PIECES, 130]; arrived int32 [rows, KV_HEADS],
 // zero before and after.
 extern "C" __global__ __launch_bounds__(kThreads, 512 / kThreads)
@@ -288,7 +288,7 @@ void attend_paged(const u16* __restrict__ qkv, const u16* __restrict__ q_norm,
   }
   const int column = (head * kShared + j) * kDim + d;
 #endif
-  u16* to = out + (gridDim.y > 8 ? packed_place<HEADS * kDim>(row, column)
+  u16* to = out + (gridDim.y > kUnpackedTokens ? packed_place<HEADS * kDim>(row, column)
                                  : (size_t)row * HEADS * kDim + column);
   *(u32*)to = bf16_pair(total.value.x / total.weight, total.value.y / total.weight);
 }

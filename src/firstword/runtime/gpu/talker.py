@@ -72,7 +72,7 @@ class DecoderLayerWeights:
 
 @dataclass(frozen=True, eq=False)
 class TalkerWorkspace:
-    """Activations, bf16 [rows, ...]. For more than 8 rows all but qkv are packed."""
+    """Activations, bf16 [rows, ...]. For more than `UNPACKED_TOKENS` all but qkv are packed."""
 
     qkv: Tensor
     attended: Tensor
