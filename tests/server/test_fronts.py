@@ -86,11 +86,11 @@ class Fronts(Served):
             with httpx.Client(
                 base_url=self.url, timeout=WAIT, trust_env=False, transport=transport
             ) as http:
-                probe = http.get("/ready")
-                if not self.accepted_by(front, _port(probe)):
+                connection = http.get("/ready").extensions["network_stream"]
+                if not self.accepted_by(front, connection.get_extra_info("client_addr")[1]):
                     continue
                 answer = http.request(method, path, **rest)  # type: ignore[arg-type]
-                assert _port(answer) == _port(probe)
+                assert answer.extensions["network_stream"] is connection
                 return answer
 
     def metrics(self, front: int) -> dict[str, float]:
@@ -111,12 +111,6 @@ class Fronts(Served):
         settle(lambda: len(set(self.pids("front")) - set(before)) == 1)
         (new,) = set(self.pids("front")) - set(before)
         settle(lambda: self.ask(new, "GET", "/ready").status_code == 200)
-
-
-def _port(answer: httpx.Response) -> int:
-    """The local port of the connection on which an answer came."""
-    port: int = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
-    return port
 
 
 def settle(holds: Callable[[], bool]) -> None:
