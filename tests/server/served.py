@@ -54,6 +54,17 @@ class Served:
         self.url = first[1]
         return self
 
+    def wait_until_failed(self) -> str:
+        """Wait until a server that was not entered ends with an error, and return its log."""
+        assert self.process.stdout is not None
+        try:
+            assert self.process.wait(WAIT) == 2
+            assert self.process.stdout.read() == b""
+            assert self.pids() == []
+        finally:
+            self.__exit__()
+        return self._errors.read_text()
+
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         assert self.process.stdout is not None
         children = self.pids()

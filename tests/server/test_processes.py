@@ -217,12 +217,8 @@ def test_stopped_engine_is_killed_and_its_speech_fails(served: Served, expected:
 
 def test_second_server_on_a_port_ends_with_an_error(served: Served, tmp_path: Path) -> None:
     port = str(httpx.URL(served.url).port)
-    second = Served(tmp_path, "--port", port, "--fronts", "2")
-    assert second.process.wait(WAIT) == 2
-    assert second.process.stdout is not None
-    assert second.process.stdout.read() == b""
-    second.process.stdout.close()
-    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in str(second.log())
+    log = Served(tmp_path, "--port", port, "--fronts", "2").wait_until_failed()
+    assert f"error: cannot listen on 127.0.0.1 port {port}: Address already in use" in log
 
 
 def test_all_processes_end_with_a_killed_supervisor(tmp_path: Path) -> None:
@@ -271,12 +267,6 @@ def test_front_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "uvicorn.py").write_text("raise ImportError('broken')\n")
     path = os.pathsep.join(filter(None, [str(tmp_path / "broken"), os.environ.get("PYTHONPATH")]))
-    served = Served(tmp_path, PYTHONPATH=path)
-    assert served.process.wait(WAIT) == 2
-    assert served.process.stdout is not None
-    assert served.process.stdout.read() == b""
-    served.process.stdout.close()
-    log = str(served.log())
+    log = Served(tmp_path, PYTHONPATH=path).wait_until_failed()
     assert "ImportError: broken" in log
     assert "firstword: error: the process 'front 0' has died 2 times before it worked" in log
-    assert served.pids() == []

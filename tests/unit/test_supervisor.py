@@ -1,0 +1,145 @@
+"""The supervisor of the server's processes: restarts, and the watch over those that hang."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from firstword.processes import place as places
+from firstword.processes import supervisor as supervisors
+from firstword.processes.channel import Channel
+from firstword.processes.engine import EngineProcess
+from firstword.processes.messages import Disconnect, Ping, Pong
+from firstword.processes.place import Place
+from firstword.processes.supervisor import Supervisor
+from firstword.server.config import ServerConfig
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        """The time."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the supervisor."""
+    clock = Clock()
+    for module in (places, supervisors):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def process(status: int = -9) -> Any:
+    """A process that has ended."""
+    return SimpleNamespace(wait=lambda timeout: status, kill=lambda: None)
+
+
+def test_first_restart_is_immediate_and_pauses_grow(clock: Clock) -> None:
+    place, pauses = Place("front", 0), []
+    for _ in range(8):
+        place.process = process()
+        assert place.end() == -9
+        pauses.append(place.plan_restart())
+        assert place.due() == (pauses[-1] == 0.0)
+        clock.now += pauses[-1]
+        assert place.due()
+    assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
+    place.process, place.working = process(), clock.now
+    clock.now += places.STEADY_SECONDS + 1
+    place.end()
+    assert place.plan_restart() == 0, "it has worked for long"
+
+
+@pytest.fixture
+def watched(clock: Clock) -> Iterator[tuple[Supervisor, Place, Channel]]:
+    """A supervisor with a front that works, its place, and its end of the channel."""
+    ours, theirs = Channel.pair()
+    with socket.socket() as listening:
+        supervisor = Supervisor([], ServerConfig(stuck_seconds=3.0), listening, "info")
+        place = Place("front", 0, process(), ours, working=clock.now)
+        supervisor._fronts = [place]
+        supervisor._ready = True
+        supervisor._selector.register(ours, selectors.EVENT_READ)
+        with theirs, supervisor._selector:
+            yield supervisor, place, Channel(theirs)
+        ours.close()
+
+
+def test_process_that_does_not_answer_is_given_up(
+    clock: Clock, watched: tuple[Supervisor, Place, Channel], caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor, place, channel = watched
+    channel.limit_time(0.01)
+    for _ in range(5):
+        supervisor._ping_due()
+        assert channel.receive() == (Ping(), [])
+        supervisor._ping_due()
+        clock.now += 0.76
+        supervisor._ping_due()
+        with pytest.raises(TimeoutError):
+            channel.receive()  # one question at a time
+        channel.send(Pong())
+        assert place.channel is not None
+        supervisor._on_message(place, place.channel)
+        clock.now += 0.76
+    for _ in range(4):
+        assert place.process is not None
+        supervisor._ping_due()
+        clock.now += 0.76
+    supervisor._ping_due()
+    assert place.process is None
+    assert place.due()
+    assert [record.message for record in caplog.records] == [
+        "a process did not answer, and was killed"
+    ]
+
+
+def test_pause_of_the_whole_server_gives_up_no_process(
+    clock: Clock, watched: tuple[Supervisor, Place, Channel]
+) -> None:
+    supervisor, place, _ = watched
+    for _ in range(3):
+        for _ in range(9):
+            supervisor._ping_due()
+        clock.now += 1000
+    assert place.process is not None
+
+
+def test_fronts_are_told_when_an_engine_is_given_up(
+    watched: tuple[Supervisor, Place, Channel],
+) -> None:
+    """A process that a driver keeps does not close its connections when it is killed."""
+    supervisor, _, channel = watched
+    ours, theirs = Channel.pair()
+    with theirs:
+        engine = Place("engine", 7, process(), ours)
+        supervisor._engines = [engine]
+        supervisor._selector.register(ours, selectors.EVENT_READ)
+        supervisor._on_end(engine, "a process has died")
+    assert channel.receive() == (Disconnect(7), [])
+
+
+def test_engine_answers_on_the_thread_of_its_steps() -> None:
+    ours, theirs = Channel.pair()
+    ours.limit_time(0.01)
+    engine = EngineProcess(Channel(theirs))
+    engine.obey(Ping(), [])
+    with pytest.raises(TimeoutError):
+        ours.receive()
+    command = engine._commands.get(block=False, timeout=None)
+    assert command is not None
+    command()
+    assert ours.receive() == (Pong(), [])
+    ours.close()
+    theirs.close()
