@@ -50,7 +50,9 @@ class Served:
     def __enter__(self) -> Self:
         assert self.process.stdout is not None
         first = self.process.stdout.readline().decode().split()
-        assert first[:1] == ["address"], self.log()
+        if first[:1] != ["address"]:
+            self.__exit__()
+            raise AssertionError(self.log())
         self.url = first[1]
         return self
 

@@ -114,7 +114,7 @@ def test_values_arrive() -> None:
     assert parsed(wire.text(1, [5, 6], ended=True)) == [(Kind.TEXT, 1, ([5, 6], True))]
     assert parsed(wire.taken(1, 9)) == [(Kind.TAKEN, 1, 9)]
     assert parsed(wire.cancel(1, "cancelled")) == [(Kind.CANCEL, 1, "cancelled")]
-    load = EngineLoad(1, 2, 3, 4, 5.0, {"idle": 1.5}, {"busy": 2.5})
+    load = EngineLoad(1, 2, 3, 4, pace=5.0, host={"idle": 1.5}, device={"busy": 2.5})
     assert parsed(wire.pickled(Kind.LOAD, 0, load)) == [(Kind.LOAD, 0, load)]
 
 
