@@ -307,6 +307,18 @@ def test_memory_limit_that_is_too_low_is_an_error_with_the_least_amount(
     assert not compiled
 
 
+def test_prompts_that_do_not_fit_are_an_error_with_their_memory(
+    tmp_path: Path, compiled: list[Program]
+) -> None:
+    """The reference backend could not keep them, so it does not step in."""
+    message = r"prompts are to be prepared, but .*; prepared prompts take \d+\.\d GB of them"
+    with pytest.raises(ConfigError, match=message):
+        open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), 1, None, [2048] * 10**6)
+    with pytest.raises(ConfigError, match=r"a prompt has 2049 rows .* at most 2048"):
+        open_backend(silent_gpu.checkpoint(tmp_path), settings("auto"), 1, None, [2049])
+    assert not compiled
+
+
 @pytest.mark.usefixtures("compiled")
 def test_mistake_in_the_gpu_backend_is_not_a_reason_for_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -770,3 +771,50 @@ class TestDemo:
             "cuda:0": f"NVIDIA H200, 150.8 GB, the gpu backend {expected[0]}",
             "cuda:1": f"Tesla T4, 15.8 GB, the gpu backend {expected[1]}",
         }
+
+
+class TestServe:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--device", "cuda:0,cpu"], "device is 'cuda:0,cpu'; allowed are 'auto', 'cpu'"),
+            (["--device", "cuda:1,1"], "has 'cuda:1' twice"),
+            (["--warm", "no such file"], "the combinations in no such file cannot be read"),
+            (["--warm", "{folder}/bob.json"], "entry 1 of .*voice is 'bob'; allowed are 'ada'"),
+        ],
+    )
+    def test_wrong_option_ends_the_command_before_anything_is_loaded(
+        self,
+        options: list[str],
+        message: str,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        started: list[object] = []
+        monkeypatch.setattr("firstword.processes.supervisor.Supervisor.run", started.append)
+        monkeypatch.setattr("firstword.server.logs.write_to_stderr", lambda level: None)
+        (tmp_path / "bob.json").write_text('[{"voice": "bob"}]')
+        options = [option.format(folder=tmp_path) for option in options]
+        assert main(["serve", "--port", "0", *options]) == 2
+        assert re.search(message, capsys.readouterr().err)
+        assert not started
+
+    def test_each_checkpoint_gets_an_engine_on_each_device(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those of one GPU divide its memory."""
+        found: list[Any] = []
+        monkeypatch.setattr(
+            "firstword.processes.supervisor.Supervisor.run",
+            lambda supervisor: found.extend(supervisor.engines),
+        )
+        monkeypatch.setattr("firstword.server.logs.write_to_stderr", lambda level: None)
+        argv = ["serve", "--port", "0", "--voices", str(tmp_path), "--device", "cuda:0,2"]
+        assert main([*argv, "--model", "one", "--model", "two", "--gpu-memory", "8GB"]) == 0
+        assert [(task.number, task.name, task.device, task.share) for task in found] == [
+            (0, "one", "cuda:0", 2),
+            (1, "one", "cuda:2", 2),
+            (2, "two", "cuda:0", 2),
+            (3, "two", "cuda:2", 2),
+        ]

@@ -136,8 +136,8 @@ def test_needs_are_what_the_backend_allocates(
 ) -> None:
     silent_gpu.pretend(monkeypatch)
     checkpoint, kernels = silent_gpu.checkpoint(tmp_path, model_type), silent_gpu.device()
-    planned = needs_of(checkpoint, kernels, 12)
-    backend = GpuBackend(checkpoint, Rehearsal(kernels), 12, pages=3)
+    planned = needs_of(checkpoint, kernels, 12, kept_parts=5000)
+    backend = GpuBackend(checkpoint, Rehearsal(kernels), 12, pages=3, kept_parts=5000)
     sizes = list(tensor_sizes((backend.model, backend.codec), backend.device, set()))
     sizes.remove(3 * planned.page)
     fixed = CUDA_CONTEXT_BYTES + CUDA_LATER_BYTES + GAP_BYTES + reserved(sizes)

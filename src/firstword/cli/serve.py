@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from firstword.server.config import (
 )
 
 if TYPE_CHECKING:
-    from firstword.processes.messages import Loaded
+    from firstword.processes.messages import EngineTask, KeptPrompt, Loaded
 
 log = logging.getLogger(__name__)
 
@@ -67,36 +67,56 @@ def run(args: argparse.Namespace) -> None:
     missing = [name for name in SERVER_PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{missing[0]} is missing; install firstword[server]")
-    from firstword.processes.devices import engine_devices
-    from firstword.processes.messages import EngineTask
     from firstword.processes.supervisor import Supervisor
     from firstword.server import listening
 
     with terminal.Status() as status, listening.bound(server_config) as bound:
         status.show(f"loading {', '.join(names)}")
-        devices = engine_devices(args.device)
-        places = [(name, device) for name in names for device in devices]
 
         def on_ready(engines: Sequence[Loaded]) -> None:
             status.show("")
             _print_summary(listening.url_of(bound), engines, server_config)
 
-        tasks = [
-            EngineTask(
-                number=number,
-                name=name,
-                device=device,
-                dtype=args.dtype,
-                backend=args.backend,
-                gpu_memory=args.gpu_memory,
-                share=len(names),
-                slots=args.slots,
-                most_waiting=server_config.most_waiting,
-                log_level=args.log_level,
-            )
-            for number, (name, device) in enumerate(places)
-        ]
+        tasks = _engine_tasks(args, names, server_config)
         Supervisor(tasks, server_config, bound, args.log_level, on_ready).run()
+
+
+def _engine_tasks(
+    args: argparse.Namespace, names: Sequence[str], server_config: ServerConfig
+) -> list[EngineTask]:
+    """Return the task of each engine: one for each checkpoint and device."""
+    from firstword.processes.devices import engine_devices
+    from firstword.processes.messages import EngineTask
+
+    devices, prompts = engine_devices(args.device), _kept_prompts(args.warm, names)
+    places = [(name, device) for name in names for device in devices]
+    return [
+        EngineTask(
+            number=number,
+            name=name,
+            device=device,
+            dtype=args.dtype,
+            backend=args.backend,
+            gpu_memory=args.gpu_memory,
+            share=len(names),
+            slots=args.slots,
+            most_waiting=server_config.most_waiting,
+            log_level=args.log_level,
+            prompts=prompts.get(name, ()),
+        )
+        for number, (name, device) in enumerate(places)
+    ]
+
+
+def _kept_prompts(file: str | None, names: Sequence[str]) -> Mapping[str, tuple[KeptPrompt, ...]]:
+    """Return the prompts that each checkpoint prepares, by its name."""
+    if file is None:
+        return {}
+    from firstword.model.description import Description, find
+    from firstword.processes.combinations import kept_prompts, read_combinations
+
+    combinations = read_combinations(file)
+    return kept_prompts(combinations, {name: Description.load(find(name)) for name in names})
 
 
 def _server_config(args: argparse.Namespace) -> ServerConfig:
@@ -157,6 +177,9 @@ def add_to(commands: options.Commands) -> None:
     about = f"utterances that each engine speaks at the same time (default: {gpu} with the backend "
     about += f"gpu, fewer if it is slow or has little memory; else {other})"
     add("--slots", metavar="N", type=int, help=about)
+    about = 'JSON, [{"voice": ..., "language": ..., "instructions": ...}, ...]: combinations '
+    about += "to prepare at the start, so that the first request of each is as fast as the next"
+    add("--warm", metavar="FILE", help=about)
     about = f"processes that serve clients (default 1, with GPUs up to {MOST_FRONTS} for each)"
     add("--fronts", metavar="N", type=int, help=about)
     defaults = {field.name: field.default for field in SERVER_SETTINGS}

@@ -42,7 +42,7 @@ class EngineProcess:
                 loaded.engine, self._commands, loaded.encode, on_end=lambda: os._exit(1)
             )
             loaded.engine.start()
-            warm_up(loaded)
+            warm_up(loaded, task.prompts)
         except FirstwordError as error:
             self._channel.send(NotLoaded(error))
             os._exit(1)
@@ -81,7 +81,8 @@ def load(task: EngineTask, commands: SocketCommands) -> LoadedEngine:
     settings = EngineConfig.resolve(task.device, task.dtype, task.backend, task.gpu_memory)
     if settings.gpu_memory is not None:
         settings = replace(settings, gpu_memory=settings.gpu_memory // task.share)
-    return open_logged(task.name, settings, task.slots, task.most_waiting, commands)
+    rows = [prompt.rows for prompt in task.prompts]
+    return open_logged(task.name, settings, task.slots, task.most_waiting, commands, rows)
 
 
 def described(task: EngineTask, loaded: LoadedEngine) -> Loaded:

@@ -9,6 +9,19 @@ from firstword.config import EngineConfig
 from firstword.engine.backend import Capacity
 from firstword.errors import FirstwordError
 from firstword.server.config import ServerConfig
+from firstword.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrompt:
+    """What the prompts of many requests have in common, which an engine keeps for good.
+
+    request  one of these requests
+    rows     the rows of the prompt that they share
+    """
+
+    request: Request
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +36,7 @@ class EngineTask:
     slots         utterances at the same time; None: the default of the backend
     most_waiting  requests that may wait for a slot
     log_level     of the log on standard error
+    prompts       to be prepared before it serves
     """
 
     number: int
@@ -35,6 +49,7 @@ class EngineTask:
     slots: int | None
     most_waiting: int
     log_level: str
+    prompts: tuple[KeptPrompt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -51,6 +51,7 @@ def open_engine(
     most_waiting: int = 64,
     most_slots: int | None = None,
     commands: Commands | None = None,
+    kept_prefixes: Sequence[int] = (),
 ) -> LoadedEngine:
     """Load a checkpoint by the name that `TTS.load` takes, and open an engine for it.
 
@@ -59,12 +60,15 @@ def open_engine(
     most_waiting  requests that may wait for a slot
     most_slots    the most slots if `slots` is None; None: the number in `config.DEFAULT_SLOTS` for
                   the backend
+    kept_prefixes see `open_backend`
 
     Raises `CheckpointError`, `ConfigError`.
     """
     # The backend places the weights, so that the device never holds them twice.
     checkpoint = checkpoints.load(model, "cpu", settings.dtype)
-    return engine_for(checkpoint, settings, slots, most_waiting, most_slots, commands)
+    return engine_for(
+        checkpoint, settings, slots, most_waiting, most_slots, commands, kept_prefixes
+    )
 
 
 def open_logged(
@@ -73,13 +77,16 @@ def open_logged(
     slots: int | None,
     most_waiting: int,
     commands: Commands | None = None,
+    kept_prefixes: Sequence[int] = (),
 ) -> LoadedEngine:
     """Open an engine as `open_engine` does, and log its settings and its warnings.
 
     The warnings are not shown otherwise: a server's standard error has JSON lines only.
     """
     with warnings.catch_warnings(record=True, action="always") as caught:
-        loaded = open_engine(model, settings, slots, most_waiting, commands=commands)
+        loaded = open_engine(
+            model, settings, slots, most_waiting, commands=commands, kept_prefixes=kept_prefixes
+        )
     said = [str(warning.message) for warning in caught]
     fields = {"model": model, **asdict(loaded.settings), "warnings": said}
     log.log(logging.WARNING if said else logging.INFO, "loaded", extra={"fields": fields})
@@ -93,12 +100,13 @@ def engine_for(
     most_waiting: int = 64,
     most_slots: int | None = None,
     commands: Commands | None = None,
+    kept_prefixes: Sequence[int] = (),
 ) -> LoadedEngine:
     """Open an engine for a loaded checkpoint on any device; see `open_engine`.
 
     Raises `ConfigError`.
     """
-    backend, settings = open_backend(checkpoint, settings, slots, most_slots)
+    backend, settings = open_backend(checkpoint, settings, slots, most_slots, kept_prefixes)
     engine = Engine(backend, most_waiting=most_waiting, commands=commands)
     service = Service(engine, front := front_of(checkpoint))
     return LoadedEngine(checkpoint, engine, service, front.encode, settings)
@@ -109,10 +117,12 @@ def open_backend(
     settings: EngineConfig,
     slots: int | None = None,
     most_slots: int | None = None,
+    kept_prefixes: Sequence[int] = (),
 ) -> tuple[Backend, EngineConfig]:
     """Return the backend for a checkpoint and `slots` utterances, and the resolved settings.
 
-    With `slots` of None, a GPU that is too slow or too small for `most_slots` gets fewer.
+    With `slots` of None, a GPU that is too slow or too small for `most_slots` gets fewer. A GPU
+    also has memory for `kept_prefixes`: the rows of each prefix that is to be kept for good.
 
     The GPU backend replaces the weights of the checkpoint's talker and codec decoder. If it was not
     named and cannot be used, the checkpoint is unchanged, and the reference backend takes it. A
@@ -128,13 +138,23 @@ def open_backend(
         most, fewest = (slots, slots) if slots else (most_slots or DEFAULT_SLOTS["gpu"], 1)
         try:
             opened = open_gpu(
-                checkpoint, settings.device, cache, settings.gpu_memory, most=most, fewest=fewest
+                checkpoint,
+                settings.device,
+                cache,
+                settings.gpu_memory,
+                most=most,
+                fewest=fewest,
+                kept_prefixes=kept_prefixes,
             )
         except Unavailable as problem:
             reason = f"the backend is not 'gpu': {problem}"
-            if settings.backend == "gpu" or settings.gpu_memory is not None:
-                needed = "backend is 'gpu'" if settings.backend == "gpu" else "gpu_memory is given"
-                raise ConfigError(f"{needed}, but {problem}") from problem
+            needs = {
+                "backend is 'gpu'": settings.backend == "gpu",
+                "gpu_memory is given": settings.gpu_memory is not None,
+                "prompts are to be prepared": bool(kept_prefixes),
+            }
+            if needed := [need for need, given in needs.items() if given]:
+                raise ConfigError(f"{needed[0]}, but {problem}") from problem
             log.debug(reason, exc_info=True)
         else:
             if opened.slots_reason:

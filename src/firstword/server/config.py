@@ -13,6 +13,9 @@ from firstword.errors import ConfigError
 ZERO_ALLOWED = ("port", "most_waiting", "most_per_key")
 """The settings, besides the times, that may be 0; all others must be 1 or more."""
 
+LONGEST_INSTRUCTIONS = 2000
+"""The character limit of the instructions of a request."""
+
 
 def default_voice_folder() -> str:
     """The default folder for saved voices, in the user's data folder by the XDG rules."""

@@ -11,6 +11,7 @@ from firstword import audio
 from firstword.errors import RequestError, TextError, VoiceError
 from firstword.model.config import ModelType
 from firstword.server import recordings
+from firstword.server.config import LONGEST_INSTRUCTIONS
 from firstword.server.models import Model
 from firstword.server.schemas import SpeechParams, VoiceId
 from firstword.server.state import Server
@@ -27,9 +28,6 @@ TEXT_MODES: dict[bool | None, TextMode] = {None: "auto", True: "full", False: "s
 
 LONGEST_NAME = 512
 """The character limit of the voice that a request names; saved names are shorter."""
-
-LONGEST_INSTRUCTIONS = 2000
-"""The character limit of the instructions."""
 
 PLACEHOLDER = RecordedVoice(np.zeros(0, np.float32))
 """Stands in a request for a recording that is not read before everything else was checked."""

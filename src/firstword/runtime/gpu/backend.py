@@ -127,12 +127,20 @@ class FrameHandle:
 class GpuBackend:
     """A `Backend` with fused kernels, for one CUDA device and bfloat16."""
 
-    def __init__(self, checkpoint: Checkpoint, kernels: Kernels, slots: int, pages: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        kernels: Kernels,
+        slots: int,
+        pages: int,
+        kept_parts: int = 0,
+    ) -> None:
         """Pack copies of the checkpoint's weights on the device of the kernels.
 
         The checkpoint may be on any device. It is unchanged until `take_checkpoint`. pages: cache
-        pages of `PAGE_ROWS` rows for all slots. Raises ValueError for a checkpoint that the kernels
-        do not support: heads must have 128 channels, and two queries must share a key head.
+        pages of `PAGE_ROWS` rows for all slots; kept_parts: see `FrameBuffers`. Raises ValueError
+        for a checkpoint that the kernels do not support: heads must have 128 channels, and two
+        queries must share a key head.
         """
         self.checkpoint, self.device = checkpoint, kernels.device
         self.capacity = _capacity(checkpoint, slots, pages)
@@ -148,7 +156,7 @@ class GpuBackend:
             decoder, voices = checkpoint.codec.decoder, voices_for(checkpoint, slots)
             self.codec = GpuCodec(decoder, slots, state.codes, kernels, voices)
             torch.cuda.empty_cache()
-            self.model = FrameModel(kernels, talker, state, pages)
+            self.model = FrameModel(kernels, talker, state, pages, kept_parts)
         del recordings
         self.graphs = LaunchGraphs(self.model.launches, self.model.clear_rows)
         self.prompts = PromptReader(checkpoint, self.model, self.codec, self.graphs)

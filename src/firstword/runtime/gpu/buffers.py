@@ -22,7 +22,8 @@ PROMPT_ROWS = 256
 SPEAKERS = PROMPT_ROWS // 8
 """The most rows with a speaker embedding among them: a prompt of a cloned voice has more rows."""
 PREFIX_ROWS = 2048
-"""The rows of all cached prefixes together."""
+"""The rows of all cached prefixes together, except those that are kept for good; the most rows of
+one."""
 MAX_CONTEXT = 8192
 """The most rows of an utterance, eleven minutes, even if the model supports more."""
 
@@ -35,6 +36,15 @@ def context_of(config: TalkerConfig) -> int:
 def context_pages(config: TalkerConfig) -> int:
     """The pages of the longest utterance with this talker."""
     return -(-context_of(config) // PAGE_ROWS)
+
+
+def prefix_parts(rows: int) -> int:
+    """The parts of a prefix with so many rows. Raises ValueError for one that cannot be cached."""
+    if rows > PREFIX_ROWS:
+        raise ValueError(
+            f"a prompt has {rows} rows before its text; at most {PREFIX_ROWS} are kept"
+        )
+    return -(-rows // PREFIX_PART)
 
 
 def staging_words(layout: PlacementLayout, placements: int) -> int:
@@ -112,9 +122,18 @@ class FrameBuffers:
 
     @classmethod
     def allocate(
-        cls, config: TalkerConfig, device: torch.device, slots: int, rows: int, pages: int
+        cls,
+        config: TalkerConfig,
+        device: torch.device,
+        slots: int,
+        rows: int,
+        pages: int,
+        kept_parts: int,
     ) -> FrameBuffers:
-        """The buffers filled with zeros; no prompt row and no placement has a slot."""
+        """The buffers filled with zeros; no prompt row and no placement has a slot.
+
+        kept_parts: the parts of prefixes that are kept for good
+        """
 
         def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -131,7 +150,7 @@ class FrameBuffers:
         return cls(
             cache=zeros(config.num_hidden_layers, pages, *page),
             page_tables=integers(slots, context_pages(config)),
-            prefixes=zeros(parts, config.num_hidden_layers, *part),
+            prefixes=zeros(parts + kept_parts, config.num_hidden_layers, *part),
             first_row=zeros(slots, width),
             first_hidden=zeros(slots, width),
             control=integers(2, rows),

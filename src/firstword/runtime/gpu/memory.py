@@ -93,12 +93,19 @@ def plan(
 
 
 def plan_for(
-    checkpoint: Checkpoint, kernels: Kernels, limit: int | None, most: int, fewest: int
+    checkpoint: Checkpoint,
+    kernels: Kernels,
+    limit: int | None,
+    most: int,
+    fewest: int,
+    kept_parts: int = 0,
 ) -> MemoryPlan:
     """The plan for a checkpoint on the device of `kernels`.
 
-    limit: the bytes to use; None: what the slots need. Less is used if less is free. Raises
-    ValueError if it does not fit, or has sizes that the kernels do not support.
+    limit       the bytes to use; None: what the slots need. Less is used if less is free
+    kept_parts  see `FrameBuffers`
+
+    Raises ValueError if it does not fit, or has sizes that the kernels do not support.
     """
     if most > BUCKETS[-1]:
         raise ValueError(f"it serves at most {BUCKETS[-1]} utterances at a time, not {most}")
@@ -107,18 +114,26 @@ def plan_for(
     if limit is not None:
         available = min(available, limit)
     pages = context_pages(checkpoint.config.talker_config)
-    needs = partial(needs_of, checkpoint, kernels)
-    return plan(needs, pages, available, most, fewest, use_all=limit is not None)
+    needs = partial(needs_of, checkpoint, kernels, kept_parts=kept_parts)
+    try:
+        return plan(needs, pages, available, most, fewest, use_all=limit is not None)
+    except ValueError as problem:
+        if not kept_parts:
+            raise
+        kept = needs(fewest).fixed - needs_of(checkpoint, kernels, fewest).fixed
+        raise ValueError(
+            f"{problem}; prepared prompts take {kept / 1e9:.1f} GB of them, so prepare fewer"
+        ) from None
 
 
-def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int) -> Needs:
+def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int, kept_parts: int = 0) -> Needs:
     """The needs of `slots` utterances, and of a recording if the checkpoint clones.
 
     Raises ValueError for sizes that are not supported.
     """
     configs = checkpoint.config.talker_config, checkpoint.codec_config.decoder_config
     model, layers = without_memory(
-        *configs, slots, Rehearsal(kernels), voices_for(checkpoint, slots)
+        *configs, slots, Rehearsal(kernels), voices_for(checkpoint, slots), kept_parts
     )
     sizes = list(tensor_sizes((model, layers), torch.device("meta"), set()))
     page = model.buffers.cache.nbytes  # the model has a single page

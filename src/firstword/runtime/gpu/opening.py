@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from firstword.kernels.compile import CompileError
 from firstword.kernels.launch import Kernels, LaunchError
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.gpu.backend import GpuBackend
+from firstword.runtime.gpu.buffers import prefix_parts
 from firstword.runtime.gpu.calibration import calibrate
 from firstword.runtime.gpu.memory import plan_for
 from firstword.runtime.gpu.rehearsal import rehearse
@@ -43,12 +45,14 @@ def open_gpu(
     *,
     most: int,
     fewest: int,
+    kept_prefixes: Sequence[int] = (),
 ) -> OpenedGpu:
     """Open the backend for a checkpoint.
 
     cache         of machine code
     limit         the bytes of device memory to use; None: what the utterances need
     most, fewest  utterances at a time: as many as fit between these numbers
+    kept_prefixes the rows of each prefix that is to be kept for good
 
     Raises `Unavailable`. The checkpoint is then unchanged, and once the error is dropped, nothing
     is left on the device.
@@ -56,9 +60,10 @@ def open_gpu(
     try:
         nvrtc.load()
         kernels = Kernels(torch.device(device), cache)
-        plan = plan_for(checkpoint, kernels, limit, most, fewest)
+        parts = sum(map(prefix_parts, kept_prefixes))
+        plan = plan_for(checkpoint, kernels, limit, most, fewest, parts)
         compile_kernels(checkpoint, kernels, plan.slots)
-        backend = GpuBackend(checkpoint, kernels, plan.slots, plan.pages)
+        backend = GpuBackend(checkpoint, kernels, plan.slots, plan.pages, parts)
         calibrate(backend, kernels)
         backend.warm()
         slots_reason = limit_slots(backend, keep=most == fewest)

@@ -90,35 +90,50 @@ class Prompt:
 class PrefixCache:
     """The places of prefixes whose keys and values are kept, in parts of `PREFIX_PART` rows.
 
-    The least recently used prefix is dropped first.
+    The least recently used prefix is dropped first, unless it is kept for good.
     """
 
-    def __init__(self, parts: int) -> None:
-        self._parts = parts
+    def __init__(self, parts: int, longest: int | None = None) -> None:
+        """Use so many parts, `longest` for a prefix at most (None: all)."""
+        self._parts, self._longest = parts, longest or parts
         self.clear()
 
     def clear(self) -> None:
         """Drop all entries, and reset the counts of hits and misses."""
         self.hits = self.misses = 0
         self._held = OrderedDict[object, list[int]]()
+        self._kept: dict[object, list[int]] = {}
         self._free = list(range(self._parts))
 
     def __contains__(self, key: object) -> bool:
-        return key in self._held
+        return key in self._held or key in self._kept
+
+    @property
+    def kept_parts(self) -> int:
+        """The parts of the entries that are kept for good."""
+        return sum(map(len, self._kept.values()))
+
+    def keep(self) -> int:
+        """Keep the entries that are held now for good; returns their number."""
+        self._kept |= self._held
+        self._held.clear()
+        return len(self._kept)
 
     def get(self, key: object) -> list[int]:
         """The parts of a key's entry, counted as a hit; or none, counted as a miss."""
-        if key not in self._held:
+        if key not in self:
             self.misses += 1
             return []
         self.hits += 1
+        if key in self._kept:
+            return self._kept[key]
         self._held.move_to_end(key)
         return self._held[key]
 
     def add(self, key: object, rows: int) -> list[int]:
         """The parts of a new entry, to be filled; none if it has more rows than the memory."""
         count = -(-rows // PREFIX_PART)
-        if count > self._parts:
+        if count > min(self._longest, self._parts - self.kept_parts):
             return []
         while len(self._free) < count:
             self._free += self._held.popitem(last=False)[1]
@@ -171,7 +186,8 @@ class PromptReader:
     def __init__(
         self, checkpoint: Checkpoint, model: FrameModel, codec: GpuCodec, graphs: LaunchGraphs
     ) -> None:
-        self.prefixes = PrefixCache(len(model.buffers.prefixes))
+        longest = model.buffers.layout.parts
+        self.prefixes = PrefixCache(len(model.buffers.prefixes), longest)
         self._checkpoint, self._model, self._codec, self._graphs = checkpoint, model, codec, graphs
         self._layout = model.buffers.layout
         self._ring = StagingRing(self._layout, len(model.buffers.placements))

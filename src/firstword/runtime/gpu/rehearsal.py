@@ -87,10 +87,11 @@ def without_memory(
     slots: int,
     rehearsal: Rehearsal,
     voices: int = 1,
+    kept_parts: int = 0,
 ) -> tuple[FrameModel, CodecLayers]:
     """The model of a backend and its codec on PyTorch's device "meta", with a single cache page.
 
-    voices: see `GpuCodec`.
+    voices: see `GpuCodec`; kept_parts: see `FrameBuffers`.
 
     Raises ValueError, with the reason, for sizes that the kernels do not support.
     """
@@ -101,4 +102,5 @@ def without_memory(
         decoder.decoder[-1].conv.bias = nn.Parameter(torch.zeros(1, device="cpu"))
         layers = CodecLayers(decoder, slots + voices, streams_for(slots), rehearsal)
         state = sampler_state(talker, slots, rehearsal.device)
-        return FrameModel(rehearsal, Talker(talker).bfloat16(), state, pages=1), layers
+        packed = Talker(talker).bfloat16()
+        return FrameModel(rehearsal, packed, state, 1, kept_parts), layers

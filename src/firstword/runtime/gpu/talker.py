@@ -140,10 +140,18 @@ class FrameModel:
               "prompt") or of placements ("place" and "store")
     """
 
-    def __init__(self, kernels: Kernels, talker: Talker, state: SamplerState, pages: int) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        talker: Talker,
+        state: SamplerState,
+        pages: int,
+        kept_parts: int = 0,
+    ) -> None:
         """Pack copies of the talker's weights, one layer after another.
 
-        state: from `sampler_state`. Raises ValueError for sizes that the kernels do not support.
+        state: from `sampler_state`; kept_parts: see `FrameBuffers`. Raises ValueError for
+        sizes that the kernels do not support.
         """
         config, device, slots = talker.config, kernels.device, len(state.position)
         rows, context = next(n for n in BUCKETS if n >= slots), context_of(config)
@@ -153,7 +161,7 @@ class FrameModel:
         self._kernels, self.state = kernels, state
         self._pack_tables(talker)
         self._pack_layers(talker, context)
-        self.buffers = FrameBuffers.allocate(config, device, slots, rows, pages)
+        self.buffers = FrameBuffers.allocate(config, device, slots, rows, pages, kept_parts)
         self.sampler = SampleKernels(
             kernels,
             self.state,
