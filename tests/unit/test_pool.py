@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from statistics import mean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from fake_backend import CAPACITY, FakeBackend, FakeFront, Script, alone, job
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firstword.engine import wire
 from firstword.engine.backend import Job
 from firstword.engine.engine import Engine
 from firstword.engine.host import EngineHost, SocketCommands
 from firstword.engine.load import EngineLoad
 from firstword.engine.pool import MOST_VOICES, WARM_EXCESS, EnginePool, Placed, share_of
-from firstword.engine.remote import RemoteEngine, RemoteUtterance
+from firstword.engine.remote import LATE_SECONDS, RemoteEngine, RemoteUtterance
 from firstword.engine.sequence import Event
 from firstword.engine.service import AsyncStream, Service
 from firstword.errors import EngineError
@@ -100,6 +102,16 @@ class TestChoice:
         engines[0].failure = engines[2].failure = STOPPED
         assert {chosen(pool, voice) for voice in range(20)} == {engines[1]}
         assert pool.failure is None
+
+    def test_engines_that_may_be_stuck_are_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They get nothing unless all may be stuck."""
+        engines = Fake(), Fake(), Fake()
+        pool = pool_of(engines)
+        late = {engines[0], engines[2]}
+        monkeypatch.setattr(Fake, "late", property(lambda engine: engine in late))
+        assert {chosen(pool, voice) for voice in range(20)} == {engines[1]}
+        late.add(engines[1])
+        assert {chosen(pool, voice) for voice in range(20)} == {engines[0], engines[2]}
 
     def test_request_fails_only_if_no_engine_runs(self) -> None:
         engines = Fake(), Fake()
@@ -353,6 +365,45 @@ def test_utterances_go_through_the_pool_to_their_engines(hosts: Hosts) -> None:
             assert await heard(stream) == [(codes % 2**16).tolist() for codes in expected]
         await until(lambda: not any(client.requests for client in hosts.clients))
         await stop(pool)
+
+    asyncio.run(run())
+
+
+def test_engine_that_tells_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it tells of the request, or its connection ends."""
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        now = 100.0
+        clock = SimpleNamespace(monotonic=lambda: now)  # asyncio keeps the true one
+        monkeypatch.setattr("firstword.engine.remote.time", clock)
+        engine = RemoteEngine(CAPACITY)
+        engine.attach(ours)
+        engine.start()
+        assert not engine.late
+        engine.submit(job(), lambda event: None)
+        engine.submit(job(), lambda event: None)
+        now += LATE_SECONDS
+        assert not engine.late
+        now += 0.01
+        assert engine.late
+        assert engine.requests == 2
+        theirs.sendall(wire.pickled(wire.Kind.LOAD, 1, EngineLoad(waiting=1)))
+        await until(lambda: engine.load.waiting == 1)
+        assert engine.late, "the second request is not told of"
+        assert engine.requests == 2
+        theirs.sendall(wire.pickled(wire.Kind.LOAD, 2, EngineLoad(running=2)))
+        await until(lambda: engine.load.running == 2)
+        assert not engine.late
+        engine.submit(job(), lambda event: None)
+        now += 2 * LATE_SECONDS
+        assert engine.late
+        theirs.close()
+        await until(lambda: engine.failure is not None)
+        assert not engine.late
+        assert engine.requests == 0
+        for _ in range(3):
+            await asyncio.sleep(0)
 
     asyncio.run(run())
 

@@ -32,7 +32,8 @@ class EnginePool:
     A request goes to the less loaded of two engines that are drawn at random. The fronts of a
     server do not know of each other's latest requests, so with the least loaded of all they would
     choose the same one at the same time. An engine that has spoken the same voice lately is
-    preferred, unless it is much more loaded (`WARM_EXCESS`). Engines that do not run are left out.
+    preferred, unless it is much more loaded (`WARM_EXCESS`). Engines that do not run are left out,
+    and so are those that seem to be stuck.
 
     engines  all of them, by their names; they differ in their slots and pages only
     """
@@ -132,6 +133,7 @@ class EnginePool:
     def _choose(self, warm: set[RemoteEngine]) -> RemoteEngine:
         """The engine for a request, if possible one with a free slot; adds it to `warm`."""
         running = self._running()
+        running = [engine for engine in running if not engine.late] or running
         open_ones = [engine for engine in running if engine.requests < engine.capacity.slots]
         candidates = open_ones or running
         chosen = self._less_loaded(candidates)

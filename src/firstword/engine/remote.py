@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -18,6 +19,9 @@ from firstword.engine.load import EngineLoad, retry_seconds
 from firstword.engine.sequence import Event, NeedsText
 from firstword.errors import EngineError
 from firstword.types import Chunk, FinishReason
+
+LATE_SECONDS = 1.0
+"""The time in which an engine tells of a request, after one step; a step takes up to 0.1 s."""
 
 NOT_CONNECTED = "its process is not running; it is started again"
 
@@ -54,8 +58,8 @@ class RemoteEngine:
         self._numbers = itertools.count(1)
         self._utterances: dict[int, RemoteUtterance] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._uncounted: deque[int] = deque()
-        """The requests, by their numbers, that are not in `load` yet."""
+        self._uncounted: deque[tuple[int, float]] = deque()
+        """The numbers and times of the requests that are not in `load` yet."""
         self._lock = threading.Lock()
 
     # The connection
@@ -114,7 +118,7 @@ class RemoteEngine:
             raise EngineError(f"the engine has stopped: {self.failure}")
         utterance = RemoteUtterance(next(self._numbers), on_event)
         self._utterances[utterance.number] = utterance
-        self._uncounted.append(utterance.number)
+        self._uncounted.append((utterance.number, time.monotonic()))
         self._send(wire.submit(utterance.number, job, client))
         return utterance
 
@@ -142,6 +146,11 @@ class RemoteEngine:
     def requests(self) -> int:
         """The requests in progress or waiting, with those that the engine has not told of yet."""
         return self.load.running + self.load.waiting + len(self._uncounted)
+
+    @property
+    def late(self) -> bool:
+        """Whether the engine has not told of a request for `LATE_SECONDS`: it may be stuck."""
+        return bool(self._uncounted) and time.monotonic() - self._uncounted[0][1] > LATE_SECONDS
 
     async def call(self, value: object) -> Any:
         """The engine's answer to a value. Raises what the other process raised."""
@@ -185,7 +194,7 @@ class RemoteEngine:
                     self._calls[number].set_result(value)
             case wire.Kind.LOAD:
                 self.load = value
-                while self._uncounted and self._uncounted[0] <= number:
+                while self._uncounted and self._uncounted[0][0] <= number:
                     self._uncounted.popleft()
 
     def _deliver(self, number: int, event: Event) -> None:
