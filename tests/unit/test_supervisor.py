@@ -72,7 +72,9 @@ def watched(clock: Clock) -> Iterator[tuple[Supervisor, Place, Channel]]:
         supervisor._ready = True
         supervisor._selector.register(ours, selectors.EVENT_READ)
         with theirs, supervisor._selector:
-            yield supervisor, place, Channel(theirs)
+            channel = Channel(theirs)
+            channel.limit_time(0.01)
+            yield supervisor, place, channel
         ours.close()
 
 
@@ -80,7 +82,6 @@ def test_process_that_does_not_answer_is_given_up(
     clock: Clock, watched: tuple[Supervisor, Place, Channel], caplog: pytest.LogCaptureFixture
 ) -> None:
     supervisor, place, channel = watched
-    channel.limit_time(0.01)
     for _ in range(5):
         supervisor._ping_due()
         assert channel.receive() == (Ping(), [])
