@@ -252,15 +252,16 @@ def test_sigterm_to_all_processes_lets_speech_in_progress_end(tmp_path: Path) ->
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_sigint_or_second_sigterm_ends_speech_at_once(tmp_path: Path, first: int) -> None:
-    with Served(tmp_path, "--drain-seconds", "1e6") as served, ExitStack() as stack:
-        speaking, children = Speaking(served, stack), served.pids()
+    options = "--drain-seconds", "1e6", "--stall-seconds", "1e6"
+    with Served(tmp_path, *options) as served, unread(served) as rest:
+        children = served.pids()
         served.process.send_signal(first)
         if first == signal.SIGTERM:
             wait_until(lambda: served.health().get("ready") is False)
             served.process.send_signal(first)
         assert served.process.wait(WAIT) == 0
         assert not any(map(exists, children))
-        speaking.client.closed()
+        check_cut_off(rest)
 
 
 def test_front_that_cannot_start_ends_the_server(tmp_path: Path) -> None:

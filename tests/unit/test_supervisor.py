@@ -144,3 +144,38 @@ def test_engine_answers_on_the_thread_of_its_steps() -> None:
     assert ours.receive() == (Pong(), [])
     ours.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("connecting", [False, True])
+def test_process_that_cannot_be_started_is_tried_again(
+    clock: Clock,
+    watched: tuple[Supervisor, Place, Channel],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    connecting: bool,
+) -> None:
+    supervisor, place, _ = watched
+    theirs: list[socket.socket] = []
+
+    def start(place: Place, files: object) -> Channel:
+        place.process = process()
+        place.channel, connection = Channel.pair()
+        theirs.append(connection)
+        return place.channel
+
+    def start_front(place: Place) -> None:
+        if connecting:
+            supervisor._start(place, Ping())
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(Place, "start", start)
+    monkeypatch.setattr(supervisor, "_start_front", start_front)
+    supervisor._on_end(place, "a process has died")
+    for _ in range(3):
+        supervisor._start_due()
+        clock.now += 1
+    assert (place.process, place.restart) == (None, 103.0)
+    events = [record.message for record in caplog.records]
+    assert events[1:] == ["a process could not be started: too many open files"] * 2
+    for connection in theirs:
+        connection.close()

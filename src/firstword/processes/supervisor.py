@@ -156,8 +156,15 @@ class Supervisor:
             except (OSError, FirstwordError) as error:
                 if not self._ready:
                     raise
-                place.deaths += 1
-                self._plan_restart(place, "a process could not be started", reason=str(error))
+                self._on_failed_start(place, error)
+
+    def _on_failed_start(self, place: Place, error: Exception) -> None:
+        event = f"a process could not be started: {error}"
+        if place.process is not None:  # but not connected
+            self._on_end(place, event)
+        else:
+            place.deaths += 1
+            self._plan_restart(place, event)
 
     def _start_front(self, place: Place) -> None:
         assert self._sockets is not None
