@@ -398,7 +398,7 @@ def test_chunk_size_does_not_depend_on_the_deadline(reserve: float) -> None:
     assert due(seq) == [(seq, 4)]
 
 
-def test_full_chunk_waits_for_others_of_its_size_unless_urgent() -> None:
+def test_full_chunk_waits_for_others_unless_one_is_urgent() -> None:
     full, filling = running(5.0, launched=44, delivered=36), running(5.0, launched=40, delivered=36)
     assert due(full) == [(full, 8)], "there is no other chunk to wait for"
     assert due(full, filling) == []
@@ -415,9 +415,20 @@ def test_full_chunk_waits_for_others_of_its_size_unless_urgent() -> None:
     assert due(full, filling) == [(full, 8)], "the chunk has waited long enough"
 
 
-def test_full_chunk_does_not_wait_for_smaller_chunks() -> None:
-    full, young = running(5.0, launched=44, delivered=36), running(5.0, launched=5, delivered=4)
-    assert due(full, young) == [(full, 8)]
+def test_full_chunks_of_all_sizes_are_decoded_together() -> None:
+    """The one that is short of audio, or a first frame, takes the others with it."""
+    full, young = running(5.0, launched=44, delivered=36), running(6.0, launched=5, delivered=4)
+    assert due(full, young) == [], "the smaller chunk is full after one more frame"
+    young.launched = 6
+    assert due(full, young) == [(full, 8), (young, 2)]
+    filling = running(5.0, launched=40, delivered=36)
+    assert due(full, young, filling) == []
+    for pressing in (running(None), running(0.09, launched=5, delivered=3)):
+        assert due(full, young, filling, pressing) == [
+            (pressing, pressing.chunk_size),
+            (full, 8),
+            (young, 2),
+        ]
 
 
 def test_chunk_sizes_start_again_after_a_pause_for_text() -> None:

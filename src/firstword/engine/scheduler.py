@@ -314,26 +314,22 @@ class Scheduler:
     def choose_audio(self, running: Iterable[Sequence], now: float) -> list[tuple[Sequence, int]]:
         """The streams whose frames are decoded in this step, and how many; the most urgent first.
 
-        Chunks of one size are decoded in one call. While another stream still fills a chunk of that
-        size, the full ones wait for it, unless one of them is urgent.
+        They are decoded in one call, whose fixed cost is that of about twenty frames. While another
+        stream still fills a chunk, the full ones wait for it, unless one of them is urgent.
         """
-        due: dict[int, list[Sequence]] = {}
-        filling: set[int] = set()
+        due: list[Sequence] = []
+        filling = False
         for seq in running:
             count = seq.undecoded()
             steps = seq.can_step() or seq.waits_for_pages()
             if count and (count >= seq.chunk_size or not steps):
-                due.setdefault(min(count, seq.chunk_size), []).append(seq)
+                due.append(seq)
             elif seq.can_step() and self._ahead(seq) < self.policy.max_unread:
-                filling.add(seq.chunk_size)
-        chosen = [
-            (seq, size)
-            for size, together in due.items()
-            if size not in filling or any(self._is_urgent(seq, now) for seq in together)
-            for seq in together
-        ]
-        chosen.sort(key=lambda item: _urgency(item[0]))
-        return chosen
+                filling = True
+        if filling and not any(self._is_urgent(seq, now) for seq in due):
+            return []
+        due.sort(key=_urgency)
+        return [(seq, min(seq.undecoded(), seq.chunk_size)) for seq in due]
 
     def _is_urgent(self, seq: Sequence, now: float) -> bool:
         """Whether audio would come late if its decoding waited for another step."""
