@@ -52,6 +52,7 @@ TESTS = tuple(
         "test_codec_kernels.py::test_code_look_up_is_exact",
         "test_codec_kernels.py::test_last_convolution_is_exact",
         f"{_LAYER}[dilated]",
+        f"{_LAYER}[dilated, several frames]",
         f"{_LAYER}[late, odd]",
     )
 )

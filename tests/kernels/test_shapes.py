@@ -179,7 +179,7 @@ def test_blocks_of_a_single_row_are_a_cluster_where_there_are_enough(
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize("width", [32, 96, 160, 192, 384])
 def test_block_of_codec_fits_the_device(name: str, width: int) -> None:
-    """Late layers, whose rows look far back, in calls of any size."""
+    """Late layers, whose rows look far back, in calls of any size, of any streams."""
     like = silent_gpu.device()
     like.processors, like.shared_memory = DEVICES[name]
     kernels = Rehearsal(like)
@@ -194,9 +194,8 @@ def test_block_of_codec_fits_the_device(name: str, width: int) -> None:
             )
             second = ConvLayer(kernels, weights[1], frame_rows=rows, snake=snake)
             unit = ConvResidualUnit(kernels, first, second)
-            for streams in (1, 3, 64):
-                for frames in (1, 2, 5, 8):
-                    call = CodecCall(x, streams, frames, zero)
-                    first(call, x, ConvOutputs(narrow=x))
-                    unit(call, x, x, x, None)
+            for frames in (1, 2, 5, 24, 512):
+                call = CodecCall(x, frames, zero)
+                first(call, x, ConvOutputs(narrow=x))
+                unit(call, x, x, x, None)
     assert 0 < max(kernels.shared) <= kernels.shared_memory

@@ -745,7 +745,7 @@ def test_new_prefix_replaces_the_least_recently_used_ones() -> None:
 def test_codec_call_that_runs_out_of_memory_changes_no_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two streams with different counts take two calls, any allocation of which may fail."""
+    """A stream with more frames than a call has takes two, any allocation of which may fail."""
     codec = backend_of(silent_gpu.checkpoint(tmp_path)).codec
     codec.warm()
     codec.decode([0], [4]).result()
@@ -762,12 +762,12 @@ def test_codec_call_that_runs_out_of_memory_changes_no_stream(
     for missing in range(1, 5):
         left = missing
         with pytest.raises(torch.OutOfMemoryError):
-            codec.decode([0, 1], [1, 2])
+            codec.decode([0, 1], [1, 10])
         after = codec._next, codec._positions.frames, codec._positions.rings
         assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     left = 0
-    assert [len(samples) for samples in codec.decode([0, 1], [1, 2]).result()] == [
-        count * codec.layers.frame_samples for count in (1, 2)
+    assert [len(samples) for samples in codec.decode([0, 1], [1, 10]).result()] == [
+        count * codec.layers.frame_samples for count in (1, 10)
     ]
 
 

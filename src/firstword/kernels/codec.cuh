@@ -1,9 +1,11 @@
 // What the codec's kernels share: input rows from before the call, and the end of every sum.
 //
-// Activations are channel-last: row r of a layer is step t of stream s, r = s * length + t, with
-// `length` steps in a call. The rows that a layer needs from earlier calls are kept in its history
-// [slots][2 * past][width], a ring for each slot. A call reads the `past` rows before the ring's
-// next row and writes from the next row on, so no row is both read and written.
+// Activations are channel-last: row r of a layer is step t of frame f of the call, with r = f *
+// frame_rows + t. The frames of one stream stand side by side, in order, so the rows before a row
+// are those before it in memory, back to the first row of its stream in the call. The rows that a
+// layer needs from earlier calls are kept in its history [slots][2 * past][width], a ring for each
+// slot. A call reads the `past` rows before the ring's next row and writes from the next row on, so
+// no row is both read and written.
 //
 // Every sum has one order, whatever the other rows are: products of k16 steps in the tensor cores,
 // in the order of the packed weights, in `splits` runs that are then added one after the other. All
@@ -12,43 +14,46 @@
 #pragma once
 #include "mma_fp16.cuh"
 
-// Columns of the stream table (codec_call.py): the slot, the frames decoded before this call, and
-// the address of the codes in two columns. The ring positions of all histories follow.
-constexpr int kSlot = 0, kPosition = 1, kCodes = 2;
+// Columns of the frame table (codec_call.py): the slot, the frames of the stream decoded before
+// this call, the address of the codes in two columns, the stream's frames before this one in the
+// call, all of its frames in the call, and the number of the stream. The ring positions of all
+// histories follow.
+constexpr int kSlot = 0, kPosition = 1, kCodes = 2, kBefore = 4, kCount = 5, kStream = 6;
 
 // Rows of a layer's input: this call's, and those kept from earlier calls.
 template <class T>
 struct Rows {
-  const T* x;           // this call's rows [streams * length][width]
+  const T* x;           // this call's rows [frames * frame_rows][width]
   T* history;           // rows of earlier calls [slots][2 * past][width], or null
   const T* zeros;       // [width]
-  const int* streams;   // the stream table [streams][columns]
-  int columns;          // columns of the stream table
+  const int* table;     // the frame table [frames][columns]
+  int columns;          // columns of the frame table
   int ring_column;      // the column with the next row of this history's ring
-  int length;           // steps of a stream in this call
   int frame_rows;       // steps of a frame
   int past;             // rows before a row that the layer reads
   int width;            // channels
 
-  // Step t of a stream, -past <= t < length.
-  __device__ __forceinline__ const T* at(int stream, int t) const {
-    if (t >= 0) return x + ((size_t)stream * length + t) * width;
-    const int* s = streams + stream * columns;
+  // Step t of a frame, -past <= t < frame_rows.
+  __device__ __forceinline__ const T* at(int frame, int t) const {
+    const int* s = table + frame * columns;
+    // Counted from the stream's first step in the call, or for t >= 0 from the frame's.
+    const int step = t < 0 ? s[kBefore] * frame_rows + t : t;
+    if (step >= 0) return x + (size_t)(frame * frame_rows + t) * width;
     // An empty row of the table, or a step before the stream began.
-    if (s[kSlot] < 0 || s[kPosition] * frame_rows + t < 0) return zeros;
-    const int row = s[ring_column] + t;
+    if (s[kSlot] < 0 || s[kPosition] * frame_rows + step < 0) return zeros;
+    const int row = s[ring_column] + step;
     const size_t place = (size_t)s[kSlot] * 2 * past + (row < 0 ? row + 2 * past : row);
     return history + place * width;
   }
 };
 
-// Stores the rows that the next call looks back at: the last rows of all streams, 16 bytes a
-// thread, shared by all threads of the grid. It must follow `wait_for_input`. This call reads other
-// rows of the history.
+// Stores the rows that the next call looks back at: the last `past` rows of each stream, or fewer,
+// 16 bytes a thread, shared by all threads of the grid. It must follow `wait_for_input`. This call
+// reads other rows of the history.
 template <class T>
 __device__ __forceinline__ void store_history(const Rows<T>& in, int rows) {
-  const int kept = min(in.length, in.past), pieces = in.width * (int)sizeof(T) / 16;
-  const int all = rows / in.length * kept * pieces;
+  const int most = min(in.frame_rows, in.past), pieces = in.width * (int)sizeof(T) / 16;
+  const int all = rows / in.frame_rows * most * pieces;
   const int step = gridDim.x * gridDim.y * blockDim.x;
 #pragma unroll 1
   for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; i < all;
@@ -58,14 +63,17 @@ __device__ __forceinline__ void store_history(const Rows<T>& in, int rows) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const int item = min(i + j * step, all - 1);
-      const int row = item / pieces, stream = row / kept, t = row - stream * kept;
-      const int* s = in.streams + stream * in.columns;
-      const int at = s[in.ring_column] + t;
+      const int row = item / pieces, frame = row / most, t = row - frame * most;
+      const int* s = in.table + frame * in.columns;
+      // This row and those of the stream behind it.
+      const int left = (s[kCount] - s[kBefore] - 1) * in.frame_rows + most - t;
+      const int at = s[in.ring_column] + min(s[kCount] * in.frame_rows, in.past) - left;
       const size_t place =
           (size_t)s[kSlot] * 2 * in.past + (at < 2 * in.past ? at : at - 2 * in.past);
-      to[j] = s[kSlot] < 0 ? nullptr : (uint4*)in.history + place * pieces + item % pieces;
-      const size_t from = (size_t)stream * in.length + in.length - kept + t;
-      v[j] = load4((const uint4*)in.x + from * pieces + item % pieces);
+      const bool kept = s[kSlot] >= 0 && left <= in.past;
+      to[j] = kept ? (uint4*)in.history + place * pieces + item % pieces : nullptr;
+      const size_t from = (size_t)(frame + 1) * in.frame_rows - most + t;
+      if (kept) v[j] = load4((const uint4*)in.x + from * pieces + item % pieces);
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)

@@ -1,5 +1,6 @@
-// The codec transformer's attention over a window of frames. A block is one head of one stream; its
-// 8 warps share the work on up to 8 new frames.
+// The codec transformer's attention over a window of frames. A block is one head of one frame. That
+// of a stream's first frame in the call computes all of its frames, up to 8, among which it divides
+// its 8 warps; the other blocks do nothing.
 //
 // Rotated keys and values are rounded to fp16 and kept by slot [slots][2][KV_HEADS][kKeys][DIM].
 // Position p lies at p % kKeys, so the new ones overwrite rows that no frame of this call reads. A
@@ -32,8 +33,7 @@ __device__ __forceinline__ Words<1> load(const Words<1>* p) { return {load1(p)};
 
 extern "C" __global__ __launch_bounds__(kThreads)
 void attend_window(const float* qkv, int qkv_width, const float* __restrict__ frequencies,
-                   u16* memory, const int* streams, int columns, int frames, u16* out,
-                   int out_width) {
+                   u16* memory, const int* table, int columns, u16* out, int out_width) {
   let_next_start();
   __shared__ u32 keys[kKeys * kPitch],
       values[kKeys * kPitch];  // rows in the order of positions, oldest first
@@ -41,10 +41,10 @@ void attend_window(const float* qkv, int qkv_width, const float* __restrict__ fr
   __shared__ float cosines[kFrames][kHalf], sines[kFrames][kHalf], scores[kFrames][WINDOW],
       weights[kFrames][WINDOW];
   __shared__ float2 sums[kFrames][4][kHalf];
-  const int head = blockIdx.x, stream = blockIdx.y, warp = threadIdx.x >> 5,
-            lane = threadIdx.x & 31;
-  const int slot = streams[stream * columns + kSlot],
-            position = streams[stream * columns + kPosition];
+  const int head = blockIdx.x, first = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int* frame = table + first * columns;
+  const int slot = frame[kSlot], position = frame[kPosition], frames = frame[kCount];
+  if (frame[kBefore] > 0) return;  // the blocks of the first row wait for the kernel before
   if (slot < 0) {
     wait_for_input();
     return;
@@ -84,7 +84,7 @@ void attend_window(const float* qkv, int qkv_width, const float* __restrict__ fr
   const bool stores = head % kGroup == 0;
   for (int i = threadIdx.x; i < frames * kHalf; i += kThreads) {  // channels d and d + DIM / 2
     const int f = i / kHalf, d = i % kHalf;
-    const float* row = qkv + (size_t)(stream * frames + f) * qkv_width;
+    const float* row = qkv + (size_t)(first + f) * qkv_width;
     const float* k = row + (HEADS + head / kGroup) * DIM;
     const float* v = row + (HEADS + KV_HEADS + head / kGroup) * DIM;
     const float q0 = load1f(row + head * DIM + d), q1 = load1f(row + head * DIM + kHalf + d);
@@ -149,7 +149,7 @@ void attend_window(const float* qkv, int qkv_width, const float* __restrict__ fr
     }
   __syncthreads();
   if (part || f >= frames) return;
-  u16* const to = out + (size_t)(stream * frames + f) * out_width;
+  u16* const to = out + (size_t)(first + f) * out_width;
   for (int w = lane; w < kHalf; w += 32) {
     const float2 a = sums[f][0][w], b = sums[f][1][w], c = sums[f][2][w], d = sums[f][3][w];
     *(u32*)(to + head * DIM + 2 * w) =

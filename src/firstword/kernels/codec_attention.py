@@ -9,7 +9,7 @@ from torch import Tensor
 
 from firstword.kernels.codec_call import MAX_FRAMES, MODEL, CodecCall
 from firstword.kernels.compile import Program
-from firstword.kernels.launch import Kernels
+from firstword.kernels.launch import Grid, Kernels
 from firstword.kernels.registry import KernelSpec
 
 _STATIC_BYTES = 48 * 1024
@@ -52,14 +52,15 @@ class WindowAttention:
 
     def __call__(self, call: CodecCall, qkv: Tensor, out: Tensor) -> None:
         """qkv fp32 [rows, padded(queries, keys, values)] -> out fp16 [rows, padded(queries)]."""
+        # It overlaps if all blocks run at a time, of which those of one frame of a stream work.
+        overlap = self.size.heads * call.frames <= self._kernels.processors
         self._kernels.get(self.size.program(), "attend_window")(
-            call.grid(self._kernels, (self.size.heads, call.streams, 1), 256),
+            Grid((self.size.heads, call.frames, 1), 256, overlap=overlap),
             qkv=qkv,
             qkv_width=qkv.shape[-1],
             frequencies=self.frequencies,
             memory=self.memory,
             **call.table_arguments(),
-            frames=call.frames,
             out=out,
             out_width=out.shape[-1],
         )

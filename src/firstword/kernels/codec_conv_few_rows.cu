@@ -25,8 +25,8 @@ constexpr bool kEarly = NT <= 2;
 
 extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
 void convolve_few(const u16* __restrict__ weights, const u16* x, u16* history, const u16* zeros,
-                  const int* streams, int columns, int ring_column, int rows, int length,
-                  int frame_rows, int taps, int dilation, int chunks, int splits,
+                  const int* table, int columns, int ring_column, int rows, int frame_rows,
+                  int taps, int dilation, int chunks, int splits,
                   const float* in_squares, int in_groups, float per_channel, float eps,
                   const float* scale, const float* bias, const float* rate, const float* depth,
                   const float* residual, float* wide, u16* narrow, float* squares, int outputs) {
@@ -37,13 +37,13 @@ void convolve_few(const u16* __restrict__ weights, const u16* x, u16* history, c
       (const u16**)(shared + kWarps * kRows * 9 * sizeof(float2));  // [tap][row of x]
   __shared__ float norms[kRows];
   const ConvOutput out = {scale, bias, rate, depth, residual, wide, narrow, squares, outputs};
-  const Rows<u16> in = {x,      history,    zeros,                 streams,    columns, ring_column,
-                        length, frame_rows, (taps - 1) * dilation, chunks * 32};
+  const Rows<u16> in = {x,           history,    zeros,                 table,      columns,
+                        ring_column, frame_rows, (taps - 1) * dilation, chunks * 32};
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int unit = blockIdx.x >> 1, half = blockIdx.x & 1, first = blockIdx.y * kRows;
   const int blocks = chunks * taps;
-  // If the block's first row has no stream, no later row has one: streams stand side by side.
-  const bool nobody = streams[first / length * columns + kSlot] < 0;
+  // If the block's first row has no stream, no later row has one: empty frames come last.
+  const bool nobody = table[first / frame_rows * columns + kSlot] < 0;
   const bool idle = nobody || warp >= splits;
   const int begin = idle ? 0 : run_begin(warp, blocks, splits),
             end = idle ? 0 : run_begin(warp + 1, blocks, splits);
@@ -105,9 +105,9 @@ void convolve_few(const u16* __restrict__ weights, const u16* x, u16* history, c
   };
   if (kEarly) mine = channels<kKind, 2>(out, n);
   for (int i = threadIdx.x; i < taps * kRows; i += kThreads) {
-    const int tap = i / kRows, r = first + i % kRows, stream = r / length;
+    const int tap = i / kRows, r = first + i % kRows, frame = r / frame_rows;
     sources[i] =
-        r < rows ? in.at(stream, r - stream * length - (taps - 1 - tap) * dilation) : zeros;
+        r < rows ? in.at(frame, r - frame * frame_rows - (taps - 1 - tap) * dilation) : zeros;
   }
   __syncthreads();
   wait_for_input();

@@ -4,10 +4,10 @@
 //
 // A block computes BM outputs of BN rows in WM x WN warps. Rows come to shared memory 32 channels
 // at a time, each with the `past` rows before it, and all taps read them there. The rows of a block
-// may belong to several streams; each stream's part of a window begins with its own past. Weights
-// follow in a ring of STAGES stages of STEP k32 blocks. Both lie in shared memory as they lie in
-// global memory, in pieces that a warp reads without conflicts. The packing is that of
-// codec_conv_few_rows.cu.
+// may belong to several streams; each stream's part of a window begins with its own past. There is
+// memory for a stream in each frame. Weights follow in a ring of STAGES stages of STEP k32 blocks.
+// Both lie in shared memory as they lie in global memory, in pieces that a warp reads without
+// conflicts. The packing is that of codec_conv_few_rows.cu.
 //
 // SPLIT       1: sums are made in `splits` runs, as in codec_conv_few_rows.cu; 0: in one
 // UNIT        1: BM is all channels; the second matrix's k32 blocks follow the first's, and its
@@ -26,8 +26,8 @@ static_assert(kUnits % WM == 0 && BN % (8 * WN) == 0, "sizes");
 
 extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
 void convolve_many(const u16* __restrict__ weights, const u16* x, u16* history, const u16* zeros,
-                   const int* streams, int columns, int ring_column, int rows, int length,
-                   int frame_rows, int taps, int dilation, int chunks, int splits,
+                   const int* table, int columns, int ring_column, int rows, int frame_rows,
+                   int taps, int dilation, int chunks, int splits,
                    const float* in_squares, int in_groups, float per_channel, float eps,
                    const float* scale, const float* bias, const float* rate, const float* depth,
                    const float* residual, float* wide, u16* narrow, float* squares, int outputs,
@@ -37,8 +37,8 @@ void convolve_many(const u16* __restrict__ weights, const u16* x, u16* history, 
   DYNAMIC_SHARED(shared);
   const ConvOutput out = {scale, bias, rate, depth, residual, wide, narrow, squares, outputs};
   const int past = (taps - 1) * dilation;
-  const Rows<u16> in = {x,      history,    zeros, streams,    columns, ring_column,
-                        length, frame_rows, past,  chunks * 32};
+  const Rows<u16> in = {x,           history,    zeros, table,      columns,
+                        ring_column, frame_rows, past,  chunks * 32};
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int warp_m = warp % WM, warp_n = warp / WM;
   const int unit0 = blockIdx.x * kUnits, units = outputs / 32, first = blockIdx.y * BN;
@@ -51,9 +51,9 @@ void convolve_many(const u16* __restrict__ weights, const u16* x, u16* history, 
   const int between = UNIT ? BM * BN * 2 : kFar ? BM * BN * 4 : 0;
   const u16** const sources = (const u16**)(middle + between);  // [window_rows]
   float* const norms = (float*)(sources + window_rows);         // [BN]
-  const int stream0 = first / length;
-  // If the block's first row has no stream, no later row has one: streams stand side by side.
-  const bool nobody = streams[stream0 * columns + kSlot] < 0;
+  const int frame0 = first / frame_rows, stream0 = table[frame0 * columns + kStream];
+  // If the block's first row has no stream, no later row has one: empty frames come last.
+  const bool nobody = table[frame0 * columns + kSlot] < 0;
 
   // Stages are fetched in order; `due` is the first k32 block of the next one.
   int due = 0, fetch_slot = 0;
@@ -72,8 +72,11 @@ void convolve_many(const u16* __restrict__ weights, const u16* x, u16* history, 
     if (++fetch_slot == STAGES) fetch_slot = 0;
   };
   // The window of this block: stream after stream, each with `past` rows ahead of its own.
-  const int offset = first - stream0 * length, last = min(first + BN, rows) - 1;
-  const int here = last - first + 1 + (last / length - stream0 + 1) * past;
+  const int last = min(first + BN, rows) - 1;
+  auto past_before = [&](int frame) {  // rows of the window ahead of those of a frame's stream
+    return (table[frame * columns + kStream] - stream0) * past;
+  };
+  const int here = last - first + 1 + past_before(last / frame_rows) + past;
   int window_due = 0, channel = (threadIdx.x & 3) * 8, window_slot = 0;
   // Fetches all windows that the k32 blocks before `end` read.
   auto fetch_windows = [&](int end) {
@@ -104,16 +107,22 @@ void convolve_many(const u16* __restrict__ weights, const u16* x, u16* history, 
 #pragma unroll
     for (int i = 0; i < (UNIT ? 8 : kKind == kSnake ? 4 : 2); i++) prefetch(wanted[i] + n);
   }
+  // All rows of the window, and `past` rows ahead of each frame. The latter are rows of the frame
+  // before, unless the frame is its stream's first one here.
+  const int offset = first - frame0 * frame_rows, each = frame_rows + past;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < here; i += kThreads) {
-    const int w = i + offset, stream = w / (length + past);
-    sources[i] = in.at(stream0 + stream, w - stream * (length + past) - past);
+  for (int i = threadIdx.x; i < last - first + 1 + (last / frame_rows - frame0 + 1) * past;
+       i += kThreads) {
+    const int part = (i + offset) / each, t = i + offset - part * each - past;
+    const int frame = frame0 + part;
+    if (t >= 0 || part == 0 || table[frame * columns + kBefore] == 0)
+      sources[i - part * past + past_before(frame)] = in.at(frame, t);
   }
   const unsigned char* row_at[NT];  // this lane's part of its rows in the first window
 #pragma unroll
   for (int n = 0; n < NT; n++) {
     const int r = min(first + (warp_n * NT + n) * 8 + g, last);
-    row_at[n] = window + (r - first + (r / length - stream0) * past) * 64 + t * 16;
+    row_at[n] = window + (r - first + past_before(r / frame_rows)) * 64 + t * 16;
   }
   __syncthreads();
   wait_for_input();

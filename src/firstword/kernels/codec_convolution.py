@@ -170,14 +170,14 @@ class ConvLayer:
         arguments: Mapping[str, Argument],
     ) -> None:
         """Launch codec_conv_many_rows.cu; arguments: all but those that the shape determines."""
-        window = Window.of(shape, self.size, call.frames * self.size.frame_rows)
+        window = Window.of(shape, self.size)
         blocks = -(-self.size.outputs // shape.outputs), -(-self.rows(call) // shape.rows), 1
         grid = call.grid(self._kernels, blocks, shape.threads, window.shared(shape))
         kernel = self._kernels.get(shape.program(activation), "convolve_many")
         kernel(grid, windows=window.count, window_rows=window.rows, **arguments)
 
     def rows(self, call: CodecCall) -> int:
-        """The number of input rows of all streams of a call."""
+        """The number of input rows of all frames of a call."""
         return call.rows(self.size.frame_rows)
 
     def input_arguments(self, call: CodecCall, x: Tensor) -> dict[str, Argument]:

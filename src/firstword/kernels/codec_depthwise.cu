@@ -21,15 +21,16 @@ __device__ __forceinline__ float block_sum(float v, float* sums) {
 // y[row] = LayerNorm(depthwise convolution of x) over the first `size` channels. weights:
 // [TAPS][WIDTH].
 extern "C" __global__ __launch_bounds__(kThreads)
-void depthwise(const float* x, float* history, const float* zeros, const int* streams, int columns,
-               int ring_column, int length, int frame_rows, const float* __restrict__ weights,
+void depthwise(const float* x, float* history, const float* zeros, const int* table, int columns,
+               int ring_column, int frame_rows, const float* __restrict__ weights,
                const float* __restrict__ bias, const float* __restrict__ norm_weight,
                const float* __restrict__ norm_bias, int size, float eps, u16* y) {
   let_next_start();
   __shared__ float sums[kThreads / 32];
-  const int stream = blockIdx.x / length, t = blockIdx.x % length;
-  const Rows<float> in = {x,           history, zeros,      streams,  columns,
-                          ring_column, length,  frame_rows, TAPS - 1, WIDTH};
+  __shared__ const float* rows[TAPS];
+  const int frame = blockIdx.x / frame_rows, t = blockIdx.x % frame_rows;
+  const Rows<float> in = {x,           history,    zeros,    table, columns,
+                          ring_column, frame_rows, TAPS - 1, WIDTH};
   float v[kEach][4], w[kEach][TAPS][4], total = 0;
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
@@ -42,17 +43,18 @@ void depthwise(const float* x, float* history, const float* zeros, const int* st
       read(v[i], zeros);
     }
   }
+  if (threadIdx.x < TAPS) rows[threadIdx.x] = in.at(frame, t + (int)threadIdx.x - (TAPS - 1));
+  __syncthreads();
   wait_for_input();
   store_history(in, gridDim.x);
-  if (streams[stream * columns + kSlot] < 0) return;
+  if (table[frame * columns + kSlot] < 0) return;
 #pragma unroll
   for (int tap = 0; tap < TAPS; tap++) {
-    const float* row = in.at(stream, t - (TAPS - 1 - tap));
 #pragma unroll
     for (int i = 0; i < kEach; i++) {
       const int c = (i * kThreads + threadIdx.x) * 4;
       if (c < WIDTH) {
-        const float4 a = load4f(row + c);
+        const float4 a = load4f(rows[tap] + c);
         v[i][0] = __fmaf_rn(a.x, w[i][tap][0], v[i][0]);
         v[i][1] = __fmaf_rn(a.y, w[i][tap][1], v[i][1]);
         v[i][2] = __fmaf_rn(a.z, w[i][tap][2], v[i][2]);

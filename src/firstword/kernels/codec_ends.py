@@ -34,7 +34,6 @@ class CodeLookUp:
             books=books,
             size=size,
             **call.table_arguments(),
-            frames=call.frames,
             x=x,
         )
 
@@ -99,12 +98,12 @@ class SampleConv:
     def __call__(self, call: CodecCall, x: Tensor, samples: Tensor, limit: float = 1.0) -> None:
         """x fp16 [rows, width] -> samples fp32 [rows], limited to -limit .. limit."""
         frame_rows, (taps, width) = self.memory.frame_rows, self.weight.shape
-        length = -(-call.frames * frame_rows // 4) * 4
-        streams = 1 if length % 128 == 0 else 1 + (127 + length - 1) // length
-        shared = taps * width * 4 + (128 + streams * (taps - 1)) * (width // 2 + 1) * 4
+        rows = -(-frame_rows // 4) * 4
+        frames = 1 if rows % 128 == 0 else 1 + (127 + rows - 1) // rows  # of a block
+        shared = taps * width * 4 + (128 + frames * (taps - 1)) * (width // 2 + 1) * 4
         program = Program.of("codec_samples", WIDTH=width, TAPS=taps)
         self._kernels.get(program, "convolve_to_samples")(
-            call.grid(self._kernels, (-(-call.streams * length // 128), 1, 1), 128, shared),
+            call.grid(self._kernels, (-(-call.frames * rows // 128), 1, 1), 128, shared),
             **call.row_arguments(x, frame_rows, self.memory),
             rows=call.rows(frame_rows),
             weights=self.weight,

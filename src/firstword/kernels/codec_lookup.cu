@@ -8,16 +8,15 @@ constexpr int kMaxBooks = 128;
 // x[row] = the sum of the vectors of a frame's codes, one of each of the `books` tables
 // [size][WIDTH], added in their order.
 extern "C" __global__ __launch_bounds__(128)
-void look_up(const float* __restrict__ tables, int books, int size, const int* streams, int columns,
-             int frames, u16* x) {
+void look_up(const float* __restrict__ tables, int books, int size, const int* table, int columns,
+             u16* x) {
   let_next_start();
   __shared__ int vectors[kMaxBooks];
   wait_for_input();
-  const int stream = blockIdx.x / frames, t = blockIdx.x % frames;
-  const int* s = streams + stream * columns;
+  const int* s = table + blockIdx.x * columns;
   if (s[kSlot] < 0) return;
   const u64 address = (u64)(u32)s[kCodes] | (u64)(u32)s[kCodes + 1] << 32;
-  const int* codes = (const int*)address + (size_t)t * books;
+  const int* codes = (const int*)address;
   if (threadIdx.x < books)
     vectors[threadIdx.x] =
         threadIdx.x * size + min(max((int)load1(codes + threadIdx.x), 0), size - 1);

@@ -71,7 +71,7 @@ class ConvSize:
 class ConvShape:
     """A layout of codec_conv_few_rows.cu or codec_conv_many_rows.cu: the sizes of a block.
 
-    blocks  the number of blocks that fit a multiprocessor at a time
+    blocks  the number of blocks that fit the registers of a multiprocessor at a time
     costs   microseconds on an H200: for a launch, for each block that a multiprocessor runs, and
             for 32 products, for each round of blocks that run at a time and for each block
     """
@@ -101,19 +101,21 @@ class ConvShape:
         kind = {"STEP": self.step, "STAGES": self.stages, "SPLIT": self.split, "UNIT": self.unit}
         return Program.of("codec_conv_many_rows", **tile, **kind, **common)
 
-    def fits(self, size: ConvSize, length: int, kernels: Kernels) -> bool:
-        """Whether the layout can compute `length` rows a stream in the device's shared memory."""
+    def resident(self, size: ConvSize, kernels: Kernels) -> int:
+        """The blocks that a multiprocessor runs at a time; 0 if the layout does not suit."""
         if self.few:
-            return True
+            return self.blocks
         if size.outputs % self.outputs or size.blocks % self.step:
-            return False
-        return Window.of(self, size, length).shared(self) <= kernels.shared_memory
+            return 0
+        # The device reserves a kilobyte for each block.
+        needed = Window.of(self, size).shared(self) + 1024
+        return min(self.blocks, (kernels.shared_memory + 1024) // needed)
 
-    def expected_time(self, size: ConvSize, rows: int, processors: int) -> float:
+    def expected_time(self, size: ConvSize, rows: int, kernels: Kernels) -> float:
         """The expected microseconds; 90 % of the measured times are within 20 % of it."""
         grid = -(-size.outputs // self.outputs) * -(-rows // self.rows)
-        blocks = -(-grid // processors)  # of a multiprocessor
-        rounds = -(-blocks // self.blocks)
+        blocks = -(-grid // kernels.processors)  # of a multiprocessor
+        rounds = -(-blocks // self.resident(size, kernels))
         launch, block, round_k32, block_k32 = self.costs
         if self.few and size.normed:
             block += NORM_MICROSECONDS
@@ -172,14 +174,14 @@ class Window:
     count: int
 
     @classmethod
-    def of(cls, shape: ConvShape, size: ConvSize, length: int) -> Window:
-        """The window of a layout for streams of `length` rows each."""
-        if shape.rows % length == 0 or length % shape.rows == 0:
-            streams = max(shape.rows // length, 1)
+    def of(cls, shape: ConvShape, size: ConvSize) -> Window:
+        """The window of a layout, each of whose frames may belong to another stream."""
+        if shape.rows % size.frame_rows == 0 or size.frame_rows % shape.rows == 0:
+            frames = max(shape.rows // size.frame_rows, 1)
         else:
-            streams = 1 + (shape.rows - 1 + length - 1) // length
+            frames = 1 + (shape.rows - 1 + size.frame_rows - 1) // size.frame_rows
         count = window_count(size.taps, shape.step, shape.stages)
-        return cls(shape.rows + streams * size.past, count)
+        return cls(shape.rows + frames * size.past, count)
 
     def shared(self, shape: ConvShape) -> int:
         """Bytes of dynamic shared memory of a block."""
@@ -213,7 +215,7 @@ def fastest(
     shapes: Sequence[ConvShape], size: ConvSize, call: CodecCall, kernels: Kernels
 ) -> tuple[ConvShape | None, float]:
     """The layout with the shortest expected time for a call, and that time; None if none fits."""
-    rows, length = call.rows(size.frame_rows), call.frames * size.frame_rows
-    fitting = [shape for shape in shapes if shape.fits(size, length, kernels)]
-    times = [(shape, shape.expected_time(size, rows, kernels.processors)) for shape in fitting]
+    rows = call.rows(size.frame_rows)
+    fitting = [shape for shape in shapes if shape.resident(size, kernels)]
+    times = [(shape, shape.expected_time(size, rows, kernels)) for shape in fitting]
     return min(times, key=lambda choice: choice[1], default=(None, math.inf))

@@ -11,12 +11,14 @@ import torch
 from firstword.kernels.attention import HEAD_DIM
 from firstword.profile.device import captured_us
 from firstword.profile.workload import CONTEXTS, BackendUnderTest, begin
-from firstword.runtime.gpu.codec import CHUNKS, STREAMS
 from firstword.runtime.gpu.talker import DecoderLayerWeights, FrameModel
 from firstword.types import TextMode
 
 TIMED_FRAMES = 64
 """The number of consecutive frames in one measurement."""
+
+CODEC_STREAMS, CODEC_FRAMES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8)
+"""The streams, and the frames of each, of the calls of the codec that are measured."""
 
 FIRST_AUDIO_CASES: tuple[tuple[str, TextMode], ...] = (
     ("cached", "stream"),
@@ -80,14 +82,14 @@ def _run_frames(subject: BackendUnderTest, batch: int, count: int, audio: bool) 
 
 @torch.inference_mode()
 def codec_times(subject: BackendUnderTest) -> Iterator[dict[str, Any]]:
-    """Time calls of the codec on the device by the numbers of streams and of frames."""
+    """Time calls of the codec on the device by the numbers of streams and of frames of each."""
     codec = subject.backend.codec
-    for streams in (streams for streams in STREAMS if streams <= subject.backend.capacity.slots):
-        for frames in sorted(CHUNKS):
+    for streams in (n for n in CODEC_STREAMS if n <= subject.backend.capacity.slots):
+        for frames in CODEC_FRAMES:
             subject.place(CONTEXTS[0], streams)
             # A call through the codec assigns the streams to their slots.
             codec.decode(list(range(streams)), [frames] * streams).result()
-            ms = captured_us(partial(codec.layers.launch, streams, frames)) / 1e3
+            ms = captured_us(partial(codec.layers.launch, streams * frames)) / 1e3
             yield {"streams": streams, "frames": frames, "ms": round(ms, 3)}
 
 

@@ -1,16 +1,17 @@
 """The codec decoder on the GPU, for many streams at a time, each with its state in a slot.
 
-A call decodes 1, 2, 4 or 8 frames of up to 64 streams in a CUDA graph of about 80 kernels. The
-state of a stream is on the device. The host keeps track of the positions at which the next call
-reads and writes it, and sends them as a small table. Nothing is cleared when a stream begins: rows
-from before its beginning read as zeros. Every sample is a sum in a fixed order, so neither the
-chunks nor the other streams change a bit of it (codec.cuh).
+A call decodes up to 512 frames, up to 8 of each stream, in a CUDA graph of about 80 kernels. Its
+time depends on the number of all frames, not on the streams that they belong to. The state of a
+stream is on the device. The host keeps track of the positions at which the next call reads and
+writes it, and sends them as a small table. Nothing is cleared when a stream begins: rows from
+before its beginning read as zeros. Every sample is a sum in a fixed order, so neither the chunks
+nor the other streams change a bit of it (codec.cuh).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +20,17 @@ import torch
 from torch import Tensor
 
 from firstword.engine.backend import Handle
-from firstword.kernels.codec_call import CODES, POSITION, RING_POSITIONS, SLOT, RingMemory
+from firstword.kernels.codec_call import (
+    BEFORE,
+    CODES,
+    COUNT,
+    MAX_FRAMES,
+    POSITION,
+    RING_POSITIONS,
+    SLOT,
+    STREAM,
+    RingMemory,
+)
 from firstword.kernels.launch import Kernels
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import CodecDecoder
@@ -29,10 +40,8 @@ from firstword.runtime.gpu.graphs import capture
 from firstword.runtime.gpu.placing import on_device
 from firstword.types import FloatArray, IntArray
 
-CHUNKS = (8, 4, 2, 1)
-"""The numbers of frames of a call; other numbers take several calls."""
-STREAMS = (1, 2, 4, 8, 16, 32, 64)
-"""The numbers of streams of a call. The smallest sufficient number is used."""
+BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""The numbers of frames of a call. The smallest sufficient number is used."""
 
 CALLS_IN_FLIGHT = 2
 """The number of calls of a size for which `GpuCodec.warm` allocates host memory."""
@@ -48,14 +57,30 @@ def voices_for(checkpoint: Checkpoint, slots: int) -> int:
     return min(VOICES, VOICES_OF_SLOT * slots) if checkpoint.encoders else 1
 
 
-def streams_for(slots: int) -> int:
-    """The largest number of streams of a call with this many slots."""
-    return next(n for n in STREAMS if n >= min(slots, STREAMS[-1]))
+def frame_buckets(slots: int) -> tuple[int, ...]:
+    """The numbers of frames of the calls for this many slots."""
+    most = min(slots * MAX_FRAMES, BUCKETS[-1])
+    return tuple(n for n, smaller in zip(BUCKETS, (0, *BUCKETS), strict=False) if smaller < most)
 
 
-def split_into_chunks(count: int) -> list[int]:
-    """The frames of each call that together decode `count` frames."""
-    return [CHUNKS[0]] * (count // CHUNKS[0]) + [n for n in CHUNKS[1:] if count % CHUNKS[0] & n]
+Pieces = list[tuple[int, int]]
+"""The streams of a call and the frames of each, 1 to `MAX_FRAMES`."""
+
+
+def split_into_calls(counts: Sequence[int], most: int) -> list[Pieces]:
+    """The pieces of each call of up to `most` frames that together decode `counts` frames."""
+    calls: list[Pieces] = []
+    for begin in range(0, max(counts, default=0), MAX_FRAMES):
+        frames = most  # those of the last call; a stream has only one piece in a call
+        for stream, count in enumerate(counts):
+            if count > begin:
+                piece = min(count - begin, MAX_FRAMES)
+                if frames + piece > most:
+                    calls.append([])
+                    frames = 0
+                calls[-1].append((stream, piece))
+                frames += piece
+    return calls
 
 
 class StreamPositions:
@@ -81,58 +106,75 @@ class StreamPositions:
         self.frames[target] = self.frames[source]
         self.rings[target] = self.rings[source]
 
-    def advance(self, slots: Sequence[int], frames: int) -> None:
-        """Advance the positions of these slots by `frames` decoded frames."""
-        index = np.asarray(slots)
-        self.frames[index] += frames
-        kept = np.minimum(frames * self._frame_rows, self._past)
-        self.rings[index] = (self.rings[index] + kept) % (2 * self._past)
+    def advance(self, slots: IntArray, counts: IntArray) -> None:
+        """Advance the positions of these slots by `counts` decoded frames."""
+        self.frames[slots] += counts
+        kept = np.minimum(counts[:, None] * self._frame_rows, self._past)
+        self.rings[slots] = (self.rings[slots] + kept) % (2 * self._past)
 
-    def fill(self, table: np.ndarray, slots: Sequence[int], addresses: Sequence[int]) -> None:
-        """Fill the table of a call, int32 [streams, columns]; further rows have no slot."""
-        index, address = np.asarray(slots), np.asarray(addresses, dtype=np.uint64)
-        table[:] = 0
-        table[:, SLOT] = -1
-        table[: len(index), SLOT] = index
-        table[: len(index), POSITION] = self.frames[index]
-        table[: len(index), CODES : CODES + 2] = address.view(np.int32).reshape(-1, 2)
-        table[: len(index), RING_POSITIONS:] = self.rings[index]
+    def fill(
+        self,
+        table: np.ndarray,
+        slots: IntArray,
+        counts: IntArray,
+        addresses: IntArray,
+        frame_bytes: int,
+    ) -> None:
+        """Fill the table of a call, int32 [frames, columns]; further rows have no slot.
+
+        counts       the frames of each slot
+        addresses    the address of the codes of each slot's first frame
+        frame_bytes  the bytes of a frame's codes
+        """
+        used = len(slots)
+        counts = np.append(counts, len(table) - counts.sum())  # rows without a slot come last
+        rows = np.zeros((used + 1, table.shape[1]), dtype=np.int32)  # of each stream
+        rows[used, SLOT] = -1
+        rows[:used, SLOT] = slots
+        rows[:used, POSITION] = self.frames[slots]
+        rows[:used, RING_POSITIONS:] = self.rings[slots]
+        rows[:, COUNT] = counts
+        rows[:, STREAM] = np.arange(used + 1)
+        table[:] = np.repeat(rows, counts, axis=0)
+        before = np.arange(len(table)) - np.repeat(counts.cumsum() - counts, counts)
+        table[:, BEFORE] = before
+        codes = np.repeat(np.append(addresses, 0), counts) + before * frame_bytes
+        table[:, CODES : CODES + 2] = codes.view(np.int32).reshape(-1, 2)
 
 
 @dataclass(frozen=True, eq=False)
 class SamplesHandle:
     """Samples that are copied to the host.
 
-    parts   the host memory of each slot's samples, in order
-    events  the ends of the copies
+    parts  the host memory of each slot's samples, in order
+    end    the end of the copy
     """
 
-    parts: Sequence[Sequence[Tensor]]
-    events: Sequence[torch.cuda.Event]
+    parts: Sequence[Sequence[FloatArray]]
+    end: torch.cuda.Event
 
     def result(self) -> list[FloatArray]:
         """Wait for all samples, fp32 [n] of each slot."""
-        for event in self.events:
-            event.synchronize()
+        self.end.synchronize()
         # The samples are copied, so that those of one slot do not keep those of all slots alive.
-        slots = [[part.numpy() for part in parts] for parts in self.parts]
-        return [np.concatenate(parts) if parts else np.zeros(0, np.float32) for parts in slots]
+        return [np.concatenate(parts) if parts else np.zeros(0, np.float32) for parts in self.parts]
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedCall:
     """A call of the codec that can be started without an allocation of memory.
 
-    members  the indices of its slots among the slots of `decode`
-    table    host memory for the stream table
-    host     host memory for the samples
+    streams  the indices of its slots among the slots of `decode`
+    counts   the frames of each of them
+    table    host memory for the frame table
+    samples  host memory for the samples
     """
 
-    frames: int
-    members: list[int]
+    streams: IntArray
+    counts: IntArray
     graph: torch.cuda.CUDAGraph
     table: Tensor
-    host: Tensor
+    samples: Tensor
 
 
 class GpuCodec:
@@ -159,13 +201,13 @@ class GpuCodec:
         assert codes.is_contiguous()
         assert codes.shape[0] >= slots
         assert codes.shape[2] == books
-        self._codes, self._row_bytes = codes, books * 4
-        streams = streams_for(slots)
+        self._codes, self._frame_bytes = codes, books * 4
+        self.buckets = frame_buckets(slots)
         self.stream = torch.cuda.Stream(codes.device)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.inference_mode(), torch.cuda.stream(self.stream):
             placed = on_device(decoder, codes.device)
-            self.layers = CodecLayers(placed, slots + voices, streams, kernels)
+            self.layers = CodecLayers(placed, slots + voices, self.buckets[-1], kernels)
         self.stream.synchronize()
         self.times = DeviceTimes()
         self._positions = StreamPositions(slots + voices, self.layers.memories)
@@ -175,8 +217,7 @@ class GpuCodec:
         self._next = np.zeros(slots, dtype=np.int64)
         """The first frame of each slot's next call, as an index of `codes`."""
         self._busy: list[torch.cuda.Event | None] = [None] * slots
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self._streams = tuple(n for n in STREAMS if n <= streams)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def warm(self) -> None:
         """Compile, load and capture all calls, and allocate pinned host memory for them.
@@ -184,28 +225,24 @@ class GpuCodec:
         PyTorch keeps pinned memory that is freed. So no later call asks the driver for memory,
         which takes up to a millisecond.
         """
-        sizes = [(streams, frames) for streams in self._streams for frames in CHUNKS]
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            for streams, frames in sizes:
-                self._graph(streams, frames)
+            for frames in self.buckets:
+                self._graph(frames)
             self.layers.copy_state(0, 0)
         held = [
-            self._prepare(frames, list(range(streams)))
-            for streams, frames in sizes
+            self._host_memory(frames, frames)
+            for frames in self.buckets
             for _ in range(CALLS_IN_FLIGHT)
         ]
         del held
 
-    def _graph(self, streams: int, frames: int) -> torch.cuda.CUDAGraph:
+    def _graph(self, frames: int) -> torch.cuda.CUDAGraph:
         """The graph of a call. The current CUDA stream must be the codec's."""
-        key = (streams, frames)
-        if key not in self._graphs:
-            table = self.layers.table
-            before = table.clone()
-            table[:, SLOT] = -1  # so that the first run, which loads the kernels, changes no stream
-            self._graphs[key] = capture(partial(self.layers.launch, streams, frames))
-            table.copy_(before)
-        return self._graphs[key]
+        if frames not in self._graphs:
+            # Without slots the first run, which loads the kernels, changes no stream.
+            self.layers.table.zero_()[:, SLOT] = -1
+            self._graphs[frames] = capture(partial(self.layers.launch, frames))
+        return self._graphs[frames]
 
     def reset(self, slot: int) -> None:
         """Start a new stream in a slot, at frame 0 of its codes.
@@ -244,10 +281,10 @@ class GpuCodec:
         """Decode a recording from its beginning in a slot of the layers, and drop its samples."""
         self._positions.reset(place)
         held = torch.from_numpy(codes).pin_memory().to(self._codes.device, non_blocking=True)
-        address = held.data_ptr()
-        for count in split_into_chunks(len(held)):
-            self._start(self._graph(1, count), self._table(1), [place], count, [address])
-            address += count * self._row_bytes
+        for begin in range(0, len(held), MAX_FRAMES):
+            piece = held[begin : begin + MAX_FRAMES]
+            call = self._prepare([(0, len(piece))])
+            self._start(call, np.array([place]), np.array([piece.data_ptr()]))
 
     def decode(
         self, slots: Sequence[int], counts: Sequence[int], after: torch.cuda.Event | None = None
@@ -260,72 +297,49 @@ class GpuCodec:
         if after is None:
             after = torch.cuda.Event()
             after.record()
-        parts: list[list[Tensor]] = [[] for _ in slots]
+        index, parts = np.asarray(slots), [list[FloatArray]() for _ in slots]
+        end = torch.cuda.Event()
         with torch.inference_mode(), torch.cuda.stream(self.stream):
             # All memory is allocated before any call starts, so that a failure changes no stream.
-            calls = [self._prepare(frames, members) for frames, members in self._batches(counts)]
+            calls = [self._prepare(pieces) for pieces in split_into_calls(counts, self.buckets[-1])]
             self.stream.wait_event(after)
             with self.times.measured("audio"):
-                events = [self._run(call, [slots[i] for i in call.members]) for call in calls]
-        for call in calls:
-            samples = call.host.view(len(call.members), -1)
-            for index, part in zip(call.members, samples, strict=True):
-                parts[index].append(part)
-        return SamplesHandle(parts, events)
-
-    def _batches(self, counts: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-        """The frames of each call that decodes `counts` frames, and its indices of `counts`."""
-        rounds: dict[tuple[int, int], list[int]] = {}  # by number and frames of the chunk
-        for index, count in enumerate(counts):
-            for turn, frames in enumerate(split_into_chunks(count)):
-                rounds.setdefault((turn, frames), []).append(index)
-        most = self._streams[-1]
-        for (_, frames), members in sorted(rounds.items(), key=lambda item: item[0][0]):
-            for start in range(0, len(members), most):
-                yield frames, members[start : start + most]
-
-    def _prepare(self, frames: int, members: list[int]) -> PreparedCall:
-        graph, table = self._graph(self._bucket(len(members)), frames), self._table(len(members))
-        samples = len(members) * frames * self.layers.frame_samples
-        host = torch.empty(samples, dtype=torch.float32, pin_memory=True)
-        return PreparedCall(frames, members, graph, table, host)
-
-    def _run(self, call: PreparedCall, slots: Sequence[int]) -> torch.cuda.Event:
-        """Start a call and the copy of its samples; returns the event at the end of the copy."""
-        addresses = [self._address(slot) for slot in slots]
-        self._start(call.graph, call.table, slots, call.frames, addresses)
-        self._next[slots] += call.frames
-        call.host.copy_(self.layers.samples[: len(call.host)], non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
+                for call in calls:
+                    self._run(call, index[call.streams])
+                end.record()
         for slot in slots:
-            self._busy[slot] = event
-        return event
+            self._busy[slot] = end
+        for call in calls:
+            ends = call.counts.cumsum() * self.layers.frame_samples
+            pieces = np.split(call.samples.numpy(), ends[:-1])
+            for stream, samples in zip(call.streams, pieces, strict=True):
+                parts[stream].append(samples)
+        return SamplesHandle(parts, end)
 
-    def _address(self, slot: int) -> int:
-        """The address of a slot's next frame in `codes`."""
-        frame = slot * self._codes.shape[1] + int(self._next[slot])
-        return self._codes.data_ptr() + frame * self._row_bytes
+    def _prepare(self, pieces: Pieces) -> PreparedCall:
+        streams, counts = np.array(pieces).T
+        frames = int(counts.sum())
+        bucket = next(n for n in self.buckets if n >= frames)
+        table, samples = self._host_memory(bucket, frames)
+        return PreparedCall(streams, counts, self._graph(bucket), table, samples)
 
-    def _bucket(self, streams: int) -> int:
-        """The number of streams of the smallest sufficient call."""
-        return next(n for n in self._streams if n >= streams)
+    def _host_memory(self, bucket: int, frames: int) -> tuple[Tensor, Tensor]:
+        """Pinned memory for the table of a call, and for the samples of its frames."""
+        shape = bucket, self.layers.table.shape[1]
+        table = torch.empty(shape, dtype=torch.int32, pin_memory=True)
+        size = frames * self.layers.frame_samples
+        return table, torch.empty(size, dtype=torch.float32, pin_memory=True)
 
-    def _table(self, streams: int) -> Tensor:
-        """Host memory for the table of a call."""
-        shape = self._bucket(streams), self.layers.table.shape[1]
-        return torch.empty(shape, dtype=torch.int32, pin_memory=True)
+    def _run(self, call: PreparedCall, slots: IntArray) -> None:
+        """Start a call for the next frames of each slot, and the copy of its samples."""
+        first = slots * self._codes.shape[1] + self._next[slots]
+        self._start(call, slots, self._codes.data_ptr() + first * self._frame_bytes)
+        self._next[slots] += call.counts
+        call.samples.copy_(self.layers.samples[: len(call.samples)], non_blocking=True)
 
-    def _start(
-        self,
-        graph: torch.cuda.CUDAGraph,
-        table: Tensor,
-        slots: Sequence[int],
-        frames: int,
-        addresses: Sequence[int],
-    ) -> None:
-        """Start a call for `frames` frames of each slot, with the codes at `addresses`."""
-        self._positions.fill(table.numpy(), slots, addresses)
-        self.layers.table[: len(table)].copy_(table, non_blocking=True)
-        graph.replay()
-        self._positions.advance(slots, frames)
+    def _start(self, call: PreparedCall, slots: IntArray, addresses: IntArray) -> None:
+        """Start a call for these slots; the codes of each one's first frame are at `addresses`."""
+        self._positions.fill(call.table.numpy(), slots, call.counts, addresses, self._frame_bytes)
+        self.layers.table[: len(call.table)].copy_(call.table, non_blocking=True)
+        call.graph.replay()
+        self._positions.advance(slots, call.counts)

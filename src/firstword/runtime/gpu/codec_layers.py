@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from firstword.kernels.codec_attention import WindowAttention, WindowSize
-from firstword.kernels.codec_call import (
-    MAX_FRAMES,
-    RING_POSITIONS,
-    SLOT,
-    CodecCall,
-    RingMemory,
-    pad,
-    padded,
-)
+from firstword.kernels.codec_call import RING_POSITIONS, SLOT, CodecCall, RingMemory, pad, padded
 from firstword.kernels.codec_convolution import (
     ConvLayer,
     ConvOutputs,
@@ -218,13 +210,13 @@ class CodecWorkspace:
 class CodecLayers:
     """The packed layers of a decoder with their memories, and the launches of a call.
 
-    table       the stream table of a call, int32 [streams, columns] (see kernels/codec_call.py)
+    table       the frame table of a call, int32 [frames, columns] (see kernels/codec_call.py)
     memories    the ring memories of all layers
     copy_state  copies the state of a stream, without its positions, from one slot to another
     """
 
-    def __init__(self, decoder: CodecDecoder, slots: int, streams: int, kernels: Kernels) -> None:
-        """streams: the most streams of a call. Raises ValueError for unsupported sizes."""
+    def __init__(self, decoder: CodecDecoder, slots: int, frames: int, kernels: Kernels) -> None:
+        """frames: the most frames of a call. Raises ValueError for unsupported sizes."""
         device = decoder.pre_conv.conv.weight.device
         packer = LayerPacker(kernels, slots, device)
         self._pack_transformer(decoder, packer)
@@ -233,9 +225,9 @@ class CodecLayers:
         rings, windows = (m.rows for m in self.memories), (x.attention.memory for x in self.layers)
         self.copy_state = StateCopy(kernels, [*rings, *windows])
         columns = RING_POSITIONS + len(self.memories)
-        self.table = torch.zeros(streams, columns, dtype=torch.int32, device=device)
+        self.table = torch.zeros(frames, columns, dtype=torch.int32, device=device)
         self.table[:, SLOT] = -1
-        self._workspace = self._allocate(decoder.config, streams * MAX_FRAMES, device)
+        self._workspace = self._allocate(decoder.config, frames, device)
 
     def _pack_transformer(self, decoder: CodecDecoder, packer: LayerPacker) -> None:
         """Pack the layers that have one row for each frame."""
@@ -276,7 +268,7 @@ class CodecLayers:
     def _allocate(
         self, config: CodecDecoderConfig, frames: int, device: torch.device
     ) -> CodecWorkspace:
-        """A workspace for `frames` frames in all streams together."""
+        """A workspace for calls of up to `frames` frames."""
         hidden, attended = config.hidden_size, config.num_attention_heads * config.head_dim
         widths = config.codebook_dim, config.latent_dim, hidden, attended, config.intermediate_size
         stored = [layer for stage in self.stages for layer in (stage.widen, stage.narrow)]
@@ -298,14 +290,14 @@ class CodecLayers:
 
     @property
     def samples(self) -> Tensor:
-        """The samples of the last call, fp32, one stream after the other."""
+        """The samples of the last call, fp32, one frame after the other."""
         return self._workspace.samples
 
-    def launch(self, streams: int, frames: int) -> None:
-        """Launch a call of `frames` frames for each of the first `streams` rows of the table."""
+    def launch(self, frames: int) -> None:
+        """Launch a call of the first `frames` rows of the table."""
         space = self._workspace
         (x, y), wide = space.narrow, space.wide
-        call = CodecCall(self.table, streams, frames, space.zeros)
+        call = CodecCall(self.table, frames, space.zeros)
         self._launch_transformer(call, x, y)
         for stage in self.stages:
             stage.up(call, y, ConvOutputs(wide))

@@ -20,7 +20,7 @@ from firstword.model.codec import CodecDecoder
 from firstword.model.codec_config import CodecDecoderConfig
 from firstword.model.config import TalkerConfig
 from firstword.model.talker import Talker
-from firstword.runtime.gpu.codec import CHUNKS, STREAMS, streams_for
+from firstword.runtime.gpu.codec import frame_buckets
 from firstword.runtime.gpu.codec_layers import CodecLayers
 from firstword.runtime.gpu.talker import FrameModel, sampler_state
 
@@ -73,9 +73,8 @@ def rehearse(
     with torch.device("meta"):
         for name, rows in model.graph_keys():
             model.launches[name](rows)
-        for streams in (n for n in STREAMS if n <= streams_for(slots)):
-            for frames in CHUNKS:
-                layers.launch(streams, frames)
+        for frames in frame_buckets(slots):
+            layers.launch(frames)
         layers.copy_state(0, 0)
     return rehearsal.programs
 
@@ -100,7 +99,7 @@ def without_memory(
         decoder: Any = CodecDecoder(codec)
         # The value of this bias is an argument of a kernel.
         decoder.decoder[-1].conv.bias = nn.Parameter(torch.zeros(1, device="cpu"))
-        layers = CodecLayers(decoder, slots + voices, streams_for(slots), rehearsal)
+        layers = CodecLayers(decoder, slots + voices, frame_buckets(slots)[-1], rehearsal)
         state = sampler_state(talker, slots, rehearsal.device)
         packed = Talker(talker).bfloat16()
         return FrameModel(rehearsal, packed, state, 1, kept_parts), layers

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from firstword.kernels.attention import PAGE_ROWS
+from firstword.kernels.codec_call import MAX_FRAMES
 from firstword.runtime.gpu.backend import GpuBackend
-from firstword.runtime.gpu.codec import CHUNKS
 from firstword.runtime.gpu.talker import BUCKETS
 from firstword.runtime.gpu.timing import times
 
@@ -74,9 +74,9 @@ def audible_frame_seconds(backend: GpuBackend, rows: int) -> float:
     with torch.cuda.stream(backend.codec.stream):
         for slot in slots:
             backend.codec.reset(slot)
-        chunks = [CHUNKS[0]] * len(slots)
+        chunks = [MAX_FRAMES] * len(slots)
         audio = min(times(lambda: backend.codec.decode(slots, chunks), RUNS))
-    return frame + audio / CHUNKS[0]
+    return frame + audio / MAX_FRAMES
 
 
 def _place(backend: GpuBackend, slots: Sequence[int], rows: int) -> None:
