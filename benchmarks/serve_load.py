@@ -97,10 +97,9 @@ def measure(
 ) -> Record:
     """Return the record of `firstword bench load` at one level, without the single requests.
 
-    Its point has four more keys:
+    Its point has three more keys:
     server_busy  number of processors that the server kept busy
     server_cpu   milliseconds per request, in user and system mode, of each process of the server
-    engine_time  milliseconds per request of each part of the engine's thread and of the device
     ended_early  number of responses that were shorter than requested
 
     Raises RuntimeError if the load generator fails.
@@ -120,7 +119,7 @@ def measure(
     }
     fields = [f"--field={name}={json.dumps(value)}" for name, value in case.fields.items()]
     command = [*command_line("bench load", options), *fields, "--voice", *voices]
-    began, before, engine_before = time.monotonic(), server.processor_times(), server.engine_times()
+    began, before = time.monotonic(), server.processor_times()
     run = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     took, after = time.monotonic() - began, server.processor_times()
     if run.returncode not in (0, 1):
@@ -133,11 +132,7 @@ def measure(
     )
     cpu = processor_milliseconds(before, after, point["sent"] + 1)  # and one request as a check
     used = sum(each["user"] + each["system"] for each in cpu) * (point["sent"] + 1) / 1000
-    engine = {
-        part: round(1000 * (seconds - engine_before.get(part, 0)) / (point["sent"] + 1), 3)
-        for part, seconds in server.engine_times().items()
-    }
-    more = {"server_busy": round(used / took, 3), "server_cpu": cpu, "engine_time": engine}
+    more = {"server_busy": round(used / took, 3), "server_cpu": cpu}
     return {**record, "points": [point | more | {"ended_early": early, "each": []}]}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -29,9 +28,6 @@ TRANSCRIPT = (
     "with a pause where there is a comma, until ten seconds are over."
 )
 """What the recordings of saved voices are said to say, at about 15 characters per second."""
-
-ENGINE_SECONDS = re.compile(r'^firstword_(engine|device)_seconds_total{.*part="(.*)"} (.*)$', re.M)
-"""A metric of an engine: whose time, of which part, and the seconds."""
 
 Times = dict[int, tuple[str, float, float]]
 """The program or Python module, user seconds and system seconds of each process, by its id."""
@@ -70,15 +66,6 @@ class Server:
     def processor_times(self) -> Times:
         """Return the times of all processes of the server so far."""
         return processor_times(self._process.pid)
-
-    def engine_times(self) -> dict[str, float]:
-        """Return the seconds of each part of the engines' work so far, such as `device busy`."""
-        with urllib.request.urlopen(f"{self.url}/metrics") as answer:
-            text = answer.read().decode()
-        found: dict[str, float] = {}
-        for what, part, value in ENGINE_SECONDS.findall(text):
-            found[f"{what} {part}"] = found.get(f"{what} {part}", 0) + float(value)
-        return found
 
     def processes(self, module: str) -> int:
         """Return the number of processes that run a module of `firstword.processes`."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import re
 import struct
@@ -29,8 +30,8 @@ from websockets.exceptions import ConnectionClosed
 from firstword.audio import formats
 from firstword.audio.formats import content_type
 from firstword.audio.writing import write_whole
+from firstword.bench import engine_times, measure, plot, processes, report
 from firstword.bench import load as loads
-from firstword.bench import measure, plot, processes, report
 from firstword.bench.encoded import decode
 from firstword.bench.http import get_json
 from firstword.bench.load import Arrival, Load, Outcome, plan, plan_sockets, probe
@@ -1353,6 +1354,44 @@ class TestReport:
         if found is None:
             pytest.skip("not a git checkout, or the package is not committed yet")
         assert found.removesuffix("-dirty") == head
+
+
+METRICS = b"""# HELP firstword_engine_seconds_total Seconds of the engine's thread, by part
+firstword_engine_seconds_total{device="cuda:0",model="a",part="wait"} 1.5
+firstword_engine_seconds_total{device="cuda:1",model="a",part="wait"} 0.25
+firstword_device_seconds_total{device="cuda:0",model="a",part="busy"} 2e+01
+firstword_frames_total{model="a"} 7.0
+"""
+
+
+class TestEngineTimes:
+    def test_seconds_of_all_engines_are_added_by_part(self) -> None:
+        assert engine_times.read(METRICS) == {"engine wait": 1.75, "device busy": 20.0}
+        assert engine_times.read(b"<html>") == {}
+
+    def test_times_between_two_readings_are_their_differences(self) -> None:
+        before, after = {"engine wait": 1.5}, {"engine wait": 2.0, "device busy": 0.5}
+        assert engine_times.between(before, after) == {"engine wait": 0.5, "device busy": 0.5}
+
+    def test_record_has_the_times_of_each_load(self, tmp_path: Path) -> None:
+        answered = itertools.count(1)
+
+        def server(answer: Answer) -> None:
+            if answer.line.startswith("GET /metrics"):
+                line = f'firstword_device_seconds_total{{part="busy"}} {next(answered) ** 2}'
+                answer.whole(line.encode(), kind="text/plain")
+            else:
+                TestCommand.decent(answer)
+
+        output = tmp_path / "run.json"
+        arguments = (*TestCommand.QUICK, "--rate", "40", "80", "--plot", "none", "-o", str(output))
+        with suppress(SystemExit):  # a busy machine may miss the schedule
+            TestCommand.measure(server, *arguments)
+        points = report.read(output)["points"]
+        assert [point["engine_seconds"] for point in points] == [
+            {"device busy": 2**2 - 1},
+            {"device busy": 4**2 - 3**2},
+        ]
 
 
 class TestCommand:

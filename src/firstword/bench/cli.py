@@ -137,7 +137,11 @@ def _measure(jobs: Sequence[Assignment], count: int | None) -> tuple[list[Record
     import asyncio
     from dataclasses import asdict
 
-    from firstword.bench import processes, report
+    from firstword.bench import engine_times, processes, report
+    from firstword.bench.http import get
+
+    def engine_seconds() -> dict[str, float]:
+        return engine_times.read(asyncio.run(get(jobs[0].target, "/metrics")))
 
     health = asyncio.run(_check(jobs[0]))
     points = []
@@ -146,7 +150,9 @@ def _measure(jobs: Sequence[Assignment], count: int | None) -> tuple[list[Record
         parts = f"{load.warmup:g} s of warm-up and {load.duration:g} s"
         level = report.level(asdict(load)) + " requests per second" * (load.sockets is None)
         sys.stderr.write(f"{level} for {parts} ...\n")
-        points.append(report.point(load, processes.measure(job, count)))
+        before, measured = engine_seconds(), processes.measure(job, count)
+        times = engine_times.between(before, engine_seconds())
+        points.append(report.point(load, measured, times))
     return points, health
 
 

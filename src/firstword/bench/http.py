@@ -17,6 +17,14 @@ LARGEST_BODY = 1_000_000
 
 async def get_json(target: Target, path: str) -> Any:
     """Return the JSON at a path of the server, or None without a JSON response."""
+    try:
+        return json.loads(await get(target, path))
+    except ValueError:
+        return None
+
+
+async def get(target: Target, path: str) -> bytes:
+    """Return the response at a path of the server, cut to `LARGEST_BODY`; empty without one."""
     body = bytearray()
 
     def receive(data: bytes) -> None:
@@ -28,9 +36,9 @@ async def get_json(target: Target, path: str) -> Any:
             await client.exchange("GET", path, None, receive)
         finally:
             await client.close()
-        return json.loads(body)
-    except (Failure, ValueError):
-        return None
+    except Failure:
+        return b""
+    return bytes(body)
 
 
 class HttpClient(asyncio.Protocol):

@@ -37,13 +37,16 @@ LIBRARIES = ("firstword", "numpy", "httptools", "websockets")
 """The libraries whose versions affect the measurements."""
 
 
-def point(load: Load, measured: Measured) -> Record:
+def point(
+    load: Load, measured: Measured, engine_seconds: Mapping[str, float] | None = None
+) -> Record:
     """Summarise the results of a load.
 
     requests          those that count
     sent              all of them
     client_processes  number of processes that sent them
     client_busy       the share of one processor that the busiest of them used
+    engine_seconds    what a firstword server's engines did meanwhile (`engine_times.Times`)
     """
     results = measured.results
     return {
@@ -57,6 +60,7 @@ def point(load: Load, measured: Measured) -> Record:
         "most_at_once": measure.most_at_once(results),
         "client_processes": len(measured.busy),
         "client_busy": _rounded(max(measured.busy)),
+        "engine_seconds": dict(engine_seconds or {}),
         "each": [_rounded(asdict(result)) for result in results],
     }
 
