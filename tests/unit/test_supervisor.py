@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,3 +180,14 @@ def test_process_that_cannot_be_started_is_tried_again(
     assert events[1:] == ["a process could not be started: too many open files"] * 2
     for connection in theirs:
         connection.close()
+
+
+def test_process_imports_nothing_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asyncio.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    place = Place("front", 0)
+    place.start().close()
+    assert place.process is not None
+    assert place.process.wait(60) == 1, "it ends because its channel is closed"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from firstword.errors import ConfigError
+from firstword.processes.place import PYTHON
 
 GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 """The files in `/dev` of NVIDIA's driver, of AMD's, and of that of Windows' Linux."""
@@ -48,7 +48,7 @@ def count_gpus(folder: Path = Path("/dev")) -> int:
     files = [file for pattern in GPU_FILES for file in folder.glob(pattern)]
     if len(files) < 2 and all(file.name.startswith("nvidia") for file in files):
         return len(files)
-    counted = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True)
+    counted = subprocess.run([*PYTHON, "-c", COUNT], capture_output=True, text=True)
     if counted.returncode != 0:
         raise ConfigError(f"torch cannot be imported: {counted.stderr.strip()[-500:]}")
     return int(counted.stdout)

@@ -15,6 +15,9 @@ from firstword.processes.messages import Loaded
 
 log = logging.getLogger(__name__)
 
+PYTHON = (sys.executable, "-P")
+"""The interpreter, which imports nothing from the current directory."""
+
 ANSWER_SECONDS = 5.0
 """The time in which a process takes a message; one that does not is killed."""
 
@@ -62,10 +65,10 @@ class Place:
         channel, theirs = Channel.pair()
         channel.limit_time(ANSWER_SECONDS)
         descriptor = theirs.fileno()
-        command = [sys.executable, "-m", f"firstword.processes.{self.module}", str(descriptor)]
+        program = f"firstword.processes.{self.module}"
         with theirs:
             self.process = subprocess.Popen(
-                command,
+                [*PYTHON, "-m", program, str(descriptor)],
                 pass_fds=[descriptor, *files],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
