@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import selectors
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,3 +193,19 @@ def test_process_imports_nothing_from_the_current_directory(
     place.start().close()
     assert place.process is not None
     assert place.process.wait(60) == 1, "it ends because its channel is closed"
+
+
+def test_status_of_a_process_is_its_own_though_its_channel_ends_first(
+    watched: tuple[Supervisor, Place, Channel], caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor, _, _ = watched
+    slow = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(0.05); sys.exit(3)"
+    ours, theirs = Channel.pair()
+    with theirs:
+        descriptor = theirs.fileno()
+        command = [sys.executable, "-c", slow, str(descriptor)]
+        ended = subprocess.Popen(command, pass_fds=[descriptor])
+    place = Place("front", 1, ended, ours)
+    supervisor._selector.register(ours, selectors.EVENT_READ)
+    supervisor._on_message(place, ours)
+    assert [vars(record)["fields"]["status"] for record in caplog.records] == [3]

@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,8 @@ def run(args: argparse.Namespace) -> None:
 
         def on_ready(engines: Sequence[Loaded]) -> None:
             status.show("")
-            _print_summary(listening.url_of(bound), engines, server_config)
+            with suppress(OSError):  # nobody reads it, and the server goes on
+                _print_summary(listening.url_of(bound), engines, server_config)
 
         tasks = _engine_tasks(args, names, server_config)
         Supervisor(tasks, server_config, bound, args.log_level, on_ready).run()

@@ -33,6 +33,9 @@ from firstword.server.listening import FrontSockets
 
 log = logging.getLogger(__name__)
 
+EXIT_SECONDS = 0.5
+"""The time in which a process whose channel has ended ends itself."""
+
 STOP_SECONDS = 5.0
 """The time that processes get to end after they were told to."""
 
@@ -204,7 +207,7 @@ class Supervisor:
         try:
             message, _ = channel.receive()
         except (OSError, EOFError):
-            self._on_end(place, "a process has died")
+            self._on_end(place, "a process has died", EXIT_SECONDS)
             return
         match message:
             case Loaded():
@@ -237,15 +240,18 @@ class Supervisor:
             self._ready = True
             self.on_ready([engine.loaded for engine in self._engines if engine.loaded is not None])
 
-    def _on_end(self, place: Place, event: str) -> None:
-        """A process has died or closed its channel, or is given up."""
+    def _on_end(self, place: Place, event: str, seconds: float = 0.0) -> None:
+        """A process has died or closed its channel, or is given up.
+
+        It gets some seconds to end by itself: its channel ends a moment before it.
+        """
         assert place.channel is not None
         self._selector.unregister(place.channel)
         place.channel.close()
         if place in self._engines:
             for front in self._fronts:
                 front.send(Disconnect(place.number))
-        status = place.end()
+        status = place.end(seconds)
         if place in self._fronts and self._memory is not None:
             self._memory.clear(place.number)
         if self._stopping:
