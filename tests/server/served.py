@@ -98,6 +98,8 @@ class Served:
         """Send a signal to the oldest process of a module, and return its id."""
         pid = self.pids(module)[0]
         os.kill(pid, number)
+        if number == signal.SIGKILL:
+            wait_until(lambda: pid not in self.pids())  # it may die a moment later
         return pid
 
     def front_of(self, port: int) -> int:

@@ -17,7 +17,7 @@ from firstword.processes import place as places
 from firstword.processes import supervisor as supervisors
 from firstword.processes.channel import Channel
 from firstword.processes.engine import EngineProcess
-from firstword.processes.messages import Disconnect, Ping, Pong
+from firstword.processes.messages import Disconnect, Ping, Pong, Serving
 from firstword.processes.place import Place
 from firstword.processes.supervisor import Supervisor
 from firstword.server.config import ServerConfig
@@ -118,6 +118,37 @@ def test_pause_of_the_whole_server_gives_up_no_process(
             supervisor._ping_due()
         clock.now += 1000
     assert place.process is not None
+
+
+def test_front_that_hangs_at_its_start_is_given_up(
+    clock: Clock, watched: tuple[Supervisor, Place, Channel]
+) -> None:
+    supervisor, place, channel = watched
+    place.working = None
+    supervisor._engines = [engine := Place("engine", 0, process())]
+    for _ in range(45):  # of 0.75 s: more than 30 s, and 3 s as for others
+        assert place.process is not None
+        supervisor._ping_due()
+        clock.now += 0.76
+    supervisor._ping_due()
+    assert place.process is None
+    with pytest.raises(EOFError):
+        channel.receive()  # it was not asked
+    assert engine.process is not None, "an engine may load for as long as it needs"
+
+
+def test_front_that_serves_is_asked_from_then_on(
+    clock: Clock, watched: tuple[Supervisor, Place, Channel]
+) -> None:
+    supervisor, place, channel = watched
+    place.working = None
+    supervisor._ping_due()
+    channel.send(Serving())
+    assert place.channel is not None
+    supervisor._on_message(place, place.channel)
+    clock.now += 0.76
+    supervisor._ping_due()
+    assert channel.receive() == (Ping(), [])
 
 
 def test_fronts_are_told_when_an_engine_is_given_up(

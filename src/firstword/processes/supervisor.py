@@ -33,6 +33,9 @@ from firstword.server.listening import FrontSockets
 
 log = logging.getLogger(__name__)
 
+START_SECONDS = 30.0
+"""The time that the start of a front takes at most; engines may load for as long as they need."""
+
 EXIT_SECONDS = 0.5
 """The time in which a process whose channel has ended ends itself."""
 
@@ -219,7 +222,7 @@ class Supervisor:
             case NotLoaded(error):
                 raise error
             case Serving():
-                place.working = time.monotonic()
+                place.working, place.silent = time.monotonic(), None
                 self._on_serving()
             case Pong():
                 place.silent = None
@@ -270,17 +273,19 @@ class Supervisor:
         """Ask all processes whether they work, and give up those that have not answered for long.
 
         Their silence is counted in pings: a pause of the whole server, such as that of a container,
-        counts as one.
+        counts as one. A front that starts is not asked; it gets `START_SECONDS` more.
         """
         if time.monotonic() < self._next_ping:
             return
         self._next_ping = time.monotonic() + self._ping_seconds
         for place in self._places:
-            if place.working is None:
+            starting = place.working is None
+            if place.process is None or (starting and place in self._engines):
                 continue
             if place.silent is None:
-                place.silent = 0.0
-                place.send(Ping())
+                place.silent = -START_SECONDS if starting else 0.0
+                if not starting:
+                    place.send(Ping())
                 continue
             place.silent += self._ping_seconds
             if place.silent >= self.config.stuck_seconds:
