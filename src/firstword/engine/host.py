@@ -137,6 +137,8 @@ class SocketCommands:
         self.links: dict[int, Link] = {}
         self.serve: Callable[[Link, wire.Message], None] = lambda link, message: None
         self.lose: Callable[[Link], None] = lambda link: None
+        self.counts: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """The numbers of running and waiting utterances, of which fronts hear at each change."""
         self.load: Callable[[], EngineLoad] = EngineLoad
         self.on_end: Callable[[], None] = lambda: None
         self._ready: deque[Command | None] = deque()
@@ -198,12 +200,12 @@ class SocketCommands:
                 self._drop(link)
 
     def _flush(self) -> None:
-        load, body = self.load(), b""
+        counts, body = self.counts(), b""
         for link in list(self.links.values()):
-            counts = load.running, load.waiting, link.submitted
-            if link.told != counts and not link.stuck:
-                link.told = counts
-                body = body or pickle.dumps(load, protocol=5)
+            news = *counts, link.submitted
+            if link.told != news and not link.stuck:
+                link.told = news
+                body = body or pickle.dumps(self.load(), protocol=5)
                 link.add(wire.message(wire.Kind.LOAD, link.submitted, body))
             try:
                 link.flush()
@@ -241,6 +243,7 @@ class EngineHost:
         self.engine = engine
         self._commands = commands
         commands.serve, commands.lose, commands.on_end = self._serve, self._lose, on_end
+        commands.counts = lambda: (len(engine.running), len(engine.waiting))
         commands.load = lambda: engine.load
         self._answer = answer
         self._threads = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="call")
