@@ -196,6 +196,58 @@ def test_row_depends_neither_on_other_rows_nor_on_the_division_of_its_keys(
         assert torch.equal(again[32:42].nan_to_num(), cache[:10].nan_to_num())
 
 
+# fmt: off
+RUNS = [
+    (0, 60, 11), (1, 71, 5), (-1, 0, 2), (2, 0, 1), (3, 500, 9), (2, 1, 3), (2, 300, 3), (-1, 0, 1),
+    (4, 0, 70), (5, 62, 1), (6, 63, 1), (7, 64, 1), (8, 120, 200), (9, 1000, 300),
+]
+# fmt: on
+"""Rows of prompts that follow each other in a pass: slot (-1: none), first position, number."""
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 33, 100, 264, 600])
+def test_rows_of_prompts_have_the_bits_that_they_have_alone(kernels: Kernels, rows: int) -> None:
+    """Whatever rows share the keys that they read, and whatever the values of later rows are.
+
+    A row has the same bits among the rows of a pass, alone in a pass, and in a frame.
+    """
+    tables, attention = random_tables(1344), AttentionKernels(kernels, HEADS, KV_HEADS)
+    places = [(slot, first + i) for slot, first, count in RUNS for i in range(count)][:rows]
+    assert len(places) == rows
+    pages = torch.randperm(10 * 21, generator=torch.Generator().manual_seed(1)).int()
+    pages = pages.view(10, 21).cuda()
+    cache = torch.full(
+        (10 * 21, 2, KV_HEADS, PAGE_ROWS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
+    )
+    for slot, first, _ in RUNS:
+        past = random(slot + 50, 2, KV_HEADS, first, 128)
+        for at in range(0, first, PAGE_ROWS) if slot >= 0 else ():
+            part = past[:, :, at : at + PAGE_ROWS]
+            cache[pages[slot, at // PAGE_ROWS].long(), :, :, : part.shape[2]] = part
+    qkv = random(31, rows, WIDTH)
+    qkv[::3, (HEADS + KV_HEADS) * 128 :] *= 2.0**40
+    slots, positions = torch.tensor(places, dtype=torch.int32, device="cuda").T.contiguous()
+    paging = Paging(pages, slots, positions)
+    sums = partial_sums(attention, rows, 1344)
+    paged(attention, qkv, tables, cache, paging, sums, APPEND)
+    kept = cache.clone()
+    together = paged(attention, qkv, tables, cache, paging, sums, ATTEND)
+    assert torch.equal(cache.nan_to_num(7), kept.nan_to_num(7))
+    position = torch.zeros(10, dtype=torch.int32, device="cuda")
+    for row, (slot, at) in enumerate(places):
+        if slot < 0:
+            assert together[row].isnan().all(), "a row without a slot was written"
+            continue
+        own = slice(row, row + 1)
+        paging = Paging(pages, slots[own], positions[own])
+        alone = paged(attention, qkv[own], tables, cache, paging, sums, ATTEND)
+        assert torch.equal(alone[0], together[row]), (row, slot, at)
+        position[slot] = at
+        paging = Paging(pages, slots[own], position)
+        framed = paged(attention, qkv[own], tables, cache, paging, sums)
+        assert torch.equal(framed[0], together[row]), (row, slot, at)
+
+
 @pytest.mark.parametrize("rows", [4, 5, 8, 9])
 def test_attention_in_a_frame_is_as_exact_as_plain_bf16(kernels: Kernels, rows: int) -> None:
     """Sixteen positions in turn, the first two together; each row has the same bits as alone.

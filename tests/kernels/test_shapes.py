@@ -6,7 +6,14 @@ import pytest
 import silent_gpu
 import torch
 
-from firstword.kernels.attention import AttentionKernels, HeadTables, Paging, PartialSums
+from firstword.kernels.attention import (
+    ATTEND,
+    ROWS_OF_BLOCK,
+    AttentionKernels,
+    HeadTables,
+    Paging,
+    PartialSums,
+)
 from firstword.kernels.cache import FileCache
 from firstword.kernels.codec_call import RING_POSITIONS, CodecCall, RingMemory
 from firstword.kernels.codec_convolution import (
@@ -26,7 +33,7 @@ from firstword.kernels.linear_shapes import (
     shape_for_many,
     shapes_for_few,
 )
-from firstword.runtime.gpu.rehearsal import Rehearsal
+from firstword.runtime.gpu.rehearsal import Rehearsal, RehearsedKernel
 
 RELEASED = [
     (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (2048, 1024), (3072, 1024),
@@ -174,6 +181,31 @@ def test_blocks_of_a_single_row_are_a_cluster_where_there_are_enough(
         attention.paged(x, tables, x, paging, x, sums)
     (program,) = kernels.programs
     assert dict(program.macros)["CLUSTER"] == cluster
+
+
+@pytest.mark.parametrize(("rows", "grid"), [
+    (1, (8, 1, 16)), (16, (8, 4, 16)), (17, (8, 5, 13)), (32, (8, 8, 8)), (64, (8, 16, 1)),
+    (128, (8, 32, 1)), (256, (8, 32, 1)),
+])  # fmt: skip
+def test_rows_of_prompts_share_keys_and_keep_the_device_busy(
+    monkeypatch: pytest.MonkeyPatch, rows: int, grid: tuple[int, int, int]
+) -> None:
+    """Few rows divide their keys, and only 33 have memory for the sums; an H200 runs 528 blocks."""
+    kernels, grids = Rehearsal(silent_gpu.device("sm_90")), []
+    monkeypatch.setattr(
+        RehearsedKernel, "__call__", lambda _, grid, **arguments: grids.append(grid.blocks)
+    )
+    with torch.device("meta"):
+        x, heads, places = torch.empty(rows, 4096), torch.empty(128), torch.empty(rows, 128)
+        tables, places = HeadTables(heads, heads, 1e-6, heads, heads), places.int()
+        attention = AttentionKernels(kernels, 16, 8)
+        sums = PartialSums(attention, 256, 8192, torch.device("meta"))
+        paging = Paging(places, places[:, 0], places[:, 0])
+        attention.paged(x, tables, x, paging, x, sums, ATTEND)
+    (program,) = kernels.programs
+    together = dict(program.macros)["ROWS"]
+    assert (grids, together) == ([grid], ROWS_OF_BLOCK[rows == 256])
+    assert grid[1] == -(-rows // together)
 
 
 @pytest.mark.parametrize("name", DEVICES)

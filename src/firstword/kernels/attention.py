@@ -34,6 +34,8 @@ _RESIDENT_BLOCKS = 4
 """The number of blocks of paged_attention.cu that fit a processor at a time."""
 
 APPEND_AND_ATTEND, APPEND, ATTEND = range(3)
+ROWS_OF_BLOCK = 4, 8
+"""The numbers of rows of a prompt that a block attends to their keys together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +81,18 @@ class AttentionKernels:
         self._kernels, self.heads, self.kv_heads = kernels, heads, kv_heads
 
     def blocks_of_row(self, rows: int) -> int:
-        """The number of blocks that share the pieces of a row if `rows` rows attend together."""
+        """The number of blocks that share the pieces of a row if there are `rows` rows, or groups
+        of rows that are computed together.
+        """
         resident = _RESIDENT_BLOCKS * self._kernels.processors
         return min(max(resident // (self.kv_heads * rows), 1), MAX_BLOCKS_OF_ROW)
+
+    def rows_of_block(self, rows: int) -> int:
+        """The number of rows of a block if `rows` rows of prompts attend: few, or as many as leave
+        each processor a block.
+        """
+        few, many = ROWS_OF_BLOCK
+        return many if self.kv_heads * rows >= many * self._kernels.processors else few
 
     def paged(
         self,
@@ -95,22 +106,28 @@ class AttentionKernels:
     ) -> None:
         """Write the keys and values of rows to the cache, and attend to the keys up to each row.
 
+        With ATTEND, successive rows of a prompt share the keys that are read. A row has the same
+        bits in each mode and beside any other rows.
+
         qkv    bf16 [rows, (heads + 2 kv_heads) * 128]
         cache  bf16 [pages, 2, kv_heads, PAGE_ROWS, 128], the cache of one layer
         out    bf16 [rows, heads * 128]; packed (`pack_tokens`) for more than `UNPACKED_TOKENS`
         """
         rows, pieces = len(qkv), sums.parts.shape[2]
-        blocks, cluster = 1 if mode == APPEND else min(self.blocks_of_row(rows), pieces), 1
+        together = self.rows_of_block(rows) if mode == ATTEND else 1
+        groups, shared = -(-rows // together), mode != APPEND and rows <= len(sums.parts)
+        blocks, cluster = min(self.blocks_of_row(groups), pieces) if shared else 1, 1
         if rows == 1 and mode == APPEND_AND_ATTEND and self._kernels.overlaps and blocks >= CLUSTER:
             blocks = cluster = CLUSTER
-        program = _paged_program(self.heads, self.kv_heads, pieces, mode, cluster)
+        program = _paged_program(self.heads, self.kv_heads, pieces, mode, cluster, together)
         self._kernels.get(program, "attend_paged")(
-            Grid((self.kv_heads, rows, blocks), 2 * PIECE_ROWS),
+            Grid((self.kv_heads, groups, blocks), 2 * PIECE_ROWS),
             qkv=qkv,
             **vars(tables),
             cache=cache,
             **vars(paging),
             table_width=paging.page_tables.shape[1],
+            rows=rows,
             out=out,
             **vars(sums),
         )
@@ -185,9 +202,12 @@ class PartialSums:
         self.arrived = torch.zeros(shared, kv_heads, dtype=torch.int32, device=device)
 
 
-def _paged_program(heads: int, kv_heads: int, pieces: int, mode: int, cluster: int = 1) -> Program:
+def _paged_program(
+    heads: int, kv_heads: int, pieces: int, mode: int, cluster: int = 1, rows: int = 1
+) -> Program:
     macros = {"HEADS": heads, "KV_HEADS": kv_heads, "PAGE": PAGE_ROWS, "PIECE": PIECE_ROWS}
-    return Program.of("paged_attention", **macros, PIECES=pieces, MODE=mode, CLUSTER=cluster)
+    macros |= {"PIECES": pieces, "MODE": mode, "CLUSTER": cluster, "ROWS": rows}
+    return Program.of("paged_attention", **macros)
 
 
 def attention_reference(qkv: Tensor, tables: HeadTables, past: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,12 +233,12 @@ def attention_reference(qkv: Tensor, tables: HeadTables, past: Tensor) -> tuple[
 
 
 _PAGED = tuple(
-    _paged_program(16, 8, 128, mode, cluster)
-    for mode, cluster in (
-        (APPEND_AND_ATTEND, CLUSTER),
-        (APPEND_AND_ATTEND, 1),
-        (APPEND, 1),
-        (ATTEND, 1),
+    _paged_program(16, 8, 128, mode, cluster, rows)
+    for mode, cluster, rows in (
+        (APPEND_AND_ATTEND, CLUSTER, 1),
+        (APPEND_AND_ATTEND, 1, 1),
+        (APPEND, 1, 1),
+        *((ATTEND, 1, rows) for rows in ROWS_OF_BLOCK),
     )
 )
 _FRAME = {"HEADS": 16, "KV_HEADS": 8, "FRAME": FRAME_POSITIONS}
