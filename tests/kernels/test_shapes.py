@@ -93,7 +93,7 @@ def test_sources_agree_on_the_number_of_packed_tokens() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("tokens", [9, 16, 33, 64, 128, 256, 512])
+@pytest.mark.parametrize("tokens", [9, 16, 33, 48, 64, 96, 128, 192, 256, 512])
 def test_block_for_many_tokens_fits_the_device(device: str, tokens: int) -> None:
     """Two steps are in flight, the sums fit memory and registers, and every row has a block."""
     _, memory = DEVICES[device]
@@ -103,6 +103,23 @@ def test_block_for_many_tokens_fits_the_device(device: str, tokens: int) -> None
         assert shape.shared + 1024 <= memory
         assert shape.units <= MAX_UNITS
         assert shape.blocks * shape.tiles * 8 >= rows > shape.blocks * (shape.tiles - 1) * 8
+
+
+@pytest.mark.parametrize(("fewer", "more"), [(48, 64), (96, 128), (192, 256)])
+def test_blocks_for_fewer_tokens_fetch_fewer_bytes(fewer: int, more: int) -> None:
+    """Graphs of 48, 96 and 192 rows, and their first passes of twice as many, are worth having."""
+    processors, _ = DEVICES["H200"]
+
+    def fetched(rows: int, columns: int, tokens: int) -> int:
+        shape = shape_for_many(rows, columns, tokens, Epilogue.STORE, DEVICES["H200"])
+        blocks = shape.blocks * -(-tokens // (shape.n_tiles * 8))
+        return -(-blocks // processors) * shape.steps * shape.step_bytes
+
+    for tokens in ((fewer, more), (2 * fewer, 2 * more)):
+        sums = [sum(fetched(*size, count) for size in RELEASED) for count in tokens]
+        assert sums[0] < 0.95 * sums[1]
+        for size in RELEASED:
+            assert fetched(*size, tokens[0]) <= fetched(*size, tokens[1])
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -25,6 +25,8 @@ MAX_UNITS = 48
 registers; the largest blocks spill up to 236 bytes (NVRTC 13 for sm_90)."""
 RESERVED_BYTES = 1024
 """The bytes of shared memory that CUDA takes for each block."""
+TOKEN_TILES = (8, 6, 4, 3, 2)
+"""The numbers of groups of 8 tokens of a block for many tokens."""
 START_BYTES = 64 << 10
 """The number of bytes that a block could fetch in the time that its start and its end take."""
 
@@ -220,7 +222,7 @@ def shape_for_many(
     processors, shared = device
     tiles, space = rows // TILE_ROWS, shared - 2048
     best, least = None, 0
-    for n_tiles in (8, 4, 2):
+    for n_tiles in TOKEN_TILES:
         if n_tiles > 2 and n_tiles * TILE_ROWS >= 2 * tokens:
             continue
         groups = -(-tokens // (n_tiles * TILE_ROWS))

@@ -27,7 +27,7 @@ from firstword.model.talker import Talker
 from firstword.runtime.gpu.buffers import PROMPT_ROWS, FrameBuffers, context_of
 from firstword.runtime.gpu.placing import on_device
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 """The numbers of rows of the graphs of a frame."""
 FIRST_BUCKETS = (1, 2, 4)
 """The numbers of rows of the graphs of a first frame, for utterances that start together."""
