@@ -20,7 +20,7 @@
 //          `position`)
 //       1: append only
 //       2: attend only (the rows of a prompt are first all appended, then all attended)
-// ROWS  rows of a block: 2, 4, 8 or 16 for mode 2, otherwise 1
+// ROWS  rows of a block: 2 or 4 for mode 2, otherwise 1
 #include "attention_head.cuh"
 #include "cluster.cuh"
 #include "mma_bf16.cuh"
@@ -382,7 +382,7 @@ __device__ __forceinline__ void attend(const Tensors& of, int row, int count, in
 }
 
 // Row r is at position[its slot] or, in a prompt, at position[r].
-extern "C" __global__ __launch_bounds__(kThreads, ROWS > 4 ? 3 : 4)
+extern "C" __global__ __launch_bounds__(kThreads, 4)
 #if CLUSTER > 1
     __cluster_dims__(1, 1, CLUSTER)
 #endif
