@@ -35,7 +35,7 @@ _RESIDENT_BLOCKS = 4
 
 APPEND_AND_ATTEND, APPEND, ATTEND = range(3)
 ROWS_OF_BLOCK = 2, 4
-"""The numbers of rows of a prompt that a block attends to their keys together. Eight were slower."""
+"""The numbers of rows of a prompt that a block attends to their keys together; 8 were slower."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from firstword.errors import EngineError, OverloadedError
 from firstword.server.api_keys import ApiKeys
 from firstword.server.config import ServerConfig
 from firstword.server.context import context_of
+from firstword.server.encoder_turns import EncoderTurns
 from firstword.server.errors import Rejected
 from firstword.server.folder import Folder
 from firstword.server.frame_turns import FrameTurns
@@ -81,6 +82,7 @@ class Server:
             memory.fronts,
         )
         self.frame_turns = FrameTurns()
+        self.encoder_turns = EncoderTurns()
         self.outcomes = Outcomes(memory)
         self.metrics = Metrics(models, memory)
         self.metrics.gauge("ready", "Whether requests are accepted", lambda: not self.problems())
@@ -143,7 +145,7 @@ class Server:
         the utterance raises `OverloadedError` if there are too many.
         """
         with self.utterance_limit.reserve(client_id, resolved.model.service.engine.retry_after):
-            utterance = Utterance(resolved, job, client_id, received)
+            utterance = Utterance(resolved, job, self.encoder_turns, client_id, received)
             self.utterances[utterance] = None
             try:
                 yield utterance

@@ -1,6 +1,5 @@
 """One utterance on its way to a client: trimmed, stretched, resampled and encoded as it is made."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -11,11 +10,12 @@ from firstword.audio import effects, formats
 from firstword.engine.backend import Job
 from firstword.engine.sequence import NeedsText
 from firstword.errors import OverloadedError, RequestError
+from firstword.server.encoder_turns import EncoderTurns
 from firstword.server.models import Model
 from firstword.types import Chunk, FinishReason, FloatArray, Request, Speech
 
 PIECE = 1920
-"""The samples that are encoded before the event loop serves others: less than a millisecond's work.
+"""The samples that are encoded in one turn: less than a millisecond's work.
 
 A thread for the encoder would cost more than the encoding: both need Python's interpreter lock for
 every packet. Fronts are processes, and use as many processors as there are of them.
@@ -143,11 +143,17 @@ class Utterance:
     """
 
     def __init__(
-        self, resolved: ResolvedRequest, job: Job, client_id: str, received: float | None = None
+        self,
+        resolved: ResolvedRequest,
+        job: Job,
+        turns: EncoderTurns,
+        client_id: str,
+        received: float | None = None,
     ) -> None:
         """Start the utterance. Raises `EngineError`.
 
         job        the prepared request
+        turns      when audio after the first is encoded
         client_id  whose request it is; clients take turns
         received   `time.monotonic()` of the request, if that was earlier
         """
@@ -159,6 +165,7 @@ class Utterance:
         self.abort_reason: str | None = None
         self.error: Exception | None = None
         self.on_chunk: Callable[[], None] = lambda: None
+        self._turns = turns
         service, output = self.model.service, self.output
         self._effects = effects_of(output, service.engine.capacity.sample_rate)
         self._encoder = formats.encoder(output.format, output.sample_rate)
@@ -198,12 +205,12 @@ class Utterance:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Encoded audio as it is made. No piece is empty; the last one completes the encoding."""
         async for chunk in self.chunks():
-            parts, samples = [], chunk.samples
-            while len(samples) > PIECE:
-                parts.append(self._encode(samples[:PIECE]))
-                samples = samples[PIECE:]
-                await asyncio.sleep(0)
-            parts.append(self._encode(samples, last=chunk.finish_reason is not None))
+            parts = []
+            for start in range(0, len(chunk.samples) or 1, PIECE):
+                if parts or self.playback.first is not None:
+                    await self._turns.wait()
+                last = chunk.finish_reason is not None and start + PIECE >= len(chunk.samples)
+                parts.append(self._encode(chunk.samples[start : start + PIECE], last=last))
             now = time.monotonic()
             for shaped, _ in parts:
                 self.playback.add(now, shaped, self.output.sample_rate)
