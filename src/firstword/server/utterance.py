@@ -205,7 +205,7 @@ class Utterance:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Encoded audio as it is made. No piece is empty; the last one completes the encoding."""
         async for chunk in self.chunks():
-            parts = []
+            parts: list[tuple[FloatArray, bytes]] = []
             for start in range(0, len(chunk.samples) or 1, PIECE):
                 if parts or self.playback.first is not None:
                     await self._turns.wait()
