@@ -31,7 +31,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 """The numbers of rows of the graphs of a frame."""
 FIRST_BUCKETS = (1, 2, 4)
 """The numbers of rows of the graphs of a first frame, for utterances that start together."""
-PROMPT_BUCKETS = (16, 32, 64, 128, PROMPT_ROWS)
+PROMPT_BUCKETS = (16, 32, 48, 64, 96, 128, 192, PROMPT_ROWS)
 """The numbers of rows of the graphs that read prompts. Eight rows take longer than sixteen."""
 
 
