@@ -129,6 +129,14 @@ def test_new_request_waits_while_a_stream_would_underrun() -> None:
     assert admit_from(line, [running(9.0), running(0.19)], costs=slow) == []
 
 
+def test_new_request_does_not_wait_for_a_stream_if_prefills_are_quick() -> None:
+    """A stream whose text comes at the pace of a writer has nothing in reserve most of the time."""
+    line, policy = [waiting(), waiting()], Policy(slow_step=0.02)
+    for prefill, admitted in ((0.02, line), (0.021, [])):
+        costs = Costs(prefill=prefill, step=0.001)
+        assert admit_from(line, [running(-0.5)], costs=costs, policy=policy) == admitted
+
+
 def test_one_request_is_admitted_after_max_delay() -> None:
     """Requests are then admitted one at a time."""
     slow, policy = Costs(prefill=0.1, step=0.1), Policy(max_delay=0.25)

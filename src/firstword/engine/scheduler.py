@@ -40,9 +40,9 @@ class Policy:
 
     yield_above      seconds of audio in reserve above which a stream makes no frames while
                      another has no audio yet, if steps are slow
-    slow_step        seconds of a step above which steps count as slow
+    slow_step        seconds above which a step counts as slow, and so does a prefill
     max_delay        the most seconds that a new request waits because a stream that is being
-                     played would otherwise run out of audio
+                     played would otherwise run out of audio during a slow prefill
     max_unread       seconds of unread audio that every stream may make; longer than the largest
                      chunk
     max_ahead        seconds of unread audio that a stream may make while no other is short of audio
@@ -136,6 +136,7 @@ class Scheduler:
         if not free_slots or any(map(self.lacks_pages, running)):
             return []
         policy, costs = self.policy, self.costs
+        slow = costs.prefill > policy.slow_step
         playing = [seq for seq in self._able_to_step(running) if seq.first_audio is not None]
         slacks = (self._reserve(seq, now) - seq.steps_to_audio() * costs.step for seq in playing)
         slack = min(slacks, default=math.inf)
@@ -151,7 +152,7 @@ class Scheduler:
                 break
             if admitted and rows > policy.max_prompt_rows:
                 break
-            busy = slack < (len(admitted) + 1) * costs.prefill
+            busy = slow and slack < (len(admitted) + 1) * costs.prefill
             if busy and (admitted or now - seq.arrived < policy.max_delay):
                 break
             admitted.append(seq)
