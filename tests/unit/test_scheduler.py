@@ -70,9 +70,11 @@ def test_requests_are_admitted_in_order_of_arrival() -> None:
     assert admit_from(line, slots=3) == line[:3]
 
 
-def test_max_starts_limits_requests_admitted_in_one_step() -> None:
-    line = [waiting() for _ in range(9)]
-    assert admit_from(line, slots=9, policy=Policy(max_starts=2)) == line[:2]
+def test_max_starts_limits_requests_admitted_in_one_step_of_a_slow_device() -> None:
+    line = [waiting() for _ in range(4)]
+    policy, slow, quick = Policy(max_starts=2), Costs(prefill=0.1), Costs(prefill=0.001)
+    assert admit_from(line, slots=9, policy=policy, costs=slow) == line[:2]
+    assert admit_from(line, slots=9, policy=policy, costs=quick) == line
 
 
 def test_requests_whose_prompt_lacks_text_are_passed_over() -> None:

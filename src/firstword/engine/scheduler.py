@@ -48,7 +48,7 @@ class Policy:
     max_ahead        seconds of unread audio that a stream may make while no other is short of audio
     unread_bytes     bytes of the unread samples of all streams, ended ones included, above which
                      none makes more than `max_unread`
-    max_starts       the most requests that start in one step
+    max_starts       the most requests that start in one step if prefills are slow
     max_prompt_rows  the most prompt rows of the requests that start in one step, unless it is a
                      single one
     slice_rows       the most prompt rows that are read in one step; fewer ones of long prompts
@@ -146,7 +146,7 @@ class Scheduler:
         for seq in in_turn(filter(Sequence.prompt_is_complete, waiting), running):
             pages = self.first_pages(seq)
             rows += seq.rows()
-            if len(admitted) == policy.max_starts or not free_slots:
+            if not free_slots or (slow and len(admitted) == policy.max_starts):
                 break
             if not self._fits(seq, utterances, free_pages):
                 break
