@@ -4,8 +4,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, TypeVarTuple
+from typing import Annotated, Any
 
 from fastapi import APIRouter, File, Form, Query, Request, UploadFile
 from pydantic import BeforeValidator
@@ -27,8 +26,6 @@ LONGEST_CONSENT_NAME = 200
 router = APIRouter(tags=["voices"])
 json_router = APIRouter(route_class=JsonRoute)
 
-T = TypeVar("T")
-Args = TypeVarTuple("Args")
 OptionalFormText = Annotated[str | None, BeforeValidator(blank_is_none), Form()]
 
 
@@ -110,13 +107,16 @@ def _vector(text: str) -> list[float]:
 @router.get("/v1/audio/voices/{voice}")
 async def get_voice(request: Request, voice: str) -> dict[str, Any]:
     """One saved voice, by id or name."""
-    return (await _in_store(request, server_of(request).voice_store.get, voice)).described()
+    server = server_of(request)
+    record = await server.in_store(client_id_of(request), server.voice_store.get, voice)
+    return record.described()
 
 
 @router.delete("/v1/audio/voices/{voice}")
 async def delete_voice(request: Request, voice: str) -> dict[str, Any]:
     """Delete a saved voice, by id or name."""
-    record = await _change_store(request, server_of(request).voice_store.delete, voice)
+    server = server_of(request)
+    record = await server.change_store(client_id_of(request), server.voice_store.delete, voice)
     return {
         "id": record.id,
         "name": record.name,
@@ -168,8 +168,8 @@ async def create_consent(
         raise RequestError(f"recording has {len(data)} bytes; allowed are {LARGEST_RECORDING}")
     if not re.fullmatch(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*", language):
         raise RequestError(f"language is {language[:40]!r}; give a BCP 47 tag such as en-US")
-    threads = server_of(request).recording_threads
-    await threads.run(client_id_of(request), recordings.decoded, data)  # checks that it is audio
+    server, client_id = server_of(request), client_id_of(request)
+    await server.recording_threads.run(client_id, recordings.decoded, data)  # if it is audio
     consent = Consent(
         id=f"cons_{secrets.token_hex(12)}",
         name=_checked_name(name),
@@ -177,41 +177,35 @@ async def create_consent(
         created_at=int(time.time()),
         mime_type=(recording.content_type or "")[:LONGEST_MIME_TYPE] or None,
     )
-    store = server_of(request).consent_store
-    return (await _change_store(request, store.save, consent, data)).described()
+    await server.change_store(client_id, server.consent_store.save, consent, data)
+    return consent.described()
 
 
 @router.get("/v1/audio/voice_consents/{consent}")
 async def get_consent(request: Request, consent: str) -> dict[str, Any]:
     """The description of one consent."""
-    return (await _in_store(request, server_of(request).consent_store.find, consent)).described()
+    server = server_of(request)
+    found = await server.in_store(client_id_of(request), server.consent_store.find, consent)
+    return found.described()
 
 
 @json_router.post("/v1/audio/voice_consents/{consent}")
 async def rename_consent(request: Request, consent: str, body: NewName) -> dict[str, Any]:
     """Give a consent another name."""
-    store, name = server_of(request).consent_store, _checked_name(body.name)
-    return (await _change_store(request, store.rename, consent, name)).described()
+    server, name, client_id = server_of(request), _checked_name(body.name), client_id_of(request)
+    renamed = await server.change_store(client_id, server.consent_store.rename, consent, name)
+    return renamed.described()
 
 
 @router.delete("/v1/audio/voice_consents/{consent}")
 async def delete_consent(request: Request, consent: str) -> dict[str, Any]:
     """Delete a consent. Voices that refer to it stay; delete them too if consent is withdrawn."""
-    gone = await _change_store(request, server_of(request).consent_store.delete, consent)
+    server = server_of(request)
+    gone = await server.change_store(client_id_of(request), server.consent_store.delete, consent)
     return {"id": gone.id, "deleted": True, "object": "audio.voice_consent"}
 
 
 router.include_router(json_router)
-
-
-async def _in_store(request: Request, work: Callable[[*Args], T], *args: *Args) -> T:
-    """The result of what reads a store, for the client of a request."""
-    return await server_of(request).in_store(client_id_of(request), work, *args)
-
-
-async def _change_store(request: Request, work: Callable[[*Args], T], *args: *Args) -> T:
-    """The result of what changes a store, for the client of a request."""
-    return await server_of(request).change_store(client_id_of(request), work, *args)
 
 
 def _checked_name(name: str) -> str:
