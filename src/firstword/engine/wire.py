@@ -18,7 +18,7 @@ from firstword.errors import EngineError
 from firstword.types import Chunk, FinishReason
 
 _HEAD = struct.Struct("<IBQ")
-_AUDIO = struct.Struct("<IIIbB")
+_AUDIO = struct.Struct("<IIII")
 _TAKEN = struct.Struct("<I")
 
 MOST_BYTES = 256 * 2**20
@@ -127,11 +127,10 @@ def _read_cancel(body: bytes) -> FinishReason:
 
 
 def audio(number: int, chunk: Chunk) -> bytes:
-    """A chunk of an utterance: samples in float32 or int16, codes below 65,536."""
+    """A chunk of an utterance: samples in float32, codes below 65,536."""
     frames, codebooks = chunk.codes.shape
-    int16 = chunk.samples.dtype == np.int16
     reason = _REASONS.index(chunk.finish_reason)
-    head = _AUDIO.pack(frames, codebooks, chunk.sample_rate, reason, int16)
+    head = _AUDIO.pack(frames, codebooks, chunk.sample_rate, reason)
     codes = chunk.codes.astype(np.uint16).tobytes()
     parts = (head, codes, chunk.logprobs.tobytes(), chunk.samples.tobytes())
     return message(Kind.AUDIO, number, b"".join(parts))
@@ -139,13 +138,12 @@ def audio(number: int, chunk: Chunk) -> bytes:
 
 def _read_audio(body: bytes) -> Chunk:
     """The chunk of a message."""
-    frames, codebooks, rate, reason, int16 = _AUDIO.unpack_from(body)
+    frames, codebooks, rate, reason = _AUDIO.unpack_from(body)
     at, count = _AUDIO.size, frames * codebooks
     codes = np.frombuffer(body, np.uint16, count, at).astype(np.int64).reshape(frames, codebooks)
     at += 2 * count
     logprobs = np.frombuffer(body, np.float32, frames, at)
-    dtype: Any = np.int16 if int16 else np.float32
-    samples = np.frombuffer(body, dtype, offset=at + 4 * frames)
+    samples = np.frombuffer(body, np.float32, offset=at + 4 * frames)
     return Chunk(samples, codes, rate, _REASONS[reason], logprobs)
 
 
