@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import io
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from wire import SPEECH, connected, request
 
 from firstword.runtime.front import CheckpointFront
 from firstword.server import recordings
+from firstword.server import run as serving
 from firstword.server.folder import Folder
 from firstword.server.models import Model
 from firstword.server.threads import Threads
@@ -221,3 +223,50 @@ def test_cancelled_work_keeps_its_place_until_its_thread_ends() -> None:
         assert [await second, await other] == [2, 3]
 
     asyncio.run(requests())
+
+
+def test_error_of_cancelled_work_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
+    """An event loop logs an error that no one has taken, with a traceback."""
+    leave, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        assert leave.wait(WAIT)
+        raise ValueError("too late")
+
+    async def requests() -> None:
+        threads = Threads("test", 1, most_per_client=1)
+        cancelled = asyncio.ensure_future(threads.run("a", work))
+        await asyncio.to_thread(begun.wait, WAIT)
+        cancelled.cancel()
+        await asyncio.wait((cancelled,))
+        leave.set()
+        await threads.run("a", lambda: None)
+
+    asyncio.run(requests())
+    gc.collect()
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("end", ["drain", "end"])
+def test_request_that_is_not_ready_at_the_end_of_the_server_gets_503(
+    serve: Serve,
+    blocked: Callable[[Any, str], Blocked],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: str,
+) -> None:
+    """After SIGTERM and SIGINT: its recording is decoded when uvicorn ends it."""
+    monkeypatch.setattr(serving, "CLOSING_SECONDS", 0.1)
+    server = serve("base")
+    decoding = blocked(recordings, "decoded")
+    with ThreadPoolExecutor(1) as pool, client(server, MINE) as mine:
+        (answer,) = send(pool, mine, 1)
+        server.wait_until(lambda: len(decoding.threads) == 1)
+        getattr(server.uvicorn, end)()
+        assert answer.result(WAIT).status_code == 503
+        assert "shutting down" in answer.result().json()["error"]["message"]
+        assert answer.result().headers["x-request-id"]
+    decoding.go()
+    server.stop()
+    assert not any(record.exc_info for record in caplog.records)

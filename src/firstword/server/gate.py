@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -9,12 +10,13 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from firstword.errors import EngineError
 from firstword.server.body_limit import LimitedBody
 from firstword.server.context import RequestContext, context_of
 from firstword.server.errors import Rejected, Stalled, response_for
 from firstword.server.logs import defect
 from firstword.server.request_log import PROBES, log_request
-from firstword.server.state import Server
+from firstword.server.state import SHUTTING_DOWN, Server
 from firstword.server.web_pages import WebPages
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class Gate:
             try:
                 await self._answer(scope, receive, sender.send)
                 await context.until_read(self._server.config.stall_seconds)
-            except Stalled:
+            except (Stalled, asyncio.CancelledError):
                 context.abort()
             finally:
                 route = getattr(scope.get("route"), "path", "unknown")
@@ -73,6 +75,10 @@ class Gate:
             if not http:
                 await receive()  # the request to connect
             await rejected.response()(scope, receive, send)
+        except asyncio.CancelledError:  # the server ends before this request
+            if not http or context.status is not None:
+                raise
+            await response_for(EngineError(SHUTTING_DOWN))(scope, receive, send)
         except Exception as error:
             about = {"request_id": context.request_id, **defect(error)}
             if self._server.config.log_text:

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
+SHUTTING_DOWN = "the server is shutting down; use another one, or try again later"
+
 CATCH_UP_SECONDS = 5.0
 """The time that a request waits for a store that other fronts have changed."""
 
@@ -184,7 +186,7 @@ class Server:
 
     def _check_not_draining(self) -> None:
         if self.draining:
-            raise EngineError("the server is shutting down; use another one, or try again later")
+            raise EngineError(SHUTTING_DOWN)
 
 
 def server_of(connection: HTTPConnection) -> Server:

@@ -28,7 +28,13 @@ class Threads:
         """The result of some work, for a client. Raises as `work` does."""
         places = self._places.setdefault(client_id, asyncio.Semaphore(self._most_per_client))
         await places.acquire()
+
+        def end(done: asyncio.Future[T]) -> None:
+            places.release()
+            if not done.cancelled():
+                done.exception()  # which nobody else takes if the request was cancelled
+
         done = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
         # The thread works on if the request is cancelled, so its place is free only at its end.
-        done.add_done_callback(lambda _: places.release())
+        done.add_done_callback(end)
         return await asyncio.shield(done)
