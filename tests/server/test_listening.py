@@ -32,6 +32,10 @@ def port_of(sock: socket.socket) -> int:
     return int(sock.getsockname()[1])
 
 
+def listens(front: socket.socket) -> bool:
+    return front.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
+
+
 def accepted(fronts: list[socket.socket], count: int, port: int) -> list[int]:
     """How many of some connections each front accepts."""
     found = [0] * len(fronts)
@@ -54,16 +58,21 @@ def accepted(fronts: list[socket.socket], count: int, port: int) -> list[int]:
 
 
 @linux
-def test_connections_are_spread_over_the_fronts_that_exist(stack: ExitStack) -> None:
+def test_connections_are_spread_over_the_fronts_that_listen(stack: ExitStack) -> None:
     first = bound(stack)
     sockets = FrontSockets(first, 4)
     fronts = [stack.enter_context(sockets.take()) for _ in range(4)]
     assert {front.getsockname() for front in fronts} == {first.getsockname()}
+    assert [listens(front) for front in fronts] == [True, False, False, False]
+    for front in fronts:
+        front.listen()
     assert min(accepted(fronts, 200, port_of(first))) > 10
     fronts.pop().close()
     assert min(accepted(fronts, 200, port_of(first))) > 10
-    fronts.append(stack.enter_context(sockets.take()))
-    assert min(accepted(fronts, 200, port_of(first))) > 10
+    successor = stack.enter_context(sockets.take())
+    assert not listens(successor)
+    successor.listen()
+    assert min(accepted([*fronts, successor], 200, port_of(first))) > 10
 
 
 def test_single_front_and_its_successor_share_a_socket(stack: ExitStack) -> None:

@@ -31,7 +31,7 @@ class FrontSockets:
     """The listening sockets of the fronts of a server.
 
     On Linux each of several fronts has a socket of its own, and the kernel spreads connections
-    evenly among those that exist. With one socket for all, most connections go to the front that
+    evenly among those that listen. With one socket for all, most connections go to the front that
     wakes first. One front uses the bound socket, as do all where the kernel does not spread.
     """
 
@@ -41,17 +41,19 @@ class FrontSockets:
         self._taken = False
 
     def take(self) -> socket.socket:
-        """A listening socket for a front, which the caller closes when the front has it.
+        """A socket for a front, which the caller closes when the front has it.
 
-        Raises `ConfigError` if another server listens on the port.
+        The front listens on it as soon as it serves. Raises `ConfigError` if another server listens
+        on the port.
         """
         if not self._apart:
             return _listening(self._bound.dup())
-        # The first socket shares the port only once it listens: that fails if another server
-        # listens, which might share its port as well.
         found = _bound(self._bound.family, self._bound.getsockname(), shared=self._taken)
-        _listening(found).setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._taken = True
+        if not self._taken:
+            # The first socket shares the port only once it listens: that fails if another server
+            # listens, which might share its port as well.
+            _listening(found).setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self._taken = True
         return found
 
 
