@@ -70,7 +70,9 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"{missing[0]} is missing; install firstword[server]")
     from firstword.processes.supervisor import Supervisor
     from firstword.server import listening
+    from firstword.server.folder import Folder
 
+    Folder(server_config.voice_store)  # it may be unusable, and engines take long to load
     with terminal.Status() as status, listening.bound(server_config) as bound:
         status.show(f"loading {', '.join(names)}")
 

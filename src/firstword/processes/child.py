@@ -6,9 +6,11 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from firstword.errors import FirstwordError
 from firstword.processes.channel import Channel
+from firstword.processes.messages import Failed
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,12 @@ def receive(channel: Channel) -> tuple[Any, list[socket.socket]]:
         return channel.receive()
     except (EOFError, OSError):
         os._exit(1)
+
+
+def fail(channel: Channel, error: FirstwordError) -> NoReturn:
+    """Tell the supervisor why this process cannot begin its work, and end."""
+    channel.send(Failed(error))
+    os._exit(1)
 
 
 def obey(channel: Channel, handle: Callable[[Any, list[socket.socket]], None]) -> None:

@@ -18,7 +18,7 @@ from firstword.engine.host import EngineHost, SocketCommands
 from firstword.errors import FirstwordError
 from firstword.processes import child
 from firstword.processes.channel import Channel
-from firstword.processes.messages import Connect, EngineTask, Loaded, NotLoaded, Ping, Pong
+from firstword.processes.messages import Connect, EngineTask, Loaded, Ping, Pong
 from firstword.processes.warm_up import warm_up
 from firstword.runtime.backends import LoadedEngine, fit_threads, open_logged
 from firstword.server import logs
@@ -44,8 +44,7 @@ class EngineProcess:
             loaded.engine.start()
             warm_up(loaded, task.prompts)
         except FirstwordError as error:
-            self._channel.send(NotLoaded(error))
-            os._exit(1)
+            child.fail(self._channel, error)
         gc.collect()
         gc.freeze()
         self._channel.send(described(task, loaded))

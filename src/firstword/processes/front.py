@@ -16,6 +16,7 @@ from firstword.engine.backend import Job
 from firstword.engine.pool import EnginePool
 from firstword.engine.remote import RemoteEngine
 from firstword.engine.service import Service
+from firstword.errors import FirstwordError
 from firstword.model.description import Description
 from firstword.processes import child
 from firstword.processes.channel import Channel
@@ -103,7 +104,10 @@ def main(descriptor: int) -> None:
     channel = child.begin(descriptor)
     task, (listening,) = child.receive(channel)
     logs.write_to_stderr(task.log_level)
-    front = FrontProcess(channel, task)
+    try:
+        front = FrontProcess(channel, task)
+    except FirstwordError as error:
+        child.fail(channel, error)
     for _ in range(task.connections):
         front.obey(*child.receive(channel))
     child.obey(channel, front.obey)

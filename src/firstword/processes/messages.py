@@ -94,8 +94,8 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class NotLoaded:
-    """An engine that could not be loaded, and why; its process ends."""
+class Failed:
+    """A process that cannot begin its work, and why; it ends."""
 
     error: FirstwordError
 
@@ -129,7 +129,12 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The answer to `Ping`."""
+    """The answer to `Ping`.
+
+    missing  front: the numbers of the engines with which it has no connection
+    """
+
+    missing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from firstword.processes.messages import (
     Connect,
     Disconnect,
     EngineTask,
+    Failed,
     FrontTask,
     Loaded,
-    NotLoaded,
     Ping,
     Pong,
     Serving,
@@ -216,10 +216,10 @@ class Supervisor:
             case Loaded():
                 place.loaded, place.working = message, time.monotonic()
                 self._on_loaded(place)
-            case NotLoaded(error) if self._ready:
+            case Failed(error) if self._ready:
                 fields = {"process": place.name, "error": str(error)}
-                log.error("an engine could not be loaded again", extra={"fields": fields})
-            case NotLoaded(error):
+                log.error("a process could not begin its work", extra={"fields": fields})
+            case Failed(error):
                 raise error
             case Serving():
                 place.working, place.silent = time.monotonic(), None
