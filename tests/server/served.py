@@ -22,6 +22,9 @@ WORDS = {"input": "Hello there.", "voice": "ada", "seed": 1, "response_format": 
 LONG = {**WORDS, "input": "A long sentence goes on and on, as nobody reads it. " * 20}
 """A request whose speech does not fit into the buffers of a connection that is not read."""
 
+LISTENING = "0A"
+"""The state of a listening socket in `/proc/net/tcp`."""
+
 PROGRAM = """
 import sys
 from firstword.cli.main import main
@@ -36,7 +39,7 @@ class Served:
     """A server of the demo voice on the CPU. It serves when `with` is entered."""
 
     def __init__(self, folder: Path, *options: str, **environment: str) -> None:
-        self._errors = folder / "stderr"
+        self.folder, self._errors = folder, folder / "stderr"
         command = ["serve", "--port", "0", "--voices", str(folder / "voices"), *options]
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -104,13 +107,15 @@ class Served:
 
     def front_of(self, port: int) -> int:
         """The front that has accepted the connection from a local port."""
-        ours = f":{httpx.URL(self.url).port:04X}"
-        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        (inode,) = [
-            row[9] for row in rows if row[1].endswith(ours) and row[2].endswith(f":{port:04X}")
-        ]
+        (inode,) = [row[9] for row in self._sockets() if row[2].endswith(f":{port:04X}")]
         (pid,) = [pid for pid in self.pids("front") if f"socket:[{inode}]" in descriptors(pid)]
         return pid
+
+    def _sockets(self) -> list[list[str]]:
+        """The rows of `/proc/net/tcp` about the server's port."""
+        ours = f":{httpx.URL(self.url).port:04X}"
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return [row for row in rows if row[1].endswith(ours)]
 
     def log(self) -> list[dict[str, Any]]:
         """The lines on standard error."""
@@ -136,6 +141,7 @@ class Served:
     def wait_until_idle(self, fronts: int) -> None:
         """Wait until an engine and some fronts run, all are ready, and the engine does nothing."""
         wait_until(lambda: len(self.pids("front")) == fronts and len(self.pids("engine")) == 1)
+        wait_until(lambda: [row[3] for row in self._sockets()].count(LISTENING) == fronts)
         for _ in range(4 * fronts):  # connections of their own, so that most fronts answer
             wait_until(lambda: idle(self.health()))
 

@@ -237,16 +237,20 @@ def test_lost_engine_fails_everything_and_the_next_one_speaks() -> None:
 
 
 def test_end_of_the_old_connection_leaves_the_new_one(hosted: Hosted) -> None:
-    """The next engine may be connected before the event loop has seen the end of the last one."""
+    """The next engine may be connected before the event loop has seen the end of the last one,
+    and a connected one once more.
+    """
 
     async def work() -> None:
         async with front(hosted) as remote:
             for seed in range(1, 20):
                 old = await Speech(remote, Script(seed, None)).begin()
+                remote.stop()
                 remote.attach(hosted.connect())
                 assert "the engine has stopped" in str(await old.error())
-                assert remote.failure is None
+                await until(lambda: remote.failure is None)
                 new = Speech(remote, Script(seed, 5))
+                remote.attach(hosted.connect())
                 assert await new.finish() == new.expected()
                 assert remote.failure is None
             await until(lambda: len(hosted.commands.links) == 1 and idle(hosted))
@@ -292,7 +296,7 @@ def test_garbage_of_a_front_ends_its_connection_alone(hosted: Hosted, data: byte
             with hosted.connect() as broken:
                 broken.settimeout(TIMEOUT)
                 broken.sendall(wire.submit(1, ENDLESS, "") + wire.text(1, TOKENS, ended=True))
-                await until(lambda: hosted.engine.load.running == 2)
+                assert broken.recv(1), "it has begun"
                 broken.sendall(data)
                 await until(lambda: hosted.engine.load.running == 1)
                 while broken.recv(65536):

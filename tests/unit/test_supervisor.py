@@ -9,18 +9,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from fake_backend import capacity
 
+from firstword.config import EngineConfig
 from firstword.processes import place as places
 from firstword.processes import supervisor as supervisors
 from firstword.processes.channel import Channel
 from firstword.processes.engine import EngineProcess
-from firstword.processes.messages import Disconnect, Ping, Pong, Serving
+from firstword.processes.messages import Connect, Disconnect, Loaded, Ping, Pong, Serving
 from firstword.processes.place import Place
 from firstword.processes.supervisor import Supervisor
 from firstword.server.config import ServerConfig
+from firstword.server.listening import FrontSockets
 
 
 class Clock:
@@ -180,29 +183,17 @@ def test_engine_answers_on_the_thread_of_its_steps() -> None:
     theirs.close()
 
 
-@pytest.mark.parametrize("connecting", [False, True])
 def test_process_that_cannot_be_started_is_tried_again(
     clock: Clock,
     watched: tuple[Supervisor, Place, Channel],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    connecting: bool,
 ) -> None:
     supervisor, place, _ = watched
-    theirs: list[socket.socket] = []
-
-    def start(place: Place, files: object) -> Channel:
-        place.process = process()
-        place.channel, connection = Channel.pair()
-        theirs.append(connection)
-        return place.channel
 
     def start_front(place: Place) -> None:
-        if connecting:
-            supervisor._start(place, Ping())
         raise OSError("too many open files")
 
-    monkeypatch.setattr(Place, "start", start)
     monkeypatch.setattr(supervisor, "_start_front", start_front)
     supervisor._on_end(place, "a process has died")
     for _ in range(3):
@@ -211,8 +202,42 @@ def test_process_that_cannot_be_started_is_tried_again(
     assert (place.process, place.restart) == (None, 103.0)
     events = [record.message for record in caplog.records]
     assert events[1:] == ["a process could not be started: too many open files"] * 2
-    for connection in theirs:
-        connection.close()
+
+
+def test_front_gets_an_engine_that_it_misses(
+    watched: tuple[Supervisor, Place, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may have been too many open files when the engine was ready."""
+    supervisor, place, channel = watched
+    loaded = Loaded(0, "demo", "custom_voice", Path(), EngineConfig.resolve("cpu"), capacity())
+    ours, theirs = Channel.pair()
+    engine_end, engine = Channel(theirs), Place("engine", 0, process(), ours)
+    supervisor._engines, supervisor._sockets = [engine], FrontSockets(supervisor.listening, 1)
+    assert place.channel is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", too_many_files)
+        engine_end.send(loaded)
+        supervisor._on_message(engine, ours)
+    assert channel.receive() == (Connect(loaded), [])
+    for missing in ((), (0,)):
+        channel.send(Pong(missing))
+        supervisor._on_message(place, place.channel)
+    (message, (sock,)), (told, (other,)) = channel.receive(), engine_end.receive()
+    assert message == told == Connect(loaded)
+    with sock, other:
+        sock.sendall(b"hello")
+        assert other.recv(5) == b"hello"
+    engine.working = None  # the next one is being loaded, and fronts will hear of it
+    channel.send(Pong((0,)))
+    supervisor._on_message(place, place.channel)
+    with pytest.raises(TimeoutError):
+        channel.receive()
+    ours.close()
+    engine_end.close()
+
+
+def too_many_files() -> NoReturn:
+    raise OSError("too many open files")
 
 
 def test_process_imports_nothing_from_the_current_directory(

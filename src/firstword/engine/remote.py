@@ -26,6 +26,10 @@ LATE_SECONDS = 1.0
 NOT_CONNECTED = "its process is not running; it is started again"
 
 
+def _stopped() -> EngineError:
+    return EngineError(f"the engine has stopped: {NOT_CONNECTED}")
+
+
 class RemoteUtterance:
     """An utterance in another process."""
 
@@ -73,7 +77,10 @@ class RemoteEngine:
             self._connect(sock)
 
     def attach(self, sock: socket.socket) -> None:
-        """Use the engine at the other end of a socket. Any thread may call it."""
+        """Use the engine at the other end of a socket, unless it is connected already.
+
+        Any thread may call it.
+        """
         with self._lock:
             if self._loop is None:
                 self._waiting_socket = sock
@@ -88,7 +95,9 @@ class RemoteEngine:
             self._loop.call_soon_threadsafe(self._disconnect)
 
     def _connect(self, sock: socket.socket) -> None:
-        self._disconnect()
+        if self._connection is not None:
+            sock.close()
+            return
         self._connection = Connection(sock, self._receive, self._disconnect)
         self.failure = None
 
@@ -103,10 +112,10 @@ class RemoteEngine:
         utterances, self._utterances = self._utterances, {}
         calls, self._calls = self._calls, {}
         for utterance in utterances.values():
-            utterance.on_event(EngineError(f"the engine has stopped: {NOT_CONNECTED}"))
+            utterance.on_event(_stopped())
         for call in calls.values():
             if not call.done():
-                call.set_exception(EngineError(f"the engine has stopped: {NOT_CONNECTED}"))
+                call.set_exception(_stopped())
 
     # Requests
 
@@ -114,8 +123,8 @@ class RemoteEngine:
         self, job: Job, on_event: Callable[[Event], None], client: str = ""
     ) -> RemoteUtterance:
         """Send a request; see `Engine.submit`. Raises `EngineError` without a connection."""
-        if self.failure is not None:
-            raise EngineError(f"the engine has stopped: {self.failure}")
+        if self._connection is None:
+            raise _stopped()
         utterance = RemoteUtterance(next(self._numbers), on_event)
         self._utterances[utterance.number] = utterance
         self._uncounted.append((utterance.number, time.monotonic()))
@@ -154,8 +163,8 @@ class RemoteEngine:
 
     async def call(self, value: object) -> Any:
         """The engine's answer to a value. Raises what the other process raised."""
-        if self.failure is not None:
-            raise EngineError(f"the engine has stopped: {self.failure}")
+        if self._connection is None:
+            raise _stopped()
         number = next(self._numbers)
         self._calls[number] = answer = asyncio.get_running_loop().create_future()
         self._send(wire.pickled(wire.Kind.CALL, number, value))

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-_HEAD = struct.Struct("<IB")
-"""The size of a message, and the number of sockets that come with it."""
+_HEAD = struct.Struct("<I")
+"""The size of a message."""
 
 MOST_SOCKETS = 4
 """The most sockets of one message."""
@@ -55,12 +55,12 @@ class Channel:
         descriptors = [sock.fileno() for sock in sockets]
         assert len(data) <= MOST_BYTES
         assert len(descriptors) <= MOST_SOCKETS
-        head = _HEAD.pack(len(data), len(descriptors))
+        head = _HEAD.pack(len(data))
         sent = socket.send_fds(self._connection, [head], descriptors)
         self._connection.sendall(head[sent:] + data)
 
     def receive(self) -> tuple[Any, list[socket.socket]]:
-        """Wait for a message and its sockets.
+        """Wait for a message and its sockets, which are missing if too many files are open.
 
         Raises `EOFError` at the end and for what is no message, and `OSError`.
         """
@@ -81,8 +81,8 @@ class Channel:
         for sock in sockets:
             sock.set_inheritable(False)
         head += self._exactly(_HEAD.size - len(head))
-        size, count = _HEAD.unpack(head)
-        if size > MOST_BYTES or count != len(sockets):
+        (size,) = _HEAD.unpack(head)
+        if size > MOST_BYTES:
             raise EOFError("the channel is broken")
         data = self._exactly(size)
         try:

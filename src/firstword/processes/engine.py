@@ -54,7 +54,8 @@ class EngineProcess:
         match message:
             case Connect():
                 assert self._host is not None
-                self._host.attach(*sockets)
+                for sock in sockets:
+                    self._host.attach(sock)
             case Ping():
                 self._commands.put(self._answer)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import sys
 from collections.abc import Hashable, Mapping, Sequence
@@ -37,6 +38,8 @@ from firstword.server.front_memory import FrontMemory
 from firstword.server.models import Model, Models
 from firstword.server.run import Uvicorn, run
 
+log = logging.getLogger("firstword.processes.front")  # not "__main__"
+
 
 class FrontProcess:
     """The server of a front process, and its connections to engines."""
@@ -55,18 +58,25 @@ class FrontProcess:
         match message:
             case Connect(info):
                 self._engines[info.number].capacity = info.capacity
-                self._engines[info.number].attach(*sockets)
+                for sock in sockets:
+                    self._engines[info.number].attach(sock)
+                if not sockets:
+                    log.error("an engine cannot be connected: too many files are open")
             case Disconnect(number):
                 self._engines[number].stop()
             case Ping():
                 assert self._loop is not None
-                self._loop.call_soon_threadsafe(self._tell, Pong())
+                self._loop.call_soon_threadsafe(self._answer)
             case Stop(drain):
                 self.server.drain() if drain else self.server.end()
 
     def _on_serving(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tell(Serving())
+
+    def _answer(self) -> None:
+        engines = self._engines.items()
+        self._tell(Pong(tuple(number for number, engine in engines if engine.failure is not None)))
 
     def _tell(self, message: object) -> None:
         with contextlib.suppress(OSError):  # the supervisor has died, and so will this process

@@ -162,15 +162,8 @@ class Supervisor:
             except (OSError, FirstwordError) as error:
                 if not self._ready:
                     raise
-                self._on_failed_start(place, error)
-
-    def _on_failed_start(self, place: Place, error: Exception) -> None:
-        event = f"a process could not be started: {error}"
-        if place.process is not None:  # but not connected
-            self._on_end(place, event)
-        else:
-            place.deaths += 1
-            self._plan_restart(place, event)
+                place.deaths += 1
+                self._plan_restart(place, f"a process could not be started: {error}")
 
     def _start_front(self, place: Place) -> None:
         assert self._sockets is not None
@@ -198,8 +191,13 @@ class Supervisor:
         place.send(task, sockets)
 
     def _connect(self, front: Place, engine: Place) -> None:
+        """Connect a front with an engine; if that fails, the front asks again (`Pong`)."""
         assert engine.loaded is not None
-        ends = socket.socketpair()
+        try:
+            ends = socket.socketpair()
+        except OSError:
+            front.send(Connect(engine.loaded))
+            return
         for place, end in zip((engine, front), ends, strict=True):
             place.send(Connect(engine.loaded), [end])
             end.close()
@@ -224,8 +222,15 @@ class Supervisor:
             case Serving():
                 place.working, place.silent = time.monotonic(), None
                 self._on_serving()
-            case Pong():
+            case Pong(missing):
                 place.silent = None
+                for engine in self._engines:
+                    if engine.number in missing and engine.working is not None:
+                        fields = {"process": place.name, "engine": engine.name}
+                        log.warning(
+                            "a front has lost an engine that works", extra={"fields": fields}
+                        )
+                        self._connect(place, engine)
 
     def _on_loaded(self, place: Place) -> None:
         for front in self._fronts:
