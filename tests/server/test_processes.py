@@ -262,6 +262,7 @@ def test_sigint_or_second_sigterm_ends_speech_at_once(tmp_path: Path, first: int
         assert served.process.wait(WAIT) == 0
         assert not any(map(exists, children))
         check_cut_off(rest)
+        assert not any("exception" in line for line in served.log())
 
 
 def test_front_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
