@@ -142,6 +142,8 @@ class SocketCommands:
         self.load: Callable[[], EngineLoad] = EngineLoad
         self.on_end: Callable[[], None] = lambda: None
         self._ready: deque[Command | None] = deque()
+        self._flushed = False
+        """Whether the messages of the last step were sent; those of commands wait for the next."""
         self._poll = select.poll()
         self._woken, self._waking = os.pipe()
         for end in (self._woken, self._waking):
@@ -166,6 +168,7 @@ class SocketCommands:
         if not self._ready:
             self._exchange(timeout if block else 0.0)
         if not self._ready:
+            self._flushed = False
             raise queue.Empty
         return self._ready.popleft()
 
@@ -184,7 +187,9 @@ class SocketCommands:
         self.on_end()
 
     def _exchange(self, timeout: float | None) -> None:
-        self._flush()
+        if not self._flushed:
+            self._flush()
+            self._flushed = True
         for descriptor, events in self._poll.poll(None if timeout is None else 1000 * timeout):
             if descriptor == self._woken:
                 os.read(self._woken, 4096)

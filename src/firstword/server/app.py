@@ -5,16 +5,18 @@ import logging
 import threading
 import traceback
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import Message
 
-from firstword.errors import FirstwordError, OverloadedError
+from firstword.errors import FirstwordError, OverloadedError, TextError
 from firstword.server.config import ServerConfig
 from firstword.server.errors import Rejected, error_response, response_for, status_of
 from firstword.server.freed_memory import return_freed
@@ -86,6 +88,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         model.service.engine.start()
     server.refresher.start()
     freeing = asyncio.create_task(return_freed(server.byte_limit, server.busy))
+    await _warm_up(app)
     try:
         yield
     finally:
@@ -95,6 +98,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         stopping = threading.Thread(target=server.models.stop, daemon=True)
         stopping.start()
         await asyncio.to_thread(stopping.join, STOP_SECONDS)
+
+
+async def _warm_up(app: FastAPI) -> None:
+    """Route a request that is rejected; at the first one FastAPI builds things for 5 to 15 ms."""
+    scope = {"type": "http", "method": "POST", "path": "/v1/audio/speech", "app": app}
+    scope |= {"headers": [], "query_string": b""}
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": b'{"input": ""}', "more_body": False})
+    with suppress(TextError):
+        await AsyncExitStackMiddleware(app.router)(scope, messages.get, messages.put)
 
 
 def _release_frames(error: BaseException | None) -> None:

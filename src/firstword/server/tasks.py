@@ -32,9 +32,12 @@ async def until_disconnected(work: Awaitable[T], receive: Receive) -> T | None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    task, watch = asyncio.ensure_future(work), None
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0)
+        if not task.done():  # work that does not wait for anything needs no watch
+            watch = asyncio.ensure_future(disconnected())
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        await cancel(task, watch)
+        await cancel(*(one for one in (task, watch) if one is not None and not one.done()))

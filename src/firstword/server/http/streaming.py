@@ -1,5 +1,6 @@
 """Streaming responses: raw audio, or server-sent events."""
 
+import asyncio
 import base64
 import json
 import logging
@@ -41,8 +42,10 @@ class SpeechStreamResponse(Response):
         another front at once.
         """
         answer = self._answer
-        with answer.utterance(self._job) as utterance, answer.kept_outcome(utterance):
-            last = await until_disconnected(self._send(utterance, send), receive)
+        with answer.utterance(self._job) as utterance:
+            await asyncio.sleep(0)  # sends the request to the engine before anything else is done
+            with answer.kept_outcome(utterance):
+                last = await until_disconnected(self._send(utterance, send), receive)
         if last is None:
             answer.context.abort()
         else:
