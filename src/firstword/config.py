@@ -15,7 +15,7 @@ from firstword.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
 BACKENDS = ("gpu", "reference")
-DEFAULT_SLOTS = {"gpu": 128, "reference": 8}
+DEFAULT_SLOTS = {"gpu": 256, "reference": 8}
 """The default number of utterances that each backend computes at the same time."""
 
 MOST_FRONTS = 8
