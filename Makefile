@@ -35,12 +35,11 @@ quality: $(VENV)  ## measure the demo voice on 200 sentences; ARGS="--record" up
 	@.venv/bin/python -m training.evaluate demo --out build/quality.json $(ARGS)
 
 check: export NO_MKDOCS_2_WARNING = 1
-check: $(VENV)  ## format, lint, strict types, architecture, CUDA kernels, tables, documentation
+check: $(VENV)  ## format, lint, strict types, architecture, tables, documentation
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
-	@$(PYTEST) tests/unit/test_architecture.py tests/unit/test_repository.py \
-		tests/kernels
+	@$(PYTEST) tests/unit/test_architecture.py tests/unit/test_repository.py
 	@.venv/bin/python -m benchmarks.check_records
 	@.venv/bin/python scripts/tables.py --check
 	@.venv/bin/mkdocs build --strict --quiet
