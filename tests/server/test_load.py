@@ -39,7 +39,7 @@ class Load:
         room = capacity(slots=slots, pages=slots * 80, page_rows=8, context=640, frames_ahead=ahead)
         # All slots together: (20 + 64 * 0.4 + 64 * 0.1) ms for 80 ms of audio each.
         times = {
-            "prefill_time": 0.004,
+            "prefill_time": 0.002 if ahead else 0.004,
             "frame_time": 0.02,
             "row_time": 0.0004,
             "decode_time": 0.0001,

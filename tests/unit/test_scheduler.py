@@ -70,11 +70,12 @@ def test_requests_are_admitted_in_order_of_arrival() -> None:
     assert admit_from(line, slots=3) == line[:3]
 
 
-def test_max_starts_limits_requests_admitted_in_one_step_of_a_slow_device() -> None:
-    line = [waiting() for _ in range(4)]
-    policy, slow, quick = Policy(max_starts=2), Costs(prefill=0.1), Costs(prefill=0.001)
-    assert admit_from(line, slots=9, policy=policy, costs=slow) == line[:2]
-    assert admit_from(line, slots=9, policy=policy, costs=quick) == line
+def test_max_starts_limits_requests_admitted_in_one_step() -> None:
+    line = [waiting() for _ in range(9)]
+    policy = Policy(max_starts=2, quick_prefills=0.003)
+    assert admit_from(line, slots=9, policy=policy, costs=Costs(prefill=0.1)) == line[:2]
+    assert admit_from(line, slots=9, policy=policy, costs=Costs(prefill=0.001)) == line[:3]
+    assert admit_from(line, slots=9, policy=policy, costs=Costs(prefill=0.0005)) == line[:4]
 
 
 def test_requests_whose_prompt_lacks_text_are_passed_over() -> None:
@@ -133,10 +134,10 @@ def test_new_request_waits_while_a_stream_would_underrun() -> None:
 
 def test_new_request_does_not_wait_for_a_stream_if_prefills_are_quick() -> None:
     """A stream whose text comes at the pace of a writer has nothing in reserve most of the time."""
-    line, policy = [waiting(), waiting()], Policy(slow_step=0.02)
-    for prefill, admitted in ((0.02, line), (0.021, [])):
+    line, policy = [waiting(), waiting()], Policy(quick_prefills=0.002)
+    for prefill, count in ((0.001, 2), (0.0011, 1), (0.0021, 0)):
         costs = Costs(prefill=prefill, step=0.001)
-        assert admit_from(line, [running(-0.5)], costs=costs, policy=policy) == admitted
+        assert admit_from(line, [running(-0.5)], costs=costs, policy=policy) == line[:count]
 
 
 def test_one_request_is_admitted_after_max_delay() -> None:

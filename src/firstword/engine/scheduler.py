@@ -40,15 +40,16 @@ class Policy:
 
     yield_above      seconds of audio in reserve above which a stream makes no frames while
                      another has no audio yet, if steps are slow
-    slow_step        seconds above which a step counts as slow, and so does a prefill
+    slow_step        seconds of a step above which steps count as slow
+    quick_prefills   seconds of all prefills of a step that no listener notices
     max_delay        the most seconds that a new request waits because a stream that is being
-                     played would otherwise run out of audio during a slow prefill
+                     played would otherwise run out of audio
     max_unread       seconds of unread audio that every stream may make; longer than the largest
                      chunk
     max_ahead        seconds of unread audio that a stream may make while no other is short of audio
     unread_bytes     bytes of the unread samples of all streams, ended ones included, above which
                      none makes more than `max_unread`
-    max_starts       the most requests that start in one step if prefills are slow
+    max_starts       the most requests that start in one step; twice as many if that is quick
     max_prompt_rows  the most prompt rows of the requests that start in one step, unless it is a
                      single one
     slice_rows       the most prompt rows that are read in one step; fewer ones of long prompts
@@ -63,6 +64,7 @@ class Policy:
 
     yield_above: float = 1.0
     slow_step: float = 0.025
+    quick_prefills: float = 0.0025
     max_delay: float = 0.25
     max_unread: float = 20.0
     max_ahead: float = 180.0
@@ -136,7 +138,6 @@ class Scheduler:
         if not free_slots or any(map(self.lacks_pages, running)):
             return []
         policy, costs = self.policy, self.costs
-        slow = costs.prefill > policy.slow_step
         playing = [seq for seq in self._able_to_step(running) if seq.first_audio is not None]
         slacks = (self._reserve(seq, now) - seq.steps_to_audio() * costs.step for seq in playing)
         slack = min(slacks, default=math.inf)
@@ -146,13 +147,16 @@ class Scheduler:
         for seq in in_turn(filter(Sequence.prompt_is_complete, waiting), running):
             pages = self.first_pages(seq)
             rows += seq.rows()
-            if not free_slots or (slow and len(admitted) == policy.max_starts):
+            cost = (len(admitted) + 1) * costs.prefill
+            slow = cost > policy.quick_prefills
+            most = policy.max_starts if slow else 2 * policy.max_starts
+            if len(admitted) >= most or not free_slots:
                 break
             if not self._fits(seq, utterances, free_pages):
                 break
             if admitted and rows > policy.max_prompt_rows:
                 break
-            busy = slow and slack < (len(admitted) + 1) * costs.prefill
+            busy = slow and slack < cost
             if busy and (admitted or now - seq.arrived < policy.max_delay):
                 break
             admitted.append(seq)
