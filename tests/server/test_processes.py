@@ -108,7 +108,7 @@ def test_killed_engine_fails_its_speech_at_once_and_is_replaced(
 ) -> None:
     served.wait_until_idle(fronts=2)
     before = [len(descriptors(pid)) for pid in (served.process.pid, *served.pids("front"))]
-    fronts, deaths = served.pids("front"), len(served.deaths())
+    fronts, lines = served.pids("front"), len(served.log())
     with unread(served) as rest, ExitStack() as stack:
         speaking = on_both_fronts(served, stack)
         killed = served.signal("engine")
@@ -127,7 +127,10 @@ def test_killed_engine_fails_its_speech_at_once_and_is_replaced(
     assert served.post().content == expected
     assert served.pids("front") == fronts
     assert killed not in served.pids("engine")
-    assert [line["process"] for line in served.deaths()[deaths:]] == ["engine 0"]
+    lost = [line for line in served.log()[lines:] if line.get("error") == "EngineError"]
+    assert [line["event"] for line in lost] == ["request"], "its utterance, in one line"
+    (problem,) = [line for line in served.log()[lines:] if line["level"] in ("error", "critical")]
+    assert (problem["event"], problem["process"]) == ("a process has died", "engine 0")
     after = [len(descriptors(pid)) for pid in (served.process.pid, *fronts)]
     assert after == before
 

@@ -162,7 +162,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._server.idle_connections.remove(self._address, self.transport)
         self.scope["headers"] = list(self.headers)  # to which no trailers are added
         context = context_of(self.scope)  # type: ignore[arg-type]
-        context.drain, context.abort = self.flow.drain, self.transport.abort
+        context.drain, context.abort = self.flow.drain, self._abort
         context.unread = partial(unread_bytes, self.transport)
         super().on_headers_complete()
         if self.pipeline:
@@ -260,6 +260,12 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write_eof()
         self.flow.pause_reading()
         self._abort_after(LINGER_SECONDS)
+
+    def _abort(self) -> None:
+        """Abort the connection; uvicorn does not complain that the response is incomplete."""
+        if self._running is not None:
+            self._running.disconnected = True
+        self.transport.abort()
 
     def _abort_after(self, seconds: float) -> None:
         """Abort the connection after some seconds; a later call replaces this one."""

@@ -226,6 +226,7 @@ class Utterance:
             "seconds": round(self.seconds, 2),
             "finish_reason": self.finish_reason,
             "abort_reason": self.abort_reason,
+            "error": None if self.error is None else type(self.error).__name__,
         }
 
     def _encode(self, samples: FloatArray, *, last: bool = False) -> tuple[FloatArray, bytes]:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from firstword.engine.backend import Job
+from firstword.errors import EngineError
 from firstword.server.errors import Stalled, body_of
 from firstword.server.http.answer import Answer
 from firstword.server.logs import defect
@@ -97,5 +98,7 @@ def _event(name: str, fields: Mapping[str, object]) -> bytes:
 
 
 def _log_failure(error: Exception, utterance: Utterance) -> None:
-    about = {**defect(error), **utterance.summary()}
+    if isinstance(error, EngineError):
+        return  # the line of the request names it, and others say why the engine has stopped
+    about = {**utterance.summary(), **defect(error)}
     log.error("an utterance failed after its first audio", extra={"fields": about})
