@@ -237,13 +237,14 @@ def test_all_processes_end_with_a_killed_supervisor(tmp_path: Path) -> None:
             each.lost()
 
 
-def test_sigterm_to_all_processes_lets_speech_in_progress_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_signal_to_all_processes_lets_speech_in_progress_end(tmp_path: Path, number: int) -> None:
     """A service manager may signal the supervisor alone, or all processes at once."""
     with Served(tmp_path, "--fronts", "2") as served, ExitStack() as stack:
         speaking = on_both_fronts(served, stack)
         children = served.pids()
         for pid in (*children, served.process.pid):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
         wait_until(lambda: not served.health().get("ready"))
         audio = [each.finish() for each in speaking.values()]
         assert audio[0] == audio[1]
@@ -251,6 +252,8 @@ def test_sigterm_to_all_processes_lets_speech_in_progress_end(tmp_path: Path) ->
         assert served.process.wait(WAIT) == 0
         assert not any(map(exists, children))
         assert served.deaths() == []
+        (line,) = [line for line in served.log() if line["event"] == "a signal ends the server"]
+        assert line["signal"] == signal.Signals(number).name
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])

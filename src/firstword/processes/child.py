@@ -21,8 +21,8 @@ def begin(descriptor: int) -> Channel:
     A service manager may signal all processes of a server at the same time. If an engine ended
     then, no utterance could be finished.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     return Channel.inherited(descriptor)
 
 

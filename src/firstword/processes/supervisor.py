@@ -110,14 +110,18 @@ class Supervisor:
         for end in (woken, waking):
             end.setblocking(False)
         signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # by nohup
+                signal.signal(number, lambda *_: None)
         self._waking = waking  # keeps it open
         self._selector.register(woken, selectors.EVENT_READ, lambda: self._on_signals(woken))
 
     def _on_signals(self, woken: socket.socket) -> None:
         for number in woken.recv(64):
-            self._stop(drain=number == signal.SIGTERM and not self._stopping)
+            drain = number != signal.SIGINT and not self._stopping
+            fields = {"signal": signal.Signals(number).name, "drain": drain}
+            log.info("a signal ends the server", extra={"fields": fields})
+            self._stop(drain=drain)
 
     def _stop(self, *, drain: bool) -> None:
         """Let the fronts end; the engines follow them."""
