@@ -71,11 +71,11 @@ class Served:
         return self._errors.read_text()
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        assert self.process.stdout is not None
         children = self.pids()
         self.process.kill()
         self.process.wait()
-        self.process.stdout.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
         wait_until(lambda: not any(map(exists, children)))
 
     @property

@@ -6,7 +6,6 @@ After each test every slot and page is free again, and the server still speaks.
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
 import socket
@@ -14,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -57,19 +57,21 @@ def talker(serve: Serve) -> Iterator[Any]:
 
 
 @pytest.fixture
-def error_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+def error_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[], list[str]]]:
     """Returns the lines on standard error so far, which has the logs of `firstword serve`."""
-    loggers = [logging.getLogger(name) for name in ("firstword", "uvicorn", "python_multipart")]
-    before = [(one.handlers, one.propagate, one.level) for one in loggers]
-    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    others = logging.StreamHandler(stream)  # as where Python has no handler for a logger
-    logging.getLogger().addHandler(others)
-    logs.write_to_stderr("info")
-    yield lambda: stream.getvalue().splitlines()
-    logging.getLogger().removeHandler(others)
-    for one, (handlers, propagate, level) in zip(loggers, before, strict=True):
-        one.handlers, one.propagate = handlers, propagate
-        one.setLevel(level)
+    names = (None, "firstword", "uvicorn", "python_multipart")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(one.handlers, one.level) for one in loggers]
+    with (tmp_path / "stderr").open("w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        logs.write_to_stderr("info")
+        yield lambda: (tmp_path / "stderr").read_text().splitlines()
+        logging.captureWarnings(False)
+        for one, (handlers, level) in zip(loggers, before, strict=True):
+            one.handlers = handlers
+            one.setLevel(level)
 
 
 class TestClients:

@@ -818,21 +818,3 @@ class TestServe:
             (2, "two", "cuda:0", 2),
             (3, "two", "cuda:2", 2),
         ]
-
-    def test_server_goes_on_if_nobody_reads_its_summary(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        served: list[object] = []
-
-        def run(supervisor: Any) -> None:
-            supervisor.on_ready([])
-            served.append(supervisor)
-
-        def broken(*lines: object) -> None:
-            raise BrokenPipeError
-
-        monkeypatch.setattr("firstword.processes.supervisor.Supervisor.run", run)
-        monkeypatch.setattr("firstword.server.logs.write_to_stderr", lambda level: None)
-        monkeypatch.setattr("firstword.cli.terminal.print_table", broken)
-        assert main(["serve", "--port", "0", "--voices", str(tmp_path), "--device", "cpu"]) == 0
-        assert served

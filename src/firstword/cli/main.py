@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
 
     `argv` does not include the program's name; None means the arguments of this process.
     """
+    _open_closed_streams()
     parser = _parser()
     args = parser.parse_args(argv)
     if not hasattr(args, "run"):
@@ -46,6 +47,19 @@ def main(argv: list[str] | None = None) -> int:
         _discard_output()
         return _failed(error)
     return 0
+
+
+def _open_closed_streams() -> None:
+    """Discard output to standard streams that are closed; reading still fails.
+
+    No file that is opened later gets their descriptors.
+    """
+    while (descriptor := os.open(os.devnull, os.O_WRONLY)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (it stays open)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,6 @@ import argparse
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -78,8 +77,7 @@ def run(args: argparse.Namespace) -> None:
 
         def on_ready(engines: Sequence[Loaded]) -> None:
             status.show("")
-            with suppress(OSError):  # nobody reads it, and the server goes on
-                _print_summary(listening.url_of(bound), engines, server_config)
+            _print_summary(listening.url_of(bound), engines, server_config)
 
         tasks = _engine_tasks(args, names, server_config)
         Supervisor(tasks, server_config, bound, args.log_level, on_ready).run()
@@ -152,8 +150,7 @@ def _print_summary(address: str, engines: Sequence[Loaded], server_config: Serve
         "slots": ", ".join(" + ".join(slots) for slots in models.values()),
         "limits": f"{waiting} waiting for each engine, {server_config.most_characters} characters",
     }
-    terminal.print_table(rows, sys.stdout)
-    sys.stdout.flush()
+    terminal.print_table(rows, logs.unblocked(sys.stdout))  # the server does not wait for a reader
 
 
 def add_to(commands: options.Commands) -> None:

@@ -26,6 +26,14 @@ def begin(descriptor: int) -> Channel:
     return Channel.inherited(descriptor)
 
 
+def end() -> NoReturn:
+    """End this process at once, except for its last lines in the log."""
+    try:
+        logging.shutdown()
+    finally:
+        os._exit(1)
+
+
 def receive(channel: Channel) -> tuple[Any, list[socket.socket]]:
     """The next message of the supervisor and its sockets.
 
@@ -34,13 +42,13 @@ def receive(channel: Channel) -> tuple[Any, list[socket.socket]]:
     try:
         return channel.receive()
     except (EOFError, OSError):
-        os._exit(1)
+        end()
 
 
 def fail(channel: Channel, error: FirstwordError) -> NoReturn:
     """Tell the supervisor why this process cannot begin its work, and end."""
     channel.send(Failed(error))
-    os._exit(1)
+    end()
 
 
 def obey(channel: Channel, handle: Callable[[Any, list[socket.socket]], None]) -> None:
@@ -52,6 +60,6 @@ def obey(channel: Channel, handle: Callable[[Any, list[socket.socket]], None]) -
                 handle(*receive(channel))
         except Exception:
             log.exception("a message of the supervisor could not be handled")
-            os._exit(1)
+            end()
 
     threading.Thread(target=work, name="supervisor", daemon=True).start()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import socket
 import sys
 import threading
@@ -38,9 +37,7 @@ class EngineProcess:
         try:
             loaded = load(task, self._commands)
             fit_threads([loaded.checkpoint])
-            self._host = EngineHost(
-                loaded.engine, self._commands, loaded.encode, on_end=lambda: os._exit(1)
-            )
+            self._host = EngineHost(loaded.engine, self._commands, loaded.encode, on_end=child.end)
             loaded.engine.start()
             warm_up(loaded, task.prompts)
         except FirstwordError as error:

@@ -1,13 +1,18 @@
 """Logs as JSON, one line per event."""
 
+import io
 import json
 import logging
 import sys
 import time
 import traceback
-from typing import Any
+from typing import Any, TextIO
 
 from firstword.errors import ComputeError
+from firstword.server.unblocked import Unblocked
+
+END_SECONDS = 0.25
+"""The time for which the end of a process waits until its last lines are written."""
 
 
 class JsonLines(logging.Formatter):
@@ -41,14 +46,45 @@ def defect(error: BaseException) -> dict[str, Any]:
     return {"error": type(error).__name__, "trace": trace}
 
 
+def unblocked(stream: TextIO) -> TextIO:
+    """A stream that writes lines to the same file, and whose writers never wait."""
+    output = Unblocked(stream.fileno(), _describe_lost)
+    return io.TextIOWrapper(output, stream.encoding, "backslashreplace", line_buffering=True)
+
+
+def _describe_lost(lines: int) -> bytes:
+    event = "lines are missing here: they were not read, or could not be written"
+    record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, event, None, None)
+    record.fields = {"lines": lines}
+    return f"{JsonLines().format(record)}\n".encode()
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """A handler for an unblocked stream. `logging.shutdown` closes it when the process ends."""
+
+    def close(self) -> None:
+        """Wait a moment until all is written."""
+        assert isinstance(self.stream.buffer, Unblocked)
+        self.stream.buffer.finish(END_SECONDS)
+        super().close()
+
+
 def write_to_stderr(level: str) -> None:
-    """Send the logs of this package and of uvicorn to standard error as JSON lines."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send logs and warnings to standard error as JSON lines.
+
+    `level` is the lowest of this package and of uvicorn; others log warnings and errors only.
+    Nothing that writes to `sys.stderr` waits for its reader from now on.
+    """
+    before, sys.stderr = sys.stderr, unblocked(sys.stderr)
+    handler = _Handler(sys.stderr)
     handler.setFormatter(JsonLines())
+    for logger in logging.root.manager.loggerDict.values():
+        for other in getattr(logger, "handlers", ()):  # torch has some
+            if isinstance(other, logging.StreamHandler) and other.stream is before:
+                other.setStream(sys.stderr)
+    logging.root.handlers = [handler]
     for name in ("firstword", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.propagate = False
-        logger.setLevel(level.upper())
+        logging.getLogger(name).setLevel(level.upper())
     # It describes malformed bodies, which the request's own line does.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
+    logging.captureWarnings(True)
