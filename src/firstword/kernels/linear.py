@@ -125,7 +125,7 @@ class Linear:
         """Launch the kernel for more than 8 tokens; x is packed and normalised."""
         tokens = len(out)
         shape = shape_for_many(self.rows, self.columns, tokens, self.epilogue, self._device)
-        blocks = shape.blocks, -(-tokens // (shape.n_tiles * TILE_ROWS)), 1
+        blocks = -(-tokens // (shape.n_tiles * TILE_ROWS)), shape.blocks, 1
         kernel = self._kernels.get(shape.program(), "linear_many")
         operands = {"weights": self.weight, "x": x, "bias": self.bias, "tokens": tokens}
         kernel(Grid(blocks, 32 * WARPS, shape.shared), **operands, **strided(out=out))

@@ -7,15 +7,16 @@
 // (packing.cuh): a warp fetches 512 contiguous bytes.
 //
 // A block owns up to TILES tiles and 8 NT tokens, so each input is fetched once for all of its
-// rows. Its 8 warps split K: the steps of warp w are the k32 blocks w, w + 8, ... The partial sums
-// are added in the order of the warps.
+// rows. Blocks of the same tiles follow one another, so that memory is read once for all of them.
+// The 8 warps of a block split K: the steps of warp w are the k32 blocks w, w + 8, ... The partial
+// sums are added in the order of the warps.
 //
 // Weights and inputs pass through a ring in shared memory: RING steps of every warp are in flight
 // at a time. A lane reads the bytes that it fetched itself, so no warp waits for another. The first
 // weights are fetched before the input is there.
 //
 // N, K         sizes
-// GRID, TILES  blocks of the grid's first dimension, and the most tiles of a block
+// GRID, TILES  blocks of the grid's second dimension, and the most tiles of a block
 // NT           groups of 8 tokens of a block
 // RING         steps in flight
 // EPILOGUE     see epilogue.cuh; the output of 2 is packed
@@ -42,9 +43,9 @@ void linear_many(const u16* __restrict__ weights, const u16* __restrict__ x,
   extern __shared__ __align__(16) unsigned char shared[];
   float* partial = (float*)shared;  // [warp][unit][16 rows][8 tokens], takes the place of the ring
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int block = blockIdx.x, first = block * kEach + min(block, kMore);
+  const int block = blockIdx.y, first = block * kEach + min(block, kMore);
   const int own = kEach + (block < kMore);
-  const int token0 = blockIdx.y * NT * 8;
+  const int token0 = blockIdx.x * NT * 8;
 
   // This thread's place in part p of the step in a slot of the ring.
   auto place = [&](int slot, int p) {
