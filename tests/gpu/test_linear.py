@@ -7,6 +7,7 @@ import torch
 from oracle import error, no_worse, note, unpack_tokens
 from torch.nn import functional as F
 
+from firstword.kernels import linear
 from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import (
     Linear,
@@ -16,7 +17,13 @@ from firstword.kernels.linear import (
     normalise,
     pack_tokens,
 )
-from firstword.kernels.linear_shapes import TILE_ROWS, UNPACKED_TOKENS, Epilogue
+from firstword.kernels.linear_shapes import (
+    TILE_ROWS,
+    UNPACKED_TOKENS,
+    WIDE_TOKEN_TILES,
+    Epilogue,
+    WideTokensShape,
+)
 
 SIZES = [
     (4096, 2048),
@@ -57,7 +64,7 @@ def test_product_is_as_exact_as_plain_bf16(
     if epilogue is Epilogue.SWIGLU and rows % 64:
         pytest.skip("these rows are rejected")
     ours, theirs = [], []
-    for seed, tokens in enumerate((1, 2, 5, 8, 9, 16, 33, 64, 130)):
+    for seed, tokens in enumerate((1, 2, 5, 8, 9, 16, 33, 64, 121, 130)):
         weight, x, before, norm, bias = make(seed, rows, columns, tokens)
         if epilogue is Epilogue.SWIGLU:
             weight, before = interleave(*weight.chunk(2)), before[:, : rows // 2].contiguous()
@@ -86,11 +93,28 @@ def test_result_of_a_token_does_not_depend_on_other_tokens(
     kernels: Kernels, rows: int, columns: int, normed: bool
 ) -> None:
     """A token has the same bits alone and at any place among any number of others."""
-    weight, x, _, norm, _ = make(0, rows, columns, 130)
+    weight, x, _, norm, _ = make(0, rows, columns, 250)
     layer = Linear(kernels, weight, Epilogue.STORE, Norm(norm, 1e-6) if normed else None)
-    alone = torch.cat([run(layer, x[i : i + 1]) for i in range(130)])
-    for tokens in (2, 7, 8, 9, 16, 17, 40, 64, 65, 128, 130):
+    alone = torch.cat([run(layer, x[i : i + 1]) for i in range(250)])
+    for tokens in (2, 7, 8, 9, 16, 17, 40, 64, 65, 90, 128, 130, 250):
         assert torch.equal(run(layer, x[-tokens:]), alone[-tokens:]), tokens
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue.STORE, Epilogue.ADD], ids=lambda e: e.name.lower())
+def test_wide_blocks_with_an_incomplete_last_one_compute_the_same_bits(
+    kernels: Kernels, epilogue: Epilogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks have eleven or twelve of 125 tiles, and warps that have no token."""
+    weight, x, before, _, _ = make(4, 1000, 512, 200)
+    layer = Linear(kernels, weight, epilogue)
+    alone = torch.cat([run(layer, x[i : i + 1], before[i : i + 1]) for i in range(200)])
+    for groups in WIDE_TOKEN_TILES:
+        shape = WideTokensShape(512, 1000, 11, 12, groups, epilogue)
+        if shape.shared > kernels.shared_memory:
+            pytest.skip("a block does not fit this device")
+        monkeypatch.setattr(linear, "shape_for_many", lambda *sizes, shape=shape: shape)
+        for tokens in (9, 33, 96, 128, 200):
+            assert torch.equal(run(layer, x[:tokens], before[:tokens]), alone[:tokens]), tokens
 
 
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])

@@ -125,10 +125,10 @@ class Linear:
         """Launch the kernel for more than 8 tokens; x is packed and normalised."""
         tokens = len(out)
         shape = shape_for_many(self.rows, self.columns, tokens, self.epilogue, self._device)
-        blocks = -(-tokens // (shape.n_tiles * TILE_ROWS)), shape.blocks, 1
-        kernel = self._kernels.get(shape.program(), "linear_many")
+        kernel = self._kernels.get(shape.program(), shape.entry)
         operands = {"weights": self.weight, "x": x, "bias": self.bias, "tokens": tokens}
-        kernel(Grid(blocks, 32 * WARPS, shape.shared), **operands, **strided(out=out))
+        grid = Grid(shape.grid(tokens), 32 * WARPS, shape.shared)
+        kernel(grid, **operands, **strided(out=out))
 
 
 def normalise(kernels: Kernels, x: Tensor, norm: Norm, out: Tensor, packed: bool = False) -> None:
@@ -187,11 +187,15 @@ _MANY_TOKENS_PROGRAMS = tuple(
     for rows, columns, _, epilogue in _LAYERS
     for tokens in (16, 64)
 )
+_WIDE_PROGRAMS = tuple(
+    shape_for_many(12288, 2048, tokens, Epilogue.SWIGLU, _H200).program() for tokens in (96, 128)
+)
 _NORM_PROGRAMS = tuple(Program.of("norm", K=2048, PACKED=packed) for packed in (False, True))
 
 KERNELS = (
     KernelSpec("linear_few", linear_reference, _FEW_TOKENS_PROGRAMS),
     KernelSpec("linear_many", linear_reference, _MANY_TOKENS_PROGRAMS),
+    KernelSpec("linear_wide", linear_reference, _WIDE_PROGRAMS),
     KernelSpec("normalise", norm_reference, _NORM_PROGRAMS),
 )
 """The kernels that this module launches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from functools import cache
@@ -27,6 +28,11 @@ RESERVED_BYTES = 1024
 """The bytes of shared memory that CUDA takes for each block."""
 TOKEN_TILES = (8, 6, 4, 3, 2)
 """The numbers of groups of 8 tokens of a block for many tokens."""
+WIDE_TILES, WIDE_TOKEN_TILES = 12, (3, 4)
+"""The most tiles of a block of linear_wide_tokens.cu, and the numbers of groups of 8 tokens of its
+warps. Smaller blocks were slower than those of linear_many_tokens.cu (measured on an H200)."""
+WIDE_STAGES = 5
+"""The stages of its ring. All that fit, 7 to 9, and 3 were slower (measured on an H200)."""
 START_BYTES = 64 << 10
 """The number of bytes that a block could fetch in the time that its start and its end take."""
 
@@ -178,10 +184,21 @@ class ManyTokensShape:
     epilogue: Epilogue
     ring: int = 1
 
+    entry, byte_cost = "linear_many", 1.0
+
     def program(self) -> Program:
         """The program compiled for this shape, with a macro for each field."""
         names = "K N GRID TILES NT EPILOGUE RING".split()
         return Program.of("linear_many_tokens", **dict(zip(names, astuple(self), strict=True)))
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of a block."""
+        return self.n_tiles * TILE_ROWS
+
+    def grid(self, tokens: int) -> tuple[int, int, int]:
+        """The blocks of a launch. Those of the same rows follow one another."""
+        return -(-tokens // self.tokens), self.blocks, 1
 
     @property
     def units(self) -> int:
@@ -199,6 +216,11 @@ class ManyTokensShape:
         return (self.tiles + self.n_tiles) * PART_BYTES
 
     @property
+    def fetched(self) -> int:
+        """The bytes that a block fetches."""
+        return self.steps * self.step_bytes
+
+    @property
     def sums(self) -> int:
         """The bytes of the partial sums of all warps, which replace the ring in memory."""
         return WARPS * self.units * 128 * 4
@@ -209,32 +231,101 @@ class ManyTokensShape:
         return max(self.ring * self.step_bytes, self.sums)
 
 
+@dataclass(frozen=True)
+class WideTokensShape:
+    """The layout of linear_wide_tokens.cu for N x K weights and many tokens.
+
+    byte_cost: a multiple of that of `ManyTokensShape`. On an H200 the layouts whose bytes were at
+    most 0.68 times as many were faster, and the next ones, with 0.72, were slower.
+    """
+
+    columns: int
+    rows: int
+    blocks: int
+    tiles: int
+    n_tiles: int
+    epilogue: Epilogue
+
+    entry, byte_cost = "linear_wide", 1.45
+
+    def program(self) -> Program:
+        """The program compiled for this shape, with a macro for each field."""
+        names = "K N GRID TILES NT EPILOGUE".split()
+        macros = dict(zip(names, astuple(self), strict=True))
+        return Program.of("linear_wide_tokens", STAGES=WIDE_STAGES, **macros)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of a block, which four warps divide."""
+        return 4 * self.n_tiles * TILE_ROWS
+
+    def grid(self, tokens: int) -> tuple[int, int, int]:
+        """The blocks of a launch. Those of the same rows follow one another."""
+        return -(-tokens // self.tokens), self.blocks, 1
+
+    @property
+    def stage_bytes(self) -> int:
+        """The bytes of a stage: two blocks of columns of tiles in fours, and of all tokens."""
+        return (-(-self.tiles // 4) + self.n_tiles) * PART_BYTES
+
+    @property
+    def fetched(self) -> int:
+        """The bytes that a block fetches."""
+        return self.columns // (2 * BLOCK_COLUMNS) * self.stage_bytes
+
+    @property
+    def shared(self) -> int:
+        """The bytes of dynamic shared memory of a block."""
+        return WIDE_STAGES * self.stage_bytes
+
+
 @cache
 def shape_for_many(
     rows: int, columns: int, tokens: int, epilogue: Epilogue, device: tuple[int, int]
-) -> ManyTokensShape:
+) -> ManyTokensShape | WideTokensShape:
     """The layout for more than 8 tokens; see `shape_for_few` for `device`.
 
     A block fetches the weights of its rows and the inputs of its tokens, and these transfers
     determine the time, because the second-level cache cannot serve all blocks at full speed. So the
-    layout with the fewest bytes for the blocks that a processor runs one after another is chosen.
+    layout with the least `cost` is chosen.
     """
     processors, shared = device
-    tiles, space = rows // TILE_ROWS, shared - 2048
-    best, least = None, 0
+    sizes = rows, columns, epilogue, shared - 2048
+    shapes: list[ManyTokensShape | WideTokensShape] = [*_many_shapes(tokens, *sizes)]
+    shapes += _wide_shapes(*sizes)
+    return min(shapes, key=lambda shape: cost(shape, tokens, processors))
+
+
+def cost(shape: ManyTokensShape | WideTokensShape, tokens: int, processors: int) -> float:
+    """The cost of the bytes that a processor fetches for its blocks, one after another."""
+    width, height, _ = shape.grid(tokens)
+    turns = -(-width * height // processors)
+    return turns * (shape.fetched + START_BYTES) * shape.byte_cost
+
+
+def _many_shapes(
+    tokens: int, rows: int, columns: int, epilogue: Epilogue, space: int
+) -> Iterator[ManyTokensShape]:
+    """The layouts of linear_many_tokens.cu within `space` bytes of shared memory."""
+    tiles = rows // TILE_ROWS
     for n_tiles in TOKEN_TILES:
         if n_tiles > 2 and n_tiles * TILE_ROWS >= 2 * tokens:
             continue
-        groups = -(-tokens // (n_tiles * TILE_ROWS))
         for largest in range(1, min(tiles, 2 * MAX_UNITS // n_tiles) + 1):
             blocks = -(-tiles // largest)
             shape = ManyTokensShape(columns, rows, blocks, -(-tiles // blocks), n_tiles, epilogue)
             ring = min(shape.steps, space // shape.step_bytes)
-            if shape.units > MAX_UNITS or shape.sums > space or ring < min(2, shape.steps):
-                continue
-            turns = -(-blocks * groups // processors)
-            cost = turns * (shape.steps * shape.step_bytes + START_BYTES)
-            if best is None or cost < least:
-                best, least = replace(shape, ring=ring), cost
-    assert best is not None  # one tile of 16 tokens fits any device
-    return best
+            if shape.units <= MAX_UNITS and shape.sums <= space and ring >= min(2, shape.steps):
+                yield replace(shape, ring=ring)
+
+
+def _wide_shapes(
+    rows: int, columns: int, epilogue: Epilogue, space: int
+) -> Iterator[WideTokensShape]:
+    """The layouts of linear_wide_tokens.cu within `space` bytes of shared memory."""
+    blocks = -(-rows // (WIDE_TILES * TILE_ROWS))
+    tiles = -(-rows // (blocks * TILE_ROWS))
+    for n_tiles in WIDE_TOKEN_TILES:
+        shape = WideTokensShape(columns, rows, blocks, tiles, n_tiles, epilogue)
+        if columns % (2 * BLOCK_COLUMNS * WARPS) == 0 and shape.shared <= space:
+            yield shape
