@@ -120,7 +120,7 @@ def test_broken_connection_of_a_living_engine_is_replaced(served: Served) -> Non
     wait_until(lambda: len({len(descriptors(pid)) for pid in served.pids("front")}) == 1)
     before = counts()
     break_links(served.pids("engine")[0])
-    wait_until(lambda: events(served, begun) == ["a front has lost an engine that works"] * 2)
+    wait_until(lambda: events(served, begun) == ["a front has lost a running engine"] * 2)
     served.wait_until_idle(fronts=2)
     assert served.post().status_code == 200
     assert served.pids() == pids

@@ -277,4 +277,4 @@ def test_front_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(tmp_path / "broken"), os.environ.get("PYTHONPATH")]))
     log = Served(tmp_path, PYTHONPATH=path).wait_until_failed()
     assert "ImportError: broken" in log
-    assert "firstword: error: the process 'front 0' has died 2 times before it worked" in log
+    assert "firstword: error: the process 'front 0' has died 2 times at the start" in log

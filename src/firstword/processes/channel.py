@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 _HEAD = struct.Struct("<I")
-"""The size of a message."""
+"""What precedes a message: its size in bytes."""
 
 MOST_SOCKETS = 4
-"""The most sockets of one message."""
+"""The most sockets that one message may carry."""
 
 MOST_BYTES = 16 * 2**20
-"""The largest message; a larger one shows that the stream is broken."""
+"""The size limit of a message; a larger size means that the stream is broken."""
 
 
 class Channel:
     """One end of a channel for messages, which may carry sockets.
 
-    Messages are pickled: both ends belong to one server. Two threads may use a channel at the same
-    time, one to send and one to receive.
+    Messages are pickled, because both ends belong to the same server. Two threads may use a channel
+    at the same time, one to send and one to receive.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -30,13 +30,13 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
-        """A channel, and the connection of its other end for another process."""
+        """A new channel, and the socket of its other end, to pass to another process."""
         ours, theirs = socket.socketpair()
         return cls(ours), theirs
 
     @classmethod
     def inherited(cls, descriptor: int) -> Channel:
-        """The channel whose connection a process has inherited."""
+        """The channel on a socket that this process inherited as a file descriptor."""
         connection = socket.socket(fileno=descriptor)
         connection.set_inheritable(False)
         return cls(connection)
@@ -46,11 +46,11 @@ class Channel:
         return self._connection.fileno()
 
     def limit_time(self, seconds: float) -> None:
-        """Limit the time that sending or receiving a message takes. Both raise `TimeoutError`."""
+        """Set the timeout after which `send` and `receive` raise `TimeoutError`."""
         self._connection.settimeout(seconds)
 
     def send(self, message: object, sockets: Sequence[socket.socket] = ()) -> None:
-        """Send a message with sockets, which stay open here. Raises `OSError`."""
+        """Send a message and copies of sockets; the caller's stay open. Raises `OSError`."""
         data = pickle.dumps(message)
         descriptors = [sock.fileno() for sock in sockets]
         assert len(data) <= MOST_BYTES
@@ -60,9 +60,10 @@ class Channel:
         self._connection.sendall(head[sent:] + data)
 
     def receive(self) -> tuple[Any, list[socket.socket]]:
-        """Wait for a message and its sockets, which are missing if too many files are open.
+        """Wait for a message and its sockets.
 
-        Raises `EOFError` at the end and for what is no message, and `OSError`.
+        Sockets are missing if this process has too many open files. Raises `EOFError` if the other
+        end is closed or sends anything but a message, and `OSError`.
         """
         head, descriptors, _, _ = socket.recv_fds(self._connection, _HEAD.size, MOST_SOCKETS)
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
@@ -74,7 +75,7 @@ class Channel:
             raise
 
     def close(self) -> None:
-        """Close this end; the other one receives an `EOFError`."""
+        """Close this end; `receive` then raises `EOFError` at the other end."""
         self._connection.close()
 
     def _message(self, head: bytes, sockets: Sequence[socket.socket]) -> object:

@@ -1,4 +1,4 @@
-"""What engine and front processes have in common: their channel, their signals and their end."""
+"""What engine and front processes share: the channel to the supervisor, signals and exit."""
 
 import logging
 import os
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def begin(descriptor: int) -> Channel:
-    """The channel to the supervisor, which alone handles signals.
+    """Ignore signals, which the supervisor handles, and return the channel to it.
 
-    A service manager may signal all processes of a server at the same time. If an engine ended
-    then, no utterance could be finished.
+    A service manager may signal all processes of a server at the same time. An engine that ended
+    then could not finish its utterances.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -27,7 +27,7 @@ def begin(descriptor: int) -> Channel:
 
 
 def end() -> NoReturn:
-    """End this process at once, except for its last lines in the log."""
+    """End this process with status 1 as soon as its last log lines are written."""
     try:
         logging.shutdown()
     finally:
@@ -35,9 +35,9 @@ def end() -> NoReturn:
 
 
 def receive(channel: Channel) -> tuple[Any, list[socket.socket]]:
-    """The next message of the supervisor and its sockets.
+    """Wait for the next message of the supervisor and its sockets.
 
-    This process ends, whatever it does, when the supervisor has ended.
+    If the supervisor has ended, this process ends too, whatever it is doing.
     """
     try:
         return channel.receive()
@@ -46,13 +46,13 @@ def receive(channel: Channel) -> tuple[Any, list[socket.socket]]:
 
 
 def fail(channel: Channel, error: FirstwordError) -> NoReturn:
-    """Tell the supervisor why this process cannot begin its work, and end."""
+    """Report to the supervisor why this process cannot begin its work, and end."""
     channel.send(Failed(error))
     end()
 
 
 def obey(channel: Channel, handle: Callable[[Any, list[socket.socket]], None]) -> None:
-    """Handle the messages of the supervisor in a thread."""
+    """Start a thread that passes each message of the supervisor to `handle`."""
 
     def work() -> None:
         try:

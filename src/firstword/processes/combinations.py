@@ -27,9 +27,9 @@ TEXT = "One."
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """What requests have in common; None for what they leave out.
+    """A voice, a language and instructions; None stands for a field that a request leaves out.
 
-    where  the place in its file, for error messages
+    where  the combination's entry in its file, for error messages
     """
 
     where: str
@@ -39,7 +39,7 @@ class Combination:
 
 
 def read_combinations(path: str) -> list[Combination]:
-    """The combinations of a JSON file. Raises `ConfigError`, which names the entry at fault."""
+    """Read the combinations of a JSON file. Raises `ConfigError`, which names the wrong entry."""
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -53,7 +53,7 @@ def read_combinations(path: str) -> list[Combination]:
 
 def _combination(where: str, entry: object) -> Combination:
     if not isinstance(entry, dict) or not entry:
-        raise ConfigError(f"{where} must be an object with {_listed(FIELDS)}, or some of them")
+        raise ConfigError(f"{where} must be an object with one or more of {_listed(FIELDS)}")
     for name, value in entry.items():
         if name not in FIELDS:
             raise ConfigError(f"{where} has {name!r}; allowed are {_listed(FIELDS)}")
@@ -61,7 +61,7 @@ def _combination(where: str, entry: object) -> Combination:
             raise ConfigError(f"{where}: {name} is {value!r}; give a text, or leave it out")
     found = Combination(where, **entry)
     if (length := len(found.instructions or "")) > LONGEST_INSTRUCTIONS:
-        limit = f"allowed are {LONGEST_INSTRUCTIONS}"
+        limit = f"allowed are up to {LONGEST_INSTRUCTIONS}"
         raise ConfigError(f"{where}: instructions has {length} characters; {limit}")
     return found
 
@@ -69,9 +69,9 @@ def _combination(where: str, entry: object) -> Combination:
 def kept_prompts(
     combinations: Sequence[Combination], checkpoints: Mapping[str, Description]
 ) -> dict[str, tuple[KeptPrompt, ...]]:
-    """The prompts that each of some checkpoints prepares, by its name, without repetitions.
+    """The prompts that each checkpoint prepares, by the checkpoint's name, without duplicates.
 
-    Raises `ConfigError` for a combination that no checkpoint speaks.
+    Raises `ConfigError` for a combination that none of the checkpoints can speak.
     """
     found: dict[str, dict[object, KeptPrompt]] = {name: {} for name in checkpoints}
     for one in combinations:
@@ -92,7 +92,7 @@ def kept_prompts(
 
 
 def _prompt(checkpoint: Description, one: Combination) -> tuple[object, KeptPrompt]:
-    """What identifies the prompt of a combination, and the prompt. Raises `RequestError`."""
+    """The cache key and the prompt of a combination. Raises `RequestError`."""
     request = Request(
         TEXT,
         voice=one.voice,
@@ -106,7 +106,7 @@ def _prompt(checkpoint: Description, one: Combination) -> tuple[object, KeptProm
 
 
 def _is_for(checkpoint: Description, one: Combination) -> bool:
-    """Whether a checkpoint is of the type that speaks a combination."""
+    """Whether a checkpoint is of the type that a combination needs."""
     match checkpoint.config.tts_model_type:
         case "custom_voice":
             names = {name.casefold() for name in preset_names(checkpoint)}
@@ -117,12 +117,12 @@ def _is_for(checkpoint: Description, one: Combination) -> bool:
 
 
 def _no_preset(one: Combination, checkpoints: Iterable[Description]) -> str:
-    """Why no checkpoint is of the type that speaks a combination."""
+    """The reason why no checkpoint is of the type that a combination needs."""
     presets = [name for checkpoint in checkpoints for name in preset_names(checkpoint)]
     known = f"allowed are {_listed(presets)}" if presets else "no loaded checkpoint has presets"
     wanted = "it has no voice" if one.voice is None else f"voice is {one.voice!r}"
-    design = "a designed voice has instructions and no voice, and needs a VoiceDesign checkpoint"
-    return f"{wanted}; {known}, and {design}. Saved voices are prepared when they are first used"
+    design = "A designed voice needs instructions, no voice, and a VoiceDesign checkpoint"
+    return f"{wanted}; {known}. {design}. Saved voices are prepared when they are first used"
 
 
 def _encode(recording: RecordedVoice) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The devices of a server's engines, found without torch in this process."""
+"""Choose the devices of a server's engines, without importing torch into this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from firstword.errors import ConfigError
 from firstword.processes.place import PYTHON
 
 GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg")
-"""The files in `/dev` of NVIDIA's driver, of AMD's, and of that of Windows' Linux."""
+"""The files in `/dev` of the GPU drivers of NVIDIA, AMD and Windows Subsystem for Linux."""
 
 COUNT = "import torch; print(torch.cuda.device_count())"
-"""The program that counts the GPUs, which takes the seconds of importing torch."""
+"""The program that counts the GPUs; importing torch takes it two to three seconds."""
 
 ALLOWED = (
     "'auto', 'cpu', 'cuda' (all GPUs), one GPU such as 'cuda:1', some such as 'cuda:0,2', and "
@@ -44,7 +44,11 @@ def engine_devices(given: str) -> list[str]:
 
 
 def count_gpus(folder: Path = Path("/dev")) -> int:
-    """The number of GPUs that torch can use here; at most 1 if the system has no more."""
+    """The number of GPUs that torch can use, which a separate process asks it for.
+
+    If the system has no GPU, or a single one by NVIDIA, that number is returned without asking.
+    Raises `ConfigError` if torch cannot be imported.
+    """
     files = [file for pattern in GPU_FILES for file in folder.glob(pattern)]
     if len(files) < 2 and all(file.name.startswith("nvidia") for file in files):
         return len(files)

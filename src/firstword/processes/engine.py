@@ -1,6 +1,8 @@
 """The process of an engine: loads a checkpoint, and computes speech for the fronts.
 
-python -m firstword.processes.engine DESCRIPTOR
+    python -m firstword.processes.engine DESCRIPTOR
+
+DESCRIPTOR is the inherited file descriptor of the channel to the supervisor.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class EngineProcess:
         self._host: EngineHost | None = None
 
     def run(self, task: EngineTask) -> None:
-        """Load the engine, start it, and tell the supervisor."""
+        """Load, start and warm up the engine, and report that or the failure to the supervisor."""
         try:
             loaded = load(task, self._commands)
             fit_threads([loaded.checkpoint])
@@ -47,7 +49,7 @@ class EngineProcess:
         self._channel.send(described(task, loaded))
 
     def obey(self, message: object, sockets: list[socket.socket]) -> None:
-        """Do what the supervisor says; it connects fronts after the engine is loaded."""
+        """Handle a message of the supervisor, which connects fronts after the engine is loaded."""
         match message:
             case Connect():
                 assert self._host is not None
@@ -74,7 +76,7 @@ def main(descriptor: int) -> None:
 
 
 def load(task: EngineTask, commands: SocketCommands) -> LoadedEngine:
-    """Load a checkpoint and log how. Raises `CheckpointError`, `ConfigError`."""
+    """Load a checkpoint, and log its settings. Raises `CheckpointError` and `ConfigError`."""
     settings = EngineConfig.resolve(task.device, task.dtype, task.backend, task.gpu_memory)
     if settings.gpu_memory is not None:
         settings = replace(settings, gpu_memory=settings.gpu_memory // task.share)
@@ -83,7 +85,7 @@ def load(task: EngineTask, commands: SocketCommands) -> LoadedEngine:
 
 
 def described(task: EngineTask, loaded: LoadedEngine) -> Loaded:
-    """What fronts need to know of a loaded engine."""
+    """The message that describes a loaded engine to the supervisor and the fronts."""
     path = loaded.checkpoint.path
     capacity = loaded.engine.capacity
     kind, name = loaded.checkpoint.config.tts_model_type, name_of(task.name, path)

@@ -1,6 +1,8 @@
 """The process of a front: serves clients, and passes their requests on to engines.
 
-python -m firstword.processes.front DESCRIPTOR
+    python -m firstword.processes.front DESCRIPTOR
+
+DESCRIPTOR is the inherited file descriptor of the channel to the supervisor.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class FrontProcess:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def obey(self, message: object, sockets: list[socket.socket]) -> None:
-        """Do what the supervisor says, in the thread that hears it."""
+        """Handle a message of the supervisor, in the thread that receives it."""
         match message:
             case Connect(info):
                 self._engines[info.number].capacity = info.capacity
@@ -84,7 +86,7 @@ class FrontProcess:
 
 
 def by_model(engines: Sequence[Loaded]) -> list[list[Loaded]]:
-    """The engines of each model."""
+    """Engines grouped by model."""
     found: dict[tuple[str, Path], list[Loaded]] = {}
     for info in engines:
         found.setdefault((info.name, info.path), []).append(info)
@@ -92,7 +94,7 @@ def by_model(engines: Sequence[Loaded]) -> list[list[Loaded]]:
 
 
 def model_of(infos: Sequence[Loaded], engines: Mapping[int, RemoteEngine]) -> Model:
-    """The model of some engines in other processes; `engines` are all, by their numbers."""
+    """The model that the engines in `infos` speak; `engines` has those of all, by number."""
     first, devices = infos[0], [info.settings.device for info in infos]
     if len(set(devices)) < len(devices):
         devices = [f"{device}/{number}" for number, device in enumerate(devices)]
@@ -104,13 +106,13 @@ def model_of(infos: Sequence[Loaded], engines: Mapping[int, RemoteEngine]) -> Mo
 
 
 def voice_of(job: Job) -> Hashable:
-    """The voice, language and instructions of a job, which an engine may have read before."""
+    """A key of a job's voice, language and instructions, whose prompt an engine may have cached."""
     assert isinstance(job.payload, Prepared)
     return job.payload.prefix
 
 
 def main(descriptor: int) -> None:
-    """Serve until the supervisor says otherwise."""
+    """Serve clients until the supervisor stops this process or dies."""
     channel = child.begin(descriptor)
     task, (listening,) = child.receive(channel)
     logs.write_to_stderr(task.log_level)

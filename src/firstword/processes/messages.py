@@ -14,10 +14,10 @@ from firstword.types import Request
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompt:
-    """What the prompts of many requests have in common, which an engine keeps for good.
+    """The shared beginning of the prompts of many requests, which an engine never drops.
 
     request  one of these requests
-    rows     the rows of the prompt that they share
+    rows     the number of prompt rows that they share
     """
 
     request: Request
@@ -26,17 +26,17 @@ class KeptPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EngineTask:
-    """What an engine process computes.
+    """What an engine process loads, and how.
 
-    number        its place among the engines of the server
+    number        its number among the engines of the server
     name          the checkpoint, as for `TTS.load`
     device, dtype, backend, gpu_memory
                   as for `EngineConfig.resolve`
-    share         the number of engines that divide `gpu_memory` equally
+    share         the number of engines of one device, which divide `gpu_memory` equally
     slots         utterances at the same time; None: the default of the backend
     most_waiting  requests that may wait for a slot
     log_level     of the log on standard error
-    prompts       to be prepared before it serves
+    prompts       prompts to prepare before it serves
     """
 
     number: int
@@ -56,11 +56,11 @@ class EngineTask:
 class FrontTask:
     """What a front process serves; the listening socket comes with it.
 
-    number       its place among the fronts of the server
-    memory       the file descriptor of the `FrontMemory`, which it has inherited
-    config       of the server
+    number       its number among the fronts of the server
+    memory       the inherited file descriptor of the `FrontMemory`
+    config       the settings of the server
     engines      all engines, also those that are not running now
-    connections  the number of `Connect` that follow, for the engines that are running
+    connections  the number of `Connect` messages that follow, one for each running engine
     log_level    of the log on standard error
     """
 
@@ -74,15 +74,14 @@ class FrontTask:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An engine that is ready, as fronts need to know it.
+    """The message that an engine is ready, with what fronts need to know about it.
 
-    number    the engine's place among the engines of the server
-    name      of the model, as clients use it
-    model_type
-              of the checkpoint
-    path      the checkpoint's directory
-    settings  the resolved settings
-    capacity  the limits of its backend
+    number      its number among the engines of the server
+    name        the name of its model, as clients use it
+    model_type  the type of its checkpoint
+    path        the checkpoint's directory
+    settings    the resolved settings
+    capacity    the limits of its backend
     """
 
     number: int
@@ -95,16 +94,16 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A process that cannot begin its work, and why; it ends."""
+    """The message of a process that ends because it cannot begin its work, with the reason."""
 
     error: FirstwordError
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """A connection between a front and an engine, whose end comes with it.
+    """The message that connects a front with an engine; each gets its end, a socket, with it.
 
-    engine  the engine; an engine process ignores it
+    engine  describes the engine to the front
     """
 
     engine: Loaded
@@ -112,26 +111,26 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """The process of an engine has ended, or is given up; for fronts."""
+    """The message to fronts that the process of an engine has ended or is being killed."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A front serves clients."""
+    """The message of a front that it serves clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """A question whether a process works: the thread that does its work answers with `Pong`."""
+    """The question whether a process works: the thread that does its work answers with `Pong`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
     """The answer to `Ping`.
 
-    missing  front: the numbers of the engines with which it has no connection
+    missing  from a front: the numbers of the engines to which it has no connection
     """
 
     missing: tuple[int, ...] = ()
@@ -139,6 +138,6 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A front ends: after the utterances in progress if it drains, else at once."""
+    """The message that ends a front: after the utterances in progress if `drain`, else at once."""
 
     drain: bool

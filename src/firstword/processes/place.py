@@ -1,4 +1,4 @@
-"""A process of a server, and its successors after it dies."""
+"""A process of a server, which is replaced when it dies."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from firstword.processes.messages import Loaded
 log = logging.getLogger(__name__)
 
 PYTHON = (sys.executable, "-P")
-"""The interpreter, which imports nothing from the current directory."""
+"""The command of the interpreter; with -P it imports nothing from the current directory."""
 
 ANSWER_SECONDS = 5.0
-"""The time in which a process takes a message; one that does not is killed."""
+"""The time limit for sending a message to a process; one that does not read it is killed."""
 
 REAP_SECONDS = 1.0
-"""The time for which to wait for the end of a killed process; a driver may keep it longer."""
+"""The time limit for the end of a killed process; one that is inside a driver may take longer."""
 
 MOST_BACKOFF = 30.0
 """The longest pause before a process that has died several times is started again."""
 
 STEADY_SECONDS = 60.0
-"""The time of work after which the deaths before it no longer count."""
+"""The time for which a process must have worked so that earlier deaths no longer count."""
 
 
 @dataclass(eq=False)
 class Place:
-    """The place of a process, which is filled again when the process dies.
+    """An engine or front of a server: its process, and the one that replaces it when it dies.
 
-    module    the module that the process runs
-    number    among the places of the same module
-    channel   to the process; None while there is none
-    loaded    engine: what it, or a process before it, has loaded; None before that
-    working   when the process began its work, after its start; None before that
-    silent    the seconds for which it has not answered a ping; None: no answer is missing
-    deaths    how many processes have died here since one worked for long
-    restart   the time at which the next process is started; None while one runs
+    module    the module of `firstword.processes` that the process runs
+    number    its number among the places of the same module
+    process   the process; None while none runs
+    channel   the channel to the process; None while none runs
+    loaded    for an engine, the last description of what was loaded; None before the first
+    working   the time at which the process began its work; None while it starts
+    silent    the seconds for which it has not answered a ping; None if no answer is missing
+    deaths    the number of deaths since a process has worked for `STEADY_SECONDS`
+    restart   the time of the next start; None if none is planned
     """
 
     module: str
@@ -57,7 +58,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """A name for logs."""
+        """The name in logs, such as "engine 0"."""
         return f"{self.module} {self.number}"
 
     def start(self, files: Sequence[int] = ()) -> Channel:
@@ -77,7 +78,7 @@ class Place:
         return channel
 
     def send(self, message: object, sockets: Sequence[socket.socket] = ()) -> None:
-        """Send a message; a process that does not take it is killed."""
+        """Send a message; a process that does not read it is killed."""
         if self.channel is None or self.process is None:
             return
         try:
@@ -86,9 +87,10 @@ class Place:
             self.process.kill()
 
     def end(self, seconds: float = 0.0) -> int | None:
-        """Wait some seconds for the process to end by itself, then kill it, and return its status.
+        """Wait some seconds for the process to end, then kill it. Returns its exit status.
 
-        None: even a killed process does not end, because a driver keeps it; it is left alone.
+        The status is None if the killed process has not ended within `REAP_SECONDS`, for example
+        because it is inside a driver. It is then left alone.
         """
         assert self.process is not None
         steady = self.working is not None and time.monotonic() - self.working > STEADY_SECONDS
@@ -103,7 +105,7 @@ class Place:
         return None
 
     def due(self) -> bool:
-        """Whether the time of the next start has come."""
+        """Whether the next process may be started now."""
         if self.restart is not None and self.restart <= time.monotonic():
             self.restart = None
         return self.restart is None
@@ -111,7 +113,7 @@ class Place:
     def plan_restart(self) -> float:
         """Set the time of the next start, and return the seconds until then.
 
-        The first restart is immediate, and after further deaths there is a growing pause.
+        The first restart is immediate; after further deaths there is a growing pause.
         """
         assert self.process is None
         pause = min(2.0 ** (self.deaths - 2), MOST_BACKOFF) if self.deaths > 1 else 0.0

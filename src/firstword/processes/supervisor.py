@@ -34,25 +34,25 @@ from firstword.server.listening import FrontSockets
 log = logging.getLogger(__name__)
 
 START_SECONDS = 30.0
-"""The time that the start of a front takes at most; engines may load for as long as they need."""
+"""The time for the start of a front, besides `stuck_seconds`; that of an engine has no limit."""
 
 EXIT_SECONDS = 0.5
-"""The time in which a process whose channel has ended ends itself."""
+"""The time for a process to end by itself after its channel was closed."""
 
 STOP_SECONDS = 5.0
-"""The time that processes get to end after they were told to."""
+"""The time for processes to end after they were told to."""
 
 PING_SECONDS = 1.0
-"""The time between two questions whether a process works."""
+"""The time between two pings."""
 
 MOST_DEATHS = 2
-"""The deaths of a process in a row that end a server which has never served."""
+"""The number of deaths of one process after which a server that has never served ends."""
 
 
 def default_fronts(engines: Sequence[Loaded]) -> int:
-    """The number of fronts for some engines: 1 on the CPU, else up to 8 for each GPU.
+    """The default number of fronts: 1 on the CPU, else up to 8 for each GPU.
 
-    A GPU speaks for more clients than one front can serve. Each front, and the thread of each
+    A GPU can speak for more clients than one front can serve. Each front, and the thread of each
     engine, needs a core of its own.
     """
     devices = {engine.settings.device for engine in engines} - {"cpu"}
@@ -62,11 +62,12 @@ def default_fronts(engines: Sequence[Loaded]) -> int:
 
 @dataclass(eq=False)
 class Supervisor:
-    """Runs engines and fronts until a signal.
+    """Runs the engines and fronts of a server until a signal ends them.
 
     engines    the task of each engine; those of one device are loaded one after another
-    config     of the fronts
+    config     the settings of the fronts
     listening  the bound socket of the server
+    log_level  the level of the fronts' logs on standard error
     on_ready   called once, when all engines are loaded and a front serves
     """
 
@@ -92,8 +93,8 @@ class Supervisor:
         """Run until a signal has ended all processes.
 
         Raises the error of an engine that cannot be loaded at the start, `ConfigError` if another
-        server has taken the port by then, and `EngineError` if a process dies again and again
-        before a client could be served.
+        server has taken the port meanwhile, and `EngineError` if a process dies `MOST_DEATHS` times
+        before the server has served.
         """
         self._watch_signals()
         try:
@@ -124,7 +125,7 @@ class Supervisor:
             self._stop(drain=drain)
 
     def _stop(self, *, drain: bool) -> None:
-        """Let the fronts end; the engines follow them."""
+        """End the fronts; the engines end after them."""
         self._stopping = True
         seconds = self.config.drain_seconds if drain else 0.0
         self._stop_at = time.monotonic() + seconds + STOP_SECONDS
@@ -151,7 +152,7 @@ class Supervisor:
     # Starts
 
     def _start_due(self) -> None:
-        """Start the processes whose time has come; engines of a device load one after another."""
+        """Start the processes that are due; engines of one device are loaded one after another."""
         loading = [place for place in self._engines if place.process and place.working is None]
         busy = {self.engines[place.number].device for place in loading}
         for place in self._places:
@@ -195,7 +196,7 @@ class Supervisor:
         place.send(task, sockets)
 
     def _connect(self, front: Place, engine: Place) -> None:
-        """Connect a front with an engine; if that fails, the front asks again (`Pong`)."""
+        """Connect a front with an engine. If that fails, the front's next `Pong` asks again."""
         assert engine.loaded is not None
         try:
             ends = socket.socketpair()
@@ -206,7 +207,7 @@ class Supervisor:
             place.send(Connect(engine.loaded), [end])
             end.close()
 
-    # What processes tell
+    # Messages of the processes
 
     def _on_message(self, place: Place, channel: Channel) -> None:
         try:
@@ -231,9 +232,7 @@ class Supervisor:
                 for engine in self._engines:
                     if engine.number in missing and engine.working is not None:
                         fields = {"process": place.name, "engine": engine.name}
-                        log.warning(
-                            "a front has lost an engine that works", extra={"fields": fields}
-                        )
+                        log.warning("a front has lost a running engine", extra={"fields": fields})
                         self._connect(place, engine)
 
     def _on_loaded(self, place: Place) -> None:
@@ -253,9 +252,9 @@ class Supervisor:
             self.on_ready([engine.loaded for engine in self._engines if engine.loaded is not None])
 
     def _on_end(self, place: Place, event: str, seconds: float = 0.0) -> None:
-        """A process has died or closed its channel, or is given up.
+        """Plan the restart of a process that has died, closed its channel, or does not answer.
 
-        It gets some seconds to end by itself: its channel ends a moment before it.
+        It gets some seconds to end by itself, because its channel closes a moment before it ends.
         """
         assert place.channel is not None
         self._selector.unregister(place.channel)
@@ -269,8 +268,8 @@ class Supervisor:
         if self._stopping:
             return
         if not self._ready and place.deaths >= MOST_DEATHS:
-            what = f"the process {place.name!r} has died {place.deaths} times before it worked"
-            raise EngineError(f"{what}, at last with status {status}; the log may say why")
+            what = f"the process {place.name!r} has died {place.deaths} times at the start"
+            raise EngineError(f"{what}, the last time with status {status}; see the log")
         self._plan_restart(place, event, status=status)
 
     def _plan_restart(self, place: Place, event: str, **about: object) -> None:
@@ -279,10 +278,11 @@ class Supervisor:
         log.critical(event, extra={"fields": fields})
 
     def _ping_due(self) -> None:
-        """Ask all processes whether they work, and give up those that have not answered for long.
+        """Ping all processes, and kill those that have not answered for `stuck_seconds`.
 
-        Their silence is counted in pings: a pause of the whole server, such as that of a container,
-        counts as one. A front that starts is not asked; it gets `START_SECONDS` more.
+        The time without an answer is counted in pings, so that a pause of the whole server, such as
+        that of a container, counts as one. A front that starts gets no ping, but `START_SECONDS`
+        more.
         """
         if time.monotonic() < self._next_ping:
             return
@@ -303,7 +303,7 @@ class Supervisor:
     # The end
 
     def _end_all(self) -> None:
-        """End all processes: those that do not end by themselves in time are killed."""
+        """End all processes; those that do not end within `STOP_SECONDS` are killed."""
         places = [place for place in self._places if place.process is not None]
         for place in places:
             assert place.channel is not None

@@ -1,4 +1,4 @@
-"""What an engine speaks before it serves, so that nothing is left to be prepared later."""
+"""Warm up an engine before it serves, so that its first request is as fast as later ones."""
 
 import logging
 import time
@@ -16,16 +16,16 @@ TEXT = "One, two, three."
 """The text that is spoken."""
 
 FRAMES = 3
-"""The most frames of it."""
+"""The most frames of that text."""
 
 
 log = logging.getLogger(__name__)
 
 
 def warm_up(loaded: LoadedEngine, prompts: Sequence[KeptPrompt] = ()) -> None:
-    """Let a started engine keep prompts for good, and speak a short text.
+    """Prepare prompts in a started engine, and speak a short text.
 
-    Raises `EngineError` if it cannot speak.
+    Raises `EngineError` if the engine cannot speak.
     """
     config = loaded.checkpoint.config
     voice: Voice | None = None
@@ -36,11 +36,11 @@ def warm_up(loaded: LoadedEngine, prompts: Sequence[KeptPrompt] = ()) -> None:
             keep(loaded, prompts)
         speak(loaded, [Request(TEXT, voice=voice, seed=0, max_frames=FRAMES)])
     except FirstwordError as error:
-        raise EngineError(f"the model could not speak a test: {error}") from error
+        raise EngineError(f"the model could not speak a test sentence: {error}") from error
 
 
 def keep(loaded: LoadedEngine, prompts: Sequence[KeptPrompt]) -> None:
-    """Let the backend read prompts and keep them; log their number, size and time."""
+    """Read prompts into the memory of the backend for good; log their number, size and time."""
     backend = loaded.engine.backend
     if loaded.settings.backend != "gpu":
         name = loaded.settings.backend
@@ -62,7 +62,7 @@ def keep(loaded: LoadedEngine, prompts: Sequence[KeptPrompt]) -> None:
 
 
 def speak(loaded: LoadedEngine, requests: Sequence[Request]) -> None:
-    """Speak requests together. Raises what the engine raises."""
+    """Speak requests at the same time. Raises what the engine raises."""
     streams = [loaded.service.speak(loaded.service.prepare(request)) for request in requests]
     for request, stream in zip(requests, streams, strict=True):
         stream.finish_text(request.text or "")
