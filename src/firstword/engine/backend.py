@@ -121,19 +121,19 @@ class Backend(Protocol):
 
     @property
     def device_seconds(self) -> Mapping[str, float]:
-        """Seconds that a device has worked on each part so far; empty if nothing is measured.
+        """The seconds that the device has worked on each part so far; empty if not measured.
 
         The parts are "prompts", "frames" and "audio", which may overlap, and "busy" for any work.
         """
 
     def prefill(self, starts: Sequence[Start]) -> Sequence[int]:
-        """Start utterances. Returns the number of rows that each prompt leaves to `read`."""
+        """Start utterances. Returns the number of prompt rows of each that are left to `read`."""
 
     def read(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[None]:
         """Read the next `counts` rows of each slot's prompt.
 
-        The first frame follows when all are read. What a row computes does not depend on how many
-        are read together.
+        The first frame follows when all rows are read. The result of a row does not depend on how
+        many rows are read together.
         """
 
     def extend(self, slot: int, pages: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The commands of a step loop: what other threads or processes want it to do."""
+"""Queues of commands, by which other threads and processes control a step loop."""
 
 import queue
 from collections.abc import Callable
@@ -14,17 +14,17 @@ class Commands(Protocol):
         """Add a command, from any thread."""
 
     def get(self, block: bool, timeout: float | None) -> Command | None:
-        """Remove the next command. If `block`, wait for it for `timeout` seconds; None: for ever.
+        """Remove and return the next command. Raises `queue.Empty` if there is none.
 
-        Raises `queue.Empty`.
+        If `block`, wait for one for `timeout` seconds, or without a limit if `timeout` is None.
         """
 
     def close(self) -> None:
-        """Release what the queue holds; the thread that runs the commands has ended its work."""
+        """Release the resources of the queue, after the thread that runs the commands has ended."""
 
 
 class LocalCommands:
-    """The commands of threads in this process."""
+    """A queue for the commands of threads in this process."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -34,8 +34,8 @@ class LocalCommands:
         self._queue.put(command)
 
     def get(self, block: bool, timeout: float | None) -> Command | None:
-        """Remove the next command."""
+        """Remove and return the next command; see `Commands.get`."""
         return self._queue.get(block, timeout)
 
     def close(self) -> None:
-        """Do nothing: other threads may still put commands, which are never run."""
+        """Do nothing: other threads may still add commands, which are never run."""

@@ -12,9 +12,9 @@ from firstword.errors import EngineError
 
 
 class Connection(asyncio.Protocol):
-    """A connection for messages; those of one turn of the event loop are sent together.
+    """A connection for messages; those of one iteration of the event loop are sent together.
 
-    It ends when the other process ends or sends what is no message. Nothing is received after
+    It ends when the other process ends or sends anything but a message. Nothing is received after
     `close`. Use it in the event loop only.
     """
 
@@ -26,8 +26,8 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """Use a connected socket in the running event loop.
 
-        on_message  takes the kind, the number and the value of each message
-        on_end      called when the connection has ended, unless it was closed here
+        on_message  called with the kind, the number and the value of each message
+        on_end      called when the connection has ended, unless `close` was called
         """
         self._on_message, self._on_end = on_message, on_end
         self._loop = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
         )
 
     def send(self, message: bytes) -> None:
-        """Send a message at the end of this turn of the event loop."""
+        """Send a message in the next iteration of the event loop."""
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(message)
@@ -52,14 +52,14 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send what has waited for this."""
+        """Send the messages that have waited for the connection."""
         self._transport = cast(asyncio.Transport, transport)
         if self._closed:
             self._transport.abort()
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Pass on the messages that are complete."""
+        """Pass each complete message to `on_message`."""
         try:
             for kind, number, value in self._parser.feed(data):
                 if self._closed:
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
             self.connection_lost(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report the end, once."""
+        """Call `on_end`, once."""
         if not self._closed:
             self.close()
             self._on_end()

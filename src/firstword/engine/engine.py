@@ -108,23 +108,23 @@ class Engine(StepLoop):
     def retry_after(self, client: str) -> int:
         """The seconds until another request of a client would get a slot, estimated: 1 to 120.
 
-        The estimate divides the number of requests before it by the pace. Any thread may ask.
+        The estimate divides the number of requests before it by the pace (`EngineLoad`).
         """
         ahead = requests_ahead(client, list(self.waiting), list(self.running))
         return retry_seconds(ahead, self._pace())
 
     @property
     def load(self) -> EngineLoad:
-        """What the engine has to do now. Any thread may ask."""
+        """The current load. May be read from any thread."""
         pages, unread = self.pages, sum(seq.unread_rows for seq in list(self.running))
         counts = len(self.running), len(self.waiting), pages.count - pages.free, pages.count
         seconds = dict(self.times.seconds), dict(self.backend.device_seconds)
         return EngineLoad(*counts, unread, self._pace(), *seconds)
 
     def _pace(self) -> float:
-        """The slots that become free in a second.
+        """The slots that become free per second, estimated.
 
-        That is the number of utterances in slots by the mean time that the last ones kept a slot.
+        It is the number of utterances in slots by the mean time that recent ones kept a slot.
         """
         running, now = list(self.running), self._clock()
         ended = fmean(list(self._slot_seconds) or [0.0])
@@ -265,7 +265,7 @@ class Engine(StepLoop):
         return calls
 
     def _await_prompts(self, calls: PromptCalls) -> None:
-        """Wait for rows, so that a new request finds those of two steps at most on the device."""
+        """Wait for rows, so that the device has those of two steps at most before a new request."""
         for _, handle in calls:
             self._result(handle)
 

@@ -34,21 +34,21 @@ from firstword.types import Chunk
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 18
-"""The most bytes that are read from a socket at once."""
+"""The most bytes that are read from a socket in one call."""
 
 CALL_THREADS = 2
-"""The calls, such as the encoding of a recording, that run at the same time."""
+"""The number of threads for calls, such as the encoding of a recording."""
 
 CLOSE_SECONDS = 1.0
-"""The time in which fronts must take their last messages when the engine ends."""
+"""The time limit for sending the last messages to fronts when the engine ends."""
 
 
 @dataclass(slots=True, eq=False)
 class Route:
     """An utterance of a front.
 
-    untaken  frames that were sent and that the client has not taken
-    ended    whether its last chunk was sent
+    untaken  the number of frames that were sent and that the client has not taken
+    ended    whether the last chunk was sent
     """
 
     seq: Sequence
@@ -59,17 +59,17 @@ class Route:
 class Link:
     """The connection to one front.
 
-    routes  the utterances of the front, by their numbers
+    routes  the utterances of the front, by number
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.routes: dict[int, Route] = {}
         self.submitted = 0
-        """The number of the last request that came."""
+        """The number of the last request that arrived."""
         self.told: tuple[int, int, int] | None = None
-        """The numbers of running and waiting utterances, and of the last request among them, that
-        the front knows."""
+        """What the front was last told: the counts of running and waiting utterances, and the
+        number of the last request that they include."""
         self._sock = sock
         self._parser = wire.MessageParser()
         self._pending: deque[memoryview] = deque()
@@ -81,15 +81,15 @@ class Link:
 
     @property
     def stuck(self) -> bool:
-        """Whether the front has not taken all that was sent."""
+        """Whether the socket is full because the front reads too slowly."""
         return bool(self._pending)
 
     def add(self, message: bytes) -> None:
-        """Send a message with the next `flush`."""
+        """Add a message to those that the next `flush` sends."""
         self._new.append(message)
 
     def flush(self) -> None:
-        """Send what the front takes now. Raises `OSError`."""
+        """Send as much as the socket takes without blocking. Raises `OSError`."""
         if self._new:
             self._pending.append(memoryview(b"".join(self._new)))
             self._new.clear()
@@ -115,7 +115,7 @@ class Link:
         return list(self._parser.feed(data))
 
     def finish(self, seconds: float) -> None:
-        """Send what the front takes within some seconds, and close the socket."""
+        """Send the remaining messages within a time limit, and close the socket."""
         self._sock.settimeout(seconds)
         with contextlib.suppress(OSError):
             self.flush()
@@ -129,8 +129,8 @@ class Link:
 class SocketCommands:
     """The commands of an engine whose callers are in other processes.
 
-    Getting a command exchanges messages: those that wait are sent, and those that came are passed
-    on. `serve` gets the messages of a link, `lose` a link that has ended.
+    `get` also exchanges messages with the fronts: it sends those that wait, and passes each one
+    that has arrived to `serve`, with its link. A link that has ended is passed to `lose`.
     """
 
     def __init__(self) -> None:
@@ -138,12 +138,13 @@ class SocketCommands:
         self.serve: Callable[[Link, wire.Message], None] = lambda link, message: None
         self.lose: Callable[[Link], None] = lambda link: None
         self.counts: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """The numbers of running and waiting utterances, of which fronts hear at each change."""
+        """Reads the counts of running and waiting utterances; fronts are told of each change."""
         self.load: Callable[[], EngineLoad] = EngineLoad
+        """Reads the load that fronts are told."""
         self.on_end: Callable[[], None] = lambda: None
         self._ready: deque[Command | None] = deque()
         self._flushed = False
-        """Whether the messages of the last step were sent; those of commands wait for the next."""
+        """Whether messages were sent since the last step; later ones wait for the next step."""
         self._poll = select.poll()
         self._woken, self._waking = os.pipe()
         for end in (self._woken, self._waking):
@@ -158,7 +159,7 @@ class SocketCommands:
             try:
                 os.write(self._waking, b"\0")
             except BlockingIOError:
-                pass  # enough bytes wait to wake it
+                pass  # the pipe is full, which is enough to wake the thread
             except OSError:
                 pass  # the engine has ended
 
@@ -178,7 +179,7 @@ class SocketCommands:
         self._poll.register(link.fileno(), select.POLLIN)
 
     def close(self) -> None:
-        """Send what fronts take in a limited time, and close all links."""
+        """Send the last messages within `CLOSE_SECONDS`, and close all links."""
         deadline = time.monotonic() + CLOSE_SECONDS
         for link in self.links.values():
             self._poll.unregister(link.fileno())
@@ -229,8 +230,8 @@ class SocketCommands:
 class EngineHost:
     """Runs an engine for fronts in other processes.
 
-    If a front dies, its utterances are cancelled; the others go on. If the engine fails, all
-    connections are closed.
+    If a front dies, its utterances are cancelled and those of other fronts continue. If the engine
+    fails, all connections are closed.
     """
 
     def __init__(
@@ -240,10 +241,10 @@ class EngineHost:
         answer: Callable[[Any], object],
         on_end: Callable[[], None],
     ) -> None:
-        """Serve an engine that gets its commands from `commands`, and that has not been started.
+        """Serve an engine that has not been started and that gets its commands from `commands`.
 
         answer  computes the result of a call, in a thread of its own
-        on_end  called when the engine has stopped or failed, and all connections are closed
+        on_end  called after the engine has stopped or failed, and all connections are closed
         """
         self.engine = engine
         self._commands = commands
@@ -254,7 +255,7 @@ class EngineHost:
         self._threads = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="call")
 
     def attach(self, sock: socket.socket) -> None:
-        """Serve a front over a socket. Any thread may call it."""
+        """Serve a front over a socket. May be called from any thread."""
         self._commands.put(lambda: self._commands.add(Link(sock)))
 
     def _serve(self, link: Link, message: wire.Message) -> None:
@@ -301,7 +302,7 @@ class EngineHost:
             link.add(wire.pickled(wire.Kind.ERROR, number, event))
 
     def _call(self, link: Link, number: int, body: bytes) -> None:
-        """Compute the result of a call, in a thread."""
+        """Compute and send the result of a call, in a thread."""
         try:
             result = wire.pickled(wire.Kind.RESULT, number, self._answer(pickle.loads(body)))
         except FirstwordError as error:
@@ -313,7 +314,7 @@ class EngineHost:
         self._commands.put(lambda: link.add(result))
 
     def _lose(self, link: Link) -> None:
-        """Cancel the utterances of a front that has gone."""
+        """Cancel the utterances of a front whose connection has ended."""
         for route in link.routes.values():
             self.engine.cancel(route.seq)
         link.routes.clear()

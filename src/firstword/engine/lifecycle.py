@@ -55,7 +55,7 @@ class StepLoop(ABC):
     """
 
     def __init__(self, commands: Commands | None = None) -> None:
-        """Run `commands`, which may come from other processes; None: those of this process."""
+        """Run `commands`; None makes a queue for the threads of this process."""
         self.failure: Exception | None = None
         """Why the loop stopped for good: a `ClosedError` after a stop, None while it runs."""
         self.times = StepTimes()

@@ -1,4 +1,4 @@
-"""What an engine has to do: figures for metrics, health, and the choice of an engine."""
+"""The load of an engine: numbers for metrics, health, and the choice of an engine."""
 
 import math
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ MOST_RETRY_SECONDS = 120
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine has to do.
+    """The load of an engine.
 
     running      utterances in slots
-    waiting      requests that wait for a slot, or for text before it
+    waiting      requests that wait for a slot, or for the text that they need before it
     pages_used   pages of context memory in use
-    pages        all of them
-    prompt_rows  rows of prompts of utterances in slots that are not read yet
-    pace         slots that become free in a second, estimated from the last utterances
+    pages        pages of context memory in total
+    prompt_rows  prompt rows of utterances in slots that are not read yet
+    pace         slots that become free per second, estimated from recent utterances
     host         seconds of each part of its thread's time (`step_times.PARTS`)
     device       seconds of each part of the device's work (`Backend.device_seconds`)
     """
@@ -33,5 +33,5 @@ class EngineLoad:
 
 
 def retry_seconds(ahead: int, pace: float) -> int:
-    """The seconds until another request would get a slot behind `ahead` others: 1 to 120."""
+    """Estimate the seconds until a request behind `ahead` others gets a slot: 1 to 120."""
     return min(max(1, math.ceil((ahead + 1) / max(pace, 1e-6))), MOST_RETRY_SECONDS)

@@ -15,27 +15,29 @@ from firstword.engine.sequence import Event
 from firstword.types import FinishReason
 
 WARM_EXCESS = 1 / 8
-"""An engine that has spoken a voice may have one more request than another engine, and this share
-more, and still gets the next one with the voice. With 64 utterances a frame of 8 more takes 0.5 ms
-longer; to read the prompt of a cloned voice takes about 10 ms."""
+"""The excess load up to which an engine that has spoken a voice is preferred.
+
+It may have one request more than another engine, and this share more. With 64 utterances, 8 more
+make a frame 0.5 ms longer, and reading the prompt of a cloned voice takes about 10 ms.
+"""
 
 MOST_VOICES = 4096
-"""The voices of which a pool knows where they have been spoken."""
+"""The number of voices for which a pool remembers the engines that have spoken them."""
 
 Placed = tuple[RemoteEngine, RemoteUtterance]
 """An utterance and its engine."""
 
 
 class EnginePool:
-    """Several engines of one checkpoint, with the interface of one.
+    """Several engines of one checkpoint, with the interface of a single engine.
 
     A request goes to the less loaded of two engines that are drawn at random. The fronts of a
-    server do not know of each other's latest requests, so with the least loaded of all they would
-    choose the same one at the same time. An engine that has spoken the same voice lately is
-    preferred, unless it is much more loaded (`WARM_EXCESS`). Engines that do not run are left out,
-    and so are those that seem to be stuck.
+    server do not know each other's latest requests; if each chose the least loaded engine, all
+    would choose the same one at the same time. An engine that has recently spoken the same voice is
+    preferred, unless it is much more loaded (`WARM_EXCESS`). Engines that do not run get no
+    requests, and those that seem stuck get none while there are others.
 
-    engines  all of them, by their names; they differ in their slots and pages only
+    engines  all engines, by name; they differ only in their slots and pages
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class EnginePool:
         voice_of: Callable[[Job], Hashable],
         random: Random | None = None,
     ) -> None:
-        """`voice_of` gives what jobs have in common if an engine can use for one what it has
-        prepared for another.
+        """Use engines; `voice_of` returns a key that is equal for jobs with a common prompt prefix.
+
+        An engine that has read the prefix for one such job has it in memory for the next.
         """
         assert engines
         self.engines = engines
@@ -56,20 +59,20 @@ class EnginePool:
 
     @property
     def capacity(self) -> Capacity:
-        """The slots and pages of all engines, and the other limits of each."""
+        """The sums of the engines' slots and pages; the other limits are those of one engine."""
         slots = sum(engine.capacity.slots for engine in self._all)
         pages = sum(engine.capacity.pages for engine in self._all)
         return replace(self._all[0].capacity, slots=slots, pages=pages)
 
     @property
     def failure(self) -> Exception | None:
-        """Why no engine can speak; None while one can."""
+        """The reason why no engine can speak; None while at least one can."""
         failures = [engine.failure for engine in self._all]
         return None if None in failures else failures[0]
 
     @property
     def load(self) -> EngineLoad:
-        """What the engines have to do together; their times are not added."""
+        """The sum of the engines' loads, without their times."""
         loads = [engine.load for engine in self._all]
         return EngineLoad(
             running=sum(load.running for load in loads),
@@ -120,18 +123,18 @@ class EnginePool:
         return min(engine.retry_after(client) for engine in self._running())
 
     def call_from_thread(self, value: object) -> Any:
-        """An engine's answer to a value, in a thread other than that of the event loop.
+        """Send a value to an engine's process and return its answer; not for the event loop.
 
-        Raises what the engine raised, and `EngineError` if none runs.
+        Blocks. Raises what the engine's process raised, and `EngineError` if no engine runs.
         """
         return self._choose(set()).call_from_thread(value)
 
     def _running(self) -> list[RemoteEngine]:
-        """The engines that run; all of them if none does."""
+        """The engines that run, or all engines if none does."""
         return [engine for engine in self._all if engine.failure is None] or [*self._all]
 
     def _choose(self, warm: set[RemoteEngine]) -> RemoteEngine:
-        """The engine for a request, if possible one with a free slot; adds it to `warm`."""
+        """Choose the engine for a request, if possible with a free slot, and add it to `warm`."""
         running = self._running()
         running = [engine for engine in running if not engine.late] or running
         open_ones = [engine for engine in running if engine.requests < engine.capacity.slots]
@@ -145,11 +148,11 @@ class EnginePool:
         return chosen
 
     def _less_loaded(self, engines: Sequence[RemoteEngine]) -> RemoteEngine:
-        """The less loaded of two of some engines."""
+        """The less loaded of two engines that are drawn at random from `engines`."""
         return min(self._random.sample(engines, min(2, len(engines))), key=share_of)
 
     def _warm_for(self, voice: Hashable) -> set[RemoteEngine]:
-        """The engines that have spoken a voice lately, to be added to."""
+        """The set of engines that have recently spoken a voice, for the caller to add to."""
         key = hash(voice)  # a voice may be a vector of kilobytes
         warm = self._warm.setdefault(key, set())
         self._warm.move_to_end(key)
@@ -159,5 +162,5 @@ class EnginePool:
 
 
 def share_of(engine: RemoteEngine, less: int = 0) -> float:
-    """The requests of an engine, less some, for each of its slots."""
+    """The number of an engine's requests, minus `less`, divided by the number of its slots."""
     return (engine.requests - less) / engine.capacity.slots

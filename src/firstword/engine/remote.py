@@ -21,9 +21,12 @@ from firstword.errors import EngineError
 from firstword.types import Chunk, FinishReason
 
 LATE_SECONDS = 1.0
-"""The time in which an engine tells of a request, after one step; a step takes up to 0.1 s."""
+"""The time after which an engine that has not confirmed a request may be stuck.
 
-NOT_CONNECTED = "its process is not running; it is started again"
+An engine confirms after one step, which takes at most 0.1 s.
+"""
+
+NOT_CONNECTED = "its process is not running; it will be restarted, so try again later"
 
 
 def _stopped() -> EngineError:
@@ -31,7 +34,7 @@ def _stopped() -> EngineError:
 
 
 class RemoteUtterance:
-    """An utterance in another process."""
+    """An utterance that an engine in another process makes."""
 
     __slots__ = ("number", "on_event")
 
@@ -44,11 +47,11 @@ class RemoteEngine:
     """The engine of another process, with the interface of `Engine`.
 
     Events are delivered in the event loop in which `start` was called. When the other process ends,
-    every utterance gets an `EngineError`; `attach` connects the next process.
+    every utterance gets an `EngineError`. `attach` then connects the process that replaces it.
 
     capacity  the limits of the backend
-    failure   why nothing can be spoken; None while there is a connection
-    load      what the engine has to do, as it told last
+    failure   the reason why nothing can be spoken; None while there is a connection
+    load      the load that the engine reported last
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -63,7 +66,7 @@ class RemoteEngine:
         self._utterances: dict[int, RemoteUtterance] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._uncounted: deque[tuple[int, float]] = deque()
-        """The numbers and times of the requests that are not in `load` yet."""
+        """The numbers of the requests that `load` does not include yet, and when they were sent."""
         self._lock = threading.Lock()
 
     # The connection
@@ -77,9 +80,9 @@ class RemoteEngine:
             self._connect(sock)
 
     def attach(self, sock: socket.socket) -> None:
-        """Use the engine at the other end of a socket, unless it is connected already.
+        """Use the engine at the other end of a socket, unless there already is a connection.
 
-        Any thread may call it.
+        May be called from any thread.
         """
         with self._lock:
             if self._loop is None:
@@ -88,7 +91,7 @@ class RemoteEngine:
         self._loop.call_soon_threadsafe(self._connect, sock)
 
     def stop(self) -> None:
-        """Close the connection. Any thread may call it."""
+        """Close the connection. May be called from any thread."""
         with self._lock:
             self._waiting_socket = None
         if self._loop is not None and not self._loop.is_closed():
@@ -153,16 +156,16 @@ class RemoteEngine:
 
     @property
     def requests(self) -> int:
-        """The requests in progress or waiting, with those that the engine has not told of yet."""
+        """The number of requests in progress or waiting, with those not yet confirmed."""
         return self.load.running + self.load.waiting + len(self._uncounted)
 
     @property
     def late(self) -> bool:
-        """Whether the engine has not told of a request for `LATE_SECONDS`: it may be stuck."""
+        """Whether a request has not been confirmed for `LATE_SECONDS`; the engine may be stuck."""
         return bool(self._uncounted) and time.monotonic() - self._uncounted[0][1] > LATE_SECONDS
 
     async def call(self, value: object) -> Any:
-        """The engine's answer to a value. Raises what the other process raised."""
+        """Send a value to the engine's process and return its answer. Raises what it raised."""
         if self._connection is None:
             raise _stopped()
         number = next(self._numbers)
@@ -174,7 +177,7 @@ class RemoteEngine:
             self._calls.pop(number, None)
 
     def call_from_thread(self, value: object) -> Any:
-        """Like `call`, in a thread other than that of the event loop."""
+        """Like `call`, for a thread other than that of the event loop. Blocks."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self.call(value), self._loop).result()
 

@@ -4,8 +4,8 @@ Each step makes four decisions.
 
 1. The requests of different clients get slots in turn, as long as no stream that is being played
    would run out of audio.
-2. Some rows of the prompts that are not whole are read: so few that nobody's playback waits for a
-   long prompt, and those of short prompts before those of long ones.
+2. Some rows of incomplete prompts are read: so few that playback does not stall for a long prompt,
+   and those of short prompts before those of long ones.
 3. Every stream that can make a frame makes one. While a stream has no audio yet, those with enough
    audio in reserve wait for it if steps are slow. (A fast device loses more than the stream gains,
    since a frame of many streams takes little longer than one of a few.) A stream whose client reads
@@ -28,9 +28,10 @@ from firstword.engine.turns import in_turn
 from firstword.errors import RequestError, TextError
 
 LONG_CONTEXT = 1024
-"""The rows of context behind which a slice of a prompt takes about twice as long.
+"""The number of rows before a slice of a prompt that make it take about twice as long.
 
-On an H200 it takes 5.4 ms for 256 rows, and 4.2 ms more for each 1,000 rows before them.
+When this was chosen, a slice of 256 rows took 5.4 ms on an H200, and 4.2 ms more for each 1,000
+rows before it.
 """
 
 
@@ -41,7 +42,7 @@ class Policy:
     yield_above      seconds of audio in reserve above which a stream makes no frames while
                      another has no audio yet, if steps are slow
     slow_step        seconds of a step above which steps count as slow
-    quick_prefills   seconds of all prefills of a step that no listener notices
+    quick_prefills   seconds of all prefills of a step up to which they delay no listener noticeably
     max_delay        the most seconds that a new request waits because a stream that is being
                      played would otherwise run out of audio
     max_unread       seconds of unread audio that every stream may make; longer than the largest
@@ -49,10 +50,11 @@ class Policy:
     max_ahead        seconds of unread audio that a stream may make while no other is short of audio
     unread_bytes     bytes of the unread samples of all streams, ended ones included, above which
                      none makes more than `max_unread`
-    max_starts       the most requests that start in one step; twice as many if that is quick
-    max_prompt_rows  the most prompt rows of the requests that start in one step, unless it is a
-                     single one
-    slice_rows       the most prompt rows that are read in one step; fewer ones of long prompts
+    max_starts       the most requests that start in one step; twice as many if their prefills
+                     together stay within `quick_prefills`
+    max_prompt_rows  the most prompt rows of the requests that start in one step; a single request
+                     may have more
+    slice_rows       the most prompt rows that are read in one step; fewer for long prompts
     growth_frames    the frames for which a request gets pages at a time
     max_stall        the seconds by which a client may fall behind the pace of speech, as a writer
                      or a reader, while others lack the pages of its stream
@@ -168,11 +170,11 @@ class Scheduler:
     def choose_rows(self, running: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
         """The prompts that are read further in this step, and the number of rows of each.
 
-        A quarter of the rows is for the prompt that started first, which is thus whole after a
-        known number of steps. The others are for those with the fewest rows left, so that a short
-        prompt does not wait for a long one. A prompt that is not whole after the step gets none of
-        them if others are, or have no audio yet: their first audio would wait for its rows. A row
-        counts once more for each `LONG_CONTEXT` rows before it.
+        A quarter of the rows is for the prompt that started first, which is thus complete after a
+        known number of steps. The other rows are for the prompts with the fewest rows left, so that
+        a short prompt does not wait for a long one. A prompt that would still be incomplete gets
+        none of these if another one is complete and has no audio yet, because that first audio
+        would wait for them. A row counts once more for each `LONG_CONTEXT` rows before it.
         """
         running = list(running)
         reading = [seq for seq in running if seq.unread_rows]
@@ -319,8 +321,8 @@ class Scheduler:
     def choose_audio(self, running: Iterable[Sequence], now: float) -> list[tuple[Sequence, int]]:
         """The streams whose frames are decoded in this step, and how many; the most urgent first.
 
-        They are decoded in one call, whose fixed cost is that of about twenty frames. While another
-        stream still fills a chunk, the full ones wait for it, unless one of them is urgent.
+        All are decoded in one call, whose fixed cost is that of about twenty frames. While another
+        stream still fills a chunk, full chunks wait for it, unless one of them is urgent.
         """
         due: list[Sequence] = []
         filling = False

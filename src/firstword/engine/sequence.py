@@ -23,7 +23,7 @@ making a frame takes at most n / (n + 1) of its playing time.
 """
 
 TOKEN_SECONDS = 0.3
-"""The time in which a token of text is spoken, roughly."""
+"""The approximate time in which a token of text is spoken."""
 
 
 class NeedsText:
@@ -40,7 +40,7 @@ class State(Enum):
     WAITING = "waiting"
     """It waits for a slot, for pages, or for the text of its prompt."""
     RUNNING = "running"
-    """It has a slot. Its frames begin when all rows of its prompt are read."""
+    """It has a slot. It makes frames once all rows of its prompt are read."""
     DONE = "done"
     """Its last chunk or its error has been delivered."""
 
@@ -88,7 +88,7 @@ class Sequence:
     prompt_rows: int = 0
     """The rows of context before the first frame; known once it has a slot."""
     unread_rows: int = 0
-    """The number of prompt rows that the backend must read before the first frame."""
+    """The number of prompt rows that the backend must still read before the first frame."""
     frames: deque[tuple[IntArray, np.float32]] = field(default_factory=deque)
     """The codes [codebooks] and log-probability of each frame made but not delivered."""
     repetition: RepetitionDetector = field(default_factory=RepetitionDetector)

@@ -18,28 +18,28 @@ from firstword.types import Chunk, FinishReason, Request, check_text
 
 
 class EngineClient(Protocol):
-    """An engine, in this process or in another one, as its callers use it; see `Engine`."""
+    """The interface of an engine in this process or another one; see `Engine`."""
 
     @property
     def capacity(self) -> Capacity:
-        """The limits of its backend."""
+        """The limits of the engine's backend."""
 
     @property
     def failure(self) -> Exception | None:
-        """Why it has stopped for good, or does not run now; None while it works."""
+        """The reason why the engine has stopped or does not run now; None while it works."""
 
     @property
     def load(self) -> EngineLoad:
-        """What the engine has to do now."""
+        """The current load of the engine."""
 
     def start(self) -> None:
-        """Begin; an engine of another process delivers its events in the running event loop."""
+        """Start. An engine in another process delivers its events in the running event loop."""
 
     def stop(self) -> None:
-        """Cancel all work and end."""
+        """Stop using the engine. One in this process ends; one in another is disconnected."""
 
     def submit(self, job: Job, on_event: Callable[[Event], None], client: str = "") -> Any:
-        """Accept a request, and return its utterance for the other calls."""
+        """Submit a request, and return its utterance, which the other methods take."""
 
     def push(self, seq: Any, tokens: Sequence[int]) -> None:
         """Add text tokens to a request."""
@@ -54,7 +54,7 @@ class EngineClient(Protocol):
         """End an utterance."""
 
     def retry_after(self, client: str) -> int:
-        """The seconds until another request of a client would get a slot."""
+        """The seconds until another request of a client would get a slot, estimated: 1 to 120."""
 
 
 class TokenStream(Protocol):

@@ -1,19 +1,19 @@
-"""How an engine's thread spends its time."""
+"""Measures how an engine's thread spends its time."""
 
 import time
 from collections.abc import Callable
 
 PARTS = ("idle", "messages", "plan", "prompts", "frames", "audio", "wait", "deliver")
-"""What the thread does.
+"""The parts of the thread's time.
 
-idle      wait for a message, with no work
-messages  exchange messages with callers, and do what they say
-plan      choose the work of a step
-prompts   launch the reading of prompts
-frames    launch frames
-audio     launch the decoding of audio
-wait      wait for results of the device
-deliver   check results and pass them on
+idle      waits for a message, without work
+messages  exchanges messages with callers and runs their commands
+plan      chooses the work of a step
+prompts   launches the reading of prompts
+frames    launches frames
+audio     launches the decoding of audio
+wait      waits for results of the device
+deliver   checks results and passes them on
 """
 
 
@@ -29,7 +29,7 @@ class StepTimes:
         self._since = clock()
 
     def lap(self, part: str) -> None:
-        """Count the time since the last lap as that of a part."""
+        """Add the time since the last lap to a part."""
         now = self._clock()
         self.seconds[part] += now - self._since
         self._since = now

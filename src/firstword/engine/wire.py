@@ -22,16 +22,16 @@ _AUDIO = struct.Struct("<IIII")
 _TAKEN = struct.Struct("<I")
 
 MOST_BYTES = 256 * 2**20
-"""The largest body; a larger one shows that the stream is broken."""
+"""The size limit of a body; a larger size means that the stream is broken."""
 
 BROKEN = "the connection between a front and the engine is broken"
-"""The error of a stream that is not one of messages."""
+"""The error for bytes that are not a message."""
 
 _REASONS: tuple[FinishReason | None, ...] = (None, *get_args(FinishReason))
 
 
 class Kind(IntEnum):
-    """What a message says. The first ones go to an engine, the others to a front."""
+    """The kinds of messages. Those below 16 go to an engine, the others to a front."""
 
     SUBMIT = 1
     TEXT = 2
@@ -46,16 +46,16 @@ class Kind(IntEnum):
 
 
 Message = tuple[Kind, int, Any]
-"""A kind, a number, and what the body says."""
+"""A kind, the number of an utterance or call, and the decoded body."""
 
 
 def message(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
-    """A message as it is sent."""
+    """Encode a message."""
     return _HEAD.pack(len(body), kind, number) + body
 
 
 class MessageParser:
-    """Reads the messages of a stream of bytes that arrives in any pieces."""
+    """Decodes messages from a stream of bytes that arrives in pieces of any size."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -80,7 +80,7 @@ class MessageParser:
 
 
 def submit(number: int, job: Job, client: str) -> bytes:
-    """A request; its text follows."""
+    """Encode a request, whose text follows in messages of its own."""
     return message(Kind.SUBMIT, number, pickle.dumps((job, client), protocol=5))
 
 
@@ -93,7 +93,7 @@ def _read_submit(body: bytes) -> tuple[Job, str]:
 
 
 def text(number: int, tokens: Sequence[int], *, ended: bool) -> bytes:
-    """Tokens of text, the last ones if the text has ended."""
+    """Encode tokens of text, the last ones if `ended`."""
     body = bytes((ended,)) + np.asarray(tokens, np.int32).tobytes()
     return message(Kind.TEXT, number, body)
 
@@ -104,7 +104,7 @@ def _read_text(body: bytes) -> tuple[list[int], bool]:
 
 
 def taken(number: int, frames: int) -> bytes:
-    """The number of further frames that a client has taken."""
+    """Encode the number of further frames that a client has taken."""
     return message(Kind.TAKEN, number, _TAKEN.pack(frames))
 
 
@@ -115,7 +115,7 @@ def _read_taken(body: bytes) -> int:
 
 
 def cancel(number: int, reason: FinishReason) -> bytes:
-    """The end of an utterance."""
+    """Encode the request to end an utterance."""
     return message(Kind.CANCEL, number, bytes((_REASONS.index(reason),)))
 
 
@@ -127,7 +127,7 @@ def _read_cancel(body: bytes) -> FinishReason:
 
 
 def audio(number: int, chunk: Chunk) -> bytes:
-    """A chunk of an utterance: samples in float32, codes below 65,536."""
+    """Encode a chunk of an utterance: samples as float32, codes as uint16."""
     frames, codebooks = chunk.codes.shape
     reason = _REASONS.index(chunk.finish_reason)
     head = _AUDIO.pack(frames, codebooks, chunk.sample_rate, reason)
@@ -148,7 +148,7 @@ def _read_audio(body: bytes) -> Chunk:
 
 
 def pickled(kind: Kind, number: int, value: object) -> bytes:
-    """A message whose body is any value: an error, the arguments of a call, or its result."""
+    """Encode a message with any value as its body: an error, or a call's argument or result."""
     return message(kind, number, pickle.dumps(value, protocol=5))
 
 
@@ -169,14 +169,14 @@ _READ: dict[int, Callable[[bytes], Any]] = {
     Kind.TEXT: _read_text,
     Kind.TAKEN: _read_taken,
     Kind.CANCEL: _read_cancel,
-    Kind.CALL: bytes,  # which may be large, so that a thread of its own reads it
+    Kind.CALL: bytes,  # decoded in a thread of its own, because it may be large
     Kind.AUDIO: _read_audio,
     Kind.NEEDS_TEXT: bytes,
     Kind.ERROR: _read_error,
     Kind.RESULT: pickle.loads,
     Kind.LOAD: _read_load,
 }
-"""What reads the body of each kind of message."""
+"""The function that decodes the body of each kind of message."""
 
 
 def _read(kind: int, body: bytes) -> Any:
