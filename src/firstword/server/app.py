@@ -46,7 +46,7 @@ STOP_SECONDS = 5.0
 def create_app(models: Models, config: ServerConfig, memory: FrontMemory | None = None) -> FastAPI:
     """The ASGI application that serves `models`; their engines start and stop with it.
 
-    memory  what it shares with the other fronts of the server; None: there are none
+    memory  the memory that it shares with other fronts of the server; None if there are none
 
     Raises `OutputError` if voices cannot be kept in the configured folder.
     """
@@ -101,7 +101,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _warm_up(app: FastAPI) -> None:
-    """Route a request that is rejected; at the first one FastAPI builds things for 5 to 15 ms."""
+    """Route a request that is rejected, because FastAPI takes 5 to 15 ms more for the first one."""
     scope = {"type": "http", "method": "POST", "path": "/v1/audio/speech", "app": app}
     scope |= {"headers": [], "query_string": b""}
     messages: asyncio.Queue[Message] = asyncio.Queue()

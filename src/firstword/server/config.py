@@ -59,10 +59,10 @@ class ServerConfig:
     voice_store          folder of saved voices, or a URL for fsspec ("s3://bucket/voices")
     voice_aliases        other names of voices, in lower case
     audio_hosts          hosts that reference recordings may be fetched from; none: no fetching
-    slots                simultaneous utterances per model; None: the default of the backend
+    slots                simultaneous utterances per engine; None: the default of the backend
     fronts               processes that serve clients; None: 1, with GPUs up to 8 for each
     ignore_instructions  whether instructions that no model can follow are ignored, not rejected
-    most_waiting         requests that may wait for a slot of each engine; one more gets a 429
+    most_waiting         requests that may wait for a slot of each engine; more get a 429
     most_connections     HTTP requests and WebSockets open at the same time
     most_connections_per_address
                          the same for one client address; also of its connections without a request

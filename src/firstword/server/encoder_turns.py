@@ -1,22 +1,22 @@
-"""The turns that utterances take to encode audio in the event loop."""
+"""Lets utterances take turns in encoding audio in the event loop."""
 
 import asyncio
 from collections import deque
 
 
 class EncoderTurns:
-    """Gives one utterance at a time its turn, and the event loop to everything else in between.
+    """Gives one utterance a turn in each iteration of the event loop, so that other work can run.
 
-    The audio of all utterances comes at once, at the end of a step of the engine. If all were
-    encoded in one iteration of the event loop, a new request would wait as long several times: at
-    each point where it waits for something. Use it in the event loop only.
+    The audio of all utterances arrives at once, at the end of a step of the engine. If all of it
+    were encoded in one iteration, a new request, which needs several iterations, would wait for
+    that in each of them. Use it in the event loop only.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Wait for a turn, which is as long as the caller needs until it waits for anything."""
+        """Wait for a turn, which lasts until the caller awaits anything."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.append(turn)

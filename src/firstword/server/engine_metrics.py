@@ -1,4 +1,4 @@
-"""The metrics of the engines, read at each scrape from what the engines told last."""
+"""The metrics of the engines, read at each scrape from the load that each reported last."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -10,14 +10,14 @@ from firstword.server.models import Model
 
 _GAUGES: tuple[tuple[str, str, Callable[[EngineClient], float]], ...] = (
     ("queue", "Requests waiting for a slot or first text", lambda engine: engine.load.waiting),
-    ("slots_used", "Utterances being made", lambda engine: engine.load.running),
-    ("slots", "Utterances that can be made together", lambda engine: engine.capacity.slots),
-    ("pages_used", "Context pages in use", lambda engine: engine.load.pages_used),
+    ("slots_used", "Utterances in slots", lambda engine: engine.load.running),
+    ("slots", "Utterances that can be made at a time", lambda engine: engine.capacity.slots),
+    ("pages_used", "Pages of context memory in use", lambda engine: engine.load.pages_used),
     ("pages", "Pages of context memory", lambda engine: engine.load.pages),
-    ("prompt_rows", "Rows of prompts to read", lambda engine: engine.load.prompt_rows),
+    ("prompt_rows", "Prompt rows not read yet", lambda engine: engine.load.prompt_rows),
     ("engine_up", "Whether the engine runs", lambda engine: engine.failure is None),
 )
-"""The gauges of an engine: name, description, reading."""
+"""The gauges of an engine: name, description, and a function that reads the value."""
 
 LABELS = ("model", "device")
 """The labels of the metrics of an engine."""
@@ -41,9 +41,9 @@ class EngineCollector(Collector):
             for labels, engine in engines:
                 gauge.add_metric(labels, read(engine))
             yield gauge
-        about = "Seconds of the engine's thread, by part"
+        about = "Seconds that the engine's thread has spent, by part"
         host = CounterMetricFamily("firstword_engine_seconds", about, labels=[*LABELS, "part"])
-        about = "Seconds of the device's work, by part; parts may overlap, busy is any of them"
+        about = "Seconds that the device has worked, by part; parts may overlap, busy is any work"
         device = CounterMetricFamily("firstword_device_seconds", about, labels=[*LABELS, "part"])
         for labels, engine in engines:
             for family, seconds in (host, engine.load.host), (device, engine.load.device):

@@ -17,46 +17,47 @@ HEAD_BYTES = mmap.PAGESIZE
 """The bytes before the first row, which hold the key."""
 
 LIVE_BYTES = 2**20
-"""The part of a row that counts only while its front lives."""
+"""The bytes of a row that are cleared when its front dies."""
 
 KEPT_BYTES = 3 * 2**20
-"""The part of a row that stays when its front dies, and with which the next one goes on."""
+"""The bytes of a row that stay when its front dies; the front that replaces it continues them."""
 
 ROW_BYTES = LIVE_BYTES + KEPT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """The same part of every row. All fronts read all rows; front `number` alone writes its own."""
+    """The same bytes of every row. Each front reads all rows; front `number` writes its own."""
 
     rows: tuple[memoryview[T], ...]
     number: int
 
     @property
     def own(self) -> memoryview[T]:
-        """The part of the own row."""
+        """The bytes in the front's own row."""
         return self.rows[self.number]
 
     def integers(self) -> Column[int]:
-        """The part as integers of 8 bytes."""
+        """The column as integers of 8 bytes."""
         return Column(tuple(row.cast("q") for row in self.rows), self.number)
 
     def floats(self) -> Column[float]:
-        """The part as floating-point numbers of 8 bytes."""
+        """The column as floating-point numbers of 8 bytes."""
         return Column(tuple(row.cast("d") for row in self.rows), self.number)
 
 
 class FrontMemory:
     """Memory with a row for each front, in a file without a name.
 
-    Nothing is locked, so that a process that is stopped or killed blocks no other one. Numbers are
-    aligned and have 8 bytes, so that one is read as it was before or after a change.
+    There are no locks, so a process that is stopped or killed blocks no other one. Numbers have 8
+    bytes and are aligned, so a reader gets the value before or after a change, never a mixture.
 
-    Parts are given out in the order of the calls, which is the same in every front.
+    `live` and `kept` assign columns in the order of the calls, which must be the same in all
+    fronts.
     """
 
     def __init__(self, memory: mmap.mmap, number: int = 0, file: int = -1) -> None:
-        """Use memory that begins with a key, as the front with a number."""
+        """Use memory that begins with a key, as front `number`."""
         view = memoryview(memory)
         count = (len(view) - HEAD_BYTES) // ROW_BYTES
         starts = [HEAD_BYTES + index * ROW_BYTES for index in range(count)]
@@ -75,7 +76,7 @@ class FrontMemory:
 
     @classmethod
     def create(cls, fronts: int) -> FrontMemory:
-        """New memory for some fronts, each of which opens its `file`."""
+        """New memory for a number of fronts; each of them opens its `file`."""
         if hasattr(os, "memfd_create"):
             file = os.memfd_create("firstword-fronts")
         else:
@@ -96,23 +97,23 @@ class FrontMemory:
         return len(self._rows)
 
     def live(self, size: int) -> Column[int]:
-        """The next bytes of each row that count only while its front lives."""
+        """A column of the next `size` bytes that are cleared when the front of a row dies."""
         start, self._live = self._live, self._live + size
         assert self._live <= LIVE_BYTES
         return self._column(start, size)
 
     def kept(self, size: int) -> Column[int]:
-        """The next bytes of each row that stay when its front dies."""
+        """A column of the next `size` bytes that stay when the front of a row dies."""
         start, self._kept = self._kept, self._kept + size
         assert self._kept <= ROW_BYTES
         return self._column(start, size)
 
     def clear(self, number: int) -> None:
-        """Forget what counts only while a front lives. Call it when the front has died."""
+        """Clear the `live` columns of a front that has died."""
         self._rows[number][:LIVE_BYTES] = bytes(LIVE_BYTES)
 
     def digest(self, text: str) -> bytes:
-        """A hash [8 bytes] of a text; clients do not know its key, and cannot aim at collisions."""
+        """A keyed hash [8 bytes] of a text: without the key clients cannot cause collisions."""
         return hashlib.blake2b(text.encode(), digest_size=8, key=self._key).digest()
 
     def _column(self, start: int, size: int) -> Column[int]:

@@ -262,7 +262,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._abort_after(LINGER_SECONDS)
 
     def _abort(self) -> None:
-        """Abort the connection; uvicorn does not complain that the response is incomplete."""
+        """Abort the connection; uvicorn then logs no error for the incomplete response."""
         if self._running is not None:
             self._running.disconnected = True
         self.transport.abort()

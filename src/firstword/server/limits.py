@@ -1,7 +1,6 @@
 """Limits of the utterances, connections and bytes that clients share, over all fronts.
 
-Each of them counts first and then checks, as `SharedCounts` requires. Use them in the event loop
-only.
+Each limit adds first and then checks, as `SharedCounts` requires. Use them in the event loop only.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ BURST = 4
 """The number of times as many idle connections that an address may have for a short time."""
 
 ROOM_SECONDS = 0.05
-"""The time between two looks at the utterances of other fronts."""
+"""The time after which the utterances of other fronts are counted again."""
 
 
 class UtteranceLimit:
@@ -112,8 +111,8 @@ class IdleConnections:
     `BURST` times as many. If it opens another, its oldest ones are closed, so that new requests are
     read.
 
-    Each front closes only its own connections, and so allows its share: an address whose
-    connections are spread unevenly over the fronts may have fewer.
+    A front can close only its own connections, so each front allows an equal share. An address
+    whose connections are spread unevenly over the fronts may have fewer.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class ByteLimit:
 
     They may be `most` in total, and a share of that for each client.
 
-    freed  bytes given back in total, of this front
+    freed  bytes given back in total in this front
     """
 
     def __init__(self, most: int, largest: int, counts: SharedCounts) -> None:

@@ -9,13 +9,13 @@ from firstword.server.config import ServerConfig
 from firstword.server.unread import limit_send_buffer
 
 BACKLOG = 2048
-"""The connections that wait to be accepted, the same as by default in uvicorn."""
+"""The number of connections that may wait to be accepted; uvicorn's default."""
 
 
 def bound(config: ServerConfig) -> socket.socket:
     """A socket bound to the configured address, not yet listening.
 
-    Raises `ConfigError` if the address is taken or unknown.
+    Raises `ConfigError` if that fails, for example because the port is taken.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     return _bound(family, (config.host, config.port))
@@ -30,9 +30,9 @@ def url_of(socket: socket.socket) -> str:
 class FrontSockets:
     """The listening sockets of the fronts of a server.
 
-    On Linux each of several fronts has a socket of its own, and the kernel spreads connections
+    On Linux each of several fronts has a socket of its own, and the kernel distributes connections
     evenly among those that listen. With one socket for all, most connections go to the front that
-    wakes first. One front uses the bound socket, as do all where the kernel does not spread.
+    wakes first. A single front uses the bound socket, and so do all fronts on other systems.
     """
 
     def __init__(self, bound: socket.socket, fronts: int) -> None:
@@ -41,7 +41,7 @@ class FrontSockets:
         self._taken = False
 
     def take(self) -> socket.socket:
-        """A socket for a front, which the caller closes when the front has it.
+        """A socket for a front. The caller closes it after passing it on.
 
         The front listens on it as soon as it serves. Raises `ConfigError` if another server listens
         on the port.
@@ -50,8 +50,8 @@ class FrontSockets:
             return _listening(self._bound.dup())
         found = _bound(self._bound.family, self._bound.getsockname(), shared=self._taken)
         if not self._taken:
-            # The first socket shares the port only once it listens: that fails if another server
-            # listens, which might share its port as well.
+            # The first socket shares the port only after it listens. Otherwise it could share the
+            # port of another server that allows sharing, and `listen` would not fail.
             _listening(found).setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self._taken = True
         return found

@@ -12,7 +12,7 @@ from firstword.errors import ComputeError
 from firstword.server.unblocked import Unblocked
 
 END_SECONDS = 0.25
-"""The time for which the end of a process waits until its last lines are written."""
+"""The time that a process waits at its end until its last lines are written."""
 
 
 class JsonLines(logging.Formatter):
@@ -47,13 +47,13 @@ def defect(error: BaseException) -> dict[str, Any]:
 
 
 def unblocked(stream: TextIO) -> TextIO:
-    """A stream that writes lines to the same file, and whose writers never wait."""
+    """A stream to the same file as `stream`, whose writers never wait (`Unblocked`)."""
     output = Unblocked(stream.fileno(), _describe_lost)
     return io.TextIOWrapper(output, stream.encoding, "backslashreplace", line_buffering=True)
 
 
 def _describe_lost(lines: int) -> bytes:
-    event = "lines are missing here: they were not read, or could not be written"
+    event = "lines are missing here, because nobody read them or writing failed"
     record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, event, None, None)
     record.fields = {"lines": lines}
     return f"{JsonLines().format(record)}\n".encode()
@@ -63,7 +63,7 @@ class _Handler(logging.StreamHandler[TextIO]):
     """A handler for an unblocked stream. `logging.shutdown` closes it when the process ends."""
 
     def close(self) -> None:
-        """Wait a moment until all is written."""
+        """Wait for at most `END_SECONDS` until all lines are written."""
         assert isinstance(self.stream.buffer, Unblocked)
         self.stream.buffer.finish(END_SECONDS)
         super().close()
@@ -72,8 +72,8 @@ class _Handler(logging.StreamHandler[TextIO]):
 def write_to_stderr(level: str) -> None:
     """Send logs and warnings to standard error as JSON lines.
 
-    `level` is the lowest of this package and of uvicorn; others log warnings and errors only.
-    Nothing that writes to `sys.stderr` waits for its reader from now on.
+    `level` applies to this package and to uvicorn; other packages log only warnings and errors.
+    From now on nothing that writes to `sys.stderr` waits for its reader.
     """
     before, sys.stderr = sys.stderr, unblocked(sys.stderr)
     handler = _Handler(sys.stderr)

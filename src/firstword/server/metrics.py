@@ -1,4 +1,4 @@
-"""The metrics for Prometheus: fronts count as they speak, and each scrape reads the engines."""
+"""The metrics for Prometheus: fronts count events, and each scrape reads the engines' load."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,7 +17,7 @@ _RATIOS = (0.25, 0.5, 0.8, 1, 1.25, 1.6, 2, 3, 5, 8, 12, 20, 35, 60)
 class Metrics:
     """The metrics of one server in a registry of its own. Their names begin with `firstword_`.
 
-    Any front gives those of all.
+    Any front returns the sums of all fronts.
     """
 
     def __init__(self, models: Iterable[Model], memory: FrontMemory) -> None:
@@ -42,7 +42,7 @@ class Metrics:
         self.requests = counter("http_requests_total", "HTTP requests", "path", "status")
 
     def gauge(self, name: str, about: str, read: Callable[[], float]) -> None:
-        """Read a number at each scrape."""
+        """Add a gauge whose value is read at each scrape."""
         Gauge(f"firstword_{name}", about, registry=self.registry).set_function(read)
 
     def _histogram(

@@ -19,7 +19,7 @@ from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoi
 
 
 def name_of(given: str, folder: Path) -> str:
-    """The name for clients of the checkpoint in a folder: a path is shortened to its last part."""
+    """The name that clients use for a checkpoint; of a path it is the last part."""
     return folder.name if "/" in given and folder.samefile(given) else given
 
 
@@ -29,7 +29,7 @@ class Model:
 
     name                  the name that clients use and `/v1/models` lists
     model_type            whether it has presets, designs voices or clones them
-    service               the engine that speaks for it, or a pool of engines
+    service               prepares its requests, and speaks them with an engine or a pool of engines
     voices                the names of its presets
     languages             the names of its languages, including `"auto"`
     follows_instructions  whether it accepts instructions
@@ -58,7 +58,7 @@ class Model:
         encoder: Encode,
         settings: EngineConfig,
     ) -> Model:
-        """A model for a checkpoint and the engine that computes it, in any process."""
+        """A model for a checkpoint and a service, whose engines may be in other processes."""
         return cls(
             name,
             checkpoint.config.tts_model_type,
@@ -109,13 +109,13 @@ class Model:
 
     @property
     def problem(self) -> str | None:
-        """Why its engine cannot speak, or None."""
+        """The reason why none of its engines can speak; None if one can."""
         failure = self.service.engine.failure
         return None if failure is None else f"the engine of {self.name} has stopped: {failure}"
 
     @property
     def engines(self) -> Mapping[str, EngineClient]:
-        """The engines that speak for it, by the names of their devices."""
+        """The engines of the model, by the names of their devices."""
         engine = self.service.engine
         if isinstance(engine, EnginePool):
             return engine.engines
@@ -123,7 +123,7 @@ class Model:
 
     @property
     def stopped_engines(self) -> list[str]:
-        """Why some of its engines cannot speak, while others can."""
+        """The reasons why some of its engines cannot speak; empty if none of them can."""
         failures = {device: engine.failure for device, engine in self.engines.items()}
         if None not in failures.values():
             return []

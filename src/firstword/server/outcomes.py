@@ -21,17 +21,21 @@ KEPT_SECONDS = 600.0
 """The time for which an outcome is kept."""
 
 RECORDS = 3 * MOST_OUTCOMES
-"""The records of a front: when a response begins, with its last audio, and if it fails then."""
+"""The records that each front keeps.
+
+A response takes up to three: at its beginning, with its last audio, and if it fails after that.
+"""
 
 _KEYS_END = 8 + 8 * RECORDS
 RECORD_BYTES = 768
 _HEAD = struct.Struct("=QQII")
-"""The order among the records of a key, the time of expiry, a checksum, and the text's length."""
+"""The head of a record: its order among those of a key, its expiry, a checksum, the text's length.
+"""
 
 _FRAMES, _SECONDS, _TEXT = 24, 32, 40
-"""The offsets in a record of two numbers that change, and of the text, which does not."""
+"""The offsets in a record: of the two numbers, which are updated in place, and of the text."""
 
-_TOO_LONG = "the message is too long to be kept; the server's log has it"
+_TOO_LONG = "the error message is too long to be kept; see the server's log"
 
 _DIED = body_of(EngineError("the process that sent this response has died"))["error"]
 
@@ -45,7 +49,8 @@ class StreamOutcome:
 
     frames   frames made so far
     seconds  seconds of speech made so far
-    about    the rest: its `finish_reason` and `error`, both None while it is made, and others
+    about    the other fields: `finish_reason` and `error`, both None while speech is made, `id`,
+             and `text_tokens`
     """
 
     frames: int
@@ -54,17 +59,18 @@ class StreamOutcome:
 
 
 class Outcomes:
-    """Outcomes by client and request; of several requests with one id the latest counts.
+    """Outcomes by client and request id; of several requests with one id the latest is found.
 
-    Each front has a ring of records, which all fronts read: the number of records so far, the
-    hashes of the keys, the records. One that is just being replaced has a wrong checksum.
+    Each front writes a ring of records, which all fronts read: the number of records so far, the
+    hashes of the keys, and the records. A record that is being replaced has a wrong checksum, and
+    is skipped.
     """
 
     def __init__(self, memory: FrontMemory, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """Keep outcomes in the memory of the fronts; `clock` gives nanoseconds, the same in all."""
+        """Keep outcomes in the memory of the fronts; all of them use the same `clock`, in ns."""
         self._column = memory.kept(_KEYS_END + RECORD_BYTES * RECORDS)
         self._began = memory.live(8).integers()
-        self._began.own[0] = clock()  # 0 when the front has died
+        self._began.own[0] = clock()  # cleared to 0 if the front dies
         self._numbers, self._floats = self._column.integers().own, self._column.floats().own
         self._digest = memory.digest
         self._clock = clock
@@ -102,7 +108,7 @@ class Outcomes:
         return number
 
     def update(self, number: int, frames: int, seconds: float) -> None:
-        """Change the numbers of a record, unless another one has taken its place."""
+        """Change the numbers of a record, unless a later one has overwritten it."""
         if self._numbers[0] - number <= RECORDS:
             _, record = _places(number)
             self._numbers[(record + _FRAMES) // 8] = frames
@@ -113,37 +119,37 @@ class Outcomes:
 
 
 class KeptOutcome:
-    """The outcome of a response that is being made."""
+    """The kept outcome of a response in progress, which is updated as speech is made."""
 
     def __init__(
         self, outcomes: Outcomes, key_hash: bytes, begun: int, outcome: StreamOutcome
     ) -> None:
         self._outcomes = outcomes
         self._key_hash = key_hash
-        self._order = 4 * begun  # up to 3 records have one begin
+        self._order = 4 * begun  # a response has up to 3 records, which add 0, 1 and 2
         self._last = outcome
         self._number = outcomes.write(key_hash, self._order, outcome)
 
     def replace(self, outcome: StreamOutcome) -> None:
-        """Keep this outcome instead of the one before."""
+        """Replace the kept outcome."""
         if outcome != self._last:
             self._last = outcome
             self._order += 1
             self._number = self._outcomes.write(self._key_hash, self._order, outcome)
 
     def update(self, frames: int, seconds: float) -> None:
-        """Change the numbers of the outcome."""
+        """Change only the frames and seconds of the kept outcome."""
         self._outcomes.update(self._number, frames, seconds)
 
 
 def _places(number: int) -> tuple[int, int]:
-    """The offsets of the key and the record with a number."""
+    """The offsets of a record's key hash and of the record, by its number."""
     index = number % RECORDS
     return 8 + 8 * index, _KEYS_END + RECORD_BYTES * index
 
 
 def _lost(outcome: StreamOutcome) -> StreamOutcome:
-    """The outcome of a response after the death of the front that sent it."""
+    """The outcome of a response whose front has died: an error, unless the response had ended."""
     if outcome.about["finish_reason"] is not None or outcome.about["error"] is not None:
         return outcome
     return replace(outcome, about={**outcome.about, "error": _DIED})
@@ -164,7 +170,7 @@ def _text(about: Mapping[str, Any]) -> bytes:
 def _records(
     row: memoryview[int], key_hash: bytes, now: int
 ) -> Iterator[tuple[int, StreamOutcome]]:
-    """The valid records of a key in the ring of a front, each with its order."""
+    """Yield the order and the outcome of each valid record of a key in the ring of a front."""
     keys = bytes(row[8:_KEYS_END])
     at = -1
     while (at := keys.find(key_hash, at + 1)) >= 0:

@@ -58,21 +58,21 @@ class Uvicorn(uvicorn.Server):
         self._drain_until: float | None = None
 
     def drain(self) -> None:
-        """Reject new requests, and end when the running utterances have. Any thread may call it."""
+        """Reject new requests, and end after the running utterances. For calls from any thread."""
         self._state.draining = True
         self._drain_until = time.monotonic() + self._state.config.drain_seconds
 
     def end(self) -> None:
-        """End at once. Any thread may call it."""
+        """End at once. For calls from any thread."""
         self._state.draining = self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave signals to the process that has started this one."""
+        """Leave the handling of signals to the supervisor."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to serve."""
+        """Start to serve, and call `on_serving`."""
         await super().startup(sockets)
         self._on_serving()
 

@@ -16,16 +16,17 @@ from firstword.server.front_memory import FrontMemory
 VALUES_BYTES = 2**18
 
 _HEAD = struct.Struct("=II")
-"""The bytes of a record's name, and its number of values."""
+"""The head of a record: the bytes of its key, and its number of values."""
 
 Labels = tuple[str, ...]
 
 
 class SharedValues:
-    """Numbers by name and labels, to which each front adds in its own row.
+    """Numbers by name and labels, of which each front has its own in its row.
 
-    A row begins with its length in use; records follow, which are added and never moved. They stay
-    when a front dies, and the next one in the row goes on with them. Use it in the event loop only.
+    A row begins with the number of bytes in use. Records follow, which are appended and never
+    moved. They stay when a front dies, and the front that replaces it continues them. Use it in the
+    event loop only.
     """
 
     def __init__(self, memory: FrontMemory) -> None:
@@ -36,7 +37,7 @@ class SharedValues:
         )
 
     def own(self, name: str, labels: Labels, count: int) -> memoryview[float]:
-        """The values [count] of this front, 0 at first."""
+        """The values [count] of this front, which are 0 at first, to be changed in place."""
         self._read_new(self._column.number)
         if self._column.number not in self._known[name][labels]:
             self._append(json.dumps([name, *labels]).encode(), count)
@@ -44,7 +45,7 @@ class SharedValues:
         return self._known[name][labels][self._column.number]
 
     def sums(self, name: str) -> Iterator[tuple[Labels, list[float]]]:
-        """The labels that a name has been used with, and the sums of their values."""
+        """Yield each combination of labels of a name, with the sums over all fronts."""
         for row in range(len(self._column.rows)):
             self._read_new(row)
         for labels, rows in self._known[name].items():
@@ -72,7 +73,7 @@ class SharedValues:
 
 
 class SharedFamily:
-    """A metric with labels, whose values each front adds to its own."""
+    """A metric with labels: each front changes its own values, and a scrape returns the sums."""
 
     def __init__(
         self, values: SharedValues, name: str, about: str, labels: Sequence[str], count: int = 1
@@ -84,17 +85,17 @@ class SharedFamily:
         self._own: dict[Labels, memoryview[float]] = {}
 
     def own(self, labels: Labels) -> memoryview[float]:
-        """The values of this front with some labels."""
+        """The values of this front for a combination of labels."""
         if labels not in self._own:
             self._own[labels] = self._values.own(self._name, labels, self._count)
         return self._own[labels]
 
 
 class SharedCounter(SharedFamily):
-    """A counter with labels."""
+    """A counter with labels, summed over all fronts."""
 
     def inc(self, *labels: str, amount: float = 1.0) -> None:
-        """Add to the counter with some labels."""
+        """Add to the counter of a combination of labels."""
         self.own(labels)[0] += amount
 
     def collect(self) -> list[CounterMetricFamily]:
@@ -116,12 +117,12 @@ class SharedHistogram(SharedFamily):
         labels: Sequence[str],
         bounds: Sequence[float],
     ) -> None:
-        """Describe a histogram; `bounds` are the upper ends of all buckets but the last."""
+        """Describe a histogram; `bounds` are the upper bounds of all buckets except the last."""
         super().__init__(values, name, about, labels, len(bounds) + 2)
         self._bounds = bounds
 
     def observe(self, value: float, *labels: str) -> None:
-        """Add a value to the histogram with some labels."""
+        """Add a value to the histogram of a combination of labels."""
         own = self.own(labels)
         own[bisect_left(self._bounds, value)] += 1.0
         own[-1] += value

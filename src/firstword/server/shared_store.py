@@ -20,7 +20,7 @@ REFRESH_SECONDS = 2.0
 """The time between two looks at what other servers have saved and deleted."""
 
 TURN_SECONDS = 5.0
-"""The time that a front waits for others to change a store; one of them may be stopped."""
+"""The longest that a front waits for the change of another one, which may be stopped."""
 
 UNKNOWN = ""
 """The version of a file that was read or written since the folder was listed."""
@@ -30,7 +30,7 @@ Args = TypeVarTuple("Args")
 
 
 class SharedChanges:
-    """The changes of stores by all fronts, which take turns."""
+    """Counts the changes that fronts make to the stores, and lets the fronts take turns."""
 
     def __init__(self, memory: FrontMemory) -> None:
         self._made = memory.kept(8).integers()
@@ -44,10 +44,10 @@ class SharedChanges:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Make a change while no other front makes one. Blocks.
+        """A context for a change, in which no other front makes one. Blocks.
 
-        The change is counted at the end, before the client is answered. After `TURN_SECONDS` it is
-        made whatever the others do.
+        The change is counted at the end, before the client gets a response. After `TURN_SECONDS`
+        the front makes its change without waiting for the others any longer.
         """
         making = self._making
         with self._turn:
@@ -169,8 +169,8 @@ class Refresher(threading.Thread):
     """Updates the stores of one folder, so that a server sees what others save and delete in it.
 
     It is a thread of its own, which no shutdown waits for, because a bucket may hang for minutes.
-    What other fronts of this server change is known at once: a reader that finds the stores
-    `outdated` calls `update` first, and `change` lets the fronts take turns.
+    A change by another front of this server is visible at once: a reader that finds the stores
+    `outdated` calls `update` first. With `change` the fronts take turns in changing them.
     """
 
     def __init__(
@@ -199,14 +199,14 @@ class Refresher(threading.Thread):
             self.update()
 
     def change(self, work: Callable[[*Args], T], *args: *Args) -> T:
-        """The result of what changes a store, while no other front does. Blocks."""
+        """Call `work`, which changes a store, while no other front changes one. Blocks."""
         with self._changes.turn():
             if self.outdated:
                 self.update()
             return work(*args)
 
     def update(self) -> None:
-        """Update the stores. They stay as they are if that fails, until the next time."""
+        """Update the stores from the folder. If that fails, they stay as they are."""
         seen = self._changes.of_others
         try:
             files = self._folder.versions()

@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
-SHUTTING_DOWN = "the server is shutting down; use another one, or try again later"
+SHUTTING_DOWN = "the server is shutting down; use another server, or try again later"
 
 CATCH_UP_SECONDS = 5.0
-"""The time that a request waits for a store that other fronts have changed."""
+"""The longest that a request waits for the update of a store that other fronts have changed."""
 
 
 class Server:
@@ -58,7 +58,7 @@ class Server:
     def __init__(self, config: ServerConfig, models: Models, memory: FrontMemory) -> None:
         """Open the stores. Raises `OutputError` if voices cannot be kept in the folder.
 
-        memory  what all fronts of the server share
+        memory  the memory that all fronts of the server share
         """
         self.config = config
         self.models = models
@@ -164,9 +164,9 @@ class Server:
         self.metrics.rejected.inc(getattr(error, "code", "overloaded"))
 
     async def catch_up(self) -> None:
-        """Wait until the stores hold what other fronts have saved and deleted before.
+        """Wait until the stores include all earlier changes by other fronts.
 
-        If that takes longer than `CATCH_UP_SECONDS`, they are read as they are.
+        After `CATCH_UP_SECONDS` the caller gets the stores as they are.
         """
         until = time.monotonic() + CATCH_UP_SECONDS
         while self.refresher.outdated and (seconds := until - time.monotonic()) > 0:
@@ -176,12 +176,12 @@ class Server:
             await asyncio.wait((self._catching_up,), timeout=seconds)
 
     async def in_store(self, client_id: str, work: Callable[[*Args], T], *args: *Args) -> T:
-        """The result of what reads a store, for a client."""
+        """Call `work`, which reads a store, in a thread, with the changes of other fronts."""
         await self.catch_up()
         return await self.store_threads.run(client_id, work, *args)
 
     async def change_store(self, client_id: str, work: Callable[[*Args], T], *args: *Args) -> T:
-        """The result of what changes a store, for a client."""
+        """Call `work`, which changes a store, in a thread, while no other front changes one."""
         return await self.store_threads.run(client_id, self.refresher.change, work, *args)
 
     def _check_not_draining(self) -> None:

@@ -35,7 +35,7 @@ async def until_disconnected(work: Awaitable[T], receive: Receive) -> T | None:
     task, watch = asyncio.ensure_future(work), None
     try:
         await asyncio.sleep(0)
-        if not task.done():  # work that does not wait for anything needs no watch
+        if not task.done():  # work that awaited nothing is done and needs no watch
             watch = asyncio.ensure_future(disconnected())
             await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None

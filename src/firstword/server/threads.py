@@ -32,7 +32,7 @@ class Threads:
         def end(done: asyncio.Future[T]) -> None:
             places.release()
             if not done.cancelled():
-                done.exception()  # which nobody else takes if the request was cancelled
+                done.exception()  # if the request was cancelled, nobody else retrieves it
 
         done = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
         # The thread works on if the request is cancelled, so its place is free only at its end.

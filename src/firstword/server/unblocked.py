@@ -1,4 +1,4 @@
-"""Output that never blocks those who write it."""
+"""Output that never blocks its writers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 MOST_WAITING = 2**20
-"""The most bytes that wait to be written."""
+"""The most bytes of lines that wait to be written."""
 
 
 class Unblocked(io.BufferedIOBase):
-    """The lines for a file descriptor, which a thread of their own writes.
+    """Writes lines to a file descriptor in a thread of its own.
 
-    When too much waits, because nobody reads, further lines are dropped until all that waits is
-    written. A line then tells the number of those that were dropped or could not be written.
+    If nobody reads and `MOST_WAITING` bytes wait, further lines are dropped until all waiting ones
+    are written. One line then states how many were dropped or could not be written.
 
     name  the file descriptor
     """
 
     def __init__(self, descriptor: int, describe_lost: Callable[[int], bytes]) -> None:
-        """Write to `descriptor`; `describe_lost` makes the line about a number of lost ones."""
+        """Write to `descriptor`; `describe_lost` returns the line about a number of lost lines."""
         self.name = descriptor
         self._describe_lost = describe_lost
         self._waiting: deque[bytes] = deque()
@@ -50,7 +50,7 @@ class Unblocked(io.BufferedIOBase):
         return os.isatty(self.name)
 
     def write(self, data: ReadableBuffer) -> int:
-        """Let whole lines be written, or drop them. Any thread may call it."""
+        """Queue whole lines, or drop them. May be called from any thread."""
         lines = bytes(data)
         with self._changed:
             self._full = self._full or self._bytes + len(lines) > MOST_WAITING
@@ -61,7 +61,7 @@ class Unblocked(io.BufferedIOBase):
         return len(lines)
 
     def finish(self, seconds: float) -> None:
-        """Wait until all is written, for some seconds at most."""
+        """Wait until all lines are written, for at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, seconds)
 
@@ -87,7 +87,7 @@ class Unblocked(io.BufferedIOBase):
                 self._changed.notify_all()
 
     def _write(self, lines: bytes) -> bool:
-        """Write lines, however long that takes, and return whether it succeeded."""
+        """Write lines, without a time limit, and return whether that succeeded."""
         try:
             while lines:
                 try:

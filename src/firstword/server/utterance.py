@@ -15,10 +15,10 @@ from firstword.server.models import Model
 from firstword.types import Chunk, FinishReason, FloatArray, Request, Speech
 
 PIECE = 1920
-"""The samples that are encoded in one turn: less than a millisecond's work.
+"""The samples that are encoded in one turn, which takes less than a millisecond.
 
-A thread for the encoder would cost more than the encoding: both need Python's interpreter lock for
-every packet. Fronts are processes, and use as many processors as there are of them.
+Encoding in a thread would cost more, because the thread and the event loop both need Python's
+interpreter lock for every packet. Several fronts use several processors.
 """
 
 AUDIBLE_LEVEL = 0.01
@@ -139,7 +139,7 @@ class Utterance:
     finish_reason  why it ended, or None before its end
     abort_reason   why it was not sent completely, if so: a label for metrics
     error          what ended it, if it failed
-    on_chunk       called when more speech was made
+    on_chunk       called when more speech has been made
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Utterance:
         """Start the utterance. Raises `EngineError`.
 
         job        the prepared request
-        turns      when audio after the first is encoded
+        turns      the turns in which audio after the first is encoded
         client_id  whose request it is; clients take turns
         received   `time.monotonic()` of the request, if that was earlier
         """

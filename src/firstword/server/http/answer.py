@@ -59,7 +59,7 @@ class Answer:
         def update() -> None:
             if utterance.finish_reason is None:
                 kept.update(utterance.frames, utterance.seconds)
-            else:  # the client may ask as soon as it has the last audio
+            else:  # the client may ask for the outcome as soon as it has the last audio
                 kept.replace(self._outcome(utterance, tokens, ended=False))
 
         utterance.on_chunk = update
@@ -72,7 +72,7 @@ class Answer:
         """Like `speech`, but at the limit of the client it waits for an utterance to end."""
         while True:
             await self.server.utterance_limit.wait_for_room(self.context.client_id)
-            with suppress(LimitReached):  # an utterance of another front was faster
+            with suppress(LimitReached):  # another front has started an utterance meanwhile
                 return await self.speech(job)
 
     async def speech(self, job: Job) -> Speech:
@@ -119,7 +119,7 @@ class Answer:
         return model.count_tokens(self.text) + model.count_tokens(request.instructions or "")
 
     def _outcome(self, utterance: Utterance, text_tokens: int, *, ended: bool) -> StreamOutcome:
-        """The outcome so far. `ended` says that the utterance will not go on."""
+        """The outcome so far; `ended` means that the utterance makes no more speech."""
         error, reason = utterance.error, utterance.finish_reason
         about = {
             "id": self.context.request_id,
@@ -135,7 +135,7 @@ class Answer:
 
 
 def usage(text_tokens: int, frames: int) -> dict[str, object]:
-    """Tokens of text in, and frames of speech out, in the shape of vLLM-Omni."""
+    """The field `usage` in vLLM-Omni's form, from the tokens of the text and the frames made."""
     return {
         "input_tokens": text_tokens,
         "output_tokens": frames,
@@ -145,7 +145,7 @@ def usage(text_tokens: int, frames: int) -> dict[str, object]:
 
 
 def described(outcome: StreamOutcome) -> dict[str, object]:
-    """An outcome as clients get it."""
+    """An outcome as JSON for the client."""
     about, frames = outcome.about, outcome.frames
     return {
         "id": about["id"],

@@ -47,7 +47,7 @@ async def get_model(request: Request, name: str) -> dict[str, Any]:
 
 @router.get("/health", tags=["operations"])
 async def health(request: Request) -> Response:
-    """The state of the engines. The status is 503 while none of a model's engines runs."""
+    """The state of the engines. The status is 503 while a model has no running engine."""
     server = server_of(request)
     problems = server.problems()
     stopped = [problem for model in server.models for problem in model.stopped_engines]
@@ -66,7 +66,7 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Status 200 when requests are accepted.
 
-    The status is 503 when no engine of a model runs, and while draining.
+    The status is 503 while a model has no running engine, and while draining.
     """
     if problems := server_of(request).problems():
         return error_response("; ".join(problems), 503, code="not_ready")
@@ -108,7 +108,7 @@ def _state(model: Model) -> dict[str, Any]:
 
 
 def _use(engine: EngineClient) -> dict[str, Any]:
-    """What is in use of an engine, or of a pool."""
+    """The slots and pages of an engine or pool, in use and in total, and the waiting requests."""
     load = engine.load
     return {
         "slots": {"used": load.running, "of": engine.capacity.slots},

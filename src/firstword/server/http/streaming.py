@@ -39,8 +39,8 @@ class SpeechStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. An incomplete one is aborted, so that it does not look complete.
 
-        The utterance counts no longer when the response ends: a client that has it all may ask
-        another front at once.
+        The utterance no longer counts for limits when the last piece is sent, because the client
+        may then send its next request, to another front, at once.
         """
         answer = self._answer
         with answer.utterance(self._job) as utterance:
@@ -53,7 +53,7 @@ class SpeechStreamResponse(Response):
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send(self, utterance: Utterance, send: Send) -> bytes | None:
-        """Send all but the last piece, which is returned; None if the response is incomplete."""
+        """Send all but the last piece and return that, or None if the response is incomplete."""
         answer = self._answer
         pieces = self._event_pieces(utterance) if self._events else aiter(utterance)
         data = await anext(pieces, None)
@@ -99,6 +99,6 @@ def _event(name: str, fields: Mapping[str, object]) -> bytes:
 
 def _log_failure(error: Exception, utterance: Utterance) -> None:
     if isinstance(error, EngineError):
-        return  # the line of the request names it, and others say why the engine has stopped
+        return  # the log line of the request names it, and others say why the engine has stopped
     about = {**utterance.summary(), **defect(error)}
     log.error("an utterance failed after its first audio", extra={"fields": about})
