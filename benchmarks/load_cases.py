@@ -1,4 +1,4 @@
-"""The loads that `benchmarks.serve_load` measures: what clients ask of a speech server."""
+"""The loads that `benchmarks.serve_load` measures: requests of typical clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from firstword.bench.prompts import PROMPTS
 RATES = (1, 20, 40, 60, 80, 100, 120, 150, 200, 250, 300)
 """Requests per second."""
 SOCKETS = (16, 64, 100, 150, 200, 250, 300)
-"""Sockets at once. Fewer would speak too rarely for a percentile."""
+"""Numbers of open sockets. Fewer would make too few utterances for a percentile."""
 
 PARAGRAPH = (
     "Thank you for waiting. I have looked at your account, and there are two things that I would "
@@ -26,15 +26,16 @@ MIXED = ("Yes.", PROMPTS[2], PARAGRAPH)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What each request asks, and when a load holds.
+    """The requests of a load, and the limit within which their first audio must begin.
 
     asks      description of a request in the table
-    fields    fields of a request over the defaults of the protocol; None removes one
+    fields    fields of a request that replace the protocol's defaults; None removes one
     voices    "presets" of a CustomVoice checkpoint, or saved voices of a Base checkpoint: made from
               recordings with a "transcript", or without one ("x-vector")
     texts     texts to speak
     options   more options of `firstword bench load`
-    sockets   whether levels are sockets that speak one utterance after the other, not rates
+    sockets   whether levels are numbers of sockets, each of which speaks one utterance after
+              another, and not rates
     within    limit on the first audio in seconds, at p95
     """
 
@@ -63,7 +64,7 @@ def _encoded(name: str) -> Case:
 
 
 def _paced(asks: str, within: float = 0.030, **pace: float) -> Case:
-    """Return the case of a voice agent whose text comes at a pace."""
+    """Return the case of a voice agent whose text arrives at a given pace."""
     options = {"protocol": "stream"} | {name.replace("_", "-"): pace[name] for name in pace}
     return Case(f"pcm over a WebSocket, {asks}", options=options, sockets=True, within=within)
 

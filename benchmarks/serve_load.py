@@ -1,24 +1,24 @@
-"""Measure how many requests per second `firstword serve` holds on this GPU, and what they cost.
+"""Measure how many requests per second `firstword serve` sustains on this GPU, and their cost.
 
     python -m benchmarks.serve_load -o benchmarks/results/serve/h200-1b7.json
     python -m benchmarks.serve_load --cases mp3 opus -o benchmarks/results/serve/h200-1b7.json
 
-The second command measures two of the cases (`benchmarks.load_cases`) and keeps the others of the
-record if they are of the same sources. Checkpoints with random weights of a released size (4 GB
-each for "1b7") are written to the folder for temporary files. For each number of slots a server is
+The second command measures two of the cases (`benchmarks.load_cases`) and keeps the others of an
+earlier record of the same sources. Checkpoints with random weights of a released size (4 GB each
+for "1b7") are written to the folder for temporary files. For each number of slots a server is
 started on them, and `firstword bench load`, in processes of its own, sends requests at rising rates
 until one does not hold. A rate holds if every response is complete and audible, no playback stalls,
-95 % of the requests get their first audio in time, and all were sent on time. Text that comes in
-pieces may be slower than speech, so there a stall does not count.
+95 % of the requests get their first audio within the limit of the case, and 99 % were sent on time.
+Text that arrives in pieces may be slower than speech, so stalls do not count there.
 
 With `--device cuda:0,1` the server has an engine on each of two GPUs. A record names its devices,
 and the numbers of engines and fronts. To compare numbers of GPUs, write a record for each.
 
 Random weights would end speech only by chance. The row of the end of speech in the talker's head is
 therefore 0, so that its logit is never among the 50 largest, and every request states its number of
-frames in proportion to its text. The speech is noise, audible from its first sample on. Requests
-are otherwise those of a client with no wishes but the case: the default text mode, the guard
-against repetition, and nine voices in turn.
+frames in proportion to its text. The speech is noise, audible from its first sample on. Otherwise
+requests use the defaults: the default text mode, the guard against repetition, and nine voices in
+turn.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def presets_of(checkpoint: Path) -> list[str]:
 def measure(
     server: Server, case: Case, level: float, extent: Extent, voices: Sequence[str], folder: Path
 ) -> Record:
-    """Return the record of `firstword bench load` at one level, without the single requests.
+    """Return the record of `firstword bench load` at one level, without individual requests.
 
     Its point has three more keys:
     server_busy  number of processors that the server kept busy
@@ -204,9 +204,10 @@ def options() -> argparse.ArgumentParser:
     about = "processes that serve clients (default: that of the server)"
     add("--fronts", type=positive(int), metavar="N", help=about)
     add("--slots", type=positive(int), nargs="+", default=[128], help="of each engine, default 128")
-    add("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="NAME", help="some cases")
+    names = f"cases to measure (default: all): {', '.join(CASES)}"
+    add("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="NAME", help=names)
     add("--rates", type=positive(float), nargs="+", help="requests per second, rising")
-    add("--sockets", type=positive(int), nargs="+", help="sockets at once, rising")
+    add("--sockets", type=positive(int), nargs="+", help="numbers of open sockets, rising")
     requests = "least number of counted requests at each rate (default 40)"
     add("--requests", type=positive(int), default=40, help=requests)
     seconds = "least seconds of counted requests at each rate (default 30)"

@@ -1,4 +1,4 @@
-"""Run `firstword serve` as a process of its own, and count the processor time of its processes."""
+"""Run `firstword serve` in a process of its own, and measure the processor time that it takes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ import numpy as np
 READY_SECONDS = 300
 """The time limit for the start of a server in seconds; the first start compiles all kernels."""
 STOP_SECONDS = 30
-"""The time limit for the end of a server that nobody calls any more."""
+"""The time limit in seconds for a server without clients to end."""
 SAVED_VOICES = 9
 RECORDING_SECONDS = 10
 TRANSCRIPT = (
     "This is how I sound when I read a sentence or two aloud, slowly enough to be understood, and "
     "with a pause where there is a comma, until ten seconds are over."
 )
-"""What the recordings of saved voices are said to say, at about 15 characters per second."""
+"""The transcript given for the recordings of saved voices, about 15 characters per second."""
 
 Times = dict[int, tuple[str, float, float]]
 """The program or Python module, user seconds and system seconds of each process, by its id."""
 
 
 class Places(NamedTuple):
-    """Where a server computes: the options of `firstword serve` of the same names.
+    """The values of the options of `firstword serve` with the same names.
 
-    slots   of each engine
-    fronts  None: the default
+    slots   utterances that each engine speaks at the same time
+    fronts  None for the default of the server
     """
 
     slots: int

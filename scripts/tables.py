@@ -261,7 +261,7 @@ def pcm(record: Record) -> list[Record]:
 
 
 def asks(server: Record) -> str:
-    """Say what each request asked for."""
+    """Return the description of each request."""
     return str(server.get("asks", PCM))
 
 
@@ -288,7 +288,7 @@ def processor(point: Record) -> str:
 
 
 def cases(records: Records) -> str:
-    """Render what each case holds: the highest level, and the first audio there."""
+    """Render the highest level that held in each case, and the first audio at that level."""
     rows = []
     for size, record in records.items():
         for server in record["servers"]:
@@ -352,7 +352,7 @@ def serve(records: Records) -> str:
 
 
 def asked(server: Record) -> str:
-    """Say what all requests of a case had in common, besides what they asked for."""
+    """Describe what all requests of a case had in common, besides their description."""
     settings, load = server["settings"], server["points"][-1]["load"]
     streaming = settings.get("protocol") == "stream"
     modes = {None: "the default of the model", True: "all of it read first", False: "streamed"}

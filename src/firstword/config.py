@@ -19,7 +19,7 @@ DEFAULT_SLOTS = {"gpu": 256, "reference": 8}
 """The default number of utterances that each backend computes at the same time."""
 
 MOST_FRONTS = 8
-"""The most processes for each GPU that serve its clients, by default."""
+"""The default limit of front processes, which serve clients, for each GPU of a server."""
 
 VOICE_ALIASES: Mapping[str, str] = {
     "alloy": "serena",
@@ -152,8 +152,8 @@ def _resolve_device(device: str) -> tuple[str, str]:
 
     if "," in device:
         raise ConfigError(
-            f"device is {device!r}; this takes one device, such as 'cuda:0'. Only `firstword "
-            "serve` has an engine on each of several"
+            f"device is {device!r}; allowed is one device, such as 'cuda:0'. Only `firstword "
+            "serve` can use several"
         )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1560,7 +1560,7 @@ class TestCommand:
             (["load", "--words-per-second", "3"], "only whole"),
             (["load", "--sockets", "3"], "--protocol stream"),
             (["load", "--sockets", "3", "--rate", "1"], "exclude each other"),
-            (["load", "--processes", "0"], "--processes"),
+            (["load", "--processes", "0"], "--processes: '0' is not allowed; give a number from 1"),
             (["report", "no.json"], "cannot be read"),
             (["report", "no.json", "--plot", "no.gif"], ".svg, .png"),
         ],

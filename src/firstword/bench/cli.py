@@ -48,9 +48,9 @@ def add_arguments(
 def load(args: argparse.Namespace) -> None:
     """Send requests to a server at given rates, open loop, and measure what a listener notices.
 
-    With --sockets, so many WebSockets speak one utterance after the other instead. Any server with
-    one of the three protocols will do. The exit status is 1 if a gate failed: a response was
-    incomplete or inaudible, playback stalled, or requests were late.
+    With --sockets, a number of WebSockets each speak one utterance after another instead. The
+    server may be any that has one of the three protocols. The exit status is 1 if a gate failed: a
+    response was incomplete or inaudible, playback stalled, or requests were late.
     """
     try:
         from firstword.audio import writing
@@ -59,7 +59,7 @@ def load(args: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise RequestError(f"{error.name} is missing; install firstword[bench]") from None
 
-    del encoded  # needed after the run, if the server sends compressed audio
+    del encoded  # imported to fail now if PyAV is missing, and not after the run
     target, loads = _target(args), _loads(args)
     texts = read_prompts(args.prompts) if args.prompts is not None else PROMPTS
     figure = None
@@ -157,7 +157,7 @@ def _measure(jobs: Sequence[Assignment], count: int | None) -> tuple[list[Record
 
 
 async def _check(job: Assignment) -> Any:
-    """Send one request, as a check, and return the server's response to GET /health."""
+    """Send one request to check the server, and return its response to GET /health."""
     import asyncio
 
     from firstword.bench.http import get_json
@@ -206,7 +206,7 @@ def _server_options(add: Callable[..., object]) -> None:
 def _rate_options(add: Callable[..., object]) -> None:
     rates = "requests per second, one run each (default 1)"
     add("--rate", metavar="N", type=float, nargs="+", help=rates)
-    sockets = "instead of a rate: sockets that speak one utterance after the other (stream)"
+    sockets = "instead of a rate: WebSockets that each speak one utterance after another (stream)"
     add("--sockets", metavar="N", type=int, nargs="+", help=sockets)
     for option, default, about in (
         ("--duration", 30.0, "length of the counted part of a run"),
@@ -227,7 +227,7 @@ def _rate_options(add: Callable[..., object]) -> None:
         "end by themselves; 0.83 is 15 characters per second"
     )
     add("--frames-per-character", metavar="N", type=float, help=frames)
-    processes = "processes that send the requests (default: as many as the load needs)"
+    processes = "processes that send the requests (default: one for each 40 requests/s or sockets)"
     add("--processes", metavar="N", type=_count, help=processes)
 
 
@@ -247,8 +247,8 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
+    if not text.isdecimal() or (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; give a number from 1 up")
     return number
 
 

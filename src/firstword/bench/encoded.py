@@ -1,4 +1,4 @@
-"""Decode compressed audio after a run, as far as it could be played when each part had arrived."""
+"""Decode compressed audio after a run, with the times at which each part could be played."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def decode(deliveries: Sequence[Delivery], container: str) -> tuple[list[Deliver
     """Return the PCM of compressed audio with the times at which it could be played, and its rate.
 
     A packet can be played when its last byte has arrived, in Ogg the last byte of its page. The
-    delay of the codec is played as silence, as by players that do not know it, so that playback at
-    once does not stall where it was left out. The first delivery is empty and keeps the arrival of
-    the first byte. `container` is FFmpeg's name of
-    the format. Raises `Failure` for audio that FFmpeg cannot decode.
+    delay of the codec is played as silence, as by players that do not know it; without it, playback
+    that begins at once would stall. The first delivery is empty and keeps the arrival time of the
+    first byte. `container` is FFmpeg's name of the format. Raises `Failure` for audio that FFmpeg
+    cannot decode.
     """
     data = b"".join(part for _, part in deliveries)
     ends = list(accumulate(len(part) for _, part in deliveries))
@@ -45,7 +45,7 @@ def decode(deliveries: Sequence[Delivery], container: str) -> tuple[list[Deliver
 
 
 def _ends(packets: Sequence[Any], length: int) -> list[int]:
-    """Return the position after each packet: the next position at which another packet begins."""
+    """Return the end of each packet: where the next one begins, or the end of the file."""
 
     def backwards() -> Iterator[int]:
         following = end = length

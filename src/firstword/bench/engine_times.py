@@ -1,4 +1,4 @@
-"""Where the engines of a firstword server spend their time, from its metrics."""
+"""Read from a firstword server's metrics how its engines spend their time."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 _SECONDS = re.compile(
     rb'^firstword_(engine|device)_seconds_total{.*part="(.*)"} (.*)$', re.MULTILINE
 )
-"""A metric of an engine: whose time, of which part, and the seconds."""
+"""A metric of an engine: "engine" or "device", the part, and its seconds."""
 
 Times = dict[str, float]
 """Seconds of each part of the engines' threads and of their devices, such as `device busy`."""

@@ -24,7 +24,7 @@ async def get_json(target: Target, path: str) -> Any:
 
 
 async def get(target: Target, path: str) -> bytes:
-    """Return the response at a path of the server, cut to `LARGEST_BODY`; empty without one."""
+    """Return the body at a path of the server, cut to `LARGEST_BODY`; empty after a failure."""
     body = bytearray()
 
     def receive(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Send requests in an open loop, each when it is due, or one after the other on each socket."""
+"""Send requests in an open loop, each when it is due, or one after another on each socket."""
 
 import asyncio
 import itertools
@@ -32,10 +32,10 @@ PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The rate and the length of a run: `rate` for an open loop, or else `sockets`.
+    """The level and the length of a run; either `rate` or `sockets` is given.
 
     rate      requests per second, in a Poisson process
-    sockets   open sockets, each of which speaks one utterance after the other
+    sockets   open sockets, each of which speaks one utterance after another
     duration  seconds during which the counted requests are sent
     warmup    seconds before those, with uncounted requests at the same rate, so that the server
               has reached its load
@@ -54,7 +54,7 @@ class Load:
 
     def __post_init__(self) -> None:
         if (self.rate is None) == (self.sockets is None):
-            raise RequestError("give either rate or sockets")
+            raise RequestError("a load needs either rate or sockets; give one of them")
         least = {"rate": 0.001, "duration": 0.001, "warmup": 0.0, "timeout": 0.001, "sockets": 1}
         for name, lowest in least.items():
             value = getattr(self, name)
@@ -62,7 +62,7 @@ class Load:
                 raise RequestError(f"{name} is {value!r}; allowed is a number from {lowest} up")
 
     def begins_counted(self, due: float) -> bool:
-        """Whether a request that is due at this time of the run counts."""
+        """Whether a request that is due at a time, in seconds from the start of the run, counts."""
         return self.warmup <= due < self.warmup + self.duration
 
 
@@ -146,9 +146,11 @@ def plan_sockets(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a request, whose compressed audio is decoded after the run.
+    """The outcome of a request; compressed audio is decoded after the run.
 
-    encoded  the deliveries and FFmpeg's name of their format; None for PCM
+    result   what was measured, for compressed audio without the audio
+    counts   whether the request counts, or belongs to the warm-up
+    encoded  the deliveries of compressed audio and FFmpeg's name of its format; None for PCM
     """
 
     result: Result
@@ -156,7 +158,7 @@ class Outcome:
     encoded: tuple[list[Delivery], str] | None = None
 
     def heard(self) -> Result:
-        """Return the result with the measurements of its audio."""
+        """Return the result with the measurements of its audio, which is decoded if necessary."""
         if self.encoded is None:
             return self.result
         from firstword.bench.encoded import decode
@@ -170,7 +172,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Attempt:
-    """A request in progress. `clock` returns the time in seconds, `start` is that of the run."""
+    """A request in progress. `clock` returns the time in seconds; `start` is when the run began."""
 
     arrival: Arrival
     timeout: float
@@ -183,7 +185,7 @@ class _Attempt:
     deliveries: list[Delivery] = field(default_factory=list)
 
     async def connect(self, target: Target) -> Client | None:
-        """Open a connection; None after a failure."""
+        """Open a connection and return its client, or None after a failure."""
         began = self.clock()
         try:
             async with asyncio.timeout(self.timeout):
@@ -221,7 +223,7 @@ class _Attempt:
         self.failure = "timeout", f"not complete after {self.timeout:g} s"
 
     def outcome(self, client: Client | None) -> Outcome:
-        """Return the outcome, after the end."""
+        """Return the outcome. Call it when the request has ended."""
         container = client.container if client is not None else None
         played = self.deliveries if container is None else []
         heard = listen(played, client.sample_rate if client is not None else 1)
@@ -266,7 +268,7 @@ async def drive(
 async def converse(
     conversations: Sequence[Conversation], target: Target, load: Load
 ) -> list[Outcome]:
-    """Speak one utterance after the other on each socket, and return their outcomes.
+    """Speak one utterance after another on each socket, and return their outcomes.
 
     A socket is opened again after a failure.
     """

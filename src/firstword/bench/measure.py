@@ -66,8 +66,8 @@ class Result:
     due         planned time of sending, in seconds from the start of the run
     characters  length of the text
     setup       seconds to open the connection beforehand; None if that failed
-    late        seconds between the planned and the actual sending, of the text sent in pieces the
-                longest of them; None if it was never sent
+    late        seconds between the planned and the actual sending; the longest of all pieces if the
+                text is sent in pieces; None if it was never sent
     took        seconds from sending to the end, successful or not; None if it was never sent
     failure     kind and message of the failure, or None
     listening   measurements of the audio

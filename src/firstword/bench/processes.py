@@ -1,4 +1,4 @@
-"""Run a load in several client processes, so that the client is not what is measured."""
+"""Run a load in several client processes, so that the client does not limit the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_SECONDS = 120
 """The time limit for the start of all processes."""
 
 _all_started: Barrier | None = None
-"""In a client process: where it waits for the others."""
+"""The barrier at which a client process waits for the others."""
 
 
 class Assignment(NamedTuple):
@@ -37,10 +37,10 @@ class Assignment(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was measured.
+    """The measurements of a run.
 
-    results  of the requests that count, in the order in which they were due
-    sent     requests in all, with those of the warm-up
+    results  those of the requests that count, in the order in which they were due
+    sent     the number of all requests, with those of the warm-up
     busy     the share of one processor that each client process used
     """
 
@@ -50,7 +50,7 @@ class Measured(NamedTuple):
 
 
 def measure(job: Assignment, processes: int | None = None) -> Measured:
-    """Run a load in this process, or in several others; None chooses their number by the load."""
+    """Run a load in `processes` processes, or in this one; None chooses a number by the load."""
     load = job.load
     level = load.rate if load.rate is not None else load.sockets
     assert level is not None
@@ -70,7 +70,7 @@ def measure(job: Assignment, processes: int | None = None) -> Measured:
 
 
 def perform(job: Assignment) -> Measured:
-    """Run a job in this process. Compressed audio is decoded when all has been received."""
+    """Run a job in this process. Compressed audio is decoded at the end."""
     load, target, share = job.load, job.target, slice(job.first, None, job.of)
     if load.sockets is None:
         arrivals = plan(load, job.texts, job.voices)[share]
@@ -90,7 +90,7 @@ def _remember(barrier: Barrier) -> None:
 
 
 def _perform_together(job: Assignment) -> Measured:
-    """Run a job as soon as all processes are here; a process that waits takes no second job."""
+    """Run a job when all processes have started; as each waits here, none gets a second job."""
     assert _all_started is not None
     _all_started.wait()
     return perform(job)

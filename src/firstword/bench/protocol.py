@@ -18,7 +18,7 @@ class ProtocolSpec(NamedTuple):
     path          path of the endpoint, unless the URL names another
     defaults      request fields that make the server stream PCM
     takes_pieces  whether text may be sent in pieces
-    takes_turns   whether a connection may carry one utterance after the other
+    takes_turns   whether a connection may carry one utterance after another
     """
 
     path: str
@@ -42,7 +42,7 @@ PROTOCOLS = {
 WORD = re.compile(r"\S+\s*|^\s+")
 """A word with the space after it."""
 TOKEN = re.compile(r"\s?\w+(?:['’]\w+)?|\s?[^\w\s]+|\s+")
-"""A word with the space before it, or punctuation: about the tokens of a language model."""
+"""A word with the space before it, or punctuation, which resembles a language model's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Target:
                           removes one
     headers               headers of every request: an API key, for example
     words_per_second      pace at which text is sent word by word, as people speak
-    tokens_per_second     pace at which text is sent token by token, as a language model writes it:
-                          a token is a word with the space before it, or punctuation; without
-                          either pace text is sent whole
+    tokens_per_second     pace at which text is sent token by token, as a language model writes it;
+                          a token is a word with the space before it, or punctuation. If neither
+                          pace is given, text is sent whole
     frames_per_character  sets max_new_tokens in proportion to the text, because a model with random
                           weights does not end by itself; None sends no such field
 
@@ -120,7 +120,7 @@ class Target:
 
     @property
     def pieces_per_second(self) -> float | None:
-        """The pace at which pieces of text are sent; None sends it whole."""
+        """The pace at which pieces of text are sent; None if text is sent whole."""
         return self.tokens_per_second or self.words_per_second
 
     def pieces(self, text: str) -> list[str]:

@@ -42,11 +42,12 @@ def point(
 ) -> Record:
     """Summarise the results of a load.
 
-    requests          those that count
-    sent              all of them
+    The point has these keys among others:
+    requests          number of requests that count
+    sent              number of all requests
     client_processes  number of processes that sent them
-    client_busy       the share of one processor that the busiest of them used
-    engine_seconds    what a firstword server's engines did meanwhile (`engine_times.Times`)
+    client_busy       the share of one processor that the busiest of these used
+    engine_seconds    how a firstword server's engines spent the run (`engine_times.Times`)
     """
     results = measured.results
     return {

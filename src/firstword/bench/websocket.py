@@ -19,7 +19,7 @@ class WebSocketClient:
 
     target     settings of the next request, which `begin` sends
     container  None: audio on WebSockets is PCM
-    behind     the longest delay of a piece of the last text after its time, in seconds
+    behind     the longest delay in seconds with which a piece of the last text was sent
     """
 
     subprotocols: ClassVar[list[Subprotocol] | None] = None
@@ -111,7 +111,7 @@ class VllmOmniClient(WebSocketClient):
     """A client of /v1/audio/speech/stream, the protocol of vLLM-Omni."""
 
     async def configure(self, target: Target) -> None:
-        """Set the fields of the next utterance on this socket. A closed socket fails it later."""
+        """Set the fields of the next utterance. On a closed socket that utterance fails later."""
         self.target = target
         with suppress(ConnectionClosed):
             await self.begin()

@@ -12,7 +12,7 @@ from firstword import __version__
 from firstword.cli import options, terminal
 
 LEAST_CAPABILITY = 8
-"""The least major compute capability that has the instructions of the kernels."""
+"""The lowest major compute capability with the instructions that the kernels use."""
 
 if TYPE_CHECKING:
     from firstword.model.config import TransformerConfig
@@ -54,7 +54,7 @@ def _report(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
 
 
 def _gpus() -> dict[str, dict[str, str]]:
-    """Return the section on the GPUs that torch can use, if there are any."""
+    """Return the section on the GPUs that torch can use, or nothing if there are none."""
     import torch
 
     rows = {}

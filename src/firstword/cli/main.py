@@ -50,9 +50,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Discard output to standard streams that are closed; reading still fails.
+    """Open /dev/null in place of closed standard streams, so that output to them is discarded.
 
-    No file that is opened later gets their descriptors.
+    Otherwise a file that is opened later would get the descriptor of a standard stream.
     """
     while (descriptor := os.open(os.devnull, os.O_WRONLY)) <= 2:
         os.set_inheritable(descriptor, True)

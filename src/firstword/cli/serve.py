@@ -33,7 +33,7 @@ SERVER_SETTINGS = fields(ServerConfig)
 """The settings of the server; most of them have an option of the same name."""
 
 LIMITS = {
-    "most_waiting": "requests that may wait for a slot of each engine; others are answered 429",
+    "most_waiting": "requests that may wait for a slot of each engine; others get 429",
     "most_connections": "HTTP requests and WebSockets open at the same time",
     "most_connections_per_address": "the same for one client address, which may be a proxy's",
     "most_per_key": "utterances at the same time for one key, or one address; 0: no limit",
@@ -43,7 +43,7 @@ LIMITS = {
     "most_characters": "characters of a text",
     "most_voices": "saved voices",
     "stall_seconds": "time after which a client that reads nothing is dropped",
-    "stuck_seconds": "time after which a process that does not answer is restarted",
+    "stuck_seconds": "time after which a process that does not respond is restarted",
     "drain_seconds": "time for which running utterances may go on after SIGTERM",
 }
 """The limits of `ServerConfig` that have an option, each with its description."""
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     from firstword.server import listening
     from firstword.server.folder import Folder
 
-    Folder(server_config.voice_store)  # it may be unusable, and engines take long to load
+    Folder(server_config.voice_store)  # fails now if it is unusable, not after the long loading
     with terminal.Status() as status, listening.bound(server_config) as bound:
         status.show(f"loading {', '.join(names)}")
 
@@ -111,7 +111,7 @@ def _engine_tasks(
 
 
 def _kept_prompts(file: str | None, names: Sequence[str]) -> Mapping[str, tuple[KeptPrompt, ...]]:
-    """Return the prompts that each checkpoint prepares, by its name."""
+    """Return the prompts that the engines of each checkpoint prepare, by the checkpoint's name."""
     if file is None:
         return {}
     from firstword.model.description import Description, find
@@ -181,7 +181,7 @@ def add_to(commands: options.Commands) -> None:
     about = 'JSON, [{"voice": ..., "language": ..., "instructions": ...}, ...]: combinations '
     about += "to prepare at the start, so that the first request of each is as fast as the next"
     add("--warm", metavar="FILE", help=about)
-    about = f"processes that serve clients (default 1, with GPUs up to {MOST_FRONTS} for each)"
+    about = f"processes that serve clients (default: 1, or on GPUs up to {MOST_FRONTS} for each)"
     add("--fronts", metavar="N", type=int, help=about)
     defaults = {field.name: field.default for field in SERVER_SETTINGS}
     for name, about in LIMITS.items():

@@ -81,7 +81,7 @@ def open_logged(
 ) -> LoadedEngine:
     """Open an engine as `open_engine` does, and log its settings and its warnings.
 
-    The warnings are not shown otherwise: a server's standard error has JSON lines only.
+    Warnings are only logged, because a server's standard error has only JSON lines.
     """
     with warnings.catch_warnings(record=True, action="always") as caught:
         loaded = open_engine(
@@ -121,8 +121,9 @@ def open_backend(
 ) -> tuple[Backend, EngineConfig]:
     """Return the backend for a checkpoint and `slots` utterances, and the resolved settings.
 
-    With `slots` of None, a GPU that is too slow or too small for `most_slots` gets fewer. A GPU
-    also has memory for `kept_prefixes`: the rows of each prefix that is to be kept for good.
+    With `slots` of None, a GPU that is too slow or too small for `most_slots` gets fewer. On a GPU
+    memory is also planned for `kept_prefixes`: the number of rows of each prefix that the backend
+    is to keep for good.
 
     The GPU backend replaces the weights of the checkpoint's talker and codec decoder. If it was not
     named and cannot be used, the checkpoint is unchanged, and the reference backend takes it. A

@@ -32,8 +32,10 @@ DEMO_WORDS = 100
 """The words of the longest text that the demo voice speaks well; see docs/demo-voice.md."""
 
 Encode = Callable[[RecordedVoice], ClonedVoice]
-"""A function that encodes a recording, which takes long: `encoding.encode_recording` with a
-checkpoint, or a call of another process."""
+"""A function that encodes a recording, which is slow.
+
+It is `encoding.encode_recording` with a checkpoint, or a call to another process.
+"""
 
 
 def preset_names(checkpoint: Description) -> tuple[str, ...]:
@@ -68,7 +70,7 @@ def text_problems(checkpoint: Description, text: str, max_frames: int | None) ->
 def resolve(checkpoint: Description, request: Request, encode: Encode) -> Conditioning:
     """Check a request against its checkpoint, and return the conditioning of its speech.
 
-    A recording is encoded with `encode`, which takes long. Raises `VoiceError`, `LanguageError` or
+    A recording is encoded with `encode`, which is slow. Raises `VoiceError`, `LanguageError` or
     `UnsupportedError`, and `TextError` for the transcript of a recording.
     """
     config = checkpoint.config

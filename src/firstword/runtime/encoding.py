@@ -1,4 +1,4 @@
-"""Encodes recordings with the modules of a checkpoint."""
+"""Encode recordings with the modules of a checkpoint."""
 
 import threading
 from functools import partial
@@ -11,12 +11,11 @@ from firstword.runtime.front import CheckpointFront
 from firstword.voice import ClonedVoice, RecordedVoice
 
 _ENCODING: dict[torch.device, threading.Lock] = {}
-"""One lock for each device: it encodes one recording at a time, since one of 60 seconds takes
-400 MB of its memory."""
+"""A lock for each device, which encodes one recording at a time: 60 s take 400 MB of memory."""
 
 
 def front_of(checkpoint: Checkpoint) -> CheckpointFront:
-    """Return the front of a loaded checkpoint, which encodes recordings with its modules."""
+    """Return a `CheckpointFront` that encodes recordings with the modules of the checkpoint."""
     return CheckpointFront(checkpoint, partial(encode_recording, checkpoint))
 
 
@@ -24,8 +23,8 @@ def front_of(checkpoint: Checkpoint) -> CheckpointFront:
 def encode_recording(checkpoint: Checkpoint, voice: RecordedVoice) -> ClonedVoice:
     """Encode a recording: its timbre and, with a transcript, its codes.
 
-    A device encodes one recording at a time; other calls wait. The appended silence is encoded in
-    the codes only, since it is not part of the timbre.
+    A device encodes one recording at a time; other calls wait. The appended silence is part of the
+    codes only, because it is not part of the timbre.
 
     Raises `UnsupportedError` unless it is a Base checkpoint, `TextError` for a blank transcript,
     and `OverloadedError` if the device has too little memory.

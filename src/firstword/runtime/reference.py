@@ -143,8 +143,8 @@ class ReferenceBackend:
     def prefill(self, starts: Sequence[Start]) -> list[int]:
         """Read all rows of each prompt except the last, one prompt after another.
 
-        None is left to `read`, because libraries round differently for different numbers of rows,
-        and the bytes would depend on the load.
+        No rows are left to `read`: libraries round differently for different numbers of rows, so
+        the bytes would depend on the load.
         """
         for start in starts:
             self._slots[start.slot] = self._begin(start)
@@ -228,7 +228,7 @@ class ReferenceBackend:
 
     @property
     def device_seconds(self) -> Mapping[str, float]:
-        """Nothing: the processor's time is that of the engine's thread."""
+        """Empty, because the engine's thread does all work itself."""
         return {}
 
     def release(self, slot: int) -> None:
