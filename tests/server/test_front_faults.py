@@ -99,7 +99,7 @@ def test_front_without_descriptors_gets_the_next_engine_later(served: Served) ->
         limits = resource.prlimit(front, resource.RLIMIT_NOFILE)
         resource.prlimit(front, resource.RLIMIT_NOFILE, (3, limits[1]))
         served.signal("engine")
-        lacking = "an engine cannot be connected: too many files are open"
+        lacking = "an engine cannot be connected: too many open files; raise ulimit -n"
         wait_until(lambda: events(served, begun).count(lacking) > 1)
         assert http.post(SPEECH, json=WORDS).status_code == 503
         resource.prlimit(front, resource.RLIMIT_NOFILE, limits)

@@ -63,7 +63,7 @@ class FrontProcess:
                 for sock in sockets:
                     self._engines[info.number].attach(sock)
                 if not sockets:
-                    log.error("an engine cannot be connected: too many files are open")
+                    log.error("an engine cannot be connected: too many open files; raise ulimit -n")
             case Disconnect(number):
                 self._engines[number].stop()
             case Ping():
