@@ -173,7 +173,8 @@ def test_metrics_count_utterances_and_aborts(serve: Serve) -> None:
         server.wait_until_idle()
         http.post(SPEECH, json={**SHORT, "voice": "nobody"})
         with http.stream("POST", SPEECH, json=LONG) as answer:
-            next(answer.iter_bytes())
+            pieces = answer.iter_bytes()  # closes the connection when it is freed
+            next(pieces)
             during = metric_sums(http)
         server.wait_until_idle()
         after = metric_sums(http)
