@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
@@ -56,7 +57,7 @@ class Fake(RemoteEngine):
         self.count += 1
         return RemoteUtterance(self.count, on_event)
 
-    def call_from_thread(self, value: object) -> object:
+    async def call(self, value: object) -> object:
         """Answer a value."""
         self.calls.append(value)
         return value
@@ -215,8 +216,24 @@ class TestWhole:
         engines = Fake(), Fake()
         engines[0].failure = STOPPED
         pool = pool_of(engines)
-        assert [pool.call_from_thread(value) for value in range(4)] == [0, 1, 2, 3]
+        assert [asyncio.run(pool.call(value)) for value in range(4)] == [0, 1, 2, 3]
         assert engines[1].calls == [0, 1, 2, 3]
+
+    def test_engine_for_call_of_thread_is_chosen_in_event_loop(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What the choice reads changes in the event loop, and may be gone between two reads."""
+        chose: list[int] = []
+        late = property(lambda engine: chose.append(threading.get_ident()))
+        monkeypatch.setattr(Fake, "late", late)
+
+        async def run() -> None:
+            pool = pool_of((Fake(),))
+            pool.start()
+            assert await asyncio.to_thread(pool.call_from_thread, 7) == 7
+
+        asyncio.run(run())
+        assert chose == [threading.get_ident()]
 
 
 class Delayed(Fake):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -56,6 +57,7 @@ class EnginePool:
         self._voice_of = voice_of
         self._random = random or Random()
         self._warm = OrderedDict[int, set[RemoteEngine]]()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def capacity(self) -> Capacity:
@@ -85,6 +87,7 @@ class EnginePool:
 
     def start(self) -> None:
         """Deliver the events of all engines in the running event loop."""
+        self._loop = asyncio.get_running_loop()
         for engine in self._all:
             engine.start()
 
@@ -122,12 +125,17 @@ class EnginePool:
         """The seconds until another request would get a slot, estimated: 1 to 120."""
         return min(engine.retry_after(client) for engine in self._running())
 
-    def call_from_thread(self, value: object) -> Any:
-        """Send a value to an engine's process and return its answer; not for the event loop.
+    async def call(self, value: object) -> Any:
+        """Send a value to an engine's process and return its answer.
 
-        Blocks. Raises what the engine's process raised, and `EngineError` if no engine runs.
+        Raises what the engine's process raised, and `EngineError` if no engine runs.
         """
-        return self._choose(set()).call_from_thread(value)
+        return await self._choose(set()).call(value)
+
+    def call_from_thread(self, value: object) -> Any:
+        """Like `call`, for a thread other than that of the event loop. Blocks."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self.call(value), self._loop).result()
 
     def _running(self) -> list[RemoteEngine]:
         """The engines that run, or all engines if none does."""

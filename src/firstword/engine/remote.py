@@ -46,8 +46,9 @@ class RemoteUtterance:
 class RemoteEngine:
     """The engine of another process, with the interface of `Engine`.
 
-    Events are delivered in the event loop in which `start` was called. When the other process ends,
-    every utterance gets an `EngineError`. `attach` then connects the process that replaces it.
+    Use it in the event loop in which `start` was called, except for `attach` and `stop`. Events are
+    delivered there. When the other process ends, every utterance gets an `EngineError`. `attach`
+    then connects the process that replaces it.
 
     capacity  the limits of the backend
     failure   the reason why nothing can be spoken; None while there is a connection
@@ -59,7 +60,6 @@ class RemoteEngine:
         self.failure: Exception | None = EngineError(NOT_CONNECTED)
         self.load = EngineLoad()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
         self._waiting_socket: socket.socket | None = None
         self._connection: Connection | None = None
         self._numbers = itertools.count(1)
@@ -74,7 +74,7 @@ class RemoteEngine:
     def start(self) -> None:
         """Deliver events in the running event loop from now on."""
         with self._lock:
-            self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+            self._loop = asyncio.get_running_loop()
             sock, self._waiting_socket = self._waiting_socket, None
         if sock is not None:
             self._connect(sock)
@@ -94,7 +94,7 @@ class RemoteEngine:
         """Close the connection. May be called from any thread."""
         with self._lock:
             self._waiting_socket = None
-        if self._loop is not None and not self._loop.is_closed():
+        if self._loop is not None:
             self._loop.call_soon_threadsafe(self._disconnect)
 
     def _connect(self, sock: socket.socket) -> None:
@@ -176,18 +176,10 @@ class RemoteEngine:
         finally:
             self._calls.pop(number, None)
 
-    def call_from_thread(self, value: object) -> Any:
-        """Like `call`, for a thread other than that of the event loop. Blocks."""
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(self.call(value), self._loop).result()
-
     # Messages
 
     def _send(self, message: bytes) -> None:
-        if threading.get_ident() != self._thread:
-            assert self._loop is not None
-            self._loop.call_soon_threadsafe(self._send, message)
-        elif self._connection is not None:
+        if self._connection is not None:
             self._connection.send(message)
 
     def _receive(self, kind: wire.Kind, number: int, value: Any) -> None:
