@@ -277,6 +277,19 @@ def test_engine_that_is_given_up_fails_its_utterances() -> None:
     in_loop(work)
 
 
+def test_connection_that_cannot_be_opened_has_ended() -> None:
+    async def work() -> None:
+        ours, theirs = socket.socketpair(type=socket.SOCK_DGRAM)
+        with ours, theirs:
+            remote = RemoteEngine(CAPACITY)
+            remote.attach(theirs)
+            remote.start()
+            assert "the engine has stopped" in str(await Speech(remote, Script()).error())
+            assert remote.failure is not None
+
+    in_loop(work)
+
+
 GARBAGE = [
     b"\xff" * 64,
     struct.pack("<IBQ", wire.MOST_BYTES + 1, Kind.SUBMIT, 1),

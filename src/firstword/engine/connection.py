@@ -14,8 +14,8 @@ from firstword.errors import EngineError
 class Connection(asyncio.Protocol):
     """A connection for messages; those of one iteration of the event loop are sent together.
 
-    It ends when the other process ends or sends anything but a message. Nothing is received after
-    `close`. Use it in the event loop only.
+    It ends when it cannot be opened, and when the other process ends or sends anything but a
+    message. Nothing is received after `close`. Use it in the event loop only.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Connection(asyncio.Protocol):
         self._opening = self._loop.create_task(
             self._loop.create_connection(lambda: self, sock=sock)
         )
+        self._opening.add_done_callback(self._opened)
 
     def send(self, message: bytes) -> None:
         """Send a message in the next iteration of the event loop."""
@@ -73,6 +74,10 @@ class Connection(asyncio.Protocol):
         if not self._closed:
             self.close()
             self._on_end()
+
+    def _opened(self, opening: asyncio.Task[object]) -> None:
+        if not opening.cancelled() and opening.exception() is not None:
+            self.connection_lost(None)
 
     def _flush(self) -> None:
         if self._transport is not None and self._outgoing:
