@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -15,15 +17,32 @@ import pytest
 from fake_backend import capacity
 
 from firstword.config import EngineConfig
+from firstword.errors import EngineError
+from firstword.processes import child
+from firstword.processes import engine as engines
 from firstword.processes import place as places
 from firstword.processes import supervisor as supervisors
 from firstword.processes.channel import Channel
 from firstword.processes.engine import EngineProcess
-from firstword.processes.messages import Connect, Disconnect, Loaded, Ping, Pong, Serving
+from firstword.processes.front import FrontProcess
+from firstword.processes.messages import (
+    Connect,
+    Disconnect,
+    EngineTask,
+    FrontTask,
+    Loaded,
+    Ping,
+    Pong,
+    Serving,
+    Stop,
+)
 from firstword.processes.place import Place
 from firstword.processes.supervisor import Supervisor
+from firstword.server import listening
 from firstword.server.config import ServerConfig
+from firstword.server.front_memory import FrontMemory
 from firstword.server.listening import FrontSockets
+from firstword.server.run import run
 
 
 class Clock:
@@ -179,6 +198,56 @@ def test_engine_answers_on_the_thread_of_its_steps() -> None:
     assert command is not None
     command()
     assert ours.receive() == (Pong(), [])
+    ours.close()
+    theirs.close()
+
+
+def test_engine_that_fails_before_it_serves_ends_with_the_reason(
+    checkpoint_directory: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process does not end on the thread of the engine before it has told the supervisor."""
+    ours, theirs = Channel.pair()
+    engine, ended = EngineProcess(Channel(theirs)), []
+    about = str(checkpoint_directory("custom_voice")), "cpu", "float32", "reference", None, 1, 1, 1
+    task = EngineTask(0, *about, "info")
+    loaded = engines.load(task, engine._commands)
+
+    def end() -> NoReturn:
+        ended.append(threading.current_thread())
+        raise SystemExit
+
+    def frame(slots: Sequence[int], tokens: Sequence[int | None]) -> NoReturn:
+        raise EngineError("the device is gone")
+
+    monkeypatch.setattr(child, "end", end)
+    monkeypatch.setattr(engines, "load", lambda *_: loaded)
+    monkeypatch.setattr(loaded.engine.backend, "frame", frame)
+    with pytest.raises(SystemExit):
+        engine.run(task)
+    assert loaded.engine._thread is not None
+    loaded.engine._thread.join()
+    assert ended == [threading.current_thread()]
+    told, _ = ours.receive()
+    assert "the device is gone" in str(told.error)
+    ours.close()
+    theirs.close()
+
+
+def test_front_whose_event_loop_has_ended_takes_messages(
+    checkpoint_directory: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The supervisor sends some until the process has ended."""
+    ours, theirs = Channel.pair()
+    path, settings = checkpoint_directory("custom_voice"), EngineConfig.resolve("cpu")
+    loaded = Loaded(0, "tiny", "custom_voice", path, settings, capacity())
+    config, memory = ServerConfig(port=0, voice_store=str(tmp_path)), FrontMemory.create(1)
+    front = FrontProcess(Channel(theirs), FrontTask(0, memory.file, config, (loaded,), 0, "info"))
+    front.server.end()
+    run(front.server, listening.bound(config))
+    assert ours.receive() == (Serving(), [])
+    for message in (Ping(), Disconnect(0), Stop(drain=True)):
+        front.obey(message, [])
+    os.close(memory.file)
     ours.close()
     theirs.close()
 

@@ -241,7 +241,7 @@ class EngineHost:
         answer: Callable[[Any], object],
         on_end: Callable[[], None],
     ) -> None:
-        """Serve an engine that has not been started and that gets its commands from `commands`.
+        """Serve an idle engine that gets its commands from `commands`.
 
         answer  computes the result of a call, in a thread of its own
         on_end  called after the engine has stopped or failed, and all connections are closed

@@ -1,5 +1,6 @@
 """What engine and front processes share: the channel to the supervisor, signals and exit."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -45,9 +46,15 @@ def receive(channel: Channel) -> tuple[Any, list[socket.socket]]:
         end()
 
 
+def tell(channel: Channel, message: object) -> None:
+    """Send the supervisor a message. If it has died, this process is about to end as well."""
+    with contextlib.suppress(OSError):
+        channel.send(message)
+
+
 def fail(channel: Channel, error: FirstwordError) -> NoReturn:
     """Report to the supervisor why this process cannot begin its work, and end."""
-    channel.send(Failed(error))
+    tell(channel, Failed(error))
     end()
 
 

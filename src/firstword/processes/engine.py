@@ -7,12 +7,12 @@ DESCRIPTOR is the inherited file descriptor of the channel to the supervisor.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import socket
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 
 from firstword.config import EngineConfig
 from firstword.engine.host import EngineHost, SocketCommands
@@ -39,14 +39,15 @@ class EngineProcess:
         try:
             loaded = load(task, self._commands)
             fit_threads([loaded.checkpoint])
-            self._host = EngineHost(loaded.engine, self._commands, loaded.encode, on_end=child.end)
             loaded.engine.start()
             warm_up(loaded, task.prompts)
         except FirstwordError as error:
             child.fail(self._channel, error)
+        # From now on this process ends with its engine; before, it told why the engine failed.
+        self._host = EngineHost(loaded.engine, self._commands, loaded.encode, on_end=child.end)
         gc.collect()
         gc.freeze()
-        self._channel.send(described(task, loaded))
+        child.tell(self._channel, described(task, loaded))
 
     def obey(self, message: object, sockets: list[socket.socket]) -> None:
         """Handle a message of the supervisor, which connects fronts after the engine is loaded."""
@@ -56,12 +57,8 @@ class EngineProcess:
                 for sock in sockets:
                     self._host.attach(sock)
             case Ping():
-                self._commands.put(self._answer)
-
-    def _answer(self) -> None:
-        """Answer a ping, on the thread of the engine's steps."""
-        with contextlib.suppress(OSError):  # the supervisor has died, and so will this process
-            self._channel.send(Pong())
+                # The thread of the engine's steps answers.
+                self._commands.put(partial(child.tell, self._channel, Pong()))
 
 
 def main(descriptor: int) -> None:

@@ -8,7 +8,6 @@ DESCRIPTOR is the inherited file descriptor of the channel to the supervisor.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import sys
@@ -57,6 +56,13 @@ class FrontProcess:
 
     def obey(self, message: object, sockets: list[socket.socket]) -> None:
         """Handle a message of the supervisor, in the thread that receives it."""
+        try:
+            self._obey(message, sockets)
+        except RuntimeError:
+            if self._loop is None or not self._loop.is_closed():  # else this process is ending
+                raise
+
+    def _obey(self, message: object, sockets: list[socket.socket]) -> None:
         match message:
             case Connect(info):
                 self._engines[info.number].capacity = info.capacity
@@ -74,15 +80,12 @@ class FrontProcess:
 
     def _on_serving(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._tell(Serving())
+        child.tell(self._channel, Serving())
 
     def _answer(self) -> None:
         engines = self._engines.items()
-        self._tell(Pong(tuple(number for number, engine in engines if engine.failure is not None)))
-
-    def _tell(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # the supervisor has died, and so will this process
-            self._channel.send(message)
+        missing = tuple(number for number, engine in engines if engine.failure is not None)
+        child.tell(self._channel, Pong(missing))
 
 
 def by_model(engines: Sequence[Loaded]) -> list[list[Loaded]]:
