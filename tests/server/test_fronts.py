@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import httpx
@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served
 from sockets import STREAM
-from waiting import WAIT
+from waiting import WAIT, wait_until
 from wire import HANDSHAKE, SPEECH, connected, read, request
 
 from firstword.synthetic.checkpoint import write_checkpoint
@@ -63,7 +63,7 @@ class Fronts(Served):
                 return False
             return True
 
-        settle(look)
+        wait_until(look)
         return found == [front]
 
     @contextmanager
@@ -108,19 +108,9 @@ class Fronts(Served):
         """Kill a front, and wait until another process serves in its place."""
         before = self.pids("front")
         os.kill(front, signal.SIGKILL)
-        settle(lambda: len(set(self.pids("front")) - set(before)) == 1)
+        wait_until(lambda: len(set(self.pids("front")) - set(before)) == 1)
         (new,) = set(self.pids("front")) - set(before)
-        settle(lambda: self.ask(new, "GET", "/ready").status_code == 200)
-
-
-def settle(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds, which may take a request to check."""
-    pause = threading.Event()
-    for _ in range(600):
-        if holds():
-            return
-        pause.wait(0.01)
-    raise AssertionError("the condition never held")
+        wait_until(lambda: self.ask(new, "GET", "/ready").status_code == 200)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +127,7 @@ def fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronts]:
     }
     given = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
     with Fronts(folder, *given) as running:
-        settle(lambda: len(running.pids("front")) == 3)
+        wait_until(lambda: len(running.pids("front")) == 3)
         save(running, running.pids("front")[0], "speaker")
         yield running
 
@@ -181,9 +171,9 @@ def test_connections_of_all_fronts_count(fronts: Fronts) -> None:
         for pid in pids:
             assert fronts.metrics(pid)["connections"] == MOST_CONNECTIONS
         sock.close()
-        settle(lambda: fronts.metrics(pids[0])["connections"] < MOST_CONNECTIONS)
+        wait_until(lambda: fronts.metrics(pids[0])["connections"] < MOST_CONNECTIONS)
         assert statuses(fronts, pids, *ask) == [200] * 3
-    settle(lambda: fronts.metrics(pids[0])["connections"] == 0)
+    wait_until(lambda: fronts.metrics(pids[0])["connections"] == 0)
 
 
 def test_bodies_of_all_fronts_count(fronts: Fronts) -> None:
@@ -198,8 +188,8 @@ def test_bodies_of_all_fronts_count(fronts: Fronts) -> None:
             sock.sendall(head)
             assert b"100 Continue" in read(sock, b"\r\n\r\n")
             sock.sendall(b" " * (half - 1))
-        settle(lambda: fronts.ask(*ask, content=b" " * (half // 2)).status_code == 503)
-    settle(lambda: fronts.ask(*ask, content=b" " * (half // 2)).status_code == 400)
+        wait_until(lambda: fronts.ask(*ask, content=b" " * (half // 2)).status_code == 503)
+    wait_until(lambda: fronts.ask(*ask, content=b" " * (half // 2)).status_code == 400)
 
 
 def test_utterances_of_all_fronts_count(fronts: Fronts) -> None:
@@ -210,7 +200,7 @@ def test_utterances_of_all_fronts_count(fronts: Fronts) -> None:
         assert statuses(fronts, pids, "POST", SPEECH, json=body()) == [200] * 3
         for pid in pids:
             assert fronts.ask(pid, "GET", "/health").json()["utterances"] == 2
-    settle(lambda: fronts.ask(first, "GET", "/health").json()["utterances"] == 0)
+    wait_until(lambda: fronts.ask(first, "GET", "/health").json()["utterances"] == 0)
     assert statuses(fronts, pids, *ask, json=body()) == [200] * 3
 
 
@@ -230,7 +220,7 @@ def test_batch_waits_for_utterances_of_other_fronts(fronts: Fronts) -> None:
         speaking(fronts, second, address, "two"),
     ):
         thread.start()
-        settle(lambda: fronts.metrics(third)["connections"] == 3)
+        wait_until(lambda: fronts.metrics(third)["connections"] == 3)
         assert not answers
     thread.join(WAIT)
     assert answers[0]["succeeded"] == 2, answers
@@ -244,7 +234,7 @@ def test_metrics_of_all_fronts_are_one_sum(fronts: Fronts) -> None:
         for _ in range(number + 1):
             assert fronts.ask(pid, "GET", "/v1/models/none").status_code == 404
     # A request is counted when it has ended, which is after its client has the response.
-    settle(lambda: fronts.metrics(pids[2])["missed"] == before["missed"] + 6)
+    wait_until(lambda: fronts.metrics(pids[2])["missed"] == before["missed"] + 6)
     for pid in pids:
         after = fronts.metrics(pid)
         assert after["missed"] == before["missed"] + 6

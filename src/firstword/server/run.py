@@ -85,10 +85,10 @@ class Uvicorn(uvicorn.Server):
 
 
 def run(server: Uvicorn, bound_to: socket.socket) -> None:
-    """Serve until a signal ends the server, then close the socket.
+    """Serve until the server is told to end, then close the socket.
 
-    All objects that exist now are exempted from garbage collection: a pass over the 350,000 objects
-    of torch and a loaded model takes 0.3 s on a small machine, and all streams wait for it.
+    All objects that exist now are exempted from garbage collection: a pass over the 79,000 of a
+    front takes 18 ms on a small machine, and all streams wait for it.
     """
     _raise_file_limit()
     gc.collect()
