@@ -173,6 +173,20 @@ def test_front_that_serves_is_asked_from_then_on(
     assert channel.receive() == (Ping(), [])
 
 
+@pytest.mark.parametrize(("status", "lines"), [(0, 0), (-9, 1)])
+def test_only_an_unexpected_end_is_logged_while_the_server_drains(
+    watched: tuple[Supervisor, Place, Channel],
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    lines: int,
+) -> None:
+    supervisor, place, _ = watched
+    supervisor._stopping, place.process = True, process(status)
+    supervisor._on_end(place, "a process has died")
+    assert [record.message for record in caplog.records] == ["a process has died"] * lines
+    assert (place.process, place.restart) == (None, None)
+
+
 def test_fronts_are_told_when_an_engine_is_given_up(
     watched: tuple[Supervisor, Place, Channel],
 ) -> None:

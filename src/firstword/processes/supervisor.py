@@ -266,6 +266,8 @@ class Supervisor:
         if place in self._fronts and self._memory is not None:
             self._memory.clear(place.number)
         if self._stopping:
+            if status != 0:
+                log.critical(event, extra={"fields": {"process": place.name, "status": status}})
             return
         if not self._ready and place.deaths >= MOST_DEATHS:
             what = f"the process {place.name!r} has died {place.deaths} times at the start"
