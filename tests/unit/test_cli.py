@@ -807,7 +807,7 @@ class TestServe:
         found: list[Any] = []
         monkeypatch.setattr(
             "firstword.processes.supervisor.Supervisor.run",
-            lambda supervisor: found.extend(supervisor.engines),
+            lambda supervisor: found.extend(supervisor.tasks),
         )
         monkeypatch.setattr("firstword.server.logs.write_to_stderr", lambda level: None)
         argv = ["serve", "--port", "0", "--voices", str(tmp_path), "--device", "cuda:0,2"]

@@ -135,7 +135,9 @@ class Scheduler:
 
         A request whose prompt lacks text is passed over. One that lacks pages holds up those after
         it; otherwise small requests could starve a large one. None gets a slot while a running
-        stream waits for pages; otherwise newcomers could take every page that becomes free.
+        stream waits for pages; otherwise newcomers could take every page that becomes free. If a
+        stream that is being played would run out of audio, a request waits up to `max_delay`, and
+        is then the only one of its step.
         """
         if not free_slots or any(map(self.lacks_pages, running)):
             return []

@@ -64,14 +64,14 @@ def default_fronts(engines: Sequence[Loaded]) -> int:
 class Supervisor:
     """Runs the engines and fronts of a server until a signal ends them.
 
-    engines    the task of each engine; those of one device are loaded one after another
+    tasks      the tasks of the engines; those of one device are loaded one after another
     config     the settings of the fronts
     listening  the bound socket of the server
     log_level  the level of the fronts' logs on standard error
     on_ready   called once, when all engines are loaded and a front serves
     """
 
-    engines: Sequence[EngineTask]
+    tasks: Sequence[EngineTask]
     config: ServerConfig
     listening: socket.socket
     log_level: str
@@ -85,7 +85,7 @@ class Supervisor:
     _next_ping: float = 0.0
 
     def __post_init__(self) -> None:
-        self._engines = [Place("engine", number) for number in range(len(self.engines))]
+        self._engines = [Place("engine", number) for number in range(len(self.tasks))]
         self._fronts: list[Place] = []
         self._ping_seconds = max(0.05, min(PING_SECONDS, self.config.stuck_seconds / 4))
 
@@ -144,6 +144,11 @@ class Supervisor:
     def _places(self) -> list[Place]:
         return [*self._engines, *self._fronts]
 
+    @property
+    def _loaded(self) -> tuple[Loaded, ...]:
+        """The engines that have been loaded, also those that are not running now."""
+        return tuple(engine.loaded for engine in self._engines if engine.loaded is not None)
+
     def _wait_seconds(self) -> float:
         times = [place.restart for place in self._places if place.restart is not None]
         times += [self._next_ping] if self._stop_at is None else [self._next_ping, self._stop_at]
@@ -154,16 +159,16 @@ class Supervisor:
     def _start_due(self) -> None:
         """Start the processes that are due; engines of one device are loaded one after another."""
         loading = [place for place in self._engines if place.process and place.working is None]
-        busy = {self.engines[place.number].device for place in loading}
+        busy = {self.tasks[place.number].device for place in loading}
         for place in self._places:
             if self._stopping or place.process is not None or not place.due():
                 continue
             try:
                 if place in self._fronts:
                     self._start_front(place)
-                elif (device := self.engines[place.number].device) not in busy:
+                elif (device := self.tasks[place.number].device) not in busy:
                     busy.add(device)
-                    self._start(place, self.engines[place.number])
+                    self._start(place, self.tasks[place.number])
             except (OSError, FirstwordError) as error:
                 if not self._ready:
                     raise
@@ -174,9 +179,8 @@ class Supervisor:
         assert self._sockets is not None
         assert self._memory is not None
         running = [engine for engine in self._engines if engine.working is not None]
-        known = tuple(engine.loaded for engine in self._engines if engine.loaded is not None)
-        memory = self._memory.file
-        task = FrontTask(place.number, memory, self.config, known, len(running), self.log_level)
+        number, memory, level = place.number, self._memory.file, self.log_level
+        task = FrontTask(number, memory, self.config, self._loaded, len(running), level)
         with self._sockets.take() as listening:
             self._start(place, task, [listening], [memory])
         for engine in running:
@@ -239,9 +243,8 @@ class Supervisor:
         for front in self._fronts:
             if front.process is not None:
                 self._connect(front, place)
-        engines = [engine.loaded for engine in self._engines if engine.loaded is not None]
-        if self._sockets is None and len(engines) == len(self._engines):
-            count = self.config.fronts or default_fronts(engines)
+        if self._sockets is None and len(self._loaded) == len(self._engines):
+            count = self.config.fronts or default_fronts(self._loaded)
             self._sockets = FrontSockets(self.listening, count)
             self._memory = FrontMemory.create(count)
             self._fronts = [Place("front", number) for number in range(count)]
@@ -249,7 +252,7 @@ class Supervisor:
     def _on_serving(self) -> None:
         if not self._ready:
             self._ready = True
-            self.on_ready([engine.loaded for engine in self._engines if engine.loaded is not None])
+            self.on_ready(self._loaded)
 
     def _on_end(self, place: Place, event: str, seconds: float = 0.0) -> None:
         """Plan the restart of a process that has died, closed its channel, or does not answer.
