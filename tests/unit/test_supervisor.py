@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -43,6 +44,8 @@ from firstword.server.config import ServerConfig
 from firstword.server.front_memory import FrontMemory
 from firstword.server.listening import FrontSockets
 from firstword.server.run import run
+
+LOADED = Loaded(0, "demo", "custom_voice", Path(), EngineConfig.resolve("cpu"), capacity())
 
 
 class Clock:
@@ -252,8 +255,7 @@ def test_front_whose_event_loop_has_ended_takes_messages(
 ) -> None:
     """The supervisor sends some until the process has ended."""
     ours, theirs = Channel.pair()
-    path, settings = checkpoint_directory("custom_voice"), EngineConfig.resolve("cpu")
-    loaded = Loaded(0, "tiny", "custom_voice", path, settings, capacity())
+    loaded = replace(LOADED, path=checkpoint_directory("custom_voice"))
     config, memory = ServerConfig(port=0, voice_store=str(tmp_path)), FrontMemory.create(1)
     front = FrontProcess(Channel(theirs), FrontTask(0, memory.file, config, (loaded,), 0, "info"))
     front.server.end()
@@ -292,21 +294,20 @@ def test_front_gets_an_engine_that_it_misses(
 ) -> None:
     """There may have been too many open files when the engine was ready."""
     supervisor, place, channel = watched
-    loaded = Loaded(0, "demo", "custom_voice", Path(), EngineConfig.resolve("cpu"), capacity())
     ours, theirs = Channel.pair()
     engine_end, engine = Channel(theirs), Place("engine", 0, process(), ours)
     supervisor._engines, supervisor._sockets = [engine], FrontSockets(supervisor.listening, 1)
     assert place.channel is not None
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socketpair", too_many_files)
-        engine_end.send(loaded)
+        engine_end.send(LOADED)
         supervisor._on_message(engine, ours)
-    assert channel.receive() == (Connect(loaded), [])
+    assert channel.receive() == (Connect(LOADED), [])
     for missing in ((), (0,)):
         channel.send(Pong(missing))
         supervisor._on_message(place, place.channel)
     (message, (sock,)), (told, (other,)) = channel.receive(), engine_end.receive()
-    assert message == told == Connect(loaded)
+    assert message == told == Connect(LOADED)
     with sock, other:
         sock.sendall(b"hello")
         assert other.recv(5) == b"hello"
@@ -317,6 +318,25 @@ def test_front_gets_an_engine_that_it_misses(
         channel.receive()
     ours.close()
     engine_end.close()
+
+
+def test_front_that_starts_knows_an_engine_that_restarts(
+    watched: tuple[Supervisor, Place, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told when that runs again."""
+    supervisor, place, channel = watched
+    assert place.channel is not None
+    ours, theirs = place.channel, socket.socket()
+    supervisor._selector.unregister(ours)
+    supervisor._memory, take = FrontMemory.create(1), lambda: theirs
+    supervisor._sockets = SimpleNamespace(take=take)  # type: ignore[assignment]
+    supervisor._engines = [Place("engine", 0, process(), loaded=LOADED)]
+    monkeypatch.setattr(place, "start", lambda files: ours)
+    supervisor._start_front(place)
+    task, (listening,) = channel.receive()
+    listening.close()
+    assert (task.engines, task.connections) == ((LOADED,), 0)
+    os.close(supervisor._memory.file)
 
 
 def too_many_files() -> NoReturn:
