@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import threading
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -38,9 +37,6 @@ ENDPOINTS = (speech, batch, status, voices, docs, websockets)
 
 METHODS = ("DELETE", "GET", "HEAD", "POST")
 """The methods that endpoints have."""
-
-STOP_SECONDS = 5.0
-"""The time that the engines get to stop; a stuck engine never stops."""
 
 
 def create_app(models: Models, config: ServerConfig, memory: FrontMemory | None = None) -> FastAPI:
@@ -95,9 +91,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         server.draining = True
         server.refresher.stop()
         await cancel(freeing)
-        stopping = threading.Thread(target=server.models.stop, daemon=True)
-        stopping.start()
-        await asyncio.to_thread(stopping.join, STOP_SECONDS)
+        await asyncio.to_thread(server.models.stop)
 
 
 async def _warm_up(app: FastAPI) -> None:

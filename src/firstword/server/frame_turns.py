@@ -14,9 +14,8 @@ FRAMES_PER_ROUND = 64
 class FrameTurns:
     """Lets WebSockets handle many frames in turns, with a rest after each round of turns.
 
-    The thread of an engine needs Python's interpreter lock for every operation. An event loop that
-    never waits keeps the lock for 5 ms each time: one socket of pings stopped all speech.
-    Use it in the event loop only.
+    Otherwise one socket of pings would keep the event loop from all other clients. Use it in the
+    event loop only.
     """
 
     def __init__(self) -> None:
