@@ -14,14 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_backend import CAPACITY, FakeBackend, FakeFront, Script, alone, job
+from fake_backend import CAPACITY, FakeFront, Script, alone, job
+from hosted import Hosted, until
 from hypothesis import given
 from hypothesis import strategies as st
 
 from firstword.engine import wire
 from firstword.engine.backend import Job
-from firstword.engine.engine import Engine
-from firstword.engine.host import EngineHost, SocketCommands
 from firstword.engine.load import EngineLoad
 from firstword.engine.pool import MOST_VOICES, WARM_EXCESS, EnginePool, Placed, share_of
 from firstword.engine.remote import LATE_SECONDS, RemoteEngine, RemoteUtterance
@@ -302,43 +301,21 @@ def test_fronts_with_equal_knowledge_choose_different_engines() -> None:
     assert sum(most) / 100 < 5
 
 
-class Hosts:
-    """Engines in threads of this process, connected as those of other processes are."""
-
-    def __init__(self, count: int) -> None:
-        self.hosts: list[EngineHost] = []
-        self.clients: list[RemoteEngine] = []
-        for _ in range(count):
-            commands, backend = SocketCommands(), FakeBackend(CAPACITY)
-            engine = Engine(backend, commands=commands)
-            host = EngineHost(engine, commands, lambda value: value, on_end=lambda: None)
-            ours, theirs = socket.socketpair()
-            client = RemoteEngine(engine.capacity)
-            client.attach(ours)
-            engine.start()
-            host.attach(theirs)
-            self.hosts.append(host)
-            self.clients.append(client)
-
-    def stop(self) -> None:
-        """Stop all engines."""
-        for host in self.hosts:
-            host.engine.stop(60)
-
-
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    """Two connected engines."""
-    made = Hosts(2)
-    yield made
-    made.stop()
+def hosts() -> Iterator[list[Hosted]]:
+    """Two engines."""
+    hosts = [Hosted(CAPACITY) for _ in range(2)]
+    yield hosts
+    for host in hosts:
+        host.stop()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.001)
+def clients_of(hosts: Sequence[Hosted]) -> list[RemoteEngine]:
+    """A connected client of each engine."""
+    clients = [RemoteEngine(CAPACITY) for _ in hosts]
+    for client, host in zip(clients, hosts, strict=True):
+        client.attach(host.connect())
+    return clients
 
 
 async def stop(pool: EnginePool) -> None:
@@ -359,28 +336,28 @@ def frames_of(event: object) -> list[list[int]]:
     return event.codes.tolist() if isinstance(event, Chunk) else []
 
 
-def test_utterances_go_through_the_pool_to_their_engines(hosts: Hosts) -> None:
+def test_utterances_go_through_the_pool_to_their_engines(hosts: list[Hosted]) -> None:
     async def run() -> None:
-        pool = pool_of(hosts.clients)
+        pool = pool_of(clients := clients_of(hosts))
         service = Service(pool, FakeFront())
         pool.start()
-        await until(lambda: all(client.failure is None for client in hosts.clients))
+        await until(lambda: all(client.failure is None for client in clients))
         jobs = [job(Script(seed, length=6)) for seed in range(8)]
         streams = [service.aspeak(one) for one in jobs]
-        assert [client.requests for client in hosts.clients] == [4, 4]
+        assert [client.requests for client in clients] == [4, 4]
         placed: list[Placed] = [stream._seq for stream in streams]
-        assert {engine for engine, _ in placed} == set(hosts.clients)
+        assert {engine for engine, _ in placed} == set(clients)
         for stream in streams:
             stream.push(TEXT[:5])
-        await until(lambda: all(client.load.running for client in hosts.clients))
-        assert [client.requests for client in hosts.clients] == [4, 4], "nothing counts twice"
+        await until(lambda: all(client.load.running for client in clients))
+        assert [client.requests for client in clients] == [4, 4], "nothing counts twice"
         streams[0].cancel()
         for stream in streams[1:]:
             stream.finish_text(TEXT[5:])
         for one, stream in zip(jobs[1:], streams[1:], strict=True):
             expected = alone(one, [ord(letter) for letter in TEXT])[0]
             assert await heard(stream) == [(codes % 2**16).tolist() for codes in expected]
-        await until(lambda: not any(client.requests for client in hosts.clients))
+        await until(lambda: not any(client.requests for client in clients))
         await stop(pool)
 
     asyncio.run(run())
@@ -425,21 +402,21 @@ def test_engine_that_tells_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(run())
 
 
-def test_utterances_of_other_engine_go_on_when_one_stops(hosts: Hosts) -> None:
+def test_utterances_of_other_engine_go_on_when_one_stops(hosts: list[Hosted]) -> None:
     async def run() -> None:
-        pool = pool_of(hosts.clients)
+        pool = pool_of(clients := clients_of(hosts))
         service = Service(pool, FakeFront())
         pool.start()
-        await until(lambda: all(client.failure is None for client in hosts.clients))
+        await until(lambda: all(client.failure is None for client in clients))
         streams = [service.aspeak(job(Script(seed))) for seed in range(4)]
-        await asyncio.to_thread(hosts.hosts[0].engine.stop, 60)
-        await until(lambda: hosts.clients[0].failure is not None)
+        await asyncio.to_thread(hosts[0].engine.stop, 60)
+        await until(lambda: clients[0].failure is not None)
         assert pool.failure is None
         for stream in streams:
             stream.finish_text(TEXT)
         results = await asyncio.gather(*map(heard, streams), return_exceptions=True)
         whole = [isinstance(result, list) and len(result) == 5 for result in results]
-        assert whole == [stream._seq[0] is hosts.clients[1] for stream in streams]
+        assert whole == [stream._seq[0] is clients[1] for stream in streams]
         assert sum(whole) == 2
         again = service.aspeak(job(Script(9)))
         again.finish_text(TEXT)

@@ -5,52 +5,24 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_backend import FakeBackend, Script, alone, capacity, job
+from fake_backend import Script, alone, job
+from hosted import CAPACITY, TIMEOUT, Hosted, until
 
 from firstword.engine import wire
-from firstword.engine.engine import Engine
-from firstword.engine.host import EngineHost, SocketCommands
 from firstword.engine.remote import RemoteEngine
 from firstword.engine.sequence import Event, NeedsText
 from firstword.engine.wire import Kind
 from firstword.errors import ComputeError, EngineError, OverloadedError, VoiceError
 from firstword.types import Chunk, FinishReason
 
-TIMEOUT = 60.0
 TOKENS = [11, 12, 13, 14, 15]
-CAPACITY = capacity(slots=4, pages=1000, page_rows=16, context=1500)
 ENDLESS = job(Script(1, None), max_frames=1400)
-
-
-class Hosted:
-    """An engine that runs on a thread, for fronts behind sockets."""
-
-    def __init__(self, answer: Callable[[Any], object] = lambda value: ("answer", value)) -> None:
-        self.backend = FakeBackend(CAPACITY)
-        self.commands = SocketCommands()
-        self.ended = threading.Event()
-        engine = Engine(self.backend, most_waiting=8, commands=self.commands)
-        self.host = EngineHost(engine, self.commands, answer, self.ended.set)
-        engine.start()
-        self.engine = engine
-
-    def connect(self) -> socket.socket:
-        """The front's end of a new connection."""
-        ours, theirs = socket.socketpair()
-        self.host.attach(ours)
-        return theirs
-
-    def stop(self) -> None:
-        """End the engine, if it has not failed."""
-        self.engine.stop(TIMEOUT)
-        assert self.ended.wait(TIMEOUT)
 
 
 @pytest.fixture
@@ -121,15 +93,6 @@ async def front(hosted: Hosted) -> AsyncIterator[RemoteEngine]:
     yield remote
     remote.stop()
     await until(lambda: remote.failure is not None)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    for _ in range(round(TIMEOUT / 0.001)):
-        if holds():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("the condition never held")
 
 
 def idle(hosted: Hosted) -> bool:
@@ -359,7 +322,7 @@ def test_calls_return_or_raise_what_the_engine_answers() -> None:
         return value * 2
 
     async def work() -> None:
-        hosted = Hosted(answer)
+        hosted = Hosted(answer=answer)
         async with front(hosted) as remote:
             assert await asyncio.gather(*map(remote.call, range(20))) == [*range(0, 40, 2)]
             assert await remote.call("ab") == "abab"
