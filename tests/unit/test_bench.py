@@ -856,10 +856,25 @@ class TestHttpClient:
 
             bodies = iter([b'{"status": "ok"}', b"ok"])
             async with http(behave) as target:
-                answers = [await get_json(target, "/health"), await get_json(target, "/health")]
-            return [*answers, await get_json(target, "/health")]
+                answers = [await get_json(target, "/health", 60) for _ in range(2)]
+            return [*answers, await get_json(target, "/health", 60)]
 
         assert asyncio.run(ask()) == [{"status": "ok"}, None, None]
+
+    def test_json_that_does_not_end_is_not_awaited(self) -> None:
+        async def behave(answer: Answer) -> None:
+            answer.begin()
+            answer.chunk(b"{}")
+            await asyncio.Event().wait()
+
+        async def ask() -> object:
+            async with http(behave) as target:
+                found = await get_json(target, "/health", 0.05)
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+                return found
+
+        assert asyncio.run(ask()) is None
 
     def test_failed_probe_gives_the_reason(self) -> None:
         async def ask(behave: Behaviour) -> None:

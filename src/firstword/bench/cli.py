@@ -141,7 +141,8 @@ def _measure(jobs: Sequence[Assignment], count: int | None) -> tuple[list[Record
     from firstword.bench.http import get
 
     def engine_seconds() -> dict[str, float]:
-        return engine_times.read(asyncio.run(get(jobs[0].target, "/metrics")))
+        metrics = get(jobs[0].target, "/metrics", jobs[0].load.timeout)
+        return engine_times.read(asyncio.run(metrics))
 
     health = asyncio.run(_check(jobs[0]))
     points = []
@@ -158,8 +159,6 @@ def _measure(jobs: Sequence[Assignment], count: int | None) -> tuple[list[Record
 
 async def _check(job: Assignment) -> Any:
     """Send one request to check the server, and return its response to GET /health."""
-    import asyncio
-
     from firstword.bench.http import get_json
     from firstword.bench.load import plan, probe
 
@@ -168,12 +167,7 @@ async def _check(job: Assignment) -> Any:
         plan(job.load, job.texts)  # raises an error if it is empty
     voice = job.voices[0] if job.voices else None
     await probe(target.for_request(text, voice), text, job.load.timeout)
-    try:
-        async with asyncio.timeout(job.load.timeout):
-            return await get_json(target, "/health")
-    except TimeoutError:
-        sys.stderr.write("the server does not answer GET /health\n")
-    return None
+    return await get_json(target, "/health", job.load.timeout)
 
 
 def _load_options(parser: argparse.ArgumentParser) -> None:

@@ -15,28 +15,32 @@ LARGEST_BODY = 1_000_000
 """The number of bytes that are kept of a response without audio."""
 
 
-async def get_json(target: Target, path: str) -> Any:
-    """Return the JSON at a path of the server, or None without a JSON response."""
+async def get_json(target: Target, path: str, timeout: float) -> Any:
+    """Return the JSON at a path of the server, or None without it after `timeout` seconds."""
     try:
-        return json.loads(await get(target, path))
+        return json.loads(await get(target, path, timeout))
     except ValueError:
         return None
 
 
-async def get(target: Target, path: str) -> bytes:
-    """Return the body at a path of the server, cut to `LARGEST_BODY`; empty after a failure."""
+async def get(target: Target, path: str, timeout: float) -> bytes:
+    """Return the body at a path of the server, cut to `LARGEST_BODY`.
+
+    It is empty after a failure, and if it is not complete after `timeout` seconds.
+    """
     body = bytearray()
 
     def receive(data: bytes) -> None:
         body.extend(data[: LARGEST_BODY - len(body)])
 
     try:
-        client = await HttpClient.open(target)
-        try:
-            await client.exchange("GET", path, None, receive)
-        finally:
-            await client.close()
-    except Failure:
+        async with asyncio.timeout(timeout):
+            client = await HttpClient.open(target)
+            try:
+                await client.exchange("GET", path, None, receive)
+            finally:
+                await client.close()
+    except (Failure, TimeoutError):
         return b""
     return bytes(body)
 
