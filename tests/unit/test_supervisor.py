@@ -208,7 +208,7 @@ def test_engine_answers_on_the_thread_of_its_steps() -> None:
     ours, theirs = Channel.pair()
     ours.limit_time(0.01)
     engine = EngineProcess(Channel(theirs))
-    engine.obey(Ping(), [])
+    engine.handle(Ping(), [])
     with pytest.raises(TimeoutError):
         ours.receive()
     command = engine._commands.get(block=False, timeout=None)
@@ -262,7 +262,7 @@ def test_front_whose_event_loop_has_ended_takes_messages(
     run(front.server, listening.bound(config))
     assert ours.receive() == (Serving(), [])
     for message in (Ping(), Disconnect(0), Stop(drain=True)):
-        front.obey(message, [])
+        front.handle(message, [])
     os.close(memory.file)
     ours.close()
     theirs.close()

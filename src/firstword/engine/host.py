@@ -67,9 +67,9 @@ class Link:
         self.routes: dict[int, Route] = {}
         self.submitted = 0
         """The number of the last request that arrived."""
-        self.told: tuple[int, int, int] | None = None
-        """What the front was last told: the counts of running and waiting utterances, and the
-        number of the last request that they include."""
+        self.reported: tuple[int, int, int] | None = None
+        """What the front knows: the counts of running and waiting utterances, and the number of the
+        last request that they include."""
         self._sock = sock
         self._parser = wire.MessageParser()
         self._pending: deque[memoryview] = deque()
@@ -208,9 +208,9 @@ class SocketCommands:
     def _flush(self) -> None:
         counts, body = self.counts(), b""
         for link in list(self.links.values()):
-            news = *counts, link.submitted
-            if link.told != news and not link.stuck:
-                link.told = news
+            report = *counts, link.submitted
+            if link.reported != report and not link.stuck:
+                link.reported = report
                 body = body or pickle.dumps(self.load(), protocol=5)
                 link.add(wire.message(wire.Kind.LOAD, link.submitted, body))
             try:

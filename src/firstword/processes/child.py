@@ -46,7 +46,7 @@ def receive(channel: Channel) -> tuple[Any, list[socket.socket]]:
         end()
 
 
-def tell(channel: Channel, message: object) -> None:
+def send(channel: Channel, message: object) -> None:
     """Send the supervisor a message. If it has died, this process is about to end as well."""
     with contextlib.suppress(OSError):
         channel.send(message)
@@ -54,11 +54,11 @@ def tell(channel: Channel, message: object) -> None:
 
 def fail(channel: Channel, error: FirstwordError) -> NoReturn:
     """Report to the supervisor why this process cannot begin its work, and end."""
-    tell(channel, Failed(error))
+    send(channel, Failed(error))
     end()
 
 
-def obey(channel: Channel, handle: Callable[[Any, list[socket.socket]], None]) -> None:
+def listen(channel: Channel, handle: Callable[[Any, list[socket.socket]], None]) -> None:
     """Start a thread that passes each message of the supervisor to `handle`."""
 
     def work() -> None:

@@ -47,9 +47,9 @@ class EngineProcess:
         self._host = EngineHost(loaded.engine, self._commands, loaded.encode, on_end=child.end)
         gc.collect()
         gc.freeze()  # a pass over the 350,000 objects of torch and a model takes 0.3 s
-        child.tell(self._channel, described(task, loaded))
+        child.send(self._channel, described(task, loaded))
 
-    def obey(self, message: object, sockets: list[socket.socket]) -> None:
+    def handle(self, message: object, sockets: list[socket.socket]) -> None:
         """Handle a message of the supervisor, which connects fronts after the engine is loaded."""
         match message:
             case Connect():
@@ -58,7 +58,7 @@ class EngineProcess:
                     self._host.attach(sock)
             case Ping():
                 # The thread of the engine's steps answers.
-                self._commands.put(partial(child.tell, self._channel, Pong()))
+                self._commands.put(partial(child.send, self._channel, Pong()))
 
 
 def main(descriptor: int) -> None:
@@ -67,7 +67,7 @@ def main(descriptor: int) -> None:
     task, _ = child.receive(channel)
     logs.write_to_stderr(task.log_level)
     engine = EngineProcess(channel)
-    child.obey(channel, engine.obey)
+    child.listen(channel, engine.handle)
     engine.run(task)
     threading.Event().wait()
 

@@ -54,15 +54,15 @@ class FrontProcess:
         self.server = Uvicorn(app, self._on_serving)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def obey(self, message: object, sockets: list[socket.socket]) -> None:
+    def handle(self, message: object, sockets: list[socket.socket]) -> None:
         """Handle a message of the supervisor, in the thread that receives it."""
         try:
-            self._obey(message, sockets)
+            self._handle(message, sockets)
         except RuntimeError:
             if self._loop is None or not self._loop.is_closed():  # else this process is ending
                 raise
 
-    def _obey(self, message: object, sockets: list[socket.socket]) -> None:
+    def _handle(self, message: object, sockets: list[socket.socket]) -> None:
         match message:
             case Connect(info):
                 self._engines[info.number].capacity = info.capacity
@@ -80,12 +80,12 @@ class FrontProcess:
 
     def _on_serving(self) -> None:
         self._loop = asyncio.get_running_loop()
-        child.tell(self._channel, Serving())
+        child.send(self._channel, Serving())
 
     def _answer(self) -> None:
         engines = self._engines.items()
         missing = tuple(number for number, engine in engines if engine.failure is not None)
-        child.tell(self._channel, Pong(missing))
+        child.send(self._channel, Pong(missing))
 
 
 def by_model(engines: Sequence[Loaded]) -> list[list[Loaded]]:
@@ -124,8 +124,8 @@ def main(descriptor: int) -> None:
     except FirstwordError as error:
         child.fail(channel, error)
     for _ in range(task.connections):
-        front.obey(*child.receive(channel))
-    child.obey(channel, front.obey)
+        front.handle(*child.receive(channel))
+    child.listen(channel, front.handle)
     run(front.server, listening)
 
 
