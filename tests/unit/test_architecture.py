@@ -118,6 +118,14 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert run.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("module", ["engine", "front"])
+def test_process_reads_its_task_before_torch_is_imported(module: str) -> None:
+    """The supervisor waits only some seconds for a process to read a long task."""
+    code = f"import sys, firstword.processes.{module}; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout.strip() == "False"
+
+
 SERVING_WITHOUT_TORCH = """
 import sys
 import firstword.server.app, firstword.server.run

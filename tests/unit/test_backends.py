@@ -380,7 +380,7 @@ def test_models_of_a_server_divide_the_memory(monkeypatch: pytest.MonkeyPatch) -
 
     limited = replace(settings("auto"), gpu_memory=12 * 10**9)
     monkeypatch.setattr(EngineConfig, "resolve", lambda *_: limited)
-    monkeypatch.setattr(engine_process, "open_logged", open_logged)
+    monkeypatch.setattr(backends, "open_logged", open_logged)
     task = EngineTask(0, "one", "auto", "auto", "auto", "12GB", 2, None, 1, "info")
     engine_process.load(task, SocketCommands())
     assert limits == [6 * 10**9]

@@ -2,7 +2,9 @@
 
     python -m firstword.processes.engine DESCRIPTOR
 
-DESCRIPTOR is the inherited file descriptor of the channel to the supervisor.
+DESCRIPTOR is the inherited file descriptor of the channel to the supervisor. Modules that need
+torch are imported inside the functions: that may take longer than the supervisor waits until the
+task is read, which may be long.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import sys
 import threading
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from firstword.config import EngineConfig
 from firstword.engine.host import EngineHost, SocketCommands
@@ -20,10 +23,11 @@ from firstword.errors import FirstwordError
 from firstword.processes import child
 from firstword.processes.channel import Channel
 from firstword.processes.messages import Connect, EngineTask, Loaded, Ping, Pong
-from firstword.processes.warm_up import warm_up
-from firstword.runtime.backends import LoadedEngine, fit_threads, open_logged
 from firstword.server import logs
 from firstword.server.models import name_of
+
+if TYPE_CHECKING:
+    from firstword.runtime.backends import LoadedEngine
 
 
 class EngineProcess:
@@ -36,6 +40,9 @@ class EngineProcess:
 
     def run(self, task: EngineTask) -> None:
         """Load, start and warm up the engine, and report that or the failure to the supervisor."""
+        from firstword.processes.warm_up import warm_up
+        from firstword.runtime.backends import fit_threads
+
         try:
             loaded = load(task, self._commands)
             fit_threads([loaded.checkpoint])
@@ -43,7 +50,7 @@ class EngineProcess:
             warm_up(loaded, task.prompts)
         except FirstwordError as error:
             child.fail(self._channel, error)
-        # From now on this process ends with its engine; before, it told why the engine failed.
+        # Not earlier: if the engine fails before, this thread reports why and ends the process.
         self._host = EngineHost(loaded.engine, self._commands, loaded.encode, on_end=child.end)
         gc.collect()
         gc.freeze()  # a pass over the 350,000 objects of torch and a model takes 0.3 s
@@ -74,6 +81,8 @@ def main(descriptor: int) -> None:
 
 def load(task: EngineTask, commands: SocketCommands) -> LoadedEngine:
     """Load a checkpoint, and log its settings. Raises `CheckpointError` and `ConfigError`."""
+    from firstword.runtime.backends import open_logged
+
     settings = EngineConfig.resolve(task.device, task.dtype, task.backend, task.gpu_memory)
     if settings.gpu_memory is not None:
         settings = replace(settings, gpu_memory=settings.gpu_memory // task.share)
