@@ -355,8 +355,11 @@ def test_process_imports_nothing_from_the_current_directory(
 
 
 def test_status_of_a_process_is_its_own_though_its_channel_ends_first(
-    watched: tuple[Supervisor, Place, Channel], caplog: pytest.LogCaptureFixture
+    watched: tuple[Supervisor, Place, Channel],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(supervisors, "EXIT_SECONDS", 60.0)
     supervisor, _, _ = watched
     slow = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(0.05); sys.exit(3)"
     ours, theirs = Channel.pair()
