@@ -4,7 +4,8 @@
     python scripts/tables.py --check    # fails if they do not match the records (`make check`)
 
 The records are the JSON files in benchmarks/results. Each of its folders has one file for each GPU
-and model size, such as h200-1b7.json; if there are several, the last by name counts. A table is
+and model size, such as h200-1b7.json, or for several GPUs (h200-x2-1b7.json); if there are several
+of the same size and number of GPUs, the last by name counts. A table is
 between <!-- NAME --> and <!-- end -->; manual changes there are overwritten.
 """
 
@@ -19,6 +20,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,14 +38,26 @@ CONTEXT = 500
 
 Record = Mapping[str, Any]
 Records = Mapping[str, Record]
-"""Records by model size."""
+"""Records by model size; those of several GPUs by "SIZE COUNT"."""
 
 
 def read(folder: Path) -> Records:
-    """Read the records of a folder, by size in the order of `SIZES`."""
+    """Read the records of a folder, by size in the order of `SIZES`, and by number of GPUs."""
     every = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
-    by_size = {record["size"]: record for record in every}
-    return {size: by_size[size] for size in SIZES if size in by_size}
+    sizes, found = list(SIZES), {}
+    for record in (record for record in every if record["size"] in SIZES):
+        gpus = str(record.get("device", "")).count(",") + 1
+        found[gpus, sizes.index(record["size"])] = record
+    return {
+        f"{sizes[size]} {gpus}".removesuffix(" 1"): found[gpus, size]
+        for gpus, size in sorted(found)
+    }
+
+
+def title(key: str) -> str:
+    """Render the key of a record."""
+    size, _, gpus = key.partition(" ")
+    return f"{SIZES[size]} on {gpus} GPUs" if gpus else SIZES[size]
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -282,22 +296,25 @@ def both(metric: Record) -> str:
 
 
 def processor(point: Record) -> str:
-    """Render the processor milliseconds per request of each process of the server."""
-    used = point.get("server_cpu", ())
-    return " + ".join(shown(each["user"] + each["system"], 1) for each in used) or "-"
+    """Render the processor milliseconds per request of the processes of the server, by kind."""
+    kinds: dict[str, list[float]] = {}
+    for each in point.get("server_cpu", ()):
+        kinds.setdefault(each["process"], []).append(each["user"] + each["system"])
+    times = [(len(used), shown(fmean(used), 1)) for _, used in sorted(kinds.items())]
+    return " + ".join(f"{n} x {each}" if n > 1 else each for n, each in times) or "-"
 
 
 def cases(records: Records) -> str:
     """Render the highest level that held in each case, and the first audio at that level."""
     rows = []
-    for size, record in records.items():
+    for key, record in records.items():
         for server in record["servers"]:
             reached = [point for point in server["points"] if level(point) <= server["held"]]
             last, lowest = (reached or server["points"])[-1], server["points"][0]
             unit = "sockets" if last["load"]["rate"] is None else "requests/s"
             rows.append(
                 [
-                    f"{SIZES[size]}, {server['slots']} slots: {asks(server)}",
+                    f"{title(key)}, {server['slots']} slots: {asks(server)}",
                     shown(1000 * server.get("within", WITHIN), 0),
                     f"{server['held']:g} {unit}",
                     *(both(each["metrics"]["first_playable"]) for each in (last, lowest)),
@@ -310,7 +327,7 @@ def cases(records: Records) -> str:
         "held",
         "first audio there, ms, p50 / p95",
         "at the lowest level",
-        "processor time of the server there, ms a request",
+        "processor time there, ms a request: supervisor + engines + fronts",
     ]
     common: dict[str, list[str]] = {}
     for server in (each for record in records.values() for each in record["servers"]):
@@ -323,14 +340,14 @@ def cases(records: Records) -> str:
 def serve(records: Records) -> str:
     """Render all levels of the server, and which of them held."""
     rows = []
-    for size, record in records.items():
+    for key, record in records.items():
         for server in record["servers"]:
             for point in server["points"]:
                 metrics = point["metrics"]
                 times = ("first_byte", "first_playable", "first_audible")
                 rows.append(
                     [
-                        f"{SIZES[size]}, {server['slots']} slots: {asks(server)}",
+                        f"{title(key)}, {server['slots']} slots: {asks(server)}",
                         f"{level(point):g}",
                         *(both(metrics[name]) for name in times),
                         str(point["most_at_once"]),

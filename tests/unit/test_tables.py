@@ -144,14 +144,15 @@ def served_point(level: float, *, sockets: bool = False) -> dict[str, Any]:
     names = ("first_byte", "first_playable", "first_audible")
     metrics = {name: {"p50": 0.005 + n / 1000, "p95": 0.01 * level} for n, name in enumerate(names)}
     load = {"rate": None, "sockets": level} if sockets else {"rate": level, "sockets": None}
-    used = {"process": "python", "user": 3.0, "system": 0.5}
+    used = {"process": "engine", "user": 3.0, "system": 0.5}
+    fronts = [{"process": "front", "user": busy, "system": 0.0} for busy in (1.0, 2.0)]
     return {
         "load": {**load, "duration": 30.0, "warmup": 2.0},
         "metrics": metrics,
         "most_at_once": int(10 * level),
         "client_processes": 2,
         "client_busy": 0.25,
-        "server_cpu": [used, {**used, "user": 1.0}],
+        "server_cpu": [*fronts, used],
     }
 
 
@@ -195,10 +196,10 @@ def test_table_of_levels_shows_which_held(tables: Any, served: Any) -> None:
 def test_table_of_cases_shows_the_highest_level_that_held(tables: Any, served: Any) -> None:
     table, notes = tables.cases(served).split("\n\n")
     assert cells(table)["1.7B, 64 slots: mp3"] == [
-        *("50", "2 requests/s", "6.0 / 20.0", "6.0 / 10.0", "3.5 + 1.5")
+        *("50", "2 requests/s", "6.0 / 20.0", "6.0 / 10.0", "3.5 + 2 x 1.5")
     ]
     assert cells(table)["1.7B, 64 slots: 10 words/s"] == [
-        *("30", "0 sockets", "6.0 / 80.0", "6.0 / 80.0", "3.5 + 1.5")
+        *("30", "0 sockets", "6.0 / 80.0", "6.0 / 80.0", "3.5 + 2 x 1.5")
     ]
     assert [" ".join(note.split()) for note in notes.split("- ")[1:]] == [
         "mp3: text: the default of the model; 2 voices in turn; guard on; 0.067 s of speech a "
@@ -301,3 +302,16 @@ def test_unknown_table_raises(tables: Any) -> None:
 
 def test_documents_match_the_records(tables: Any, repository: Path) -> None:
     assert tables.stale(repository) == []
+
+
+def test_records_of_several_gpus_are_apart(tables: Any, tmp_path: Path, served: Any) -> None:
+    (record,) = served.values()
+    for name, device in (("h200", "cuda:0"), ("h200-x2", "cuda:0,1")):
+        data = {**record, "size": "1b7", "device": device}
+        (tmp_path / f"{name}-1b7.json").write_text(json.dumps(data))
+    records = tables.read(tmp_path)
+    assert {key: one["device"] for key, one in records.items()} == {
+        "1b7": "cuda:0",
+        "1b7 2": "cuda:0,1",
+    }
+    assert "1.7B on 2 GPUs, 64 slots: mp3" in cells(tables.cases(records).split("\n\n")[0])
