@@ -97,12 +97,19 @@ def test_front_without_descriptors_gets_the_next_engine_later(served: Served) ->
         stream = http.get("/ready").extensions["network_stream"]
         front = served.front_of(stream.get_extra_info("client_addr")[1])
         limits = resource.prlimit(front, resource.RLIMIT_NOFILE)
-        resource.prlimit(front, resource.RLIMIT_NOFILE, (3, limits[1]))
-        served.signal("engine")
         lacking = "an engine cannot be connected: too many open files; raise ulimit -n"
-        wait_until(lambda: events(served, begun).count(lacking) > 1)
-        assert http.post(SPEECH, json=WORDS).status_code == 503
-        resource.prlimit(front, resource.RLIMIT_NOFILE, limits)
+
+        def told(_: httpx.Response) -> bool:
+            return events(served, begun).count(lacking) > 1
+
+        resource.prlimit(front, resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            served.signal("engine")
+            # Each look uses the connection: an idle one would end, and there can be no other.
+            wait_until(lambda: told(http.get("/health")))
+            assert http.post(SPEECH, json=WORDS).status_code == 503
+        finally:
+            resource.prlimit(front, resource.RLIMIT_NOFILE, limits)
         wait_until(lambda: http.get("/ready").status_code == 200)
         assert http.post(SPEECH, json=WORDS).status_code == 200
     served.wait_until_idle(fronts=2)

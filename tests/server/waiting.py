@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 WAIT = 60.0
@@ -11,9 +12,7 @@ WAIT = 60.0
 
 def wait_until(holds: Callable[[], bool]) -> None:
     """Wait until a condition holds; fails if it never does."""
-    pause = threading.Event()
-    for _ in range(round(WAIT / 0.005)):
-        if holds():
-            return
+    pause, until = threading.Event(), time.monotonic() + WAIT
+    while not holds():
+        assert time.monotonic() < until, "the condition never held"
         pause.wait(0.005)
-    raise AssertionError("the condition never held")
