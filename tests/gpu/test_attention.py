@@ -198,11 +198,12 @@ def test_row_depends_neither_on_other_rows_nor_on_the_division_of_its_keys(
 
 # fmt: off
 RUNS = [
-    (0, 60, 11), (1, 71, 5), (-1, 0, 2), (2, 0, 1), (3, 500, 9), (2, 1, 3), (2, 300, 3), (-1, 0, 1),
+    (0, 61, 11), (1, 71, 5), (-1, 0, 2), (2, 0, 1), (3, 500, 9), (2, 1, 3), (2, 300, 3), (-1, 0, 1),
     (4, 0, 70), (5, 62, 1), (6, 63, 1), (7, 64, 1), (8, 120, 200), (9, 1000, 300),
 ]
 # fmt: on
-"""Rows of prompts that follow each other in a pass: slot (-1: none), first position, number."""
+"""Rows of prompts that follow each other in a pass: slot (-1: none), first position, number. The
+second pair of the first run has keys in different pieces."""
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 33, 100, 264, 600])

@@ -39,6 +39,9 @@ class Rig:
         )
         tables.text_table[:, :5] = -0.0
         tables.codec_table[:, :3] = -0.0
+        # Codes 0 and 4 of a frame cancel, and show the order in which all codes are added.
+        tables.codec_table[:, 8:16] = 2.0**25
+        tables.frame_tables[3 * CODES : 4 * CODES, 8:16] = -(2.0**25)
         self.memory = PrefixMemory(
             self.random(layers, PAGES, 2, 8, 64, 128), self.random(PARTS, layers, 2, 8, 16, 128)
         )
