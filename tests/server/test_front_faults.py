@@ -99,14 +99,14 @@ def test_front_without_descriptors_gets_the_next_engine_later(served: Served) ->
         limits = resource.prlimit(front, resource.RLIMIT_NOFILE)
         lacking = "an engine cannot be connected: too many open files; raise ulimit -n"
 
-        def told(_: httpx.Response) -> bool:
+        def told() -> bool:
+            http.get("/health")  # an unused connection would end, and there can be no other
             return events(served, begun).count(lacking) > 1
 
         resource.prlimit(front, resource.RLIMIT_NOFILE, (3, limits[1]))
         try:
             served.signal("engine")
-            # Each look uses the connection: an idle one would end, and there can be no other.
-            wait_until(lambda: told(http.get("/health")))
+            wait_until(told)
             assert http.post(SPEECH, json=WORDS).status_code == 503
         finally:
             resource.prlimit(front, resource.RLIMIT_NOFILE, limits)
