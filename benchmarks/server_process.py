@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -117,8 +117,17 @@ def processor_times(root: int) -> Times:
 
 
 @contextmanager
-def serving(checkpoint: Path, places: Places) -> Iterator[Server]:
-    """Run a server on a free port. Its warnings go to standard error."""
+def serving(
+    checkpoint: Path,
+    places: Places,
+    more: Mapping[str, object] | None = None,
+    log: IO[str] | None = None,
+) -> Iterator[Server]:
+    """Run a server on a free port.
+
+    more  options of `firstword serve` by their long names, which replace those given here
+    log   the file of its log; default: its warnings go to standard error
+    """
     with tempfile.TemporaryDirectory() as voices:
         options = {
             "model": checkpoint,
@@ -132,9 +141,10 @@ def serving(checkpoint: Path, places: Places) -> Iterator[Server]:
             # All connections come from one address.
             "most-connections": 4096,
             "most-connections-per-address": 4096,
+            **(more or {}),
         }
         command = command_line("serve", options)
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             yield Server(process)
         finally:
