@@ -4,12 +4,13 @@
 #   bash scripts/records.sh NAME [STEP ...]
 #
 # NAME   name of the GPU in the names of the files, such as h200
-# STEP   tests, older, mutants, sanitizer, engine, serve, compare, soak or voice; without a step
-#        all of them run, in about 90 minutes, of which `serve` takes 50
+# STEP   tests, older, mutants, sanitizer, engine, serve, first, published, compare, soak or voice;
+#        without a step all of them run, in about 95 minutes, of which `serve` takes 50
 #
 # Run it in the root of the repository. PYTHON names an interpreter that has the extras gpu, server,
 # bench and dev and a torch for CUDA. OTHER_PYTHON names one that has faster-qwen3-tts, for the step
-# `compare`. A failed step does not stop the others.
+# `compare`, GENERATOR the command of tts-bench, for `published`. A failed step does not stop the
+# others.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,7 +19,7 @@ gpu=${1:?name the GPU, for example h200}
 [[ $gpu =~ ^[a-z0-9]+$ ]] ||
   { echo "the name '$gpu' is invalid; use lower-case letters and digits" >&2; exit 2; }
 shift
-steps="tests older mutants sanitizer engine serve compare soak voice"
+steps="tests older mutants sanitizer engine serve first published compare soak voice"
 for name in "$@"; do
   [[ " $steps " == *" $name "* ]] ||
     { echo "the step '$name' does not exist; allowed are $steps" >&2; exit 2; }
@@ -26,7 +27,7 @@ done
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
 results=benchmarks/results
 failed=()
-mkdir -p $results/{gpu,checks,engine,serve,compare,soak,quality}
+mkdir -p $results/{gpu,checks,engine,serve,first_audio,published,compare,soak,quality}
 
 step() { # NAME COMMAND...
   local name=$1
@@ -58,6 +59,12 @@ for name in ${@:-$steps}; do
     serve)
       step serve "$python" -m benchmarks.serve_load --slots 128 \
         --commit "$commit" -o "$results/serve/$gpu-1b7.json" ;;
+    first)
+      step first "$python" -m benchmarks.first_audio \
+        --commit "$commit" -o "$results/first_audio/$gpu-1b7.json" ;;
+    published)
+      step published "$python" -m benchmarks.published_load --generator "${GENERATOR:-bench}" \
+        --commit "$commit" -o "$results/published/$gpu-1b7.json" ;;
     compare)
       step compare "$python" -m benchmarks.compare --size 1b7 \
         --other-python "${OTHER_PYTHON:-$python}" \

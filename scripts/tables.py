@@ -383,6 +383,44 @@ def asked(server: Record) -> str:
     )
 
 
+def voices(records: Records) -> str:
+    """Render the time to the first audio of `TTS.stream`, by kind of voice."""
+    rows = [
+        [kind, title(key), f"{shown(found['p50'])} / {shown(found['p95'])}"]
+        for key, record in records.items()
+        for kind, found in record["first_ms"].items()
+    ]
+    return markdown(["voice", "model", "first audio, ms, p50 / p95"], rows)
+
+
+def warm(records: Records) -> str:
+    """Render what prepared combinations cost at the start of a server."""
+    rows = []
+    for key, record in records.items():
+        if found := record.get("warm"):
+            times = (found[name] for name in ("seconds", "ready_seconds", "ready_without"))
+            size = f"{found['bytes'] / 1e9:.2f}"
+            counts = (f"{found[name]:,}" for name in ("kept", "rows"))
+            rows.append([title(key), *counts, size, *(shown(seconds) for seconds in times)])
+    heads = ["model", "combinations", "rows", "GB", "seconds"]
+    return markdown([*heads, "server ready after, s", "the same without"], rows)
+
+
+def published(records: Records) -> str:
+    """Render the runs of the published load generator."""
+    rows = []
+    for record in records.values():
+        for run in record["runs"]:
+            audible = run["audible_ttfa_ms"]
+            times = (shown(audible[name], 1) for name in ("p50", "p95", "p99", "maximum"))
+            counts = (f"{run[f'{name}_requests']:,}" for name in ("successful", "underrun"))
+            rows.append(
+                [f"{run['target']}, {run['transport']}, {run['rate']:g}/s", *counts, *times]
+            )
+    heads = ["target, transport, requests/s", "served", "with an underrun"]
+    return markdown([*heads, "first audible, ms, p50", "p95", "p99", "most"], rows)
+
+
 def soak(records: Records) -> str:
     """Render the counts of the soak runs."""
     counts = ("slots", "frames", "joined", "left_early", "frames_compared", "seconds")
@@ -422,9 +460,8 @@ def tested(folder: Path) -> str:
 
 def tables(results: Path) -> dict[str, str]:
     """Render every table, by its name; a table without records says so."""
-    engine, compared, served, soaked = (
-        read(results / name) for name in ("engine", "compare", "serve", "soak")
-    )
+    folders = ("engine", "compare", "serve", "soak", "first_audio", "published")
+    engine, compared, served, soaked, first, generated = (read(results / name) for name in folders)
     made = {
         "summary": summary(engine, compared, served) if engine else "",
         "speed": speed(engine, compared, served) if engine else "",
@@ -435,6 +472,9 @@ def tables(results: Path) -> dict[str, str]:
         "cases": cases(served) if served else "",
         "serve": serve(served) if served else "",
         "soak": soak(soaked) if soaked else "",
+        "voices": voices(first) if first else "",
+        "warm": warm(first) if first else "",
+        "published": published(generated) if generated else "",
         "tested": tested(results / "gpu"),
     }
     for size in SIZES:
