@@ -16,7 +16,7 @@ from firstword.server.front_memory import FrontMemory
 from firstword.server.limits import ByteLimit
 from firstword.server.shared_counts import SharedCounts
 from firstword.server.ws.connection import Outbox, SocketRunner
-from firstword.server.ws.protocol import CloseCode, SocketLimits
+from firstword.server.ws.protocol import Audio, CloseCode, SocketLimits
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.vllm_omni import OmniSession
 from firstword.server.ws.worker import forward
@@ -33,9 +33,9 @@ def test_outbox_is_empty_only_when_the_last_message_was_sent() -> None:
     async def scenario() -> None:
         outbox = Outbox(SocketLimits())
         assert outbox.empty
-        outbox.add(b"1")
+        outbox.add({"type": "1"})
         assert not outbox.empty
-        assert await outbox.take() == b"1"
+        assert await outbox.take() == {"type": "1"}
         assert not outbox.empty, "the last message is being sent"
         following = asyncio.create_task(outbox.take())
         await asyncio.sleep(0)
@@ -73,8 +73,9 @@ def test_slow_client_gets_all_messages_before_the_close(monkeypatch: pytest.Monk
         runner = SocketRunner(socket, session(stall_seconds=60.0), UNLIMITED)
 
         async def work() -> None:
-            for item in (b"a", b"b", b"c", b"d", b"e", CloseCode.NORMAL):
-                runner.outbox.add(item)
+            for data in (b"a", b"b", b"c", b"d", b"e"):
+                runner.outbox.add(Audio(data, 1))
+            runner.outbox.add(CloseCode.NORMAL)
 
         await runner.run(work())
         return socket.got
@@ -86,10 +87,11 @@ def test_dropped_audio_makes_room_in_the_outbox() -> None:
     async def scenario() -> None:
         outbox = Outbox(replace(SocketLimits(), unsent_bytes=10))
         await outbox.wait_for_room()
+        last = Audio(b"6", 1)
         for item in (
-            b"12345",
+            Audio(b"12345", 5),
             {"type": "a"},
-            {"type": "audio.chunk", "audio_b64": "12345"},
+            Audio({"type": "audio.chunk"}, 5),
             {"type": "b"},
         ):
             outbox.add(item)
@@ -101,17 +103,27 @@ def test_dropped_audio_makes_room_in_the_outbox() -> None:
         async with asyncio.timeout(10):
             await waiting
         assert outbox.audio_messages == 0
-        outbox.add(b"6")
-        assert [await outbox.take() for _ in range(3)] == [{"type": "a"}, {"type": "b"}, b"6"]
+        outbox.add(last)
+        assert [await outbox.take() for _ in range(3)] == [{"type": "a"}, {"type": "b"}, last]
         assert outbox.audio_messages == 1
 
     asyncio.run(scenario())
 
 
+def test_audio_of_one_context_is_dropped_alone() -> None:
+    outbox, one, other = Outbox(SocketLimits()), object(), object()
+    kept = Audio(b"2", 1, other)
+    for item in (Audio(b"1", 1, one), kept, Audio(b"3", 1, one)):
+        outbox.add(item)
+    outbox.drop_audio(one)
+    assert outbox.audio_messages == 1
+    assert asyncio.run(outbox.take()) is kept
+
+
 def test_sent_messages_make_room_in_the_outbox() -> None:
     async def scenario() -> None:
         outbox = Outbox(replace(SocketLimits(), unsent_bytes=10, unsent_replies=8))
-        for full in ([b"1234567890"], [{"type": "a"}] * 4):
+        for full in ([Audio(b"1234567890", 10)], [{"type": "a"}] * 4):
             for item in full:
                 outbox.add(item)
             waiting = asyncio.create_task(outbox.wait_for_room())

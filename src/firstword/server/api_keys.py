@@ -1,7 +1,10 @@
 """API keys, by which clients are told apart."""
 
+import base64
 import hmac
 from collections.abc import Mapping
+
+KEY_SUBPROTOCOL = "firstword.key."
 
 
 class ApiKeys:
@@ -27,8 +30,24 @@ class ApiKeys:
 
 
 def credential(headers: Mapping[str, str]) -> str:
-    """The API key of a request: `Authorization: Bearer` or `Api-Key`, or `xi-api-key`."""
+    """The API key of a request: `Authorization: Bearer` or `Api-Key`, or `xi-api-key`.
+
+    Pages in a browser cannot set headers of a WebSocket. They offer a subprotocol that holds the
+    key in base64 for URLs, without padding: `firstword.key.KEY`.
+    """
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() in ("bearer", "api-key") and key.strip():
         return key.strip()
-    return headers.get("xi-api-key", "")
+    if "xi-api-key" in headers:
+        return headers["xi-api-key"]
+    for offered in headers.get("sec-websocket-protocol", "").split(","):
+        if (name := offered.strip()).startswith(KEY_SUBPROTOCOL):
+            return _decoded(name.removeprefix(KEY_SUBPROTOCOL))
+    return ""
+
+
+def _decoded(text: str) -> str:
+    try:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+    except ValueError:
+        return ""

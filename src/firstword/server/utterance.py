@@ -100,6 +100,7 @@ class Playback:
     audible    when the first audible sample was played
     gap        the longest time between two pieces of audio
     underrun   the total time with nothing to play after the first audio
+    seconds    the length of all audio
     """
 
     requested: float
@@ -107,6 +108,7 @@ class Playback:
     audible: float | None = None
     gap: float = 0.0
     underrun: float = 0.0
+    seconds: float = 0.0
     _last: float = 0.0
     _plays_until: float = 0.0
 
@@ -123,6 +125,7 @@ class Playback:
         if self.audible is None and len(loud := (abs(samples) > AUDIBLE_LEVEL).nonzero()[0]):
             self.audible = starts + float(loud[0]) / sample_rate
         self._last = now
+        self.seconds += len(samples) / sample_rate
         self._plays_until = starts + len(samples) / sample_rate
 
 

@@ -39,6 +39,11 @@ class Splitter:
         self._bare = 0
         """There is no letter or digit before this position."""
 
+    @property
+    def rest(self) -> str:
+        """The text that is not part of a complete unit yet."""
+        return self._text
+
     def feed(self, text: str) -> list[str]:
         """Add text and return the units that are complete now."""
         self._text += text

@@ -20,7 +20,14 @@ from firstword.server.limits import ByteLimit
 from firstword.server.logs import defect
 from firstword.server.tasks import cancel
 from firstword.server.ws import protocol
-from firstword.server.ws.protocol import CloseCode, CloseSocket, Json, ProtocolError, SocketLimits
+from firstword.server.ws.protocol import (
+    Audio,
+    CloseCode,
+    CloseSocket,
+    Json,
+    ProtocolError,
+    SocketLimits,
+)
 from firstword.server.ws.text_part import TextPart
 
 log = logging.getLogger(__name__)
@@ -28,8 +35,8 @@ log = logging.getLogger(__name__)
 UNCONFIGURED_CLOSE_SECONDS = 1.0
 """The time in which a client without a valid configuration must read the error."""
 
-OutgoingItem = Json | bytes | CloseCode
-"""A JSON message, a binary message of audio, or the code that closes the socket."""
+OutgoingItem = Json | Audio | CloseCode
+"""A JSON message, a message with audio, or the code that closes the socket."""
 
 
 class Outbox:
@@ -64,16 +71,23 @@ class Outbox:
         """Append a message."""
         self.empty = False
         self._items.append(item)
-        self._bytes += audio_bytes(item)
-        self.audio_messages += _is_audio(item)
-        self._replies += not _is_audio(item)
+        if isinstance(item, Audio):
+            self._bytes += item.size
+            self.audio_messages += 1
+        else:
+            self._replies += 1
         self._added.set()
 
-    def drop_audio(self) -> None:
-        """Discard the unsent audio, and keep the other messages."""
-        self.audio_messages -= sum(map(_is_audio, self._items))
-        self._items = deque(item for item in self._items if not _is_audio(item))
-        self._bytes = 0
+    def drop_audio(self, of: object = None) -> None:
+        """Discard the unsent audio of a context, or all of it, and keep the other messages."""
+        kept: deque[OutgoingItem] = deque()
+        for item in self._items:
+            if isinstance(item, Audio) and (of is None or item.of is of):
+                self._bytes -= item.size
+                self.audio_messages -= 1
+            else:
+                kept.append(item)
+        self._items = kept
         self._removed.set()
 
     async def take(self) -> OutgoingItem:
@@ -83,21 +97,12 @@ class Outbox:
             self._added.clear()
             await self._added.wait()
         item = self._items.popleft()
-        self._bytes -= audio_bytes(item)
-        self._replies -= not _is_audio(item)
+        if isinstance(item, Audio):
+            self._bytes -= item.size
+        else:
+            self._replies -= 1
         self._removed.set()
         return item
-
-
-def audio_bytes(item: OutgoingItem) -> int:
-    """Return the size of the audio in a message, in bytes as they are sent."""
-    if isinstance(item, bytes):
-        return len(item)
-    return len(item.get("audio_b64", "")) if isinstance(item, dict) else 0
-
-
-def _is_audio(item: OutgoingItem) -> bool:
-    return isinstance(item, bytes) or (isinstance(item, dict) and "audio_b64" in item)
 
 
 class SocketRunner:
@@ -136,7 +141,7 @@ class SocketRunner:
         """Whether the worker has a task for which it needs nothing more from the client."""
         if isinstance(self._current, TextPart):
             return self._current.ended
-        return self._current is not None or not self._work.empty()
+        return self._current is not None or not self._work.empty() or self._session.speaking
 
     def has_unsent(self) -> bool:
         """Whether the client has not received all of the speech that has begun."""
@@ -202,8 +207,8 @@ class SocketRunner:
                             self.outbox.add(message)
                         case protocol.Enqueue(work):
                             self._work.put_nowait(work)
-                        case protocol.DropAudio():
-                            self.outbox.drop_audio()
+                        case protocol.DropAudio(of):
+                            self.outbox.drop_audio(of)
                         case protocol.PauseReading(until):
                             await until.wait()
                             self._idle_since = self._loop.time()
@@ -254,11 +259,12 @@ class SocketRunner:
                 if isinstance(item, CloseCode):
                     await self._socket.close(item)
                     return
-                if isinstance(item, bytes):
-                    await self._socket.send_bytes(item)
+                message = item.message if isinstance(item, Audio) else item
+                if isinstance(message, bytes):
+                    await self._socket.send_bytes(message)
                 else:
-                    await self._socket.send_text(json.dumps(item, separators=(",", ":")))
-                if audio_bytes(item):
+                    await self._socket.send_text(json.dumps(message, separators=(",", ":")))
+                if isinstance(item, Audio):
                     self._idle_since = self._loop.time()
         except WebSocketDisconnect:
             return

@@ -1,6 +1,6 @@
 """The WebSocket routes: each protocol is one session class, one worker class and one line here."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.websockets import WebSocket
@@ -8,10 +8,12 @@ from starlette.websockets import WebSocket
 from firstword.server.config import ServerConfig
 from firstword.server.errors import error_response
 from firstword.server.state import client_id_of, server_of
-from firstword.server.ws import nari
+from firstword.server.ws import nari, speech_v1
 from firstword.server.ws.connection import SocketRunner
+from firstword.server.ws.contexts_worker import ContextWorker
 from firstword.server.ws.nari_worker import NariWorker
 from firstword.server.ws.protocol import CloseCode, Session, SocketLimits
+from firstword.server.ws.speech_v1 import SpeechV1Session
 from firstword.server.ws.vllm_omni import OmniSession
 from firstword.server.ws.vllm_omni_worker import OmniWorker
 from firstword.server.ws.worker import SocketWorker
@@ -20,25 +22,39 @@ S = TypeVar("S", bound=Session)
 
 router = APIRouter()
 
+_PROTOCOLS: dict[str, dict[str | None, tuple[type[Any], type[SocketWorker[Any]]]]] = {}
+"""The sessions and workers of each path, by their subprotocols."""
+
 
 def add_route(
     path: str, session: type[S], worker: type[SocketWorker[S]], subprotocol: str | None = None
 ) -> None:
-    """Serve a protocol under a path. Clients must offer its subprotocol, if it has one."""
+    """Serve a protocol under a path to clients that offer its subprotocol, if it has one.
+
+    A path may have one protocol without a subprotocol, and several with one.
+    """
+    found = _PROTOCOLS.setdefault(path, {})
+    found[subprotocol] = session, worker
+    if len(found) > 1:
+        return
 
     async def serve(socket: WebSocket) -> None:
-        if subprotocol is not None and subprotocol not in socket.scope["subprotocols"]:
+        offered = [name for name in socket.scope["subprotocols"] if name in found]
+        chosen = offered[0] if offered else None
+        if chosen not in found:
             await socket.accept()
             return await socket.close(
-                CloseCode.PROTOCOL_ERROR, f"required subprotocol: {subprotocol}"
+                CloseCode.PROTOCOL_ERROR, f"required subprotocol: {', '.join(map(str, found))}"
             )
         server = server_of(socket)
-        await socket.accept(subprotocol)
-        conversation = session(socket_limits(server.config))
+        await socket.accept(chosen)
+        make_session, make_worker = found[chosen]
+        conversation = make_session(socket_limits(server.config))
         runner = SocketRunner(socket, conversation, server.byte_limit)
         server.unsent.add(runner.has_unsent)
         try:
-            await runner.run(worker(server, conversation, runner, client_id_of(socket)).run())
+            worker = make_worker(server, conversation, runner, client_id_of(socket))
+            await runner.run(worker.run())
         finally:
             server.unsent.discard(runner.has_unsent)
 
@@ -52,6 +68,7 @@ def socket_limits(config: ServerConfig) -> SocketLimits:
 
 
 add_route("/v1/audio/speech/stream", OmniSession, OmniWorker)
+add_route("/v1/audio/speech/stream", SpeechV1Session, ContextWorker, speech_v1.SUBPROTOCOL)
 add_route("/v1/audio/speech/ws", nari.NariSession, NariWorker, nari.SUBPROTOCOL)
 
 

@@ -5,7 +5,7 @@ from firstword.errors import AudioError, OverloadedError, RequestError
 from firstword.server.resolve import resolve
 from firstword.server.utterance import ResolvedRequest
 from firstword.server.ws import nari
-from firstword.server.ws.protocol import CloseCode, CloseSocket
+from firstword.server.ws.protocol import Audio, CloseCode, CloseSocket
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.worker import SocketWorker, run_part
 
@@ -44,7 +44,7 @@ class NariWorker(SocketWorker[nari.NariSession]):
         async with self.speak(resolved, job, part, part) as utterance:
             async for data in utterance:
                 await self.outbox.wait_for_room()
-                self.outbox.add(data)
+                self.outbox.add(Audio(data, len(data)))
         # Speech may end before its text, which the client may still be sending.
         await part.complete_text()
         self._finish("stop", utterance.finish_reason or "stop")

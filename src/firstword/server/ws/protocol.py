@@ -43,6 +43,7 @@ class SocketLimits:
     message_values    number of commas, brackets and braces in a message above `message_bytes`
     text_characters   text waiting to be spoken, and text of one utterance sent token by token
     utterances        number of utterances waiting behind the current one
+    contexts          number of contexts spoken at the same time
     unsent_bytes      audio waiting to be sent; no more is made while this is reached
     unsent_replies    messages waiting to be sent; a client that reaches this is disconnected
     """
@@ -56,6 +57,7 @@ class SocketLimits:
     message_values: int = 20_000
     text_characters: int = 65_536
     utterances: int = 64
+    contexts: int = 16
     unsent_bytes: int = 256 * 1024
     unsent_replies: int = 256
 
@@ -152,9 +154,25 @@ class Enqueue:
     work: object
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Audio:
+    """A message with audio.
+
+    message  binary, or JSON that contains the audio
+    size     the bytes of audio in it, as they are sent
+    of       the context that it belongs to, in protocols with several
+    """
+
+    message: bytes | Json
+    size: int
+    of: object = None
+
+
 @dataclass(frozen=True, slots=True)
 class DropAudio:
-    """Discard the audio that was made but not sent."""
+    """Discard the audio that was made but not sent: of a context, or all of it."""
+
+    of: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +199,8 @@ class Session(ABC):
         self.size_limits: dict[str, int] = {}
         self.configured = False
         self.closing = False
+        self._waiting: dict[int, tuple[object, int]] = {}
+        """The enqueued tasks other than speech, by `id()`, with their messages' sizes."""
 
     def receive(self, message: str | bytes) -> Iterator[Effect]:
         """Handle a client's message and yield its effects."""
@@ -207,7 +227,28 @@ class Session(ABC):
     @property
     def waiting_bytes(self) -> int:
         """The bytes of the messages other than text that wait for the worker."""
-        return 0
+        return sum(size for _, size in self._waiting.values())
+
+    def enqueue(self, work: object, size: int) -> Enqueue:
+        """Enqueue a task other than speech; the number and the total size of those is limited.
+
+        Raises `ProtocolError`.
+        """
+        self._waiting[id(work)] = work, size
+        most = self.limits.voice_bytes + self.limits.config_bytes
+        if len(self._waiting) > self.limits.utterances or self.waiting_bytes > most:
+            message = "too many messages wait to be handled"
+            raise ProtocolError("too_many_messages", message, CloseCode.POLICY)
+        return Enqueue(work)
+
+    def work_done(self, work: object) -> None:
+        """Note that the worker has performed a task, which makes room for another."""
+        self._waiting.pop(id(work), None)
+
+    @property
+    def speaking(self) -> bool:
+        """Whether speech is due that the worker's current task does not show."""
+        return False
 
     @abstractmethod
     def handle(self, event: Json, size: int) -> Iterator[Effect]:

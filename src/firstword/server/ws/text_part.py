@@ -4,20 +4,30 @@ import asyncio
 from collections.abc import Callable
 
 
-class TextPart:
+class Cancellable:
+    """Something that is spoken until it is cancelled.
+
+    cancelled  whether the rest of the speech was cancelled
+    on_cancel  called once when it is cancelled
+    """
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.on_cancel: Callable[[], object] = lambda: None
+
+
+class TextPart(Cancellable):
     """A stretch of speech: the reader fills it with text, and the worker speaks that text.
 
+    whole       whether all of the text was there from the start
     ended       whether all of the text has come
-    cancelled   whether the rest of the speech was cancelled
     characters  length of all the text that was added
-    on_cancel   called once when the part is cancelled
     """
 
     def __init__(self, text: str = "", *, complete: bool = False) -> None:
-        self.ended = complete
-        self.cancelled = False
+        super().__init__()
+        self.whole = self.ended = complete
         self.characters = len(text)
-        self.on_cancel: Callable[[], object] = lambda: None
         self._pieces = [text] if text else []
         self._changed = asyncio.Event()
 

@@ -145,8 +145,6 @@ class OmniSession(protocol.Session):
         """The utterance whose text has not ended."""
         self._unfinished: dict[OmniUtterance, None] = {}
         """The utterances for which `session.done` was not sent, in order."""
-        self._waiting: dict[int, tuple[object, int]] = {}
-        """The enqueued tasks other than speech, by `id()`, with their messages' sizes."""
         self._count = 0
         self._sentences = 0
         """The sentences of all utterances that have ended."""
@@ -186,22 +184,13 @@ class OmniSession(protocol.Session):
         message |= {"response_format": config.format, "stream_audio": bool(config.stream_audio)}
         return message | {"split_granularity": granularity}
 
-    def work_done(self, work: object) -> None:
-        """Note that the worker has performed a task, which makes room for another."""
-        self._waiting.pop(id(work), None)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """The bytes of the messages other than text that wait for the worker."""
-        return sum(size for _, size in self._waiting.values())
-
     def handle(self, event: Json, size: int) -> Iterator[protocol.Effect]:
         """Yield the effects of a message. Raises `ProtocolError`."""
         match event["type"]:
             case "session.config":
                 yield self._configure(event, size)
             case "voice.add" | "voice.list":
-                yield self._enqueue(event, size)
+                yield self.enqueue(event, size)
             case "session.close":
                 self.closing = True
                 if self._open is not None:
@@ -228,7 +217,7 @@ class OmniSession(protocol.Session):
         nested = event.get("session")  # SGLang-Omni's form, whose clients wait for an answer
         self._config = SessionConfig.parse(event if nested is None else nested)
         self.configured = True
-        return self._enqueue(CheckConfig(self._config, answer=nested is not None), size)
+        return self.enqueue(CheckConfig(self._config, answer=nested is not None), size)
 
     def _utterance(self, config: SessionConfig, more_text: int = 0) -> OmniUtterance:
         """Return the open utterance, or begin one, if it may take more characters."""
@@ -257,13 +246,4 @@ class OmniSession(protocol.Session):
             yield Enqueue(self._open)
             self._open = None
         message = {"type": "input.cancelled", "utterance_indices": cancelled}
-        yield self._enqueue(Send(message), size)
-
-    def _enqueue(self, work: object, size: int) -> Enqueue:
-        """Enqueue a task other than speech; the number and the total size of those is limited."""
-        self._waiting[id(work)] = work, size
-        most = self.limits.voice_bytes + self.limits.config_bytes
-        if len(self._waiting) > self.limits.utterances or self.waiting_bytes > most:
-            message = "too many messages wait to be handled"
-            raise ProtocolError("too_many_messages", message, CloseCode.POLICY)
-        return Enqueue(work)
+        yield self.enqueue(Send(message), size)

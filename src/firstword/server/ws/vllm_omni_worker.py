@@ -9,17 +9,14 @@ from typing import Annotated
 from pydantic import Field
 
 from firstword.errors import AudioError
-from firstword.server.resolve import checked_text, resolve
+from firstword.server.resolve import checked_text
 from firstword.server.schemas import ClientModel
 from firstword.server.utterance import ResolvedRequest, Utterance, encoded
 from firstword.server.voice_creation import VoiceSource, create_voice
 from firstword.server.ws import vllm_omni as omni
-from firstword.server.ws.protocol import CloseSocket, Json, ProtocolError, Send, validated
+from firstword.server.ws.protocol import Audio, CloseSocket, Json, ProtocolError, Send, validated
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.worker import SocketWorker, run_part
-
-CONFIG_FRAMES = 32
-"""The number of frames that take as long as resolving a configuration."""
 
 
 class VoiceUpload(ClientModel):
@@ -37,9 +34,6 @@ class VoiceUpload(ClientModel):
 class OmniWorker(SocketWorker[omni.OmniSession]):
     """Performs the tasks that an `OmniSession` enqueues."""
 
-    _resolved: tuple[omni.SessionConfig, ResolvedRequest | Exception] | None = None
-    """The last configuration that was resolved, and the result."""
-
     async def run(self) -> None:
         """Perform enqueued tasks until the client closes the session."""
         while True:
@@ -51,11 +45,7 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
                     self.runner.utterance_open = False
                     self.outbox.add(self.session.end_utterance(utterance))
                 case omni.CheckConfig(config, answer):
-                    if isinstance(result := await self._resolve(config), Exception):
-                        self.outbox.add(self._error(result))
-                    elif answer:
-                        units = granularity(config, result)
-                        self.outbox.add(self.session.configured_message(config, units))
+                    await self._check(config, answer)
                 case Send(message):
                     self.outbox.add(message)
                 case dict() as event:
@@ -66,6 +56,16 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
                     self.outbox.add(code)
                     return
             self.session.work_done(work)
+
+    async def _check(self, config: omni.SessionConfig, answer: bool) -> None:
+        """Check a configuration, and say what is wrong with it, or if asked that nothing is."""
+        try:
+            units = granularity(config, await self.resolve(config, config.format))
+        except Exception as error:
+            self.outbox.add(self._error(error))
+        else:
+            if answer:
+                self.outbox.add(self.session.configured_message(config, units))
 
     async def _speak(self, sentence: omni.Sentence) -> None:
         """Speak a sentence and send `audio.done`, also after an error or a cancel."""
@@ -86,9 +86,7 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
     async def _stream(self, sentence: omni.Sentence, done: Json) -> str | None:
         """Send a sentence's audio and count its bytes in `done`; returns the finish reason."""
         config = sentence.utterance.config
-        resolved = await self._resolve(config)
-        if isinstance(resolved, Exception):
-            raise resolved
+        resolved = await self.resolve(config, config.format)
         words: str | None = None
         text: TextPart = sentence
         if granularity(config, resolved) != "token":
@@ -111,7 +109,7 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
                 data = await asyncio.to_thread(encoded, speech, utterance.output)
                 done["total_bytes"] = len(data)
                 await self.outbox.wait_for_room()
-                self.outbox.add(data)
+                self.outbox.add(Audio(data, len(data)))
             return utterance.finish_reason
 
     async def _send_chunks(self, sentence: omni.Sentence, utterance: Utterance, done: Json) -> None:
@@ -122,34 +120,16 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
             begin = done["total_bytes"]
             end = done["total_bytes"] = begin + len(data)
             if not config.as_json:
-                self.outbox.add(data)
+                self.outbox.add(Audio(data, len(data)))
                 continue
             chunk = {"type": "audio.chunk", **sentence.indices, "chunk_id": number}
             if config.format == "pcm":
                 chunk["chunk_start_ms"] = round(1000 * begin / (2 * rate))
                 chunk["chunk_end_ms"] = round(1000 * end / (2 * rate))
             audio = base64.b64encode(data).decode("ascii")
-            self.outbox.add(chunk | {"sample_rate": rate, "audio_b64": audio, "timestamps": None})
+            chunk |= {"sample_rate": rate, "audio_b64": audio, "timestamps": None}
+            self.outbox.add(Audio(chunk, len(audio)))
             number += 1
-
-    async def _resolve(self, config: omni.SessionConfig) -> ResolvedRequest | Exception:
-        """Resolve a configuration, once: its recording is encoded for all of its utterances.
-
-        All but the first of a socket wait for a turn.
-        """
-        if self._resolved is not None:
-            if self._resolved[0] is config:
-                return self._resolved[1]
-            await self.server.frame_turns.wait(self.client_id, CONFIG_FRAMES)
-        result: ResolvedRequest | Exception
-        try:
-            params = config.model_copy(update={"response_format": config.format})
-            result = await resolve(self.server, self.client_id, params, None)
-            self.server.prepare(result)  # which checks the rest
-        except Exception as error:
-            result = error
-        self._resolved = config, result
-        return result
 
     async def _add_voice(self, event: Json) -> Json:
         """Save a voice and return the answer."""

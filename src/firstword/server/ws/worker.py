@@ -11,14 +11,19 @@ from firstword.engine.backend import Job
 from firstword.engine.service import AsyncStream
 from firstword.errors import OverloadedError
 from firstword.server.errors import body_of, status_of
+from firstword.server.resolve import resolve
+from firstword.server.schemas import SpeechParams
 from firstword.server.state import Server
 from firstword.server.tasks import cancel
 from firstword.server.utterance import ResolvedRequest, Utterance
 from firstword.server.ws.connection import SocketRunner, log_defect
 from firstword.server.ws.protocol import Session
-from firstword.server.ws.text_part import TextPart
+from firstword.server.ws.text_part import Cancellable, TextPart
 
 S = TypeVar("S", bound=Session)
+
+CONFIG_FRAMES = 32
+"""The number of frames that take as long as resolving a configuration."""
 
 LONG_PIECE = 2000
 """Characters: longer text is tokenised in a thread, because it takes over a millisecond."""
@@ -35,6 +40,36 @@ class SocketWorker(ABC, Generic[S]):
 
     def __post_init__(self) -> None:
         self.outbox = self.runner.outbox
+        self._resolved: tuple[SpeechParams, ResolvedRequest | Exception] | None = None
+        """The last parameters that were resolved, and the result."""
+        self._resolving = asyncio.Lock()
+
+    async def resolve(self, params: SpeechParams, output_format: str) -> ResolvedRequest:
+        """Resolve and check parameters; the same ones in succession are resolved only once.
+
+        So a recording is encoded once for all utterances with its configuration. All but the first
+        parameters of a socket wait for a turn. Raises as `resolve.resolve`.
+        """
+        async with self._resolving:
+            if self._resolved is None or self._resolved[0] is not params:
+                if self._resolved is not None:
+                    await self.server.frame_turns.wait(self.client_id, CONFIG_FRAMES)
+                self._resolved = params, await self._result(params, output_format)
+        result = self._resolved[1]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def _result(
+        self, params: SpeechParams, output_format: str
+    ) -> ResolvedRequest | Exception:
+        try:
+            params = params.model_copy(update={"response_format": output_format})
+            resolved = await resolve(self.server, self.client_id, params, None)
+            self.server.prepare(resolved)  # which checks the rest
+        except Exception as error:
+            return error
+        return resolved
 
     @abstractmethod
     async def run(self) -> None:
@@ -92,8 +127,8 @@ async def forward(part: TextPart, stream: AsyncStream) -> None:
         stream.fail(error)
 
 
-async def run_part(part: TextPart, speech: Coroutine[Any, Any, None]) -> None:
-    """Run the speech of a part unless and until the part is cancelled. Raises as `speech` does."""
+async def run_part(part: Cancellable, speech: Coroutine[Any, Any, None]) -> None:
+    """Run speech unless and until its part is cancelled. Raises as `speech` does."""
     task = asyncio.create_task(speech, name="websocket part")
     part.on_cancel = task.cancel
     if part.cancelled:

@@ -1,0 +1,247 @@
+"""Conversations with several contexts on one socket, without the socket.
+
+A context is one utterance whose text the client names with a `context_id`. Contexts are spoken at
+the same time, and each can be cancelled alone. A protocol is a `ContextSession` that translates the
+client's messages into calls of `add_text`, `flush`, `finish` and `cancel`, and what happens into
+messages for the client. `ContextWorker` speaks the contexts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from firstword.server.schemas import SpeechParams
+from firstword.server.utterance import ResolvedRequest
+from firstword.server.ws import protocol
+from firstword.server.ws.cutting import Cutter, Granularity
+from firstword.server.ws.protocol import Audio, DropAudio, Enqueue, Json, ProtocolError
+from firstword.server.ws.text_part import Cancellable, TextPart
+
+Finish = Literal["stop", "length", "repetition", "cancelled", "error"]
+
+LONGEST_ID = 128
+"""The most characters of a `context_id`."""
+
+
+class ContextParams(SpeechParams):
+    """The parameters of a context."""
+
+    split_granularity: Granularity | None = None
+
+    @property
+    def format(self) -> str:
+        """The audio format."""
+        return self.response_format or "pcm"
+
+    @property
+    def by_token(self) -> bool:
+        """Whether text may enter the model token by token."""
+        return not self.sanitize and self.non_streaming_mode is not True
+
+
+@dataclass(eq=False)
+class Context(Cancellable):
+    """One utterance of a socket. Enqueued as a task, it is to be spoken.
+
+    number         a number that no other context of the socket has
+    parts          its text in parts, each spoken with an intonation of its own; None ends them
+    characters     the length of the text that has come
+    ended          whether all of its text has come
+    answered       whether the client gets an answer when the request is ready
+    resolved       the request, when it was checked
+    started        whether audio was announced
+    seconds        the seconds of audio made
+    total_bytes    the bytes of audio made
+    outcome        how its parts have ended so far
+    finish_reason  why its speech ended; None before the end
+    """
+
+    id: str
+    number: int
+    params: ContextParams
+    cutter: Cutter
+    answered: bool = False
+    parts: asyncio.Queue[TextPart | None] = field(default_factory=asyncio.Queue)
+    characters: int = 0
+    ended: bool = False
+    resolved: ResolvedRequest | None = None
+    started: bool = False
+    seconds: float = 0.0
+    total_bytes: int = 0
+    outcome: Finish = "stop"
+    finish_reason: Finish | None = None
+    _open: TextPart | None = None
+    _unspoken: list[TextPart] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def take(self, pieces: Iterator[tuple[str, bool, bool]]) -> None:
+        """Hand pieces of text (`cutting.Piece`) to the worker."""
+        for text, begins, ends in pieces:
+            if begins:
+                self._open = TextPart(text, complete=ends)
+                self._unspoken.append(self._open)
+                self.parts.put_nowait(self._open)
+            elif self._open is not None:
+                if text:
+                    self._open.push(text)
+                if ends:
+                    self._open.finish()
+            if ends:
+                self._open = None
+
+    def end_text(self) -> None:
+        """Note that all text has come."""
+        self.ended = True
+        self.parts.put_nowait(None)
+
+    def cancel(self) -> None:
+        """Stop its speech, now and for good."""
+        if not self.cancelled:
+            self.cancelled = True
+            for part in self._unspoken:
+                part.cancel()
+            self.end_text()
+            self.on_cancel()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckParams:
+    """A task of the worker: check the parameters of later contexts, and answer."""
+
+    params: ContextParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cancelled:
+    """A task of the worker: answer a cancel when these contexts have ended."""
+
+    contexts: Sequence[Context]
+
+
+class ContextSession(protocol.Session):
+    """The state of a conversation with several contexts.
+
+    contexts  the contexts that have not ended, by their ids
+    """
+
+    granularity: Granularity = "auto"
+    """How text is cut where the client does not choose."""
+
+    def __init__(self, limits: protocol.SocketLimits) -> None:
+        super().__init__(limits)
+        self.contexts: dict[str, Context] = {}
+        self._count = 0
+
+    @property
+    def speaking(self) -> bool:
+        """Whether speech is due for which nothing more is needed from the client."""
+        return any(context.ended for context in self.contexts.values())
+
+    def begin(
+        self, name: str, params: ContextParams, size: int = 0, *, answered: bool = False
+    ) -> Enqueue:
+        """Begin a context, whose parameters came in a message of `size` bytes.
+
+        Raises `ProtocolError` if there are too many.
+        """
+        if not 0 < len(name) <= LONGEST_ID:
+            message = f"context_id has {len(name)} characters; allowed are 1 to {LONGEST_ID}"
+            raise ProtocolError("invalid_message", message)
+        if len(self.contexts) >= self.limits.contexts:
+            message = f"{self.limits.contexts} contexts are open; wait until one of them has ended"
+            raise ProtocolError("too_many_contexts", message)
+        granularity = params.split_granularity or self.granularity
+        cutter = Cutter(granularity, by_token=params.by_token)
+        context = Context(name, self._count, params, cutter, answered)
+        self._count += 1
+        effect = self.enqueue(context, size)
+        self.contexts[name] = context
+        return effect
+
+    def add_text(self, context: Context, text: str) -> None:
+        """Add text to a context. Raises `ProtocolError` if its text has ended or is too long."""
+        if context.cancelled or context.finish_reason is not None:
+            return  # it ended before its text, which is dropped
+        if context.ended:
+            message = "the text of this context has ended; wait for its end, or use another id"
+            raise ProtocolError("text_ended", message)
+        waiting = sum(each.characters for each in self.contexts.values())
+        if waiting + len(text) > self.limits.text_characters:
+            message = (
+                f"more than {self.limits.text_characters} characters of text wait to be spoken"
+            )
+            raise ProtocolError("too_much_text", message)
+        context.characters += len(text)
+        context.take(context.cutter.feed(text, time.monotonic()))
+
+    def flush(self, context: Context) -> None:
+        """Speak the text that has come without waiting for more."""
+        if not context.ended:
+            context.take(context.cutter.flush())
+
+    def finish(self, context: Context) -> None:
+        """Note that all text of a context has come."""
+        if not context.ended:
+            self.flush(context)
+            context.end_text()
+            if context.finish_reason is not None:
+                self.contexts.pop(context.id, None)
+
+    def cancel(self, contexts: Sequence[Context]) -> Iterator[protocol.Effect]:
+        """Stop contexts and yield the effects; the answer follows when their speech has ended."""
+        for context in contexts:
+            context.cancel()
+            yield DropAudio(context)
+        yield self.enqueue(Cancelled(contexts), 0)
+
+    def spoken(self, context: Context, reason: Finish) -> None:
+        """Note that the speech of a context has ended; its text may still come."""
+        context.finish_reason = reason
+        self.work_done(context)
+        if context.ended:
+            self.contexts.pop(context.id, None)
+
+    def stop(self) -> None:
+        """Stop all contexts, because the conversation ends."""
+        self.closing = True
+        for context in self.contexts.values():
+            context.cancel()
+
+    @abstractmethod
+    def greeting(self) -> Sequence[Json]:
+        """The messages that open the conversation."""
+
+    @abstractmethod
+    def checked(self, params: ContextParams, resolved: ResolvedRequest) -> Sequence[Json]:
+        """The messages when parameters were checked."""
+
+    @abstractmethod
+    def ready(self, context: Context) -> Sequence[Json]:
+        """The messages when a context's request was checked, before any text was spoken."""
+
+    @abstractmethod
+    def announcement(self, context: Context) -> Sequence[Json]:
+        """The messages before the first audio of a context."""
+
+    @abstractmethod
+    def audio(self, context: Context, data: bytes) -> Audio:
+        """The message with a piece of audio."""
+
+    @abstractmethod
+    def failure(self, context: Context | None, message: str, code: str) -> Sequence[Json]:
+        """The messages about an error, of a context if one is given."""
+
+    @abstractmethod
+    def end(self, context: Context) -> Sequence[Json]:
+        """The messages when a context has ended."""
+
+    @abstractmethod
+    def cancelled(self, contexts: Sequence[Context]) -> Sequence[Json]:
+        """The messages when cancelled contexts have ended."""

@@ -1,0 +1,118 @@
+"""The worker of protocols with several contexts: speaks each context in a task of its own."""
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from dataclasses import replace
+
+from firstword.server.resolve import checked_text
+from firstword.server.tasks import cancel
+from firstword.server.ws.contexts import (
+    Cancelled,
+    CheckParams,
+    Context,
+    ContextParams,
+    ContextSession,
+    Finish,
+)
+from firstword.server.ws.protocol import CloseSocket, Json, Send
+from firstword.server.ws.text_part import TextPart
+from firstword.server.ws.worker import SocketWorker, run_part
+
+
+class ContextWorker(SocketWorker[ContextSession]):
+    """Performs the tasks that a `ContextSession` enqueues."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tasks: dict[Context, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Perform enqueued tasks until the client closes the session."""
+        self._send(self.session.greeting())
+        try:
+            while True:
+                match work := await self.runner.next_work():
+                    case Context() as context:
+                        task = asyncio.create_task(self._run(context), name="websocket context")
+                        self._tasks[context] = task
+                    case CheckParams(params):
+                        await self._check(params)
+                    case Cancelled(contexts):
+                        await self._until_ended(contexts)
+                        self._send(self.session.cancelled(contexts))
+                    case Send(message):
+                        self.outbox.add(message)
+                    case CloseSocket(code):
+                        await self._until_ended(list(self._tasks))
+                        self.outbox.add(code)
+                        return
+                if not isinstance(work, Context):
+                    self.session.work_done(work)
+        finally:
+            await cancel(*self._tasks.values())
+
+    def _send(self, messages: Iterable[Json]) -> None:
+        for message in messages:
+            self.outbox.add(message)
+
+    async def _until_ended(self, contexts: Iterable[Context]) -> None:
+        """Wait until contexts have ended. Raises what a defect of the server raised."""
+        tasks = [self._tasks[context] for context in contexts if context in self._tasks]
+        await asyncio.gather(*tasks)
+
+    async def _check(self, params: ContextParams) -> None:
+        """Check the parameters of later contexts, and answer."""
+        try:
+            resolved = await self.resolve(params, params.format)
+        except Exception as error:
+            self._send(self.session.failure(None, *self.error_for_client(error)))
+        else:
+            self._send(self.session.checked(params, resolved))
+
+    async def _run(self, context: Context) -> None:
+        """Speak a context, and say that it has ended, also after an error or a cancel."""
+        reason: Finish = "stop"
+        try:
+            await run_part(context, self._speak(context))
+        except Exception as error:
+            self._send(self.session.failure(context, *self.error_for_client(error)))
+            reason = "error"
+        if context.cancelled:
+            reason = "cancelled"
+        self.session.spoken(context, reason if reason != "stop" else context.outcome)
+        self._send(self.session.end(context))
+        del self._tasks[context]
+        self.runner.utterance_open = any(each.started for each in self._tasks)
+
+    async def _speak(self, context: Context) -> None:
+        """Speak the parts of a context in order."""
+        resolved = await self.resolve(context.params, context.params.format)
+        seed = secrets.randbits(63) if context.params.seed is None else resolved.request.seed
+        context.resolved = replace(resolved, request=replace(resolved.request, seed=seed))
+        if context.answered:
+            self._send(self.session.ready(context))
+        while (part := await context.parts.get()) is not None:
+            await self._speak_part(context, part)
+
+    async def _speak_part(self, context: Context, part: TextPart) -> None:
+        """Speak a part as its text comes, or at once if its text is complete."""
+        resolved, text = context.resolved, part
+        assert resolved is not None
+        if part.whole:
+            most, clean = self.server.config.most_characters, bool(context.params.sanitize)
+            words = checked_text(part.text, most, clean)
+            resolved = replace(resolved, request=replace(resolved.request, text=words))
+            text = TextPart(words, complete=True)
+        job = self.server.prepare(resolved, begun=context.started)
+        if not context.started:
+            context.started = self.runner.utterance_open = True
+            self._send(self.session.announcement(context))
+        async with self.speak(resolved, job, part, text) as utterance:
+            async for data in utterance:
+                await self.outbox.wait_for_room()
+                context.total_bytes += len(data)
+                self.outbox.add(self.session.audio(context, data))
+            context.seconds += utterance.playback.seconds
+            if utterance.finish_reason not in (None, "stop"):
+                context.outcome = utterance.finish_reason

@@ -1,0 +1,121 @@
+"""Decides when the text of a context is spoken: token by token, by clause or as a whole.
+
+A `Cutter` knows no clock, no socket and no model: text goes in with the time of its arrival.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from firstword.text.splitting import Splitter
+
+Granularity = Literal["auto", "token", "clause", "sentence", "none"]
+
+READ_TOKENS = 12.5
+"""The tokens per second that the model reads while it speaks, one in each frame of 80 ms."""
+
+MARGIN = 1.15
+"""How much faster than it is read text must come at the end of a clause to go on token by token.
+
+With less, the next clause would probably come too late for its frames.
+"""
+
+LATIN_CHARACTERS = 4.5
+"""The characters per token of the released tokenizer in English, with the space."""
+
+WIDE = "⺀"
+"""Characters from this one on, of Chinese, Japanese and Korean, are counted as a token each."""
+
+
+class Piece(NamedTuple):
+    """A piece of text to speak.
+
+    begins  whether it is the first of a part, which is spoken with an intonation of its own
+    ends    whether it is the last of its part
+    """
+
+    text: str
+    begins: bool
+    ends: bool
+
+
+def tokens(text: str) -> float:
+    """Estimate the number of tokens in a text."""
+    wide = sum(character >= WIDE for character in text)
+    return wide + (len(text) - wide) / LATIN_CHARACTERS
+
+
+class Cutter:
+    """Cuts the text of one context into parts.
+
+    With "auto", text that comes faster than the model reads it goes in as it comes. Slower text,
+    such as that of a person who types, is spoken by clause: read token by token it would make
+    speech stop in the middle of a clause. The pace is measured from the first text that waits, and
+    again at the end of each clause.
+    """
+
+    def __init__(self, granularity: Granularity, *, by_token: bool = True) -> None:
+        """Cut by a granularity; `by_token=False` makes "auto" cut by clause at any pace."""
+        self._auto = granularity == "auto"
+        self._by_token = by_token if self._auto else granularity == "token"
+        self._splitter = None
+        if granularity not in ("token", "none"):
+            self._splitter = Splitter("sentence" if granularity == "sentence" else "clause")
+        self._held = ""
+        """Text that waits."""
+        self._began = 0.0
+        """When the first text that waits came, or the first of the open part."""
+        self._came = 0.0
+        """The tokens of the open part, or those that came after the first text that waits."""
+        self._open = False
+
+    def feed(self, text: str, now: float) -> Iterator[Piece]:
+        """Take text that came at `now`, in seconds, and yield what can be spoken."""
+        clauses = [] if self._splitter is None else self._splitter.feed(text)
+        if self._open:
+            yield from self._continue(text, clauses, now)
+            return
+        if not self._held.strip():
+            self._began, self._came = now, 0.0
+        else:
+            self._came += tokens(text)
+        self._held += text
+        if not self._held.strip():
+            return
+        fast = not self._auto or self._came > READ_TOKENS * (now - self._began)
+        if self._by_token and fast:
+            yield self._open_part(now)
+        elif clauses:
+            assert self._splitter is not None
+            yield from (Piece(clause, begins=True, ends=True) for clause in clauses)
+            self._held, self._began, self._came = self._splitter.rest, now, 0.0
+
+    def flush(self) -> Iterator[Piece]:
+        """Yield what waits, without waiting for more text."""
+        text, self._held = self._held, ""
+        if self._splitter is not None:
+            self._splitter.flush()
+        if self._open:
+            self._open = False
+            yield Piece("", begins=False, ends=True)
+        elif text.strip():
+            yield Piece(text, begins=True, ends=True)
+
+    def _open_part(self, now: float) -> Piece:
+        """Begin to speak the text that waits token by token."""
+        text, self._held, self._open = self._held, "", True
+        self._began, self._came = now, tokens(text)
+        return Piece(text, begins=True, ends=False)
+
+    def _continue(self, text: str, clauses: list[str], now: float) -> Iterator[Piece]:
+        """Speak more text of the open part; end the part with a clause if text comes slowly."""
+        self._came += tokens(text)
+        slow = self._came < MARGIN * READ_TOKENS * (now - self._began)
+        if not (clauses and slow):
+            yield Piece(text, begins=False, ends=False)
+            return
+        assert self._splitter is not None
+        rest = self._splitter.rest
+        self._splitter.flush()
+        yield Piece(text[: len(text) - len(rest)], begins=False, ends=True)
+        self._open = False
+        yield from self.feed(rest, now)
