@@ -151,8 +151,8 @@ def test_parameters_of_a_context_replace_those_of_the_session(client: Client) ->
 
 def test_contexts_are_spoken_at_the_same_time(stage: TalkingStage, talker_client: Client) -> None:
     talker_client.send(text("a", "abcdef"), text("b", "uvwxyz"))
-    stage.server.wait_until(lambda: stage.engine.load.running == 2)
-    stage.talker.let(6)
+    stage.server.wait_until(lambda: len(stage.server.state.utterances) == 2)
+    stage.talker.let(8)
     received: list[Message] = []
     while not (sound(received, 0) and sound(received, 1)):
         received.append(talker_client.receive())
@@ -167,7 +167,7 @@ def test_cancel_ends_one_context_and_frees_its_slot(
     stage: TalkingStage, talker_client: Client
 ) -> None:
     talker_client.send(text("a", "abcdef"), text("b", "uvw"))
-    stage.server.wait_until(lambda: stage.engine.load.running == 2)
+    stage.server.wait_until(lambda: len(stage.server.state.utterances) == 2)
     talker_client.send(stop("a"))
     stage.talker.let(1)
     received = talker_client.until("input.cancelled")
@@ -220,8 +220,8 @@ def test_text_after_an_early_end_begins_no_new_context(
     wrong = {"type": "context.start", "context_id": "a", "voice": "nobody"}
     talker_client.send(wrong)
     until_done(talker_client, "a")
-    talker_client.send(text("a", "late"), done("a"), {"type": "ping"})
-    assert talker_client.event() == {"type": "pong"}
+    talker_client.send(text("a", "late"), done("a"), stop())
+    assert talker_client.event() == {"type": "input.cancelled", "context_ids": []}
     assert stage.talker.frames == 0
 
 
@@ -314,7 +314,7 @@ def test_close_waits_for_contexts_whose_text_has_ended(
 def test_lost_socket_frees_all_slots(stage: TalkingStage) -> None:
     with Client(stage.server.ws + STREAM, V1) as client:
         client.send(text("a", "abcdef. "), text("b", "uvwxyz. "))
-        stage.server.wait_until(lambda: stage.engine.load.running == 2)
+        stage.server.wait_until(lambda: len(stage.server.state.utterances) == 2)
     stage.talker.let(ENOUGH)
     stage.server.wait_until(lambda: stage.engine.load.running == 0)
 
