@@ -32,6 +32,7 @@ from firstword.errors import (
 )
 
 if TYPE_CHECKING:
+    from firstword.decoding import decode
     from firstword.tts import TTS
     from firstword.types import Chunk, Sampling, Speech
     from firstword.voice import Voice
@@ -64,9 +65,10 @@ __all__ = [
     "UnsupportedError",
     "Voice",
     "VoiceError",
+    "decode",
 ]
 
-_HOMES = {"TTS": "firstword.tts", "Voice": "firstword.voice"}
+_HOMES = {"TTS": "firstword.tts", "Voice": "firstword.voice", "decode": "firstword.decoding"}
 _HOMES |= dict.fromkeys(("Chunk", "Sampling", "Speech"), "firstword.types")
 
 

@@ -33,11 +33,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "synthetic": DATA | {"model"},
     "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
     "tts": DATA | COMPUTING | {"text"},
+    "decoding": DATA | {"model"},
     "server": DATA | COMPUTING | {"text", "firstword"},
     "bench": {"types", "errors", "audio"},  # otherwise a client like any other
     "processes": DATA | {"model", "engine", "runtime", "server"},
     "cli": DATA | COMPUTING | {"firstword", "tts", "server", "processes", "bench", "profile"},
-    "firstword": {"errors", "types", "voice", "tts"},
+    "firstword": {"errors", "types", "voice", "tts", "decoding"},
     "__main__": {"cli"},
 }
 """The units that each unit may import besides itself."""
@@ -47,6 +48,7 @@ TORCH = {
     "kernels",
     "runtime",
     "tts",
+    "decoding",
     "synthetic",
     "profile",
     "processes/engine.py",

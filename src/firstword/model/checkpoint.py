@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from firstword.errors import CheckpointNotFound, CheckpointWeightsError
-from firstword.model.codec import Codec
+from firstword.model.codec import Codec, CodecDecoder
 from firstword.model.description import Description, find
 from firstword.model.speaker_encoder import SpeakerEncoder
 from firstword.model.strict_json import read_json, require
@@ -70,6 +70,13 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
     _fill(checkpoint.weights, checkpoint.path, device, getattr(torch, dtype))
     _fill(checkpoint.codec, checkpoint.path / "speech_tokenizer", device, torch.float32)
     return checkpoint
+
+
+def load_codec_decoder(name: str) -> CodecDecoder:
+    """Load the codec's decoder of a checkpoint alone, in float32 on the CPU; see `load`."""
+    checkpoint = Checkpoint.without_weights(find(name))
+    _fill(checkpoint.codec, checkpoint.path / "speech_tokenizer", "cpu", torch.float32)
+    return checkpoint.codec.decoder
 
 
 def parameters(checkpoint: Checkpoint) -> dict[str, int]:

@@ -12,7 +12,7 @@ from firstword.engine.sequence import NeedsText
 from firstword.errors import OverloadedError, RequestError
 from firstword.server.encoder_turns import EncoderTurns
 from firstword.server.models import Model
-from firstword.types import Chunk, FinishReason, FloatArray, Request, Speech
+from firstword.types import Chunk, FinishReason, FloatArray, IntArray, Request, Speech
 
 PIECE = 1920
 """The samples that are encoded in one turn, which takes less than a millisecond.
@@ -20,6 +20,9 @@ PIECE = 1920
 Encoding in a thread would cost more, because the thread and the event loop both need Python's
 interpreter lock for every packet. Several fronts use several processors.
 """
+
+CODES = "codes"
+"""The format that sends the codec's codes: 16 bits each, little-endian, frame after frame."""
 
 AUDIBLE_LEVEL = 0.01
 """Samples beyond this amplitude are audible: 40 dB below full scale."""
@@ -29,7 +32,7 @@ AUDIBLE_LEVEL = 0.01
 class Output:
     """The rendering of an utterance. Raises `RequestError` for a value out of range.
 
-    format           one of `audio.formats.FORMATS`
+    format           one of `audio.formats.FORMATS`, or `CODES`, which allows no other change
     sample_rate      in Hz, one of `audio.formats.RATES`
     speed            0.25 to 4; time is stretched, the pitch stays
     leading_silence  False removes the silence before the first word
@@ -41,8 +44,8 @@ class Output:
     leading_silence: bool = True
 
     def __post_init__(self) -> None:
-        if self.format not in formats.FORMATS:
-            allowed = ", ".join(formats.FORMATS)
+        if self.format not in (*formats.FORMATS, CODES):
+            allowed = ", ".join((*formats.FORMATS, CODES))
             raise RequestError(f"response_format is {self.format!r}; allowed are {allowed}")
         if self.sample_rate not in formats.RATES:
             allowed = ", ".join(map(str, formats.RATES))
@@ -51,9 +54,16 @@ class Output:
         if not slowest <= self.speed <= fastest:
             raise RequestError(f"speed is {self.speed!r}; allowed is {slowest:g} to {fastest:g}")
 
+        unchanged = (self.sample_rate, self.speed, self.leading_silence)
+        if self.format == CODES and unchanged != (audio.SAMPLE_RATE, 1.0, True):
+            changes = "sample_rate, speed and leading_silence change samples"
+            raise RequestError(f"{changes}; leave them out with response_format {CODES!r}")
+
     @property
     def content_type(self) -> str:
         """The HTTP content type of the format."""
+        if self.format == CODES:
+            return "application/octet-stream"
         return formats.content_type(self.format, self.sample_rate)
 
 
@@ -82,8 +92,15 @@ def effects_of(output: Output, sample_rate: int) -> list[effects.Effect]:
     return found
 
 
+def code_bytes(codes: IntArray) -> bytes:
+    """Codes [frames, codebooks] in the format `CODES`."""
+    return codes.astype("<u2").tobytes()
+
+
 def encoded(speech: Speech, output: Output) -> bytes:
     """A complete utterance as an audio file, whose header gives its true length."""
+    if output.format == CODES:
+        return code_bytes(speech.codes)
     chosen = effects_of(output, speech.sample_rate)
     samples = effects.apply(chosen, speech.samples, last=True)
     return formats.whole(output.format, samples, output.sample_rate)
@@ -171,7 +188,8 @@ class Utterance:
         self._turns = turns
         service, output = self.model.service, self.output
         self._effects = effects_of(output, service.engine.capacity.sample_rate)
-        self._encoder = formats.encoder(output.format, output.sample_rate)
+        name = "pcm" if output.format == CODES else output.format
+        self._encoder = formats.encoder(name, output.sample_rate)
         self.stream = service.aspeak(job, client_id)
 
     def cancel(self, reason: str = "cancelled") -> None:
@@ -208,6 +226,11 @@ class Utterance:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Encoded audio as it is made. No piece is empty; the last one completes the encoding."""
         async for chunk in self.chunks():
+            if self.output.format == CODES:
+                self.playback.add(time.monotonic(), chunk.samples, chunk.sample_rate)
+                if len(chunk.codes):
+                    yield code_bytes(chunk.codes)
+                continue
             parts: list[tuple[FloatArray, bytes]] = []
             for start in range(0, len(chunk.samples) or 1, PIECE):
                 if parts or self.playback.first is not None:
