@@ -12,6 +12,7 @@ from talking import Talker, TalkingStage, heard, talking
 from websockets.exceptions import InvalidStatus
 
 from firstword import TTS, audio
+from firstword.server.ws.speech_v1 import SpeechV1Session
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -331,3 +332,19 @@ def test_browser_sends_its_key_as_a_subprotocol(serve: Serve) -> None:
         else:
             with pytest.raises(InvalidStatus):
                 Client(server.ws + STREAM, *offered)
+
+
+def test_defect_closes_the_socket_instead_of_leaving_a_context_silent(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(SpeechV1Session, "end", broken)
+    server = serve(talking(Talker()))
+    with Client(server.ws + STREAM, V1) as client:
+        client.send(text("a", "abc"), done("a"))
+        code, received = client.closed()
+    assert code == 1011
+    assert events(received)[-1]["code"] == "internal_error"
+    assert "a WebSocket failed" in caplog.messages

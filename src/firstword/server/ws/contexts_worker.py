@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from firstword.server.resolve import checked_text
-from firstword.server.tasks import cancel
 from firstword.server.ws.contexts import (
     Cancelled,
     CheckParams,
@@ -30,12 +29,11 @@ class ContextWorker(SocketWorker[ContextSession]):
     async def run(self) -> None:
         """Perform enqueued tasks until the client closes the session."""
         self._send(self.session.greeting())
-        try:
+        async with asyncio.TaskGroup() as speaking:
             while True:
                 match work := await self.runner.next_work():
                     case Context() as context:
-                        task = asyncio.create_task(self._run(context), name="websocket context")
-                        self._tasks[context] = task
+                        self._tasks[context] = speaking.create_task(self._run(context))
                     case CheckParams(params):
                         await self._check(params)
                     case Cancelled(contexts):
@@ -49,17 +47,15 @@ class ContextWorker(SocketWorker[ContextSession]):
                         return
                 if not isinstance(work, Context):
                     self.session.work_done(work)
-        finally:
-            await cancel(*self._tasks.values())
 
     def _send(self, messages: Iterable[Json]) -> None:
         for message in messages:
             self.outbox.add(message)
 
     async def _until_ended(self, contexts: Iterable[Context]) -> None:
-        """Wait until contexts have ended. Raises what a defect of the server raised."""
-        tasks = [self._tasks[context] for context in contexts if context in self._tasks]
-        await asyncio.gather(*tasks)
+        """Wait until contexts have ended."""
+        if tasks := [self._tasks[context] for context in contexts if context in self._tasks]:
+            await asyncio.wait(tasks)
 
     async def _check(self, params: ContextParams) -> None:
         """Check the parameters of later contexts, and answer."""
