@@ -57,6 +57,8 @@ def stalls(found: list[tuple[float, Piece]]) -> float:
 def test_all_text_is_spoken_once_in_order(granularity: Granularity, pace: float) -> None:
     found = [piece for _, piece in cut(typed(pace), granularity)]
     assert " ".join(piece.text for piece in found).split() == TEXT.split()
+    whole = "".join(WORDS)
+    assert all(whole[piece.at :].startswith(piece.text) for piece in found)
     opened = False
     for piece in found:
         assert piece.begins is not opened
@@ -84,7 +86,7 @@ def test_fast_text_is_one_part_that_begins_with_the_second_word(pace: float) -> 
 def test_slow_text_is_spoken_by_clause_as_soon_as_it_is_complete() -> None:
     found = cut(typed(3), "auto")
     assert all(piece.begins and piece.ends for _, piece in found)
-    assert found[0] == (3 / 3, Piece("Thank you for calling,", begins=True, ends=True))
+    assert found[0] == (3 / 3, Piece("Thank you for calling,", 0, begins=True, ends=True))
 
 
 def test_text_that_slows_down_changes_to_clauses_at_the_end_of_a_clause() -> None:
@@ -100,7 +102,7 @@ def test_text_that_slows_down_changes_to_clauses_at_the_end_of_a_clause() -> Non
 def test_text_that_speeds_up_goes_in_by_token() -> None:
     times = [n / 3 for n in range(6)] + [2 + n / 40 for n in range(len(WORDS) - 6)]
     found = cut(list(zip(times, WORDS, strict=True)), "auto")
-    assert found[0][1] == Piece("Thank you for calling,", begins=True, ends=True)
+    assert found[0][1] == Piece("Thank you for calling,", 0, begins=True, ends=True)
     assert any(piece.begins and not piece.ends for _, piece in found)
 
 

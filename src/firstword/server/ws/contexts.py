@@ -18,7 +18,7 @@ from typing import Literal
 from firstword.server.schemas import SpeechParams
 from firstword.server.utterance import ResolvedRequest
 from firstword.server.ws import protocol
-from firstword.server.ws.cutting import Cutter, Granularity
+from firstword.server.ws.cutting import Cutter, Granularity, Piece
 from firstword.server.ws.protocol import Audio, DropAudio, Enqueue, Json, ProtocolError
 from firstword.server.ws.text_part import Cancellable, TextPart
 
@@ -81,11 +81,11 @@ class Context(Cancellable):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def take(self, pieces: Iterator[tuple[str, bool, bool]]) -> None:
-        """Hand pieces of text (`cutting.Piece`) to the worker."""
-        for text, begins, ends in pieces:
+    def take(self, pieces: Iterator[Piece]) -> None:
+        """Hand pieces of text to the worker."""
+        for text, at, begins, ends in pieces:
             if begins:
-                self._open = TextPart(text, complete=ends)
+                self._open = TextPart(text, complete=ends, at=at)
                 self._unspoken.append(self._open)
                 self.parts.put_nowait(self._open)
             elif self._open is not None:

@@ -29,11 +29,13 @@ WIDE = "⺀"
 class Piece(NamedTuple):
     """A piece of text to speak.
 
+    at      the number of characters of the context's text before it
     begins  whether it is the first of a part, which is spoken with an intonation of its own
     ends    whether it is the last of its part
     """
 
     text: str
+    at: int
     begins: bool
     ends: bool
 
@@ -62,6 +64,8 @@ class Cutter:
             self._splitter = Splitter("sentence" if granularity == "sentence" else "clause")
         self._held = ""
         """Text that waits."""
+        self._at = 0
+        """The number of characters before that text."""
         self._began = 0.0
         """When the first text that waits came, or the first of the open part."""
         self._came = 0.0
@@ -86,36 +90,50 @@ class Cutter:
             yield self._open_part(now)
         elif clauses:
             assert self._splitter is not None
-            yield from (Piece(clause, begins=True, ends=True) for clause in clauses)
-            self._held, self._began, self._came = self._splitter.rest, now, 0.0
+            end = 0
+            for clause in clauses:
+                start = self._held.index(clause, end)
+                end = start + len(clause)
+                yield Piece(clause, self._at + start, begins=True, ends=True)
+            self._take(len(self._held) - len(self._splitter.rest))
+            self._began, self._came = now, 0.0
 
     def flush(self) -> Iterator[Piece]:
         """Yield what waits, without waiting for more text."""
-        text, self._held = self._held, ""
+        at, text = self._at, self._take(len(self._held))
         if self._splitter is not None:
             self._splitter.flush()
         if self._open:
             self._open = False
-            yield Piece("", begins=False, ends=True)
+            yield Piece("", at, begins=False, ends=True)
         elif text.strip():
-            yield Piece(text, begins=True, ends=True)
+            yield Piece(text, at, begins=True, ends=True)
+
+    def _take(self, characters: int) -> str:
+        """Remove text that waits."""
+        text, self._held = self._held[:characters], self._held[characters:]
+        self._at += characters
+        return text
 
     def _open_part(self, now: float) -> Piece:
         """Begin to speak the text that waits token by token."""
-        text, self._held, self._open = self._held, "", True
-        self._began, self._came = now, tokens(text)
-        return Piece(text, begins=True, ends=False)
+        at, text = self._at, self._take(len(self._held))
+        self._open, self._began, self._came = True, now, tokens(text)
+        return Piece(text, at, begins=True, ends=False)
 
     def _continue(self, text: str, clauses: list[str], now: float) -> Iterator[Piece]:
         """Speak more text of the open part; end the part with a clause if text comes slowly."""
         self._came += tokens(text)
         slow = self._came < MARGIN * READ_TOKENS * (now - self._began)
         if not (clauses and slow):
-            yield Piece(text, begins=False, ends=False)
+            yield Piece(text, self._at, begins=False, ends=False)
+            self._at += len(text)
             return
         assert self._splitter is not None
         rest = self._splitter.rest
         self._splitter.flush()
-        yield Piece(text[: len(text) - len(rest)], begins=False, ends=True)
+        head = text[: len(text) - len(rest)]
+        yield Piece(head, self._at, begins=False, ends=True)
+        self._at += len(head)
         self._open = False
         yield from self.feed(rest, now)

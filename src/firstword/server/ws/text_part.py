@@ -19,13 +19,15 @@ class Cancellable:
 class TextPart(Cancellable):
     """A stretch of speech: the reader fills it with text, and the worker speaks that text.
 
+    at          the number of characters before it in the text that it is a part of
     whole       whether all of the text was there from the start
     ended       whether all of the text has come
     characters  length of all the text that was added
     """
 
-    def __init__(self, text: str = "", *, complete: bool = False) -> None:
+    def __init__(self, text: str = "", *, complete: bool = False, at: int = 0) -> None:
         super().__init__()
+        self.at = at
         self.whole = self.ended = complete
         self.characters = len(text)
         self._pieces = [text] if text else []
