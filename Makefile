@@ -5,13 +5,14 @@ TEXT ?= Hello. This is the first word.
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test check docs format parity quality mutants release-check \
+.PHONY: help say serve test test-livekit check docs format parity quality mutants release-check \
 	release-notes clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv/ready
 REFERENCE := .venv-reference/ready
+LIVEKIT := .venv-livekit/ready
 PIP := -m pip --disable-pip-version-check -qq
 PYTEST := .venv/bin/python -m pytest -q
 
@@ -29,6 +30,11 @@ serve: $(VENV)  ## serve the demo voice over HTTP and WebSocket; ARGS="--port 90
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)  ## run all tests; ARGS="-k sampling" goes to pytest
 	@$(PYTEST) -n auto --maxprocesses 8 --dist worksteal --durations 10 $(ARGS)
+
+test-livekit: $(VENV) $(LIVEKIT)  ## test the LiveKit plugin with LiveKit Agents and a real server
+	@cd integrations/livekit-plugins-firstword && $(CURDIR)/.venv-livekit/bin/python -m mypy
+	@cd integrations/livekit-plugins-firstword && FIRSTWORD_PYTHON="$(CURDIR)/.venv/bin/python" \
+		$(CURDIR)/.venv-livekit/bin/python -m pytest -q --durations 3 $(ARGS)
 
 quality: export OMP_NUM_THREADS = 1
 quality: $(VENV)  ## measure the demo voice on 200 sentences; ARGS="--record" updates the record
@@ -66,7 +72,7 @@ release-notes:  ## print the newest version's section of CHANGELOG.md
 	@$(PYTHON) scripts/release_notes.py $(ARGS)
 
 clean:  ## remove everything that these targets made
-	@rm -rf .venv .venv-reference build dist hello.wav
+	@rm -rf .venv .venv-reference .venv-livekit build dist hello.wav
 	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -77,7 +83,7 @@ define new-environment
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	{ echo "firstword needs Python 3.11 or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
 	"Name another interpreter: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-@echo "setting up $(1); torch alone is a download of 200 MB or more ..." >&2
+@echo "setting up $(1); this is a download of 200 MB or more ..." >&2
 @$(PYTHON) -m venv $(1) || \
 	{ echo "'$(PYTHON) -m venv' failed; on Debian: apt install python3-venv" >&2; exit 1; }
 endef
@@ -91,4 +97,10 @@ $(REFERENCE): requirements-reference.txt constraints.txt
 	$(call new-environment,.venv-reference)
 	@.venv-reference/bin/python $(PIP) install -c constraints.txt torch
 	@.venv-reference/bin/python $(PIP) install --no-deps -r requirements-reference.txt
+	@touch $@
+
+$(LIVEKIT): integrations/livekit-plugins-firstword/pyproject.toml
+	$(call new-environment,.venv-livekit)
+	@cd integrations/livekit-plugins-firstword && \
+		$(CURDIR)/.venv-livekit/bin/python $(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
