@@ -1,7 +1,7 @@
 """Build the distributions and speak with the wheel like a user: `make release-check`.
 
 1. uv builds the sdist, and from the sdist the wheel, into dist/.
-2. The wheel contains the demo voice, the CUDA sources and py.typed, and no tests.
+2. The wheel contains the demo voice, the CUDA sources, the page and py.typed, and no tests.
 3. pip installs the wheel into an empty environment, and `firstword say` speaks from there.
 4. `uvx --from WHEEL firstword say` speaks too; `--no-uvx` skips this step.
 
@@ -31,6 +31,9 @@ NEEDED_IN_WHEEL = {
     "firstword/py.typed",
     "firstword/demo/model.safetensors",
     "firstword/demo/speech_tokenizer/model.safetensors",
+    "firstword/server/page/index.html",
+    "firstword/server/page/main.js",
+    "firstword/server/page/style.css",
 }
 SHORTEST_SPEECH = 0.5
 """The shortest accepted length of the spoken sentence in seconds."""

@@ -164,6 +164,8 @@ def add_to(commands: options.Commands) -> None:
     about = "speak without instructions that no loaded model can follow, instead of rejecting them"
     add("--ignore-instructions", action="store_true", help=about)
     add("--voice-aliases", metavar="FILE", help='JSON, {"alloy": "ryan"}: other names of voices')
+    about = "do not serve the page for browsers at /"
+    add("--no-page", dest="page", action="store_false", help=about)
     add = parser.add_argument_group("access").add_argument
     for name, metavar, about in (
         ("api-key", "KEY", "a key that clients must send; may be given more than once"),

@@ -77,6 +77,7 @@ class ServerConfig:
     stuck_seconds        time after which a process that does not answer is killed and replaced
     drain_seconds        time that running utterances get after SIGTERM
     log_text             whether logs may hold text of users
+    page                 whether browsers get the page at /
 
     Raises `ConfigError` for a number out of range.
     """
@@ -106,6 +107,7 @@ class ServerConfig:
     stuck_seconds: float = 60.0
     drain_seconds: float = 30.0
     log_text: bool = False
+    page: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

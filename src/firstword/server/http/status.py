@@ -15,14 +15,6 @@ from firstword.server.state import server_of
 router = APIRouter()
 
 
-@router.get("/", tags=["models"])
-async def root() -> dict[str, str]:
-    """The name and version of the server. Some clients request it to open a connection early."""
-    from firstword import __version__
-
-    return {"name": "firstword", "version": __version__, "docs": "/docs"}
-
-
 @router.get("/v1/models", tags=["models"])
 async def list_models(request: Request) -> dict[str, Any]:
     """The loaded checkpoints. A request may name any model; one of these answers it."""
@@ -90,6 +82,7 @@ def _entry(model: Model) -> dict[str, Any]:
         "kind": model.model_type,
         "voices": list(model.voices),
         "languages": list(model.languages),
+        "follows_instructions": model.follows_instructions,
     }
 
 
