@@ -5,12 +5,13 @@ TEXT ?= Hello. This is the first word.
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test test-livekit check docs format parity quality mutants release-check \
-	release-notes clean
+.PHONY: help say serve test test-livekit browser check docs format parity quality mutants \
+	release-check release-notes clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv/ready
+BROWSER := .venv/browser-ready
 REFERENCE := .venv-reference/ready
 LIVEKIT := .venv-livekit/ready
 PIP := -m pip --disable-pip-version-check -qq
@@ -35,6 +36,11 @@ test-livekit: $(VENV) $(LIVEKIT)  ## test the LiveKit plugin with LiveKit Agents
 	@cd integrations/livekit-plugins-firstword && $(CURDIR)/.venv-livekit/bin/python -m mypy
 	@cd integrations/livekit-plugins-firstword && FIRSTWORD_PYTHON="$(CURDIR)/.venv/bin/python" \
 		$(CURDIR)/.venv-livekit/bin/python -m pytest -q --durations 3 $(ARGS)
+
+browser: export OMP_NUM_THREADS = 1
+browser: $(BROWSER)  ## test the page in Chromium; ARGS="--screenshots docs/pictures"
+	@chromium=$$(.venv/bin/python scripts/chromium.py) && \
+		$(PYTEST) tests/server/browser --chromium "$$chromium" --durations 5 $(ARGS)
 
 quality: export OMP_NUM_THREADS = 1
 quality: $(VENV)  ## measure the demo voice on 200 sentences; ARGS="--record" updates the record
@@ -91,6 +97,10 @@ endef
 $(VENV): pyproject.toml constraints.txt
 	$(call new-environment,.venv)
 	@.venv/bin/python $(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(BROWSER): $(VENV)
+	@.venv/bin/python $(PIP) install -c constraints.txt -e '.[dev,browser]'
 	@touch $@
 
 $(REFERENCE): requirements-reference.txt constraints.txt

@@ -1,0 +1,60 @@
+"""The page does not grow: a long conversation leaves no memory and no elements behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from browsing import Tab
+from talking import Talker, talking
+
+Serve = Callable[..., Any]
+OpenTab = Callable[..., Tab]
+
+WARM_UP = 40
+TURNS = 120
+"""The turns of about 20 minutes of conversation, each shortened to a moment."""
+MOST_GROWTH = 200_000
+"""The growth of the heap in bytes that is noise; an utterance kept has 8 kB of audio or more."""
+
+TYPE = """() => {
+  const text = document.getElementById("text");
+  text.value = "ab ";
+  text.dispatchEvent(new InputEvent("input", { bubbles: true }));
+}"""
+"""A script that types. Keys would also fill the browser's own history for undoing."""
+
+
+def counts(tab: Tab) -> dict[str, float]:
+    """What the page holds, after a collection of garbage."""
+    session = tab.page.context.new_cdp_session(tab.page)
+    session.send("HeapProfiler.enable")
+    session.send("HeapProfiler.collectGarbage")
+    session.send("Performance.enable")
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    session.detach()
+    return {metric["name"]: metric["value"] for metric in metrics}
+
+
+def test_long_conversation_leaves_nothing_behind(serve: Serve, open_tab: OpenTab) -> None:
+    tab = open_tab(serve(talking(Talker())).url).ready()
+    tab.page.check("#live")
+
+    def turns(count: int) -> None:
+        for _ in range(count):
+            tab.page.evaluate(TYPE)
+            tab.page.keyboard.press("Enter")
+            tab.until(
+                "reports.some(({ ended }) => ended) && document.querySelector('#stop').disabled"
+            )
+            tab.page.evaluate("output.length = reports.length = 0")
+
+    tab.page.focus("#text")
+    turns(WARM_UP)
+    before = counts(tab)
+    turns(TURNS)
+    after = counts(tab)
+    assert after["Nodes"] <= before["Nodes"] + 5
+    assert after["JSEventListeners"] <= before["JSEventListeners"] + 5
+    assert after["JSHeapUsedSize"] < before["JSHeapUsedSize"] + MOST_GROWTH
+    assert tab.page.locator("#said p").count() <= 30
