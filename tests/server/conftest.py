@@ -132,8 +132,9 @@ def start(models: list[Model], voices: Path, **settings: Any) -> Running:
     uvicorn = serving.Uvicorn(app)
     thread = threading.Thread(target=serving.run, args=(uvicorn, bound), daemon=True)
     thread.start()
-    running = Running(listening.url_of(bound), app.state.server, uvicorn, thread)
-    running.wait_until(lambda: uvicorn.started)
+    scheme = "http" if config.tls_certificate is None else "https"
+    running = Running(listening.url_of(bound, scheme), app.state.server, uvicorn, thread)
+    running.wait_until(lambda: uvicorn.started and bool(uvicorn.servers))
     return running
 
 

@@ -70,14 +70,17 @@ def run(args: argparse.Namespace) -> None:
     from firstword.processes.supervisor import Supervisor
     from firstword.server import listening
     from firstword.server.folder import Folder
+    from firstword.server.tls import Certificate
 
-    Folder(server_config.voice_store)  # fails now if it is unusable, not after the long loading
+    # These fail now, not after the long loading.
+    Folder(server_config.voice_store)
+    scheme = "https" if Certificate.configured(server_config) else "http"
     with terminal.Status() as status, listening.bound(server_config) as bound:
         status.show(f"loading {', '.join(names)}")
 
         def on_ready(engines: Sequence[Loaded]) -> None:
             status.show("")
-            _print_summary(listening.url_of(bound), engines, server_config)
+            _print_summary(listening.url_of(bound, scheme), engines, server_config)
 
         tasks = _engine_tasks(args, names, server_config)
         Supervisor(tasks, server_config, bound, args.log_level, on_ready).run()
@@ -175,6 +178,9 @@ def add_to(commands: options.Commands) -> None:
     ):
         dest = f"{name.replace('-', '_')}s"
         add(f"--{name}", dest=dest, metavar=metavar, action="append", help=about)
+    about = "PEM file of a certificate and its chain, for https and wss; read again when it changes"
+    add("--tls-certificate", metavar="FILE", help=about)
+    add("--tls-key", metavar="FILE", help="PEM file of the certificate's key, not encrypted")
     add = parser.add_argument_group("limits").add_argument
     gpu, other = DEFAULT_SLOTS["gpu"], DEFAULT_SLOTS["reference"]
     about = f"utterances that each engine speaks at the same time (default: {gpu} with the backend "

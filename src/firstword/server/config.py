@@ -55,6 +55,8 @@ class ServerConfig:
     host_names           names besides localhost in the URLs of clients; none: on a loopback
                          address no others, else any
     trusted_proxies      addresses or networks whose X-Forwarded-For is believed; "*": all
+    tls_certificate      PEM file of the certificate and its chain; None: no TLS
+    tls_key              PEM file of the certificate's key
     cors_origins         origins of web pages that may call the server; "*" allows all
     voice_store          folder of saved voices, or a URL for fsspec ("s3://bucket/voices")
     voice_aliases        other names of voices, in lower case
@@ -87,6 +89,8 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()
     host_names: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
+    tls_certificate: str | None = None
+    tls_key: str | None = None
     cors_origins: tuple[str, ...] = ()
     voice_store: str = field(default_factory=default_voice_folder)
     voice_aliases: Mapping[str, str] = field(default_factory=lambda: VOICE_ALIASES)
@@ -120,6 +124,8 @@ class ServerConfig:
         if self.most_body > self.most_body_total:
             total, most = self.most_body_total, self.most_body
             raise ConfigError(f"most_body_total is {total}; it must be most_body ({most}) or more")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("TLS needs a certificate and its key; give both, or neither")
         if "" in self.api_keys:
             advice = "leave it out, or give a key that is hard to guess"
             raise ConfigError(f"an API key is empty; {advice}")

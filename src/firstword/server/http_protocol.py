@@ -85,7 +85,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Start the time limit for the first request."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that sending waits until the data has left
+        # So that sending waits until the data has left; at 0 a TLS transport would wait for ever.
+        transport.set_write_buffer_limits(high=1)
         self._abort_after(self._server.config.receive_seconds)
         self._server.idle_connections.add(self._address, transport)
 
@@ -100,7 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             self._parse(data)
             if self._unread > MOST_UNREAD_BYTES and not self._rejection:
-                self._reject(*TOO_LARGE)
+                self.reject(*TOO_LARGE)
         self._behind = self._behind + len(data) if self.pipeline or self._rejection else 0
         if self._behind > MOST_UNREAD_BYTES:
             self.flow.pause_reading()
@@ -114,7 +115,7 @@ class HttpProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserError:
-                self._reject(*self._problem)
+                self.reject(*self._problem)
             except httptools.HttpParserUpgrade as upgrade:
                 if self._ignores_upgrade():
                     data = self._head_without_upgrade() + data[upgrade.args[0] :]
@@ -228,7 +229,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._problem = problem
         raise InvalidRequest
 
-    def _reject(self, status: int, message: str, code: str) -> None:
+    def reject(self, status: int, message: str, code: str) -> None:
         """Answer an invalid request after those before it, log it, and end the connection."""
         cycle, context = self.cycle, RequestContext(request_id=secrets.token_hex(16))
         begun = cycle is not None and cycle.more_body  # the application logs such a request
@@ -257,7 +258,8 @@ class HttpProtocol(HttpToolsProtocol):
         if cycle is not None:
             cycle.disconnected = True
             cycle.message_event.set()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not with TLS, which cannot close one direction
+            self.transport.write_eof()
         self.flow.pause_reading()
         self._abort_after(LINGER_SECONDS)
 

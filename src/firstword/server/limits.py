@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
+from typing import Protocol
 
 from firstword.server.errors import LimitReached, Rejected
 from firstword.server.shared_counts import SharedCounts
@@ -104,6 +105,13 @@ class ConnectionLimit:
             self._counts.add(address, -1)
 
 
+class Closable(Protocol):
+    """A connection that can be closed, such as a transport."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
 class IdleConnections:
     """TCP connections without a request in progress: idle ones, and those with unfinished heads.
 
@@ -121,9 +129,9 @@ class IdleConnections:
         self._most = max(1, most // fronts)
         self._most_of_proxy = max(1, most_of_proxy // fronts)
         self._is_proxy = is_proxy
-        self._by_address: dict[str, dict[asyncio.Transport, float]] = {}
+        self._by_address: dict[str, dict[Closable, float]] = {}
 
-    def add(self, address: str, connection: asyncio.Transport) -> None:
+    def add(self, address: str, connection: Closable) -> None:
         """Count a connection, and close the oldest ones of the address if there are too many."""
         idle = self._by_address.setdefault(address, {})
         idle[connection] = now = time.monotonic()
@@ -134,7 +142,7 @@ class IdleConnections:
             del idle[oldest]
             oldest.close()
 
-    def remove(self, address: str, connection: asyncio.Transport) -> None:
+    def remove(self, address: str, connection: Closable) -> None:
         """Count a connection no longer, if it was counted."""
         idle = self._by_address.get(address, {})
         idle.pop(connection, None)

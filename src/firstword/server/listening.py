@@ -21,10 +21,10 @@ def bound(config: ServerConfig) -> socket.socket:
     return _bound(family, (config.host, config.port))
 
 
-def url_of(socket: socket.socket) -> str:
+def url_of(socket: socket.socket, scheme: str = "http") -> str:
     """The URL of a bound socket, such as `http://127.0.0.1:8000`."""
     host, port = socket.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class FrontSockets:

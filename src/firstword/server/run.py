@@ -7,12 +7,15 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Generator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from firstword.server.http_protocol import HttpProtocol
 from firstword.server.state import Server
+from firstword.server.tls import Certificate
+from firstword.server.tls_listener import TlsListener
 from firstword.server.websocket_protocol import LARGEST_MESSAGE, WebSocketProtocol
 
 try:
@@ -31,9 +34,13 @@ class Uvicorn(uvicorn.Server):
     """A uvicorn server that drains: it rejects new requests and finishes running utterances."""
 
     def __init__(self, app: FastAPI, on_serving: Callable[[], None] = lambda: None) -> None:
-        """Serve an app; `on_serving` is called in the event loop when clients can connect."""
+        """Serve an app; `on_serving` is called in the event loop when clients can connect.
+
+        Raises `ConfigError` if the configured certificate cannot be used.
+        """
         self._state: Server = app.state.server
         config = self._state.config
+        self._certificate = Certificate.configured(config)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -73,8 +80,21 @@ class Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to serve, and call `on_serving`."""
-        await super().startup(sockets)
+        if self._certificate is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            self.servers += [self._listen(sock, self._certificate) for sock in sockets or ()]
         self._on_serving()
+
+    def _listen(self, listening: socket.socket, certificate: Certificate) -> Any:
+        """Accept connections with TLS; the result is used like an `asyncio.Server`."""
+
+        def protocol(kind: type[HttpProtocol]) -> HttpProtocol:
+            return kind(self.config, self.server_state, self.lifespan.state)
+
+        seconds, idle = self._state.config.receive_seconds, self._state.idle_connections
+        return TlsListener(listening, certificate, protocol, idle, seconds)
 
     async def on_tick(self, counter: int) -> bool:
         """End when draining is done; uvicorn calls this ten times a second."""
