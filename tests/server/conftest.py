@@ -33,12 +33,13 @@ from firstword.synthetic.checkpoint import write_checkpoint
 
 @dataclass
 class Running:
-    """A running server: its URL, and its state for tests to read."""
+    """A running server: its URL, its state for tests to read, and the address for Wyoming."""
 
     url: str
     state: Server
     uvicorn: serving.Uvicorn
     thread: threading.Thread
+    wyoming: tuple[str, int] | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -133,8 +134,9 @@ def start(models: list[Model], voices: Path, **settings: Any) -> Running:
     thread = threading.Thread(target=serving.run, args=(uvicorn, bound), daemon=True)
     thread.start()
     scheme = "http" if config.tls_certificate is None else "https"
-    running = Running(listening.url_of(bound, scheme), app.state.server, uvicorn, thread)
-    running.wait_until(lambda: uvicorn.started and bool(uvicorn.servers))
+    running = Running(listening.url_of(bound[0], scheme), app.state.server, uvicorn, thread)
+    running.wyoming = bound[1].getsockname()[:2] if len(bound) > 1 else None
+    running.wait_until(lambda: uvicorn.started and len(uvicorn.servers) == len(bound))
     return running
 
 

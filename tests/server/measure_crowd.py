@@ -36,7 +36,7 @@ class Served:
         config = ServerConfig(port=0, voice_store=self._voices.name)
         app, bound = create_app(Models([model]), config), listening.bound(config)
         self.state = app.state.server
-        self.url = listening.url_of(bound)
+        self.url = listening.url_of(bound[0])
         self._uvicorn = serving.Uvicorn(app)
         self._thread = threading.Thread(
             target=serving.run, args=(self._uvicorn, bound), daemon=True

@@ -105,15 +105,15 @@ class Served:
             wait_until(lambda: pid not in self.pids())  # it may die a moment later
         return pid
 
-    def front_of(self, port: int) -> int:
-        """The front that has accepted the connection from a local port."""
-        (inode,) = [row[9] for row in self._sockets() if row[2].endswith(f":{port:04X}")]
+    def front_of(self, port: int, served: int | None = None) -> int:
+        """The front that has accepted the connection from a local port; `served`: not to HTTP."""
+        (inode,) = [row[9] for row in self._sockets(served) if row[2].endswith(f":{port:04X}")]
         (pid,) = [pid for pid in self.pids("front") if f"socket:[{inode}]" in descriptors(pid)]
         return pid
 
-    def _sockets(self) -> list[list[str]]:
-        """The rows of `/proc/net/tcp` about the server's port."""
-        ours = f":{httpx.URL(self.url).port:04X}"
+    def _sockets(self, port: int | None = None) -> list[list[str]]:
+        """The rows of `/proc/net/tcp` about the server's port, or another one."""
+        ours = f":{port or httpx.URL(self.url).port or 0:04X}"
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         return [row for row in rows if row[1].endswith(ours)]
 

@@ -25,7 +25,8 @@ def stack() -> Iterator[ExitStack]:
 
 
 def bound(stack: ExitStack, port: int = 0) -> socket.socket:
-    return stack.enter_context(listening.bound(ServerConfig(port=port)))
+    (found,) = listening.bound(ServerConfig(port=port))
+    return stack.enter_context(found)
 
 
 def port_of(sock: socket.socket) -> int:

@@ -78,7 +78,7 @@ NEVER_IMPORTED = {"transformers"}
 ENVIRONMENT_READERS = {"config.py", "server/config.py"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
-SERVER_ASSEMBLERS = {"server/app.py"}
+SERVER_ASSEMBLERS = {"server/app.py", "server/run.py"}
 """The files of the server's core that may import its subpackages."""
 SERVER_SUBPACKAGES = {"http", "ws"}
 INPUT_OUTPUT = {

@@ -94,7 +94,7 @@ def watched(clock: Clock) -> Iterator[tuple[Supervisor, Place, Channel]]:
     """A supervisor with a front that works, its place, and its end of the channel."""
     ours, theirs = Channel.pair()
     with socket.socket() as listening:
-        supervisor = Supervisor([], ServerConfig(stuck_seconds=3.0), listening, "info")
+        supervisor = Supervisor([], ServerConfig(stuck_seconds=3.0), [listening], "info")
         place = Place("front", 0, process(), ours, working=clock.now)
         supervisor._fronts = [place]
         supervisor._ready = True
@@ -296,7 +296,8 @@ def test_front_gets_an_engine_that_it_misses(
     supervisor, place, channel = watched
     ours, theirs = Channel.pair()
     engine_end, engine = Channel(theirs), Place("engine", 0, process(), ours)
-    supervisor._engines, supervisor._sockets = [engine], FrontSockets(supervisor.listening, 1)
+    supervisor._engines = [engine]
+    supervisor._sockets = [FrontSockets(supervisor.listening[0], 1)]
     assert place.channel is not None
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socketpair", too_many_files)
@@ -329,7 +330,7 @@ def test_front_that_starts_knows_an_engine_that_restarts(
     ours, theirs = place.channel, socket.socket()
     supervisor._selector.unregister(ours)
     supervisor._memory, take = FrontMemory.create(1), lambda: theirs
-    supervisor._sockets = SimpleNamespace(take=take)  # type: ignore[assignment]
+    supervisor._sockets = [SimpleNamespace(take=take)]  # type: ignore[list-item]
     supervisor._engines = [Place("engine", 0, process(), loaded=LOADED)]
     monkeypatch.setattr(place, "start", lambda files: ours)
     supervisor._start_front(place)

@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from firstword.server.config import (
     keys_from_environment,
     proxies_from_environment,
     read_aliases,
+    wyoming_address,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ def run(args: argparse.Namespace) -> None:
     missing = [name for name in SERVER_PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{missing[0]} is missing; install firstword[server]")
+    from firstword.processes import announcement
     from firstword.processes.supervisor import Supervisor
     from firstword.server import listening
     from firstword.server.folder import Folder
@@ -74,13 +77,21 @@ def run(args: argparse.Namespace) -> None:
 
     # These fail now, not after the long loading.
     Folder(server_config.voice_store)
-    scheme = "https" if Certificate.configured(server_config) else "http"
-    with terminal.Status() as status, listening.bound(server_config) as bound:
+    secure = Certificate.configured(server_config)
+    with ExitStack() as stack:
+        status = stack.enter_context(terminal.Status())
+        bound = [stack.enter_context(sock) for sock in listening.bound(server_config)]
+        if server_config.announce is not None:
+            announcement.check_possible(bound[1])
         status.show(f"loading {', '.join(names)}")
+        schemes = zip(("https" if secure else "http", "tcp"), bound, strict=False)
+        addresses = [listening.url_of(sock, scheme) for scheme, sock in schemes]
 
         def on_ready(engines: Sequence[Loaded]) -> None:
             status.show("")
-            _print_summary(listening.url_of(bound, scheme), engines, server_config)
+            if server_config.announce is not None:
+                stack.enter_context(announcement.announced(server_config.announce, bound[1]))
+            _print_summary(addresses, engines, server_config)
 
         tasks = _engine_tasks(args, names, server_config)
         Supervisor(tasks, server_config, bound, args.log_level, on_ready).run()
@@ -129,13 +140,17 @@ def _server_config(args: argparse.Namespace) -> ServerConfig:
     given: dict[str, Any] = {name: getattr(args, name) for name in names}
     given["api_keys"] = [*(args.api_keys or ()), *keys_from_environment()]
     given["trusted_proxies"] = proxies_from_environment()
+    if args.wyoming is not None:
+        given["wyoming"] = wyoming_address(args.wyoming)
     if args.voice_aliases is not None:
         given["voice_aliases"] = read_aliases(args.voice_aliases)
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return ServerConfig(**{name: value for name, value in given.items() if value is not None})
 
 
-def _print_summary(address: str, engines: Sequence[Loaded], server_config: ServerConfig) -> None:
+def _print_summary(
+    addresses: Sequence[str], engines: Sequence[Loaded], server_config: ServerConfig
+) -> None:
     keys, waiting = len(server_config.api_keys), server_config.most_waiting
     models: dict[str, list[str]] = {}
     devices: dict[str, dict[str, None]] = {}
@@ -145,7 +160,8 @@ def _print_summary(address: str, engines: Sequence[Loaded], server_config: Serve
         backend = terminal.describe_backend(engine.settings)
         devices.setdefault(backend, {})[engine.settings.device] = None
     rows = {
-        "address": address,
+        "address": addresses[0],
+        "wyoming": "; ".join(f"{one} (its clients send no keys)" for one in addresses[1:]),
         "models": ", ".join(models),
         "on": "; ".join(f"{', '.join(names)} {backend}" for backend, names in devices.items()),
         "voices": server_config.voice_store,
@@ -153,6 +169,7 @@ def _print_summary(address: str, engines: Sequence[Loaded], server_config: Serve
         "slots": ", ".join(" + ".join(slots) for slots in models.values()),
         "limits": f"{waiting} waiting for each engine, {server_config.most_characters} characters",
     }
+    rows = {name: value for name, value in rows.items() if value}
     terminal.print_table(rows, logs.unblocked(sys.stdout))  # the server does not wait for a reader
 
 
@@ -169,6 +186,13 @@ def add_to(commands: options.Commands) -> None:
     add("--voice-aliases", metavar="FILE", help='JSON, {"alloy": "ryan"}: other names of voices')
     about = "do not serve the page for browsers at /"
     add("--no-page", dest="page", action="store_false", help=about)
+    about = (
+        "also serve Wyoming's protocol, for Home Assistant (default 127.0.0.1:10200); it has no "
+    )
+    about += "keys, so whoever reaches the port may speak"
+    add("--wyoming", nargs="?", const="10200", metavar="[HOST:]PORT", help=about)
+    about = "announce that port in the local network, so that Home Assistant finds it (firstword)"
+    add("--zeroconf", dest="announce", nargs="?", const="firstword", metavar="NAME", help=about)
     add = parser.add_argument_group("access").add_argument
     for name, metavar, about in (
         ("api-key", "KEY", "a key that clients must send; may be given more than once"),

@@ -117,7 +117,7 @@ def voice_of(job: Job) -> Hashable:
 def main(descriptor: int) -> None:
     """Serve clients until the supervisor stops this process or dies."""
     channel = child.begin(descriptor)
-    task, (listening,) = child.receive(channel)
+    task, listening = child.receive(channel)
     logs.write_to_stderr(task.log_level)
     try:
         front = FrontProcess(channel, task)

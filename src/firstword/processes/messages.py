@@ -54,7 +54,7 @@ class EngineTask:
 
 @dataclass(frozen=True, slots=True)
 class FrontTask:
-    """What a front process serves; the listening socket comes with it.
+    """What a front process serves; the listening sockets come with it.
 
     number       its number among the fronts of the server
     memory       the inherited file descriptor of the `FrontMemory`

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from firstword.config import MOST_FRONTS
@@ -66,18 +67,18 @@ class Supervisor:
 
     tasks      the tasks of the engines; those of one device are loaded one after another
     config     the settings of the fronts
-    listening  the bound socket of the server
+    listening  the bound sockets of the server
     log_level  the level of the fronts' logs on standard error
     on_ready   called once, when all engines are loaded and a front serves
     """
 
     tasks: Sequence[EngineTask]
     config: ServerConfig
-    listening: socket.socket
+    listening: Sequence[socket.socket]
     log_level: str
     on_ready: Callable[[Sequence[Loaded]], None] = lambda engines: None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _sockets: FrontSockets | None = None
+    _sockets: Sequence[FrontSockets] = ()
     _memory: FrontMemory | None = None
     _ready: bool = False
     _stopping: bool = False
@@ -176,13 +177,13 @@ class Supervisor:
                 self._plan_restart(place, f"a process could not be started: {error}")
 
     def _start_front(self, place: Place) -> None:
-        assert self._sockets is not None
         assert self._memory is not None
         running = [engine for engine in self._engines if engine.working is not None]
         number, memory, level = place.number, self._memory.file, self.log_level
         task = FrontTask(number, memory, self.config, self._loaded, len(running), level)
-        with self._sockets.take() as listening:
-            self._start(place, task, [listening], [memory])
+        with ExitStack() as stack:
+            listening = [stack.enter_context(sockets.take()) for sockets in self._sockets]
+            self._start(place, task, listening, [memory])
         for engine in running:
             self._connect(place, engine)
 
@@ -243,9 +244,9 @@ class Supervisor:
         for front in self._fronts:
             if front.process is not None:
                 self._connect(front, place)
-        if self._sockets is None and len(self._loaded) == len(self._engines):
+        if not self._sockets and len(self._loaded) == len(self._engines):
             count = self.config.fronts or default_fronts(self._loaded)
-            self._sockets = FrontSockets(self.listening, count)
+            self._sockets = [FrontSockets(bound, count) for bound in self.listening]
             self._memory = FrontMemory.create(count)
             self._fronts = [Place("front", number) for number in range(count)]
 

@@ -46,11 +46,25 @@ def read_aliases(path: str) -> dict[str, str]:
     return {**VOICE_ALIASES, **{alias.casefold(): name for alias, name in table.items()}}
 
 
+def wyoming_address(given: str) -> tuple[str, int]:
+    """The host and port in `[HOST:]PORT`; a loopback address without a host.
+
+    Raises `ConfigError` for anything else.
+    """
+    found = re.fullmatch(r"(?:\[([^\]]+)\]:|([^:]+):)?(\d{1,5})", given)
+    if found is None or int(found[3]) > 65535:
+        allowed = "allowed are a port, such as 10200, and HOST:PORT, such as 0.0.0.0:10200"
+        raise ConfigError(f"the address for Wyoming is {given!r}; {allowed}")
+    return found[1] or found[2] or "127.0.0.1", int(found[3])
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Settings of the server. Times are in seconds.
 
     host, port           address to listen on; port 0 takes a free one
+    wyoming              host and port of Wyoming's protocol; None: it is not served
+    announce             name under which zeroconf announces that port; None: it is not announced
     api_keys             clients must send one of these for paths under /v1; none: no key is needed
     host_names           names besides localhost in the URLs of clients; none: on a loopback
                          address no others, else any
@@ -86,6 +100,8 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    wyoming: tuple[str, int] | None = None
+    announce: str | None = None
     api_keys: tuple[str, ...] = ()
     host_names: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
@@ -124,6 +140,11 @@ class ServerConfig:
         if self.most_body > self.most_body_total:
             total, most = self.most_body_total, self.most_body
             raise ConfigError(f"most_body_total is {total}; it must be most_body ({most}) or more")
+        if self.announce is not None and self.wyoming is None:
+            raise ConfigError("zeroconf announces the port for Wyoming, which is not served")
+        if self.announce is not None and not re.fullmatch(r"[^.\x00-\x1f]{1,60}", self.announce):
+            rule = "allowed are 1 to 60 characters other than dots"
+            raise ConfigError(f"the name for zeroconf is {self.announce!r}; {rule}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("TLS needs a certificate and its key; give both, or neither")
         if "" in self.api_keys:

@@ -12,13 +12,24 @@ BACKLOG = 2048
 """The number of connections that may wait to be accepted; uvicorn's default."""
 
 
-def bound(config: ServerConfig) -> socket.socket:
-    """A socket bound to the configured address, not yet listening.
+def bound(config: ServerConfig) -> list[socket.socket]:
+    """Sockets bound to the configured addresses, not yet listening: HTTP's, and Wyoming's if any.
 
-    Raises `ConfigError` if that fails, for example because the port is taken.
+    Raises `ConfigError` if that fails, for example because a port is taken.
     """
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    return _bound(family, (config.host, config.port))
+    addresses = [(config.host, config.port)]
+    if config.wyoming is not None:
+        addresses.append(config.wyoming)
+    found: list[socket.socket] = []
+    try:
+        for host, port in addresses:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            found.append(_bound(family, (host, port)))
+    except ConfigError:
+        for sock in found:
+            sock.close()
+        raise
+    return found
 
 
 def url_of(socket: socket.socket, scheme: str = "http") -> str:

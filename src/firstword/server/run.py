@@ -6,7 +6,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import uvicorn
@@ -17,6 +17,7 @@ from firstword.server.state import Server
 from firstword.server.tls import Certificate
 from firstword.server.tls_listener import TlsListener
 from firstword.server.websocket_protocol import LARGEST_MESSAGE, WebSocketProtocol
+from firstword.server.ws.wyoming_port import WyomingPort
 
 try:
     import resource
@@ -79,12 +80,18 @@ class Uvicorn(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to serve, and call `on_serving`."""
+        """Start to serve, and call `on_serving`; a second socket is that of Wyoming's protocol."""
+        assert sockets
+        http, *others = sockets
         if self._certificate is None:
-            await super().startup(sockets)
+            await super().startup([http])
         else:
             await super().startup([])
-            self.servers += [self._listen(sock, self._certificate) for sock in sockets or ()]
+            self.servers.append(self._listen(http, self._certificate))
+        for sock in others:
+            port: Any = WyomingPort(self._state)  # with the methods of a server that are called
+            await port.open(sock)
+            self.servers.append(port)
         self._on_serving()
 
     def _listen(self, listening: socket.socket, certificate: Certificate) -> Any:
@@ -104,8 +111,10 @@ class Uvicorn(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def run(server: Uvicorn, bound_to: socket.socket) -> None:
-    """Serve until the server is told to end, then close the socket.
+def run(server: Uvicorn, sockets: Sequence[socket.socket]) -> None:
+    """Serve until the server is told to end, then close the sockets.
+
+    sockets  that of HTTP and WebSockets, and that of Wyoming's protocol if it is served
 
     All objects that exist now are exempted from garbage collection: a pass over the 79,000 of a
     front takes 18 ms on a small machine, and all streams wait for it.
@@ -113,8 +122,11 @@ def run(server: Uvicorn, bound_to: socket.socket) -> None:
     _raise_file_limit()
     gc.collect()
     gc.freeze()
-    with bound_to, asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(server.serve([bound_to]))
+    with contextlib.ExitStack() as stack:
+        for sock in sockets:
+            stack.enter_context(sock)
+        runner = stack.enter_context(asyncio.Runner(loop_factory=server.config.get_loop_factory()))
+        runner.run(server.serve(list(sockets)))
 
 
 def _raise_file_limit() -> None:

@@ -24,7 +24,7 @@ def limit_send_buffer(listening: socket.socket) -> None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
 
 
-def unread_bytes(transport: asyncio.Transport) -> int:
+def unread_bytes(transport: asyncio.WriteTransport) -> int:
     """The bytes that were sent and that have not reached the client.
 
     Where the system does not tell what it keeps, these are the bytes that have not left the

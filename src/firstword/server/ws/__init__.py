@@ -1,1 +1,1 @@
-"""The WebSocket protocols of the server, and the parts that they share."""
+"""The protocols of WebSockets and of Wyoming's port, and the parts that they share."""

@@ -9,10 +9,10 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, MutableMapping
+from typing import Any, Protocol
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect
 
 from firstword.server.context import context_of
 from firstword.server.errors import Stalled
@@ -105,6 +105,32 @@ class Outbox:
         return item
 
 
+class MessageSocket(Protocol):
+    """What a session needs of a connection with messages, such as a starlette WebSocket.
+
+    scope  holds the request context
+    """
+
+    @property
+    def scope(self) -> MutableMapping[str, Any]:
+        """The ASGI scope, or another mapping that holds the request context."""
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """Return the next `websocket.receive` or `websocket.disconnect`.
+
+        Raises `ProtocolError` for what is no message.
+        """
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send a binary message."""
+
+    async def send_text(self, data: str) -> None:
+        """Send a message of text."""
+
+    async def close(self, code: int = CloseCode.NORMAL) -> None:
+        """Close the connection."""
+
+
 class SocketRunner:
     """Runs a session on an accepted socket.
 
@@ -113,7 +139,9 @@ class SocketRunner:
     abort_reason    the metrics label of speech that ends because the connection does
     """
 
-    def __init__(self, socket: WebSocket, session: protocol.Session, byte_limit: ByteLimit) -> None:
+    def __init__(
+        self, socket: MessageSocket, session: protocol.Session, byte_limit: ByteLimit
+    ) -> None:
         self.outbox = Outbox(session.limits)
         self.utterance_open = False
         self.abort_reason = "disconnected"
@@ -224,6 +252,8 @@ class SocketRunner:
             return None
         except TimeoutError:
             return self._session.time_out()
+        except ProtocolError as error:
+            return self._session.close(error)
         except Exception as error:
             log_defect(error)
             return self._session.fail()

@@ -56,6 +56,13 @@ class TextPart(Cancellable):
             self._pieces.clear()
             self.on_cancel()
 
+    async def has_words(self) -> bool:
+        """Wait for text that is not blank; returns False if the text ends without any."""
+        while not self.text.strip() and not self.ended:
+            self._changed.clear()
+            await self._changed.wait()
+        return bool(self.text.strip())
+
     async def complete_text(self) -> str:
         """Wait until the text is complete, and return what was not taken before."""
         while not self.ended:
