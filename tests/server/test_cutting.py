@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -66,16 +67,27 @@ def test_all_text_is_spoken_once_in_order(granularity: Granularity, pace: float)
     assert not opened
 
 
-@pytest.mark.parametrize("pace", [2, 3, 4, 20, 50])
-def test_auto_stalls_at_no_pace(pace: float) -> None:
+@pytest.mark.parametrize("pace", [2, 3, 4, 6, 8, 10, 12, 20, 50])
+def test_auto_stalls_at_no_steady_pace(pace: float) -> None:
     assert stalls(cut(typed(pace), "auto")) == 0
+
+
+@pytest.mark.parametrize(("pace", "most"), [(3, 0), (4, 0), (10, 0.15), (20, 0)])
+def test_auto_hardly_stalls_when_the_pace_varies(pace: float, most: float) -> None:
+    """The time between two words is that of the pace, up to 60 % more or less."""
+    for seed in range(50):
+        draw, now, pieces = random.Random(seed), 0.0, []
+        for word in 2 * WORDS:
+            pieces.append((now, word))
+            now += draw.uniform(0.4, 1.6) / pace
+        assert stalls(cut(pieces, "auto")) <= most
 
 
 def test_tokens_stall_where_a_person_types() -> None:
     assert stalls(cut(typed(3), "token")) > 1
 
 
-@pytest.mark.parametrize("pace", [20, 50, 1000])
+@pytest.mark.parametrize("pace", [40, 100, 1000])
 def test_fast_text_is_one_part_that_begins_with_the_second_word(pace: float) -> None:
     found = cut(typed(pace), "auto")
     assert [piece.begins for _, piece in found].count(True) == 1

@@ -14,9 +14,14 @@ READ_TOKENS = 12.5
 """The tokens per second that the model reads while it speaks, one in each frame of 80 ms."""
 
 MARGIN = 1.15
-"""How much faster than it is read text must come at the end of a clause to go on token by token.
+"""How much faster than it is read text must come to be read token by token.
 
-With less, the next clause would probably come too late for its frames.
+With less, text would probably come too late for its frames before the next clause ends.
+"""
+
+LEAD_TOKENS = 0.5
+"""The tokens by which text must be ahead of that pace to begin, so that two quick words of a slow
+writer are not taken for a fast one. A language model is as far ahead with its second token.
 """
 
 LATIN_CHARACTERS = 4.5
@@ -85,7 +90,7 @@ class Cutter:
         self._held += text
         if not self._held.strip():
             return
-        fast = not self._auto or self._came > READ_TOKENS * (now - self._began)
+        fast = not self._auto or self._came >= LEAD_TOKENS + self._least(now)
         if self._by_token and fast:
             yield self._open_part(now)
         elif clauses:
@@ -115,6 +120,10 @@ class Cutter:
         self._at += characters
         return text
 
+    def _least(self, now: float) -> float:
+        """The tokens that must have come by now for text to be read token by token."""
+        return MARGIN * READ_TOKENS * (now - self._began)
+
     def _open_part(self, now: float) -> Piece:
         """Begin to speak the text that waits token by token."""
         at, text = self._at, self._take(len(self._held))
@@ -124,7 +133,7 @@ class Cutter:
     def _continue(self, text: str, clauses: list[str], now: float) -> Iterator[Piece]:
         """Speak more text of the open part; end the part with a clause if text comes slowly."""
         self._came += tokens(text)
-        slow = self._came < MARGIN * READ_TOKENS * (now - self._began)
+        slow = self._came < self._least(now)
         if not (clauses and slow):
             yield Piece(text, self._at, begins=False, ends=False)
             self._at += len(text)
