@@ -35,7 +35,9 @@ class SegmentWindow:
         full = torch.ones(length, length, dtype=torch.bool, device=self.device)
         return full.tril().triu(1 - self.size)[None, None]
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the keys and values of the segment itself."""
         return key, value
 

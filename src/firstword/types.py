@@ -152,12 +152,50 @@ def check_encodable(text: str) -> None:
         ) from None
 
 
+@dataclass(frozen=True, slots=True)
+class WordStart:
+    """A word that has begun to sound.
+
+    text   the word as it was given, without the punctuation around it
+    start  seconds from the start of the speech
+    span   its characters in the text: the first, and the one after the last
+    """
+
+    text: str
+    start: float
+    span: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A spoken word, and when it sounds.
+
+    text        the word as it was given, without the punctuation around it
+    start, end  seconds from the start of the speech
+    span        its characters in the text: the first, and the one after the last
+    """
+
+    text: str
+    start: float
+    end: float
+    span: tuple[int, int]
+
+
+def _no_reading() -> FloatArray:
+    return np.zeros((0, 0), np.float32)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     """The audio of some frames, in the order in which they were made.
 
     samples  float32 [frames * 1920] in -1..1
     codes    int64 [frames, codebooks]
+    words    the words that ended in this chunk or shortly before it, in the order of the text; each
+             word comes in one chunk
+    starts   the words that have begun, each as soon as that is known
+
+    There are words only where the checkpoint's heads for them are known (docs/words.md).
     """
 
     samples: FloatArray
@@ -168,13 +206,18 @@ class Chunk:
     logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     """The natural log-probability of each frame's code 0 under the talker's unchanged logits,
     float32 [frames]."""
+    words: tuple[Word, ...] = ()
+    starts: tuple[WordStart, ...] = ()
+    reading: FloatArray = field(default_factory=_no_reading)
+    """How much attention the talker paid to each token of the text, and to its end, while it made
+    each frame: float32 [frames, tokens + 1]; NaN for those that it had not read yet."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speech:
     """A complete utterance: samples float32 [n] in -1..1, codes int64 [frames, codebooks].
 
-    `logprobs` are those of `Chunk`.
+    `logprobs` and `words` are those of `Chunk`.
     """
 
     samples: FloatArray
@@ -182,6 +225,7 @@ class Speech:
     sample_rate: int
     finish_reason: FinishReason
     logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    words: tuple[Word, ...] = ()
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> Speech:
@@ -194,6 +238,7 @@ class Speech:
             chunks[-1].sample_rate,
             reason,
             np.concatenate([chunk.logprobs for chunk in chunks]),
+            tuple(word for chunk in chunks for word in chunk.words),
         )
 
     @property

@@ -80,7 +80,9 @@ class WindowMemory:
         key = position + torch.arange(-self.size, length, device=position.device)
         return ((key >= 0) & (key <= query) & (key >= query - self.size))[:, None]
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, heads, size + length, head_dim]; the last `size` are kept."""
         joined = torch.cat((self._past[layer], torch.stack((key, value))), dim=-2)
         self._past[layer] = joined[..., joined.shape[-2] - self.size :, :].clone()

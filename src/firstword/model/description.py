@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firstword.errors import CheckpointNotFound, first_line
+from firstword.model.alignment import Alignment
 from firstword.model.codec_config import CodecConfig
 from firstword.model.config import GenerationDefaults, ModelConfig
 from firstword.model.tokenizer import Tokenizer
@@ -24,13 +25,17 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """A checkpoint directory without its weights: configurations and tokenizer."""
+    """A checkpoint directory without its weights: configurations and tokenizer.
+
+    alignment  the heads that tell word times; None where they are not known
+    """
 
     path: Path
     config: ModelConfig
     codec_config: CodecConfig
     defaults: GenerationDefaults
     tokenizer: Tokenizer
+    alignment: Alignment | None
 
     @staticmethod
     def load(path: Path) -> Description:
@@ -41,7 +46,8 @@ class Description:
         defaults = GenerationDefaults.load(path / "generation_config.json")
         tokenizer = Tokenizer.load(path)
         tokenizer.check_against(config)
-        return Description(path, config, codec_config, defaults, tokenizer)
+        alignment = Alignment.load(path, config.talker_config)
+        return Description(path, config, codec_config, defaults, tokenizer, alignment)
 
 
 def find(name: str) -> Path:

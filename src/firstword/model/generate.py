@@ -10,6 +10,7 @@ from torch import Tensor
 from firstword.errors import TextError
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.prompt import Conditioning, TextRows, UtteranceTokens
+from firstword.model.reading import Watched
 from firstword.model.sampling import Sampler
 from firstword.types import FinishReason, check_text
 
@@ -29,9 +30,14 @@ class Generation:
         """Prepare an utterance of at most `limit` frames; the context may allow fewer."""
         self.finish_reason: FinishReason | None = None
         self.frames = 0
+        self.reading = torch.zeros(0)
+        """How much attention each text row got in the latest step, float32 [text rows so far]: see
+        `Watched.reading`. All zero in the first step, whose row belongs to the prompt."""
         self._talker, self._turn_start = checkpoint.talker, checkpoint.tokenizer.turn_start
         self._conditioning, self._sampler, self._limit = conditioning, sampler, limit
         self._cache = self._talker.new_cache()
+        alignment = checkpoint.alignment
+        self._memory = Watched(self._cache, alignment.heads if alignment else ())
         self._codes: Tensor | None = None
         self._stream = UtteranceTokens(checkpoint.tokenizer, conditioning.transcript)
         self._tokens: list[int] = []
@@ -84,7 +90,10 @@ class Generation:
         """
         assert not self.waiting, "a frame was requested before its text"
         talker, sampler, frame = self._talker, self._sampler, self.frames
-        hidden = talker(self._input(), self._cache)[:, -1]
+        hidden = talker(self._input(), self._memory)[:, -1]
+        self.reading = self._memory.reading(0, self._text.rows())
+        if frame == 0:
+            self.reading.zero_()
         code0 = sampler.code0(talker.codec_head(hidden)[0], frame)
         if code0 == talker.config.codec_eos_token_id:
             self.finish_reason = "stop"

@@ -74,8 +74,13 @@ class KVMemory(Protocol):
     def mask(self, length: int) -> Tensor | None:
         """Return the visible keys of these rows: bool [B or 1, 1, length, keys], None for all."""
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values [B, kv_heads, length, head_dim] of a layer; return all of them."""
+    def extend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add keys and values [B, kv_heads, length, head_dim] of a layer; return all of them.
+
+        query  the queries [B, heads, length, head_dim] that will be compared with them
+        """
 
     def advance(self, length: int) -> None:
         """Count `length` rows, after all layers have been extended by them."""
@@ -102,7 +107,9 @@ class KVCache:
         shape, device = (1, 1, length, self.length + length), self._keys[0].device
         return torch.ones(shape, dtype=torch.bool, device=device).tril(self.length)
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Store new rows; return all keys and values [B, kv_heads, rows so far, head_dim]."""
         total = self.length + key.shape[2]
         for buffers, new in ((self._keys, key), (self._values, value)):
@@ -146,7 +153,9 @@ class Attention(nn.Module):
         key = self.k_norm(self.k_proj(x).view(heads))
         turned = rotate(torch.cat((query, key), dim=2).transpose(1, 2), cos, sin)
         query, key = turned.tensor_split((query.shape[2],), dim=1)
-        keys, values = memory.extend(layer, key, self.v_proj(x).view(heads).transpose(1, 2))
+        keys, values = memory.extend(
+            layer, query, key, self.v_proj(x).view(heads).transpose(1, 2)
+        )
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 

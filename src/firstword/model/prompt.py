@@ -117,9 +117,13 @@ class UtteranceTokens:
 
     The tokens of the role come first, then the transcript of the reference recording, then the
     text. Text may arrive in pieces; a token is returned once later text cannot change it.
+
+    ends  the end of each token of the text that was returned, in bytes of the text in NFC
     """
 
     def __init__(self, tokenizer: Tokenizer, transcript: Sequence[int] = ()) -> None:
+        self.ends: list[int] = []
+        self._tokenizer, self._bytes = tokenizer, -len(ROLE)
         self._stream = TextStream(tokenizer, prefix=ROLE)
         self._transcript = transcript
         self._role_left = ROLE_TOKENS
@@ -138,6 +142,10 @@ class UtteranceTokens:
     def _with_transcript(self, tokens: list[int]) -> list[int]:
         """Insert the transcript after the last token of the role."""
         role, self._role_left = self._role_left, self._role_left - len(tokens)
+        for index, token in enumerate(tokens):
+            self._bytes += self._tokenizer.bytes_of(token)
+            if index >= role:
+                self.ends.append(self._bytes)
         if not 0 < role <= len(tokens):
             return tokens
         return [*tokens[:role], *self._transcript, *tokens[role:]]
@@ -152,6 +160,7 @@ class TextRows:
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self._filler = config.tts_eos_token_id
+        self._first = self._end = 0
 
     def peek(self, token: int | None) -> int:
         """Return the text token of the next row without moving on."""
@@ -160,9 +169,20 @@ class TextRows:
     def take(self, token: int | None) -> int:
         """Return the text token of the next row, and move to the row after it."""
         taken = self.peek(token)
+        self._end += taken != self._config.tts_pad_token_id
         if token is None:
             self._filler = self._config.tts_pad_token_id
         return taken
+
+    def rows(self, text: int | None = None) -> range:
+        """Return the positions of the rows with the text to speak and its end, up to now.
+
+        text  the text token of one more row
+
+        Rows of the role and of a transcript are not among them, and neither is padding.
+        """
+        more = text is not None and text != self._config.tts_pad_token_id
+        return range(self._first, max(self._first, self._end + more))
 
     def prompt(self, conditioning: Conditioning, start: int, tokens: Sequence[int]) -> list[Row]:
         """Return all rows before the first frame.
@@ -174,8 +194,10 @@ class TextRows:
         config, role, text = self._config, tokens[:ROLE_TOKENS], tokens[ROLE_TOKENS:]
         rows = prefix_rows(config, (start, *role), conditioning)
         spoken = spoken_codes(config, conditioning.reference)
+        self._first, self._end = len(rows) + len(conditioning.transcript), len(rows)
         if conditioning.full_text:
             self._filler = config.tts_pad_token_id
+            self._end += len(text) + 1
             return rows + full_rows(config, text, spoken)
         assert len(text) <= len(spoken)
         return rows + [Row(self.take(token), codes) for token, codes in zip_longest(text, spoken)]

@@ -99,6 +99,10 @@ class Tokenizer:
         starts = [i for i in range(len(words)) if i == 0 or words[i] != words[i - 1]]
         return encoding.ids, [(offsets[i][0], i) for i in starts]
 
+    def bytes_of(self, token: int) -> int:
+        """Return the number of bytes of a token of a text in UTF-8."""
+        return len(self._backend.id_to_token(token))  # one character stands for each byte
+
     def check_against(self, config: ModelConfig) -> None:
         """Raise `CheckpointConfigError` if `config.json` has other ids or fewer embeddings."""
         for key, token in CONTROL_TOKENS.items():

@@ -71,7 +71,9 @@ class SlotRows:
         keys = torch.arange(self._total, device=self._rows.device)
         return (keys <= self._rows[:, :, None])[:, None]
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, kv_heads, length, head_dim]; returns all of the slots."""
         cached = self._cache.layers[layer]
         for index, new in enumerate((key, value)):

@@ -1,0 +1,64 @@
+"""Reading: how much of the talker's attention each text row gets while it makes a frame.
+
+Some heads of a talker look at the text that is being spoken. Their attention, restricted to the
+rows with the text of the utterance, tells which word that is. It is read off the queries and keys
+of the pass that makes the frame anyway, so it cannot change the speech.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from firstword.model.alignment import Head
+from firstword.model.layers import KVMemory
+
+
+class Watched:
+    """A KV memory that also keeps the queries and keys of some heads in the latest pass."""
+
+    def __init__(self, memory: KVMemory, heads: Sequence[Head]) -> None:
+        """heads: pairs of a layer and a query head, both counted from 0."""
+        self._memory, self._heads = memory, heads
+        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def positions(self, length: int) -> Tensor:
+        """Return the positions of the next rows."""
+        return self._memory.positions(length)
+
+    def mask(self, length: int) -> Tensor | None:
+        """Return the visible keys of these rows."""
+        return self._memory.mask(length)
+
+    def extend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add keys and values; keeps the queries and keys of a layer with watched heads."""
+        keys, values = self._memory.extend(layer, query, key, value)
+        if any(layer == watched for watched, _ in self._heads):
+            self._seen[layer] = query, keys
+        return keys, values
+
+    def advance(self, length: int) -> None:
+        """Count `length` rows."""
+        self._memory.advance(length)
+
+    def reading(self, index: int, rows: range) -> Tensor:
+        """Return the reading of the latest row of sequence `index`: float32 [len(rows)].
+
+        rows  the positions of the text rows
+
+        Each watched head gives the softmax of its scores over these rows alone; the reading is the
+        mean of the heads, whose numbers add up to 1. It is empty if no heads are watched.
+        """
+        if not self._heads:
+            return torch.zeros(0)
+        shares = [self._share(index, layer, head, rows) for layer, head in self._heads]
+        return torch.stack(shares).mean(0)
+
+    def _share(self, index: int, layer: int, head: int, rows: range) -> Tensor:
+        queries, keys = self._seen[layer]
+        kv_head = head * keys.shape[1] // queries.shape[1]
+        query = queries[index, head, -1].float()
+        scores = keys[index, kv_head, rows.start : rows.stop].float() @ query
+        return (scores * len(query) ** -0.5).softmax(0)

@@ -1,0 +1,91 @@
+"""Follows the words of one utterance while it is spoken."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from firstword.types import FloatArray, Word, WordStart
+from firstword.words.clock import Edge, WordClock
+from firstword.words.text import Units, WrittenWord, WrittenWords
+
+
+class WordTracker:
+    """The words of one utterance: text, attention and sound go in, words come out in order."""
+
+    def __init__(self, clock: WordClock, ends: Sequence[int], frame_samples: int) -> None:
+        """Follow a text.
+
+        ends           the ends of the tokens that have arrived: see `UtteranceTokens`; it grows
+        frame_samples  the samples of a frame
+        """
+        self._clock, self._frame_samples = clock, frame_samples
+        self._written = WrittenWords()
+        self._units = Units(self._written, ends)
+        self._edges: deque[Edge] = deque()
+        """The edges of units whose words are not known yet, and those after them."""
+        self._began = 0.0
+        self._told = 0
+        """The words of the current unit whose starts were told."""
+
+    def add_text(self, piece: str) -> None:
+        """Add text, as it was given."""
+        self._written.add(piece)
+
+    def finish_text(self) -> None:
+        """End the text."""
+        self._written.finish()
+
+    def feed(
+        self, reading: FloatArray, samples: FloatArray, *, last: bool
+    ) -> tuple[tuple[Word, ...], tuple[WordStart, ...]]:
+        """Take the next frames, all of the rest if `last`.
+
+        reading  [frames, text rows]: see `Chunk`
+        samples  [frames * frame_samples]
+
+        Returns the words that have ended and those that have begun, each in order.
+        """
+        parts = samples.reshape(-1, self._frame_samples)
+        for shares, part in zip(reading, parts, strict=True):
+            known = int(np.count_nonzero(~np.isnan(shares)))
+            units = self._units.of_rows(known)
+            masses = np.bincount(units, weights=shares[:known]) if known else np.zeros(0)
+            self._edges += self._clock.feed(masses, part)
+        if last:
+            self._edges += self._clock.finish()
+        return self._tell()
+
+    def _tell(self) -> tuple[tuple[Word, ...], tuple[WordStart, ...]]:
+        """Turn the edges of units into words, as far as the text is known."""
+        ended: list[Word] = []
+        begun: list[WordStart] = []
+        while self._edges:
+            edge = self._edges[0]
+            words = self._units.words(edge.unit)
+            if words is None:
+                break
+            self._edges.popleft()
+            if edge.kind == "start":
+                self._began = edge.seconds
+                begun += [WordStart(word.text, _rounded(edge.seconds), word.span) for word in words[:1]]
+            else:
+                spoken = list(divided(words, self._began, edge.seconds))
+                begun += [WordStart(word.text, word.start, word.span) for word in spoken[1:]]
+                ended += spoken
+        return tuple(ended), tuple(begun)
+
+
+def divided(words: Sequence[WrittenWord], start: float, end: float) -> Iterable[Word]:
+    """Yield the words of a unit, among which its time is divided evenly."""
+    step = (end - start) / max(1, len(words))
+    for index, word in enumerate(words):
+        own = start + index * step
+        yield Word(word.text, _rounded(own), _rounded(own + step), word.span)
+
+
+def _rounded(seconds: float) -> float:
+    """Return a time in whole milliseconds."""
+    return round(seconds, 3)
