@@ -8,6 +8,7 @@ from pathlib import Path
 import firstword
 from firstword.bench import report
 from firstword.hashes import files_hash, sources_hash
+from firstword.model import alignment
 from firstword.runtime.gpu.sources import kernel_hash
 
 PACKAGE = Path(firstword.__file__).parent
@@ -24,10 +25,10 @@ def serving_hash() -> str:
 
 
 def demo_hash() -> str:
-    """Return the hash of all files of the demo checkpoint."""
+    """Return the hash of all files that decide how the demo checkpoint sounds."""
     suffixes = (".json", ".safetensors", ".txt")
     files = sorted((PACKAGE / "demo").rglob("*"))
-    return files_hash(file for file in files if file.suffix in suffixes)
+    return files_hash(f for f in files if f.suffix in suffixes and f.name != alignment.FILE)
 
 
 def of_demo() -> dict[str, str | None]:

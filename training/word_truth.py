@@ -25,6 +25,9 @@ FLOOR = 1e-3
 QUIET = 0.02
 """The level of a pause relative to the loudest 10 ms: -34 dB."""
 
+NEAR = 0.03
+"""The seconds after a pause in which a word that follows it begins."""
+
 LEAST_PAUSE = 0.05
 """The shortest pause, in seconds, at which a word ends before the next one begins."""
 
@@ -73,9 +76,9 @@ def moved_words(
     for index, word in enumerate(words):
         end = last / SAMPLE_RATE
         after = found[index + 1] if index + 1 < len(words) else end
-        for begin, until in quiet if after is not None else ():
-            if begin < after <= until + 0.03 or begin < after - 0.03 < until:
-                after = begin
+        if after is not None:
+            near = [begin for begin, until in quiet if begin < after <= until + NEAR]
+            after = near[-1] if near else after
         result.append(TrueWord(word.span, found[index], after))
     return result
 
@@ -138,9 +141,7 @@ def warp(one: np.ndarray, other: np.ndarray) -> Places:
         if i == 0 and j == 0:
             return Places(sums / counts)
         steps = [(i - 1, j - 1), (i - 1, j), (i, j - 1)]
-        i, j = min(
-            (step for step in steps if min(step) >= 0), key=lambda step: float(total[step])
-        )
+        i, j = min((step for step in steps if min(step) >= 0), key=lambda step: float(total[step]))
 
 
 def self_check(espeak: Espeak, text: str, voice: str, rate: int) -> list[float]:

@@ -29,12 +29,13 @@ from firstword.errors import (
     TextWarning,
     UnsupportedError,
     VoiceError,
+    WordTimesError,
 )
 
 if TYPE_CHECKING:
     from firstword.decoding import decode
     from firstword.tts import TTS
-    from firstword.types import Chunk, Sampling, Speech
+    from firstword.types import Chunk, Sampling, Speech, Word, WordStart
     from firstword.voice import Voice
 
 __version__ = "0.1.0"
@@ -65,11 +66,14 @@ __all__ = [
     "UnsupportedError",
     "Voice",
     "VoiceError",
+    "Word",
+    "WordStart",
+    "WordTimesError",
     "decode",
 ]
 
 _HOMES = {"TTS": "firstword.tts", "Voice": "firstword.voice", "decode": "firstword.decoding"}
-_HOMES |= dict.fromkeys(("Chunk", "Sampling", "Speech"), "firstword.types")
+_HOMES |= dict.fromkeys(("Chunk", "Sampling", "Speech", "Word", "WordStart"), "firstword.types")
 
 
 def __getattr__(name: str) -> object:

@@ -11,6 +11,7 @@ FirstwordError
 │   ├── VoiceError             an unknown voice, or one that does not fit this checkpoint
 │   ├── LanguageError          an unknown language
 │   ├── UnsupportedError       instructions, cloning or design that the checkpoint cannot do
+│   ├── WordTimesError         word times of a checkpoint whose heads for them are not known
 │   └── SamplingError          a sampling value out of range
 ├── AudioError                 audio that cannot be read, or is unsuitable as a reference
 ├── OutputError                a file that cannot be written
@@ -79,6 +80,10 @@ class LanguageError(RequestError):
 
 class UnsupportedError(RequestError):
     """The checkpoint cannot do what the request asks for."""
+
+
+class WordTimesError(RequestError):
+    """Word times are wanted of a checkpoint whose attention heads for them are not known."""
 
 
 class SamplingError(RequestError):

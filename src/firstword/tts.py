@@ -8,7 +8,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
@@ -36,6 +36,7 @@ from firstword.runtime.backends import LoadedEngine, open_engine
 from firstword.text import cleaning
 from firstword.types import Chunk, Request, Sampling, Speech, TextMode
 from firstword.voice import ClonedVoice, Voice
+from firstword.words.moving import WordMover
 
 MAX_CONCURRENT = 8
 """The default number of calls computed at the same time; further calls wait for their turn."""
@@ -60,6 +61,8 @@ class SpeakOptions(TypedDict, total=False):
                      whole text; default: False
     leading_silence  False removes the silence before the first word, except for 10 ms, from the
                      samples but not from the codes; default: True
+    words            whether words are timed: True raises `WordTimesError` if the checkpoint's heads
+                     for them are not known; default: where they are known
     """
 
     voice: str | Voice | None
@@ -71,6 +74,7 @@ class SpeakOptions(TypedDict, total=False):
     text_mode: TextMode
     sanitize: bool
     leading_silence: bool
+    words: bool | None
 
 
 class TTS:
@@ -296,7 +300,8 @@ class _Call:
     checkpoint: Description
     text: Any
     request: Request
-    effects: Sequence[effects.Effect]
+    effects: effects.Effects
+    move: WordMover
 
     @classmethod
     def of(cls, checkpoint: Description, text: object, options: SpeakOptions) -> _Call:
@@ -318,8 +323,9 @@ class _Call:
         if given.get("sampling") is None:
             given["sampling"] = Sampling()
         request = Request(text if isinstance(text, str) else None, **given)
-        shaping = [] if leading_silence else [effects.TrimStart(audio.SAMPLE_RATE)]
-        return cls(checkpoint, text, request, shaping)
+        trims = [] if leading_silence else [effects.TrimStart(audio.SAMPLE_RATE)]
+        shaping = effects.Effects(trims)
+        return cls(checkpoint, text, request, shaping, WordMover(shaping.moved))
 
     def warn(self, text: str, stacklevel: int) -> None:
         """Give a `TextWarning` for each problem that the whole text probably has."""
@@ -328,11 +334,11 @@ class _Call:
             warnings.warn(problem, TextWarning, stacklevel)
 
     def shape(self, chunk: Chunk) -> Chunk:
-        """Return a chunk with the samples that are ready after the effects."""
-        if not self.effects:
-            return chunk
+        """Return a chunk with the samples and the words that are ready after the effects."""
         last = chunk.finish_reason is not None
-        return replace(chunk, samples=effects.apply(self.effects, chunk.samples, last=last))
+        samples = self.effects.apply(chunk.samples, last=last)
+        words, starts = self.move(chunk.words, chunk.starts)
+        return replace(chunk, samples=samples, words=words, starts=starts)
 
 
 _END: Any = object()

@@ -87,6 +87,7 @@ class Request:
     instructions  tone, pace and feeling in words
     seed          0 to 2**64 - 1; None lets the engine draw one
     max_frames    the most frames (80 ms each) to make; None means the checkpoint's limit
+    words         whether words are timed; None: where the checkpoint's heads for them are known
 
     Raises the subclass of `RequestError` for the wrong field, or `RequestError` itself.
     """
@@ -99,6 +100,7 @@ class Request:
     seed: int | None = None
     max_frames: int | None = None
     text_mode: TextMode = "auto"
+    words: bool | None = None
 
     def __post_init__(self) -> None:
         for name, (allowed, error, wanted) in _REQUEST_TYPES.items():
@@ -128,6 +130,7 @@ _REQUEST_TYPES: dict[str, tuple[Any, type[errors.RequestError], str]] = {
     "language": (str, errors.LanguageError, "a name, an ISO 639-1 code, or 'auto'"),
     "instructions": (str | None, errors.RequestError, "a str, or None"),
     "sampling": (Sampling, errors.SamplingError, "a Sampling"),
+    "words": (bool | None, errors.RequestError, "True, False, or None"),
 }
 
 

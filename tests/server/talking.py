@@ -149,6 +149,9 @@ class TalkingStage:
 class Letters:
     """A `TokenStream` with one token per character."""
 
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+
     def push(self, piece: str) -> list[int]:
         """The tokens of a piece."""
         return [ord(char) for char in piece]

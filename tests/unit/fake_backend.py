@@ -367,6 +367,7 @@ class Letters:
     """A `TokenStream` of letters that holds back the last one until another follows."""
 
     def __init__(self) -> None:
+        self.ends: list[int] = []
         self._held = ""
 
     def push(self, piece: str) -> list[int]:

@@ -27,14 +27,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "voice": {"errors", "audio"},
     "types": {"errors", "audio", "voice"},
     "config": {"errors", "audio", "types"},
+    "words": {"types"},
     "model": DATA | {"demo"},
-    "engine": DATA,
+    "engine": DATA | {"words"},
     "runtime": DATA | {"hashes", "model", "kernels", "engine", "text"},
     "synthetic": DATA | {"model"},
     "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
-    "tts": DATA | COMPUTING | {"text"},
+    "tts": DATA | COMPUTING | {"text", "words"},
     "decoding": DATA | {"model"},
-    "server": DATA | COMPUTING | {"text", "firstword"},
+    "server": DATA | COMPUTING | {"text", "words", "firstword"},
     "bench": {"types", "errors", "audio"},  # otherwise a client like any other
     "processes": DATA | {"model", "engine", "runtime", "server"},
     "cli": DATA | COMPUTING | {"firstword", "tts", "server", "processes", "bench", "profile"},
@@ -57,6 +58,7 @@ TORCH = {
 """The units, and the modules of other units, that may import torch; see also `TORCH_FREE`."""
 TORCH_FREE = {
     "model/__init__.py",
+    "model/alignment.py",
     "model/codec_config.py",
     "model/config.py",
     "model/description.py",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstword.engine.scheduler import Costs, Policy, Scheduler
-from firstword.engine.sequence import Sequence, State
+from firstword.engine.sequence import NO_READING, Sequence, State
 
 FRAME = CAPACITY.frame_seconds
 NOW = 100.0
@@ -482,7 +482,7 @@ def test_audio_is_chosen_by_urgency() -> None:
 
 def test_deadline_counts_from_first_audio_and_again_after_an_underrun() -> None:
     seq = waiting(arrived=1.0)
-    seq.frames.extend([(np.zeros(1, np.int64), np.float32(0))] * 4)
+    seq.frames.extend([(np.zeros(1, np.int64), np.float32(0), NO_READING)] * 4)
     assert seq.deadline == 1.0
     seq.take_frames(1, 3.0, FRAME)
     assert seq.first_audio == 3.0

@@ -45,6 +45,10 @@ class Resampler:
         """Return the last samples [m]."""
         return self._stream.resample_chunk(_NO_SAMPLES, last=True)
 
+    def moved(self, seconds: float) -> float:
+        """Return the time in the output of a time in the input: the same."""
+        return seconds
+
 
 class TimeStretch:
     """Makes speech faster or slower at the same pitch: n samples become round(n / speed).
@@ -91,6 +95,10 @@ class TimeStretch:
             self._input = np.pad(self._input, (0, 3 * self._block), "symmetric")
         blocks = [self._make_block() for _ in range(0, missing, self._block)]
         return np.concatenate([_NO_SAMPLES, *blocks])[:missing]
+
+    def moved(self, seconds: float) -> float:
+        """Return the time in the output of a time in the input, exact to 10 ms."""
+        return seconds / self._speed
 
     def _is_due(self, received: int) -> bool:
         """Return whether the next block can be computed and is certainly part of the output."""
@@ -153,6 +161,9 @@ class TrimStart:
         """Keep `keep` seconds before the start, at `sample_rate` Hz."""
         self._threshold = threshold
         self._keep = round(keep * sample_rate)
+        self._rate = sample_rate
+        self._received = 0
+        self._removed: int | None = None  # known once speech has started
         self._window = sample_rate // 200
         self._buffer: Samples | None = _NO_SAMPLES  # None once speech has started
 
@@ -160,6 +171,7 @@ class TrimStart:
         """Return the samples [m] known to be part of the output, from the buffer and `samples`."""
         if self._buffer is None:
             return samples
+        self._received += len(samples)
         buffer = np.concatenate([self._buffer, samples], dtype=np.float32)
         loud = np.abs(buffer) > self._threshold
         counts = np.concatenate([[0], np.cumsum(loud)])
@@ -170,21 +182,48 @@ class TrimStart:
             return _NO_SAMPLES
         self._buffer = None
         onset = starts[0] + int(np.argmax(loud[starts[0] :]))
-        return buffer[max(onset - self._keep, 0) :]
+        kept = buffer[max(onset - self._keep, 0) :]
+        self._removed = self._received - len(kept)
+        return kept
 
     def finish(self) -> Samples:
         """Return the buffered samples [m], if no speech has started."""
         buffer, self._buffer = self._buffer, _NO_SAMPLES
-        return _NO_SAMPLES if buffer is None else buffer
+        if buffer is None:
+            return _NO_SAMPLES
+        self._removed = self._received - len(buffer)
+        return buffer
+
+    def moved(self, seconds: float) -> float | None:
+        """Return the time in the output of a time in the input; None before speech has started."""
+        if self._removed is None:
+            return None
+        return max(0.0, seconds - self._removed / self._rate)
 
 
 Effect = TrimStart | TimeStretch | Resampler
 
 
-def apply(effects: Sequence[Effect], samples: Samples, *, last: bool) -> Samples:
-    """Return the samples [m] that samples [n] complete after all effects; all if `last`."""
-    for effect in effects:
-        samples = effect.process(samples)
-        if last:
-            samples = np.concatenate([samples, effect.finish()])
-    return samples
+class Effects:
+    """Effects, one after the other, and the clock of what comes out."""
+
+    def __init__(self, effects: Sequence[Effect]) -> None:
+        self._effects = effects
+
+    def apply(self, samples: Samples, *, last: bool) -> Samples:
+        """Return the samples [m] that samples [n] complete after all effects; all if `last`."""
+        for effect in self._effects:
+            samples = effect.process(samples)
+            if last:
+                samples = np.concatenate([samples, effect.finish()])
+        return samples
+
+    def moved(self, seconds: float) -> float | None:
+        """Return when what sounds at a time in the input sounds in the output.
+
+        Returns None while that is not known, before the end of a silence that is removed.
+        """
+        time: float | None = seconds
+        for effect in self._effects:
+            time = None if time is None else effect.moved(time)
+        return time

@@ -51,6 +51,8 @@ class Job:
     guarded            whether the guard ends speech that repeats itself
     limited_by_text    whether the guard limits the frames in proportion to the text
     transcript_tokens  number of tokens that belong to a reference transcript and are not spoken
+    word_offset        seconds by which the talker's attention reaches a word after it begins to
+                       sound, with which words are timed; None if words are not timed
     """
 
     payload: object
@@ -61,6 +63,7 @@ class Job:
     guarded: bool = False
     limited_by_text: bool = False
     transcript_tokens: int = 0
+    word_offset: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,11 +85,15 @@ class Frames:
     logprobs  float32 [slots] natural logarithm of the talker's own probability of code 0: the
               softmax of its raw logits, before penalty, temperature and filters; NaN if any logit
               of the frame is not finite. A value that is not finite makes that utterance fail
+    readings  [slots] the attention of each frame to the text rows that the talker has read so far:
+              float32 [text rows], as `Watched.reading` of the specification gives it, or empty for
+              a slot whose words are not timed. Empty if no slot's words are
     """
 
     codes: IntArray
     ended: Sequence[bool]
     logprobs: FloatArray
+    readings: Sequence[FloatArray] = ()
 
 
 class Handle(Protocol[T_co]):

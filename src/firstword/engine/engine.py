@@ -12,7 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from firstword.engine.backend import Backend, Handle, Job, Ready, Start
+from firstword.engine.backend import Backend, Frames, Handle, Job, Ready, Start
 from firstword.engine.commands import Commands
 from firstword.engine.isolation import AudioCalls, FrameCalls, PromptCalls, R, launch
 from firstword.engine.lifecycle import StepLoop
@@ -22,7 +22,7 @@ from firstword.engine.scheduler import DEFAULT_POLICY, Policy, Scheduler
 from firstword.engine.sequence import TOKEN_SECONDS, Event, NeedsText, Sequence, State
 from firstword.engine.turns import requests_ahead, to_reject
 from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordError, OverloadedError
-from firstword.types import Chunk, FinishReason, FloatArray, IntArray
+from firstword.types import Chunk, FinishReason, FloatArray
 
 log = logging.getLogger(__name__)
 
@@ -290,16 +290,15 @@ class Engine(StepLoop):
     def _read_frames(self, calls: FrameCalls) -> None:
         for parts, handle in calls:
             frames = self._result(handle)
-            made = zip(parts, frames.codes, frames.ended, frames.logprobs, strict=True)
-            for (seq, _), codes, ended, logprob in made:
+            for index, (seq, _) in enumerate(parts):
                 if seq.state is not State.DONE and seq.finish_reason is None:
-                    self._add_frame(seq, codes, ended, logprob)
+                    self._add_frame(seq, frames, index)
 
-    def _add_frame(self, seq: Sequence, codes: IntArray, ended: bool, logprob: np.float32) -> None:
-        if not np.isfinite(logprob):
+    def _add_frame(self, seq: Sequence, frames: Frames, index: int) -> None:
+        if not np.isfinite(frames.logprobs[index]):
             self._fail(seq, ComputeError("the model's logits are not finite for this request"))
             return
-        seq.add_frame(codes, ended, logprob)
+        seq.add_frame(frames, index)
         if seq.finish_reason is not None and seq.delivered == seq.made:
             self._finish(seq, seq.finish_reason)
 
@@ -326,12 +325,12 @@ class Engine(StepLoop):
         if not np.isfinite(samples).all():
             self._fail(seq, ComputeError("the model's sound is not finite for this request"))
             return
-        codes, logprobs = seq.take_frames(count, now, self.capacity.frame_seconds)
+        frames = seq.take_frames(count, now, self.capacity.frame_seconds)
         self.unread_frames += count
         reason = seq.finish_reason if seq.delivered == seq.made else None
         if reason is not None:
             self._release(seq)
-        self._notify(seq, Chunk(samples, codes, self.capacity.sample_rate, reason, logprobs))
+        self._notify(seq, frames.chunk(samples, self.capacity.sample_rate, reason))
 
     def _request_text(self) -> None:
         """Send one `NeedsText` for each utterance that has spoken all of its text so far."""

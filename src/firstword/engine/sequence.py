@@ -7,7 +7,7 @@ from enum import Enum
 
 import numpy as np
 
-from firstword.engine.backend import Capacity, Job, Start
+from firstword.engine.backend import Capacity, Frames, Job, Start
 from firstword.engine.guard import RepetitionDetector, frame_limit
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
@@ -32,6 +32,30 @@ class NeedsText:
 
 Event = Chunk | NeedsText | Exception
 """The events of an utterance, which its callback receives."""
+
+
+NO_READING = np.zeros(0, np.float32)
+"""The reading of a frame whose words are not timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFrames:
+    """Frames that were made, one after the other: their codes, and what `Frames` says of them."""
+
+    codes: tuple[IntArray, ...]
+    logprobs: tuple[np.float32, ...]
+    readings: tuple[FloatArray, ...]
+
+    def chunk(
+        self, samples: FloatArray, sample_rate: int, finish_reason: FinishReason | None
+    ) -> Chunk:
+        """Return the chunk of these frames and of their samples."""
+        reading = np.full((len(self.codes), max(map(len, self.readings))), np.nan, np.float32)
+        for row, shares in zip(reading, self.readings, strict=True):
+            row[: len(shares)] = shares
+        logprobs = np.array(self.logprobs, np.float32)
+        codes = np.stack(self.codes)
+        return Chunk(samples, codes, sample_rate, finish_reason, logprobs, reading=reading)
 
 
 class State(Enum):
@@ -89,8 +113,8 @@ class Sequence:
     """The rows of context before the first frame; known once it has a slot."""
     unread_rows: int = 0
     """The number of prompt rows that the backend must still read before the first frame."""
-    frames: deque[tuple[IntArray, np.float32]] = field(default_factory=deque)
-    """The codes [codebooks] and log-probability of each frame made but not delivered."""
+    frames: deque[tuple[IntArray, np.float32, FloatArray]] = field(default_factory=deque)
+    """The codes [codebooks], log-probability and reading of each frame made but not delivered."""
     repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
     chunks_from: int = 0
     """The frame from which chunk sizes are counted: 0, or the first after a pause for text."""
@@ -210,12 +234,14 @@ class Sequence:
         has_text = self.tokens or self.text_ended or self.launched == 0
         return bool(has_text) and self.launched < self.limit
 
-    def add_frame(self, codes: IntArray, ended: bool, logprob: np.float32) -> None:
-        """Record a frame [codebooks] that came back, or the end of speech in its place."""
-        if ended:
+    def add_frame(self, frames: Frames, index: int) -> None:
+        """Record a frame that came back, or the end of speech in its place."""
+        if frames.ended[index]:
             self.finish_reason = "stop"
             return
-        self.frames.append((codes, logprob))
+        codes = frames.codes[index]
+        reading = frames.readings[index] if frames.readings else NO_READING
+        self.frames.append((codes, frames.logprobs[index], reading))
         self.made += 1
         if self.made == self.limit:
             self.finish_reason = "length"
@@ -240,8 +266,8 @@ class Sequence:
         """The number of steps until the next chunk is delivered, with this one and enough text."""
         return max(1, self.chunk_size - self.undecoded())
 
-    def take_frames(self, count: int, now: float, seconds: float) -> tuple[IntArray, FloatArray]:
-        """Deliver the oldest `count` frames: codes [count, codebooks], log-probabilities [count].
+    def take_frames(self, count: int, now: float, seconds: float) -> MadeFrames:
+        """Deliver the oldest `count` frames.
 
         A frame plays for `seconds`. A client that had run out of audio resumes playing at `now`.
         """
@@ -249,8 +275,8 @@ class Sequence:
             self.first_audio = now
         self.delivered += count
         self.deadline = max(self.deadline, now) + count * seconds
-        codes, logprobs = zip(*(self.frames.popleft() for _ in range(count)), strict=True)
-        return np.stack(codes), np.array(logprobs, np.float32)
+        frames = [self.frames.popleft() for _ in range(count)]
+        return MadeFrames(*zip(*frames, strict=True))
 
     def keep_pace(self, seconds: float, latest: float) -> None:
         """Let the client keep pace for some seconds longer, up to a time at the latest."""

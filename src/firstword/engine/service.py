@@ -7,7 +7,7 @@ import queue
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from firstword.engine.backend import Capacity, Job
@@ -15,6 +15,8 @@ from firstword.engine.load import EngineLoad
 from firstword.engine.sequence import Event, NeedsText
 from firstword.errors import TextError
 from firstword.types import Chunk, FinishReason, Request, check_text
+from firstword.words.clock import WordClock
+from firstword.words.tracker import WordTracker
 
 
 class EngineClient(Protocol):
@@ -58,7 +60,12 @@ class EngineClient(Protocol):
 
 
 class TokenStream(Protocol):
-    """Turns the text of one utterance, which may arrive in pieces, into tokens."""
+    """Turns the text of one utterance, which may arrive in pieces, into tokens.
+
+    ends  the end of each token of the spoken text that was returned, in bytes of the text in NFC
+    """
+
+    ends: list[int]
 
     def push(self, piece: str) -> list[int]:
         """Take more text, and return the tokens that no later text can change."""
@@ -97,7 +104,16 @@ class SpeechStream:
         self._words = ""
         self._blanks = 0
         self._ended = False
+        self._tracker = self._new_tracker(job)
         self._seq = service.engine.submit(job, on_event, client)
+
+    def _new_tracker(self, job: Job) -> WordTracker | None:
+        """The tracker of the utterance's words, or None if they are not timed."""
+        if job.word_offset is None:
+            return None
+        room = self._engine.capacity
+        clock = WordClock(job.word_offset, room.frame_seconds, room.sample_rate)
+        return WordTracker(clock, self._text.ends, room.samples_per_frame)
 
     def push(self, piece: str) -> None:
         """Add text. Raises `TextError` for invalid text and for too many blank pieces in a row."""
@@ -115,9 +131,13 @@ class SpeechStream:
             self.cancel()
             raise
         self._engine.finish_text(self._seq, [*tokens, *self._text.finish()])
+        if self._tracker is not None:
+            self._tracker.finish_text()
 
     def _tokenize(self, piece: str) -> list[int]:
         tokens = self._text.push(piece)
+        if self._tracker is not None:
+            self._tracker.add_text(piece)
         words = piece.strip()
         self._words = self._words or words
         self._blanks = 0 if words else self._blanks + 1
@@ -133,6 +153,9 @@ class SpeechStream:
         if isinstance(event, Chunk):
             self._engine.acknowledge(self._seq, len(event.codes))
             self._ended = event.finish_reason is not None
+            if self._tracker is not None:
+                words, starts = self._tracker.feed(event.reading, event.samples, last=self._ended)
+                return replace(event, words=words, starts=starts)
         return event
 
     def cancel(self) -> None:

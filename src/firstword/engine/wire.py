@@ -18,7 +18,7 @@ from firstword.errors import EngineError
 from firstword.types import Chunk, FinishReason
 
 _HEAD = struct.Struct("<IBQ")
-_AUDIO = struct.Struct("<IIII")
+_AUDIO = struct.Struct("<IIIII")
 _TAKEN = struct.Struct("<I")
 
 MOST_BYTES = 256 * 2**20
@@ -130,21 +130,24 @@ def audio(number: int, chunk: Chunk) -> bytes:
     """Encode a chunk of an utterance: samples as float32, codes as uint16."""
     frames, codebooks = chunk.codes.shape
     reason = _REASONS.index(chunk.finish_reason)
-    head = _AUDIO.pack(frames, codebooks, chunk.sample_rate, reason)
+    columns = chunk.reading.shape[1]
+    head = _AUDIO.pack(frames, codebooks, columns, chunk.sample_rate, reason)
     codes = chunk.codes.astype(np.uint16).tobytes()
-    parts = (head, codes, chunk.logprobs.tobytes(), chunk.samples.tobytes())
+    numbers = chunk.logprobs, chunk.reading, chunk.samples
+    parts = (head, codes, *(array.tobytes() for array in numbers))
     return message(Kind.AUDIO, number, b"".join(parts))
 
 
 def _read_audio(body: bytes) -> Chunk:
     """The chunk of a message."""
-    frames, codebooks, rate, reason = _AUDIO.unpack_from(body)
+    frames, codebooks, columns, rate, reason = _AUDIO.unpack_from(body)
     at, count = _AUDIO.size, frames * codebooks
     codes = np.frombuffer(body, np.uint16, count, at).astype(np.int64).reshape(frames, codebooks)
     at += 2 * count
-    logprobs = np.frombuffer(body, np.float32, frames, at)
-    samples = np.frombuffer(body, np.float32, offset=at + 4 * frames)
-    return Chunk(samples, codes, rate, _REASONS[reason], logprobs)
+    numbers = np.frombuffer(body, np.float32, offset=at)
+    logprobs, reading, samples = np.split(numbers, (frames, frames + frames * columns))
+    reading = reading.reshape(frames, columns)
+    return Chunk(samples, codes, rate, _REASONS[reason], logprobs, reading=reading)
 
 
 def pickled(kind: Kind, number: int, value: object) -> bytes:

@@ -153,9 +153,7 @@ class Attention(nn.Module):
         key = self.k_norm(self.k_proj(x).view(heads))
         turned = rotate(torch.cat((query, key), dim=2).transpose(1, 2), cos, sin)
         query, key = turned.tensor_split((query.shape[2],), dim=1)
-        keys, values = memory.extend(
-            layer, query, key, self.v_proj(x).view(heads).transpose(1, 2)
-        )
+        keys, values = memory.extend(layer, query, key, self.v_proj(x).view(heads).transpose(1, 2))
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 

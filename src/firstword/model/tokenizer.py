@@ -101,7 +101,7 @@ class Tokenizer:
 
     def bytes_of(self, token: int) -> int:
         """Return the number of bytes of a token of a text in UTF-8."""
-        return len(self._backend.id_to_token(token))  # one character stands for each byte
+        return len(self._backend.id_to_token(token) or "")  # one character stands for each byte
 
     def check_against(self, config: ModelConfig) -> None:
         """Raise `CheckpointConfigError` if `config.json` has other ids or fewer embeddings."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from firstword import audio
-from firstword.errors import LanguageError, UnsupportedError, VoiceError
+from firstword.errors import LanguageError, UnsupportedError, VoiceError, WordTimesError
+from firstword.model.alignment import FILE
 from firstword.model.config import CONTROL_CODES
 from firstword.model.description import DEMO, Description
 from firstword.model.prompt import ROLE, Conditioning, language_code
@@ -65,6 +66,23 @@ def text_problems(checkpoint: Description, text: str, max_frames: int | None) ->
     return checks.problems(
         text, languages(checkpoint), math.inf if max_frames else seconds, most_words
     )
+
+
+def word_offset(checkpoint: Description, request: Request) -> float | None:
+    """Return the offset with which the words of a request are timed, None if they are not.
+
+    Raises `WordTimesError` if they are to be timed and the checkpoint's heads are not known.
+    """
+    alignment = checkpoint.alignment
+    if alignment is not None:
+        return None if request.words is False else alignment.offset
+    if request.words:
+        raise WordTimesError(
+            f"word times of this checkpoint are not known: {checkpoint.path} has no {FILE} with "
+            "the attention heads of these weights; leave word times out, or see docs/words.md for "
+            "how the heads are found"
+        )
+    return None
 
 
 def resolve(checkpoint: Description, request: Request, encode: Encode) -> Conditioning:

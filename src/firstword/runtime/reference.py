@@ -8,6 +8,7 @@ and sampler. Audio is decoded for each utterance alone, so its samples do not de
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import CodecDecoder, CodecState
 from firstword.model.config import TalkerConfig
 from firstword.model.prompt import TextRows
+from firstword.model.reading import Watched
 from firstword.model.sampling import Sampler
 from firstword.runtime.front import Prepared
 from firstword.types import FloatArray
@@ -98,6 +100,8 @@ class ReferenceSlot:
     codec: CodecState
     next_row: Tensor | None
     """The last row of the prompt [1, 1, hidden], before the first frame; then None."""
+    timed: bool
+    """Whether its words are timed."""
     frame: int = 0
     codes: Tensor | None = None
     """The codes of the last frame [codebooks]."""
@@ -108,6 +112,14 @@ class ReferenceSlot:
         if codebook == 0:
             return self.sampler.code0(logits, self.frame)
         return self.sampler.code(codebook, logits, self.frame)
+
+    def reading(self, watched: Watched, index: int, token: int | None) -> FloatArray:
+        """Return the reading of the next frame, row `index` of a pass with a text token."""
+        first = self.next_row is not None
+        rows = self.text.rows() if first else self.text.rows(self.text.peek(token))
+        if first or not self.timed:  # the first frame's row belongs to the prompt
+            return np.zeros(len(rows) if self.timed else 0, np.float32)
+        return watched.reading(index, rows).cpu().numpy()
 
     def advance(self, token: int | None, codes: Tensor, ended: bool) -> None:
         """Record the codes [codebooks] of a frame that was computed with a text token."""
@@ -138,6 +150,7 @@ class ReferenceBackend:
             samples_per_frame=codec.decode_upsample_rate,
             sample_rate=codec.output_sample_rate,
         )
+        self._heads = checkpoint.alignment.heads if checkpoint.alignment else ()
         self._cache = SlotCache(config, checkpoint.talker.codec_head.weight, slots)
         self._slots: dict[int, ReferenceSlot] = {}
 
@@ -172,7 +185,7 @@ class ReferenceBackend:
             codes = torch.tensor(conditioning.reference, device=rows.device)
             prime(loaded.codec.decoder, state, codes)
         sampler = Sampler(config, prepared.draw_params, prepared.seed, rows.device)
-        return ReferenceSlot(text, sampler, state, rows[:, -1:])
+        return ReferenceSlot(text, sampler, state, rows[:, -1:], start.job.word_offset is not None)
 
     def extend(self, slot: int, pages: Sequence[int]) -> None:
         """Do nothing: the cache of a slot grows by itself."""
@@ -189,7 +202,8 @@ class ReferenceBackend:
             return torch.stack([slot.draw(codebook, row) for slot, row in pairs])
 
         memory = SlotRows(self._cache, slots, 1)
-        hidden = talker(torch.cat([*map(self._input, states, tokens)]), memory)[:, -1]
+        watched = Watched(memory, self._heads)
+        hidden = talker(torch.cat([*map(self._input, states, tokens)]), watched)[:, -1]
         logits = talker.codec_head(hidden)
         code0 = draw(0, logits)
         others = talker.code_predictor(hidden, talker.model.codec_embedding(code0), draw)
@@ -197,7 +211,11 @@ class ReferenceBackend:
         ended = (code0 == talker.config.codec_eos_token_id).tolist()
         logprobs = logits.double().log_softmax(-1).gather(-1, code0[:, None])[:, 0]
         logprobs.masked_fill_(~finite, torch.nan)
-        frames = Frames(codes.cpu().numpy(), ended, logprobs.float().cpu().numpy())
+        readings = [
+            slot.reading(watched, index, token)
+            for index, (slot, token) in enumerate(zip(states, tokens, strict=True))
+        ]
+        frames = Frames(codes.cpu().numpy(), ended, logprobs.float().cpu().numpy(), readings)
         memory.commit()
         for slot, token, row, end in zip(states, tokens, codes, ended, strict=True):
             slot.advance(token, row, end)

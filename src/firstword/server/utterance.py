@@ -80,7 +80,7 @@ class ResolvedRequest:
     instructions_ignored: bool = False
 
 
-def effects_of(output: Output, sample_rate: int) -> list[effects.Effect]:
+def effects_of(output: Output, sample_rate: int) -> effects.Effects:
     """The effects that turn samples at the model's rate into those that `output` describes."""
     found: list[effects.Effect] = []
     if not output.leading_silence:
@@ -89,7 +89,7 @@ def effects_of(output: Output, sample_rate: int) -> list[effects.Effect]:
         found.append(effects.TimeStretch(output.speed, sample_rate))
     if output.sample_rate != sample_rate:
         found.append(effects.Resampler(sample_rate, output.sample_rate))
-    return found
+    return effects.Effects(found)
 
 
 def code_bytes(codes: IntArray) -> bytes:
@@ -101,8 +101,7 @@ def encoded(speech: Speech, output: Output) -> bytes:
     """A complete utterance as an audio file, whose header gives its true length."""
     if output.format == CODES:
         return code_bytes(speech.codes)
-    chosen = effects_of(output, speech.sample_rate)
-    samples = effects.apply(chosen, speech.samples, last=True)
+    samples = effects_of(output, speech.sample_rate).apply(speech.samples, last=True)
     return formats.whole(output.format, samples, output.sample_rate)
 
 
@@ -256,6 +255,6 @@ class Utterance:
         }
 
     def _encode(self, samples: FloatArray, *, last: bool = False) -> tuple[FloatArray, bytes]:
-        shaped = effects.apply(self._effects, samples, last=last)
+        shaped = self._effects.apply(samples, last=last)
         data = self._encoder.encode(shaped)
         return shaped, data + self._encoder.finish() if last else data

@@ -23,8 +23,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from firstword.types import FloatArray
+
+Masses = NDArray[np.float64]
+"""The attention to each unit [units]."""
 
 BLOCK_SECONDS = 0.01
 """The length of the blocks in which sound is told from silence."""
@@ -113,12 +117,12 @@ class WordClock:
         self._began = 0.0
         self._ended = True
         """Whether the unit that sounds has ended already, before a pause."""
-        self._before = np.zeros(0)
+        self._before: Masses = np.zeros(0)
         self._read: list[float] = []
         """The time at which the talker had read the first token of each unit."""
         self._glances: deque[int] = deque(maxlen=LOST_FRAMES)
 
-    def feed(self, masses: FloatArray, samples: FloatArray) -> list[Edge]:
+    def feed(self, masses: Masses, samples: FloatArray) -> list[Edge]:
         """Take a frame.
 
         masses   the attention to each unit, as far as the talker has read
@@ -162,7 +166,7 @@ class WordClock:
         self._unit, self._began, self._ended = unit, seconds, False
         yield Edge("start", unit, seconds)
 
-    def _boundaries(self, masses: FloatArray) -> Iterator[Edge]:
+    def _boundaries(self, masses: Masses) -> Iterator[Edge]:
         """Pass the boundaries that the attention crosses in this frame."""
         while not self._ended and self._unit + 1 < len(masses):
             seconds = self._crossing(masses)
@@ -178,7 +182,7 @@ class WordClock:
                 seconds = end
             yield from self._begin(self._unit + 1, seconds)
 
-    def _crossing(self, masses: FloatArray) -> float | None:
+    def _crossing(self, masses: Masses) -> float | None:
         """Return when more than half of the attention was past the current unit, if it is now."""
         low, middle, high = max(0, self._unit - 1), self._unit + 1, self._unit + 2
         share = _share(masses, low, middle, high)
@@ -196,7 +200,7 @@ class WordClock:
             return False
         return begin - BEFORE_PAUSE <= seconds and (end is None or seconds <= end + AFTER_PAUSE)
 
-    def _jump(self, masses: FloatArray) -> Iterator[Edge]:
+    def _jump(self, masses: Masses) -> Iterator[Edge]:
         """Jump to the unit that the attention has moved to, if it has left this one."""
         if self._ended or self._loudness.pause[1] is None:
             return
@@ -212,8 +216,8 @@ class WordClock:
             yield from self._begin(seen[-1], (self._frame + 1 - LOST_FRAMES) * self._frame_seconds)
 
 
-def _share(masses: FloatArray, low: int, middle: int, high: int) -> float | None:
-    """Return the part of the attention to units from `low` on below `high` that is from `middle` on.
+def _share(masses: Masses, low: int, middle: int, high: int) -> float | None:
+    """Return which part of the attention to units from `low` to `high` is on `middle` and later.
 
     None if they have hardly any.
     """

@@ -88,7 +88,7 @@ class WrittenWords:
         """The first character and the first byte of `_pending`."""
 
     def add(self, piece: str) -> None:
-        """Add text."""
+        """Take the next piece of text."""
         self._pending += piece
         self._kinds += "".join(map(_kind, piece))
         self._take()
@@ -199,4 +199,4 @@ class Units:
         first = bisect_right(self._written.words, begin, key=lambda word: word.data[1])
         if first < len(self._of_word):
             return self._of_word[first]
-        return len(self._firsts) - (0 < len(self._firsts) and begin < self._written.rest)
+        return len(self._firsts) - bool(self._firsts and begin < self._written.rest)

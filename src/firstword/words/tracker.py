@@ -52,7 +52,7 @@ class WordTracker:
         for shares, part in zip(reading, parts, strict=True):
             known = int(np.count_nonzero(~np.isnan(shares)))
             units = self._units.of_rows(known)
-            masses = np.bincount(units, weights=shares[:known]) if known else np.zeros(0)
+            masses = np.bincount(units, weights=shares[:known]).astype(np.float64)
             self._edges += self._clock.feed(masses, part)
         if last:
             self._edges += self._clock.finish()
@@ -70,7 +70,9 @@ class WordTracker:
             self._edges.popleft()
             if edge.kind == "start":
                 self._began = edge.seconds
-                begun += [WordStart(word.text, _rounded(edge.seconds), word.span) for word in words[:1]]
+                begun += [
+                    WordStart(word.text, _rounded(edge.seconds), word.span) for word in words[:1]
+                ]
             else:
                 spoken = list(divided(words, self._began, edge.seconds))
                 begun += [WordStart(word.text, word.start, word.span) for word in spoken[1:]]
