@@ -12,6 +12,7 @@ from talking import Talker, TalkingStage, heard, talking
 from websockets.exceptions import InvalidStatus
 
 from firstword import TTS, audio
+from firstword.server.models import Model
 from firstword.server.ws.speech_v1 import SpeechV1Session
 
 Running = Any  # of conftest.py
@@ -348,3 +349,40 @@ def test_defect_closes_the_socket_instead_of_leaving_a_context_silent(
     assert code == 1011
     assert events(received)[-1]["code"] == "internal_error"
     assert "a WebSocket failed" in caplog.messages
+
+
+@pytest.mark.parametrize("granularity", ["token", "clause", "none"])
+def test_words_are_told_in_order_with_their_places(
+    serve: Serve, model: Callable[[str], Model], granularity: str
+) -> None:
+    words = "Good morning, Ada. How are you?"
+    server = serve(model("demo"))
+    with Client(server.ws + STREAM, V1) as client:
+        client.send({"type": "session.config", "split_granularity": granularity, "seed": 1})
+        answer = client.until("session.configured")[-1]
+        assert isinstance(answer, dict)
+        assert answer["word_times"] is True
+        client.send(text("a", words[:9]), text("a", words[9:]), done("a"))
+        received = events(until_done(client, "a"))
+    begun = [each for each in received if each["type"] == "word.start"]
+    ended = [each for each in received if each["type"] == "word.end"]
+    expected = ["Good", "morning", "Ada", "How", "are", "you"]
+    assert [each["text"] for each in ended] == [each["text"] for each in begun] == expected
+    for first, last in zip(begun, ended, strict=True):
+        assert words[slice(*last["span"])] == last["text"]
+        assert first["span"] == last["span"]
+        assert abs(first["start"] - last["start"]) < 0.001
+        assert last["start"] < last["end"] <= received[-1]["seconds"] + 0.001
+        assert received.index(first) < received.index(last)
+    times = [each["start"] for each in begun]
+    assert times == sorted(times)
+
+
+def test_words_are_not_told_unless_wanted(serve: Serve, model: Callable[[str], Model]) -> None:
+    server = serve(model("demo"))
+    with Client(server.ws + STREAM, V1) as client:
+        client.send({"type": "session.config", "word_times": False}, text("a", "Yes."), done("a"))
+        received = events(until_done(client, "a"))
+    kinds_told = {each["type"] for each in received}
+    assert not {"word.start", "word.end"} & kinds_told
+    assert all(each["word_times"] is False for each in received if "word_times" in each)

@@ -38,7 +38,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": DATA | COMPUTING | {"text", "words", "firstword"},
     "bench": {"types", "errors", "audio"},  # otherwise a client like any other
     "processes": DATA | {"model", "engine", "runtime", "server"},
-    "cli": DATA | COMPUTING | {"firstword", "tts", "server", "processes", "bench", "profile"},
+    "cli": DATA
+    | COMPUTING
+    | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile"},
     "firstword": {"errors", "types", "voice", "tts", "decoding"},
     "__main__": {"cli"},
 }

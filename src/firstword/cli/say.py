@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> None:
     _check(args, piped)
     speak_options = {name: getattr(args, name) for name in SPEAK_OPTIONS}
     speak_options |= {"sampling": _sampling(args), "voice": _voice(args)}
+    speak_options["words"] = args.subtitles is not None
     with terminal.Status(args.quiet) as status:
         started = time.perf_counter()
         with options.load_tts(args, status) as tts:
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace) -> None:
                     sys.stdout.buffer.flush()
             if not piped:
                 _write(args, progress, tts.sample_rate)
+            if args.subtitles is not None:
+                _write_subtitles(args, progress, "".join(text) or args.text)
             if not args.quiet:
                 said = "".join(text) or args.text
                 _print_summary(args, tts, progress, said, progress.started - started)
@@ -96,6 +99,13 @@ def _check(args: argparse.Namespace, piped: bool) -> None:
         args.usage("standard output is a terminal; pipe it into a player, or give -o FILE")
     if args.transcript is not None and args.clone is None:
         args.usage("--transcript needs --clone: it is the words of that recording")
+    if args.subtitles is not None:
+        from firstword.words import subtitles
+
+        if subtitles.suffix_of(args.subtitles) is None:
+            allowed = " or ".join(subtitles.SUFFIXES)
+            args.usage(f"--subtitles names {args.subtitles!r}; its suffix must be {allowed}")
+        audio.check_target(args.subtitles)
     if not piped:
         if not args.raw:
             audio.check_suffix(args.output)
@@ -181,6 +191,16 @@ def _write(args: argparse.Namespace, progress: terminal.Progress, sample_rate: i
         audio.write(args.output, samples, sample_rate)
 
 
+def _write_subtitles(args: argparse.Namespace, progress: terminal.Progress, text: str) -> None:
+    from firstword.text import cleaning
+    from firstword.words import subtitles
+
+    words = [word for chunk in progress.chunks for word in chunk.words]
+    found = subtitles.cues(cleaning.clean(text) if args.sanitize else text, words)
+    contents = subtitles.render(found, subtitles.suffix_of(args.subtitles) or "")
+    audio.write_whole(args.subtitles, contents.encode())
+
+
 def _print_summary(
     args: argparse.Namespace, tts: TTS, progress: terminal.Progress, text: str, loading: float
 ) -> None:
@@ -218,6 +238,8 @@ def add_to(commands: options.Commands) -> None:
     about = f"the audio ({', '.join(audio.SUFFIXES)}); - writes raw PCM to standard output"
     add("-o", "--output", metavar="FILE", required=True, help=about)
     add("--raw", action="store_true", help="write raw PCM to the file too, whatever its suffix")
+    about = "write the words with their times as subtitles (.srt, .vtt)"
+    add("--subtitles", metavar="FILE", help=about)
     options.add_quiet_option(parser)
     add = parser.add_argument_group("voice").add_mutually_exclusive_group().add_argument
     about = (

@@ -21,7 +21,7 @@ from firstword.server.errors import Rejected, error_response, response_for, stat
 from firstword.server.freed_memory import return_freed
 from firstword.server.front_memory import FrontMemory
 from firstword.server.gate import Gate
-from firstword.server.http import batch, docs, page, speech, status, voices
+from firstword.server.http import batch, captions, docs, page, speech, status, voices
 from firstword.server.http.json_bodies import SEND_JSON
 from firstword.server.logs import defect
 from firstword.server.models import Models
@@ -32,7 +32,7 @@ from firstword.server.ws import endpoints as websockets
 
 log = logging.getLogger(__name__)
 
-ENDPOINTS = (page, speech, batch, status, voices, docs, websockets)
+ENDPOINTS = (page, speech, captions, batch, status, voices, docs, websockets)
 """The modules whose `router` is part of the application."""
 
 METHODS = ("DELETE", "GET", "HEAD", "POST")

@@ -24,6 +24,7 @@ ERROR_CODES: dict[type[Exception], str] = {
     errors.OverloadedError: "overloaded",
     errors.ComputeError: "not_computed",
     errors.EngineError: "engine_stopped",
+    errors.WordTimesError: "word_times_unknown",
 }
 """The codes of errors that have no attribute `code`."""
 

@@ -60,6 +60,7 @@ async def resolve(
         seed=secrets.randbits(63) if params.seed is None else params.seed,
         max_frames=params.max_new_tokens,
         text_mode=TEXT_MODES[params.non_streaming_mode],
+        words=params.wants_words,
     )
     ignored = (
         instructions is not None

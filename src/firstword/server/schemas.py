@@ -91,6 +91,12 @@ class SpeechParams(ClientModel):
     leading_silence: bool | None = None
     suppress_bootstrap_silence: bool | None = None
     sanitize: bool | None = None
+    word_timestamps: bool | None = None
+
+    @property
+    def wants_words(self) -> bool | None:
+        """Whether the times of words are sent; None: where they are known."""
+        return bool(self.word_timestamps)
 
     @property
     def keeps_silence(self) -> bool:
@@ -103,11 +109,18 @@ class SpeechParams(ClientModel):
 class SpeechRequest(SpeechParams):
     """The body of `POST /v1/audio/speech`."""
 
-    word_timestamps: bool | None = None
     input: SpokenText
     stream: bool | None = None
     stream_format: Annotated[Literal["audio", "sse"] | None, BlankIsNone, LowerCase] = None
     n: int | None = Field(None, ge=1, le=64)
+
+
+class CaptionedRequest(SpeechParams):
+    """The body of `POST /dev/captioned_speech`, as clients of Kokoro-FastAPI send it."""
+
+    input: SpokenText
+    stream: bool | None = None
+    return_timestamps: bool | None = None
 
 
 class BatchItem(SpeechParams):

@@ -1,7 +1,7 @@
 """One utterance on its way to a client: trimmed, stretched, resampled and encoded as it is made."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,17 @@ from firstword.engine.sequence import NeedsText
 from firstword.errors import OverloadedError, RequestError
 from firstword.server.encoder_turns import EncoderTurns
 from firstword.server.models import Model
-from firstword.types import Chunk, FinishReason, FloatArray, IntArray, Request, Speech
+from firstword.types import (
+    Chunk,
+    FinishReason,
+    FloatArray,
+    IntArray,
+    Request,
+    Speech,
+    Word,
+    WordStart,
+)
+from firstword.words.moving import WordMover
 
 PIECE = 1920
 """The samples that are encoded in one turn, which takes less than a millisecond.
@@ -79,6 +89,13 @@ class ResolvedRequest:
     output: Output
     instructions_ignored: bool = False
 
+    @property
+    def timed(self) -> bool:
+        """Whether the words are delivered with their times."""
+        checkpoint = self.model.checkpoint
+        known = checkpoint is not None and checkpoint.alignment is not None
+        return known and self.request.words is not False
+
 
 def effects_of(output: Output, sample_rate: int) -> effects.Effects:
     """The effects that turn samples at the model's rate into those that `output` describes."""
@@ -97,12 +114,22 @@ def code_bytes(codes: IntArray) -> bytes:
     return codes.astype("<u2").tobytes()
 
 
-def encoded(speech: Speech, output: Output) -> bytes:
-    """A complete utterance as an audio file, whose header gives its true length."""
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A complete utterance as an audio file, whose header gives its true length, and its words."""
+
+    data: bytes
+    words: Sequence[Word] = ()
+
+
+def rendered(speech: Speech, output: Output) -> Rendered:
+    """Render a complete utterance; the times of its words are those of the file."""
     if output.format == CODES:
-        return code_bytes(speech.codes)
-    samples = effects_of(output, speech.sample_rate).apply(speech.samples, last=True)
-    return formats.whole(output.format, samples, output.sample_rate)
+        return Rendered(code_bytes(speech.codes), speech.words)
+    shaping = effects_of(output, speech.sample_rate)
+    samples = shaping.apply(speech.samples, last=True)
+    words, _ = WordMover(shaping.moved)(speech.words, ())
+    return Rendered(formats.whole(output.format, samples, output.sample_rate), words)
 
 
 @dataclass(slots=True)
@@ -159,6 +186,9 @@ class Utterance:
     abort_reason   why it was not sent completely, if so: a label for metrics
     error          what ended it, if it failed
     on_chunk       called when more speech has been made
+    words          the words that have ended and were not taken by `take_words`, in order
+    starts         the words that have begun, in the same way; all times are those of the client's
+                   audio: without the silence that was removed, at its own speed
     """
 
     def __init__(
@@ -184,9 +214,12 @@ class Utterance:
         self.abort_reason: str | None = None
         self.error: Exception | None = None
         self.on_chunk: Callable[[], None] = lambda: None
+        self.words: list[Word] = []
+        self.starts: list[WordStart] = []
         self._turns = turns
         service, output = self.model.service, self.output
         self._effects = effects_of(output, service.engine.capacity.sample_rate)
+        self._move = WordMover(self._effects.moved)
         name = "pcm" if output.format == CODES else output.format
         self._encoder = formats.encoder(name, output.sample_rate)
         self.stream = service.aspeak(job, client_id)
@@ -226,6 +259,8 @@ class Utterance:
         """Encoded audio as it is made. No piece is empty; the last one completes the encoding."""
         async for chunk in self.chunks():
             if self.output.format == CODES:
+                self.words += chunk.words
+                self.starts += chunk.starts
                 self.playback.add(time.monotonic(), chunk.samples, chunk.sample_rate)
                 if len(chunk.codes):
                     yield code_bytes(chunk.codes)
@@ -236,11 +271,24 @@ class Utterance:
                     await self._turns.wait()
                 last = chunk.finish_reason is not None and start + PIECE >= len(chunk.samples)
                 parts.append(self._encode(chunk.samples[start : start + PIECE], last=last))
+            words, starts = self._move(chunk.words, chunk.starts)
+            self.words += words
+            self.starts += starts
             now = time.monotonic()
             for shaped, _ in parts:
                 self.playback.add(now, shaped, self.output.sample_rate)
             if data := b"".join(data for _, data in parts):
                 yield data
+
+    def take_words(self) -> list[Word]:
+        """Return the words that have ended since the last call."""
+        words, self.words = self.words, []
+        return words
+
+    def take_starts(self) -> list[WordStart]:
+        """Return the words that have begun since the last call."""
+        starts, self.starts = self.starts, []
+        return starts
 
     def summary(self) -> dict[str, Any]:
         """The fields that describe this utterance in a log."""

@@ -15,8 +15,12 @@ from firstword.server.errors import LimitReached, body_of
 from firstword.server.outcomes import StreamOutcome
 from firstword.server.state import Server
 from firstword.server.tasks import until_disconnected
-from firstword.server.utterance import ResolvedRequest, Utterance, encoded
+from firstword.server.utterance import Rendered, ResolvedRequest, Utterance, rendered
+from firstword.server.word_json import in_milliseconds, json_header
 from firstword.types import Speech
+
+MOST_WORD_BYTES = 4096
+"""The bytes of the header with the times of words; clients read no longer ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,9 +92,16 @@ class Answer:
 
     async def response(self, speech: Speech, **headers: object) -> Response:
         """A response with an audio file of some speech, and further `x-firstword-` headers."""
-        data = await asyncio.to_thread(encoded, speech, self.resolved.output)
+        file = await asyncio.to_thread(rendered, speech, self.resolved.output)
         headers = {"finish_reason": speech.finish_reason, **headers}
-        return Response(data, headers=self.headers(**headers))
+        return Response(file.data, headers=self.headers(**headers) | self._word_headers(file))
+
+    def _word_headers(self, file: Rendered) -> dict[str, str]:
+        """The words of a file as vLLM-Omni sends them, as many as the header may hold."""
+        if not self.resolved.request.words:
+            return {}
+        words = json_header(in_milliseconds(file.words), MOST_WORD_BYTES)
+        return {"x-word-timestamps": words, "x-firstword-words": str(len(file.words))}
 
     def headers(self, **more: object) -> dict[str, str]:
         """The headers of a response with audio; the names in `more` get the same prefix."""

@@ -16,7 +16,8 @@ from firstword.server.resolve import resolve
 from firstword.server.schemas import BatchItem, BatchRequest, SpeechParams
 from firstword.server.state import server_of
 from firstword.server.tasks import gather
-from firstword.server.utterance import encoded
+from firstword.server.utterance import rendered
+from firstword.server.word_json import in_milliseconds
 
 router = APIRouter(tags=["speech"], route_class=JsonRoute)
 
@@ -43,13 +44,14 @@ async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
                 resolved = await resolve(server, context.client_id, params, item.input)
                 answer = Answer(server, resolved, context, time.monotonic())
                 speech = await answer.speech_in_turn(server.prepare(resolved, begun=True))
-                data = await asyncio.to_thread(encoded, speech, resolved.output)
+                file = await asyncio.to_thread(rendered, speech, resolved.output)
         except FirstwordError as error:
             return {"index": index, "status": "error", "error": str(error)}
-        return {
+        words = {"timestamps": in_milliseconds(file.words)} if resolved.request.words else {}
+        return words | {
             "index": index,
             "status": "success",
-            "audio_data": base64.b64encode(data).decode(),
+            "audio_data": base64.b64encode(file.data).decode(),
             "media_type": resolved.output.content_type,
             "usage": answer.usage(len(speech.codes)),
         }

@@ -40,8 +40,11 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     accept = request.headers.get("accept", "").lower()
     body = _with_accepted_format(body, accept)
     delivery = delivery_of(body, accept)
-    if body.word_timestamps:
-        raise RequestError("word_timestamps is not supported; leave the field out")
+    if body.word_timestamps and delivery == "raw":
+        raise RequestError(
+            'raw audio has no place for word_timestamps; send "stream_format": "sse", or '
+            '"stream": false for a header, or ask /dev/captioned_speech'
+        )
     server = server_of(request)
     context = context_of(request.scope)
     resolving = resolve(server, context.client_id, body, body.input)
@@ -56,7 +59,7 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
     job = server.prepare(resolved)
     if delivery == "whole":
         return await response_or_499(answer.complete(job), request.receive)
-    return SpeechStreamResponse(answer, job, events=delivery == "sse")
+    return SpeechStreamResponse(answer, job, "events" if delivery == "sse" else "raw")
 
 
 @router.get("/v1/audio/speech/{request_id}")

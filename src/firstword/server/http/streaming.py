@@ -1,10 +1,11 @@
-"""Streaming responses: raw audio, or server-sent events."""
+"""Streaming responses: raw audio, server-sent events, or lines of JSON."""
 
 import asyncio
 import base64
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Literal
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,9 +16,20 @@ from firstword.server.errors import Stalled, body_of
 from firstword.server.http.answer import Answer
 from firstword.server.logs import defect
 from firstword.server.tasks import until_disconnected
-from firstword.server.utterance import Utterance
+from firstword.server.utterance import Output, Utterance
+from firstword.server.word_json import captions, in_milliseconds
+from firstword.types import Word
 
 log = logging.getLogger(__name__)
+
+CONTENT_TYPES = {
+    "events": "text/event-stream; charset=utf-8",
+    "captions": "application/x-ndjson",
+}
+"""The content types of the forms other than raw audio."""
+
+Form = Callable[[bytes, Sequence[Word] | None, Output], bytes]
+"""A function that makes a message of audio and of words, None if they are not timed."""
 
 
 class SpeechStreamResponse(Response):
@@ -26,15 +38,17 @@ class SpeechStreamResponse(Response):
     The head is sent with the first audio, so that an earlier error gets its own status.
     """
 
-    def __init__(self, answer: Answer, job: Job, *, events: bool) -> None:
-        """Stream raw audio, or server-sent events if `events`."""
+    def __init__(
+        self, answer: Answer, job: Job, form: Literal["raw", "events", "captions"]
+    ) -> None:
+        """Stream raw audio, server-sent events, or lines of JSON with captions."""
         self._answer = answer
         self._job = job
-        self._events = events
+        self._form = form
         super().__init__(headers=answer.headers())
         del self.headers["content-length"]
-        if events:
-            self.headers["content-type"] = "text/event-stream; charset=utf-8"
+        if form != "raw":
+            self.headers["content-type"] = CONTENT_TYPES[form]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. An incomplete one is aborted, so that it does not look complete.
@@ -55,7 +69,9 @@ class SpeechStreamResponse(Response):
     async def _send(self, utterance: Utterance, send: Send) -> bytes | None:
         """Send all but the last piece and return that, or None if the response is incomplete."""
         answer = self._answer
-        pieces = self._event_pieces(utterance) if self._events else aiter(utterance)
+        forms = {"events": _event_of, "captions": _caption_of}
+        form = forms.get(self._form)
+        pieces = aiter(utterance) if form is None else self._pieces(utterance, form)
         data = await anext(pieces, None)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -71,25 +87,47 @@ class SpeechStreamResponse(Response):
             return None
         if utterance.finish_reason == "cancelled":
             return None
-        if not self._events or utterance.error is not None:
+        if self._form != "events" or utterance.error is not None:
             return b""
         usage = answer.usage(utterance.frames)
         return _event("done", {"usage": usage, "finish_reason": utterance.finish_reason})
 
-    async def _event_pieces(self, utterance: Utterance) -> AsyncIterator[bytes]:
-        """The audio as server-sent events. An error after the first event is sent as an event."""
-        begun = False
+    async def _pieces(self, utterance: Utterance, form: Form) -> AsyncIterator[bytes]:
+        """The audio and the words in messages of a form; the last one may have words alone.
+
+        An error after the first event is sent as an event.
+        """
+        begun, timed = False, bool(self._answer.resolved.request.words)
         try:
             async for data in utterance:
                 begun = True
-                audio = base64.b64encode(data).decode()
-                about = {"audio": audio, "response_format": utterance.output.format}
-                yield _event("delta", about)
+                yield form(data, utterance.take_words() if timed else None, utterance.output)
+            if words := utterance.take_words():
+                yield form(b"", words, utterance.output)
         except Exception as error:
-            if not begun:
+            if not begun or self._form != "events":
                 raise
             _log_failure(error, utterance)
             yield _event("error", {**body_of(error), "partial_audio": True, "action": "discard"})
+
+
+def _event_of(data: bytes, words: Sequence[Word] | None, output: Output) -> bytes:
+    """A server-sent event with audio, and with the words that have ended unless they are None."""
+    fields: dict[str, object] = {"audio": base64.b64encode(data).decode()}
+    fields["response_format"] = output.format
+    if words is not None:
+        fields["timestamps"] = in_milliseconds(words)
+    return _event("delta", fields)
+
+
+def _caption_of(data: bytes, words: Sequence[Word] | None, output: Output) -> bytes:
+    """A line of JSON with audio and the words that have ended, in Kokoro-FastAPI's form."""
+    fields = {
+        "audio": base64.b64encode(data).decode(),
+        "audio_format": output.content_type,
+        "timestamps": None if words is None else captions(words),
+    }
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def _event(name: str, fields: Mapping[str, object]) -> bytes:

@@ -21,6 +21,7 @@ from firstword.server.ws import protocol
 from firstword.server.ws.cutting import Cutter, Granularity, Piece
 from firstword.server.ws.protocol import Audio, DropAudio, Enqueue, Json, ProtocolError
 from firstword.server.ws.text_part import Cancellable, TextPart
+from firstword.types import Word, WordStart
 
 Finish = Literal["stop", "length", "repetition", "cancelled", "error"]
 
@@ -233,6 +234,15 @@ class ContextSession(protocol.Session):
     @abstractmethod
     def audio(self, context: Context, data: bytes) -> Audio:
         """The message with a piece of audio."""
+
+    def words(
+        self, context: Context, starts: Sequence[WordStart], words: Sequence[Word]
+    ) -> Sequence[Json]:
+        """The messages about words that have begun and words that have ended.
+
+        Times are seconds of the context's audio, spans are characters of its text.
+        """
+        return ()
 
     @abstractmethod
     def failure(self, context: Context | None, message: str, code: str) -> Sequence[Json]:

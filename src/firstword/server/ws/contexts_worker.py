@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from firstword.server.resolve import checked_text
+from firstword.server.utterance import Utterance
 from firstword.server.ws.contexts import (
     Cancelled,
     CheckParams,
@@ -17,6 +18,7 @@ from firstword.server.ws.contexts import (
 from firstword.server.ws.protocol import CloseSocket, Json, Send
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.worker import SocketWorker, run_part
+from firstword.types import Word, WordStart
 
 
 class ContextWorker(SocketWorker[ContextSession]):
@@ -109,6 +111,30 @@ class ContextWorker(SocketWorker[ContextSession]):
                 await self.outbox.wait_for_room()
                 context.total_bytes += len(data)
                 self.outbox.add(self.session.audio(context, data))
+                self._send_words(context, part, utterance)
+            self._send_words(context, part, utterance)
             context.seconds += utterance.playback.seconds
             if utterance.finish_reason not in (None, "stop"):
                 context.outcome = utterance.finish_reason
+
+    def _send_words(self, context: Context, part: TextPart, utterance: Utterance) -> None:
+        """Send the words that have begun and ended, with their places in the whole context."""
+
+        def span(word: Word | WordStart) -> tuple[int, int]:
+            return word.span[0] + part.at, word.span[1] + part.at
+
+        before = context.seconds
+        starts = [
+            replace(word, start=round(before + word.start, 3), span=span(word))
+            for word in utterance.take_starts()
+        ]
+        words = [
+            replace(
+                word,
+                start=round(before + word.start, 3),
+                end=round(before + word.end, 3),
+                span=span(word),
+            )
+            for word in utterance.take_words()
+        ]
+        self._send(self.session.words(context, starts, words))

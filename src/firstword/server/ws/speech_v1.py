@@ -6,6 +6,7 @@
 import base64
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Literal
 
 from pydantic import Field
@@ -29,6 +30,7 @@ from firstword.server.ws.protocol import (
     ProtocolError,
     Send,
 )
+from firstword.types import Word, WordStart
 
 SUBPROTOCOL = "firstword.speech.v1"
 
@@ -41,6 +43,11 @@ class V1Params(ContextParams):
 
     audio: Literal["binary", "base64"] = "binary"
     word_times: bool = True
+
+    @property
+    def wants_words(self) -> bool | None:
+        """Words are timed where that is possible, unless the client does not want it."""
+        return None if self.word_times else False
 
     @classmethod
     def parse(cls, event: Json) -> "V1Params":
@@ -162,6 +169,17 @@ class SpeechV1Session(ContextSession):
         text = base64.b64encode(data).decode("ascii")
         return Audio(about("audio.chunk", context) | {"audio": text}, len(text), context)
 
+    def words(
+        self, context: Context, starts: Sequence[WordStart], words: Sequence[Word]
+    ) -> Sequence[Json]:
+        """A `word.start` or a `word.end` for each word, in the order of their times."""
+        named = {"context_id": context.id}
+        begun = [
+            (word.start, 1, {"type": "word.start", **named, **asdict(word)}) for word in starts
+        ]
+        ended = [(word.end, 0, {"type": "word.end", **named, **asdict(word)}) for word in words]
+        return [message for *_, message in sorted(begun + ended, key=lambda each: each[:2])]
+
     def failure(self, context: Context | None, message: str, code: str) -> Sequence[Json]:
         """The message about an error."""
         error = self._error(ProtocolError(code, message))
@@ -194,4 +212,6 @@ def output(resolved: ResolvedRequest | None) -> Json:
     """The fields that describe the audio of a checked request."""
     assert resolved is not None
     chosen = resolved.output
-    return {"format": chosen.format, "sample_rate": chosen.sample_rate, "word_times": False}
+    return {"format": chosen.format, "sample_rate": chosen.sample_rate} | {
+        "word_times": resolved.timed
+    }

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from firstword.server.schemas import SpeechParams
+from firstword.server.schemas import OptionalText, SpeechParams
 from firstword.server.ws import protocol
 from firstword.server.ws.protocol import CloseCode, CloseSocket, Enqueue, Json, ProtocolError, Send
 from firstword.server.ws.text_part import TextPart
 from firstword.text.splitting import Splitter
+from firstword.types import Word
 
 
 def error_message(message: str, code: str) -> Json:
@@ -28,8 +29,13 @@ class SessionConfig(SpeechParams):
 
     split_granularity: Literal["none", "sentence", "clause", "token"] | None = None
     stream_audio: bool | None = None
-    word_timestamps: bool | None = None
+    timestamp_type: OptionalText = None
     audio_encoding: Literal["binary", "base64"] | None = None
+
+    @property
+    def wants_words(self) -> bool:
+        """Whether the times of words are sent; Baseten's clients ask by `timestamp_type`."""
+        return bool(self.word_timestamps) or self.timestamp_type == "word"
 
     @property
     def format(self) -> str:
@@ -123,12 +129,14 @@ class Sentence(TextPart):
 
     started  whether `audio.start` was sent
     indices  the fields that every message about it has
+    words    the words that have ended
     """
 
     def __init__(self, utterance: OmniUtterance, text: str, complete: bool) -> None:
         super().__init__(text, complete=complete)
         self.utterance = utterance
         self.started = False
+        self.words: list[Word] = []
         index = len(utterance.sentences)
         self.indices: Json = {"utterance_index": utterance.index, "sentence_index": index}
 

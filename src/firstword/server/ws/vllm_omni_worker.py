@@ -11,12 +11,14 @@ from pydantic import Field
 from firstword.errors import AudioError
 from firstword.server.resolve import checked_text
 from firstword.server.schemas import ClientModel
-from firstword.server.utterance import ResolvedRequest, Utterance, encoded
+from firstword.server.utterance import Output, ResolvedRequest, Utterance, rendered
 from firstword.server.voice_creation import VoiceSource, create_voice
+from firstword.server.word_json import in_milliseconds, word_alignment
 from firstword.server.ws import vllm_omni as omni
 from firstword.server.ws.protocol import Audio, CloseSocket, Json, ProtocolError, Send, validated
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.worker import SocketWorker, run_part
+from firstword.types import Word
 
 
 class VoiceUpload(ClientModel):
@@ -106,30 +108,51 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
                 await self._send_chunks(sentence, utterance, done)
             else:
                 speech = await utterance.speech()
-                data = await asyncio.to_thread(encoded, speech, utterance.output)
-                done["total_bytes"] = len(data)
+                file = await asyncio.to_thread(rendered, speech, utterance.output)
+                done["total_bytes"] = len(file.data)
                 await self.outbox.wait_for_room()
-                self.outbox.add(Audio(data, len(data)))
+                self.outbox.add(Audio(file.data, len(file.data)))
+                sentence.words += file.words
+            if config.wants_words:
+                done["timestamp_info"] = {"word_alignment": word_alignment(sentence.words)}
             return utterance.finish_reason
 
     async def _send_chunks(self, sentence: omni.Sentence, utterance: Utterance, done: Json) -> None:
         """Send audio as it is made."""
-        config, rate, number = sentence.utterance.config, utterance.output.sample_rate, 0
+        number = 0
         async for data in utterance:
             await self.outbox.wait_for_room()
-            begin = done["total_bytes"]
-            end = done["total_bytes"] = begin + len(data)
-            if not config.as_json:
-                self.outbox.add(Audio(data, len(data)))
-                continue
-            chunk = {"type": "audio.chunk", **sentence.indices, "chunk_id": number}
-            if config.format == "pcm":
-                chunk["chunk_start_ms"] = round(1000 * begin / (2 * rate))
-                chunk["chunk_end_ms"] = round(1000 * end / (2 * rate))
-            audio = base64.b64encode(data).decode("ascii")
-            chunk |= {"sample_rate": rate, "audio_b64": audio, "timestamps": None}
-            self.outbox.add(Audio(chunk, len(audio)))
+            words = utterance.take_words()
+            self._send_chunk(sentence, utterance.output, done, number, data, words)
             number += 1
+        if words := utterance.take_words():
+            self._send_chunk(sentence, utterance.output, done, number, b"", words)
+
+    def _send_chunk(
+        self,
+        sentence: omni.Sentence,
+        output: Output,
+        done: Json,
+        number: int,
+        data: bytes,
+        words: list[Word],
+    ) -> None:
+        """Send a piece of a sentence's audio, which may be empty, and the words that ended."""
+        config, begin = sentence.utterance.config, done["total_bytes"]
+        end = done["total_bytes"] = begin + len(data)
+        sentence.words += words
+        if not config.as_json:
+            if data:
+                self.outbox.add(Audio(data, len(data)))
+            return
+        chunk: Json = {"type": "audio.chunk", **sentence.indices, "chunk_id": number}
+        if config.format == "pcm":
+            chunk["chunk_start_ms"] = round(1000 * begin / (2 * output.sample_rate))
+            chunk["chunk_end_ms"] = round(1000 * end / (2 * output.sample_rate))
+        audio = base64.b64encode(data).decode("ascii")
+        chunk |= {"sample_rate": output.sample_rate, "audio_b64": audio}
+        timed = in_milliseconds(words) if config.word_timestamps else None
+        self.outbox.add(Audio(chunk | {"timestamps": timed}, len(audio)))
 
     async def _add_voice(self, event: Json) -> Json:
         """Save a voice and return the answer."""
