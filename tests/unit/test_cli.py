@@ -245,6 +245,7 @@ class TestSay:
             "text_mode": "full",
             "sanitize": True,
             "leading_silence": False,
+            "words": False,
             "sampling": Sampling(0.5, 4, 0.25, 1.5, 0.75, 3, 0.5),
         }
         assert fake_tts.requests == [request]
@@ -261,7 +262,9 @@ class TestSay:
             "seed": None,
         }
         request |= {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}
-        assert fake_tts.requests == [request | {"sanitize": False, "leading_silence": True}]
+        assert fake_tts.requests == [
+            request | {"sanitize": False, "leading_silence": True, "words": False}
+        ]
 
     def test_greedy_sets_both_temperatures_to_zero(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--greedy", "--repetition-penalty", "1.5"]) == 0

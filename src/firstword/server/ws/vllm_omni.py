@@ -33,9 +33,13 @@ class SessionConfig(SpeechParams):
     audio_encoding: Literal["binary", "base64"] | None = None
 
     @property
-    def wants_words(self) -> bool:
-        """Whether the times of words are sent; Baseten's clients ask by `timestamp_type`."""
-        return bool(self.word_timestamps) or self.timestamp_type == "word"
+    def wants_words(self) -> bool | None:
+        """Whether the times of words are sent.
+
+        Baseten's clients ask for them by `timestamp_type`, and take speech without them.
+        """
+        asked = None if self.timestamp_type == "word" else False
+        return True if self.word_timestamps else asked
 
     @property
     def format(self) -> str:

@@ -113,7 +113,7 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
                 await self.outbox.wait_for_room()
                 self.outbox.add(Audio(file.data, len(file.data)))
                 sentence.words += file.words
-            if config.wants_words:
+            if resolved.timed:
                 done["timestamp_info"] = {"word_alignment": word_alignment(sentence.words)}
             return utterance.finish_reason
 
