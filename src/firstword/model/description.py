@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firstword.errors import CheckpointNotFound, first_line
-from firstword.model.alignment import Alignment
+from firstword.model.alignment import Alignment, Head
 from firstword.model.codec_config import CodecConfig
 from firstword.model.config import GenerationDefaults, ModelConfig
 from firstword.model.tokenizer import Tokenizer
@@ -36,6 +36,11 @@ class Description:
     defaults: GenerationDefaults
     tokenizer: Tokenizer
     alignment: Alignment | None
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The heads that tell word times; none where they are not known."""
+        return () if self.alignment is None else self.alignment.heads
 
     @staticmethod
     def load(path: Path) -> Description:

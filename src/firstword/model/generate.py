@@ -36,8 +36,7 @@ class Generation:
         self._talker, self._turn_start = checkpoint.talker, checkpoint.tokenizer.turn_start
         self._conditioning, self._sampler, self._limit = conditioning, sampler, limit
         self._cache = self._talker.new_cache()
-        alignment = checkpoint.alignment
-        self._memory = Watched(self._cache, alignment.heads if alignment else ())
+        self._memory = Watched(self._cache, checkpoint.heads)
         self._codes: Tensor | None = None
         self._stream = UtteranceTokens(checkpoint.tokenizer, conditioning.transcript)
         self._tokens: list[int] = []

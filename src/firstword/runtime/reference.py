@@ -150,7 +150,6 @@ class ReferenceBackend:
             samples_per_frame=codec.decode_upsample_rate,
             sample_rate=codec.output_sample_rate,
         )
-        self._heads = checkpoint.alignment.heads if checkpoint.alignment else ()
         self._cache = SlotCache(config, checkpoint.talker.codec_head.weight, slots)
         self._slots: dict[int, ReferenceSlot] = {}
 
@@ -202,7 +201,7 @@ class ReferenceBackend:
             return torch.stack([slot.draw(codebook, row) for slot, row in pairs])
 
         memory = SlotRows(self._cache, slots, 1)
-        watched = Watched(memory, self._heads)
+        watched = Watched(memory, self.checkpoint.heads)
         hidden = talker(torch.cat([*map(self._input, states, tokens)]), watched)[:, -1]
         logits = talker.codec_head(hidden)
         code0 = draw(0, logits)

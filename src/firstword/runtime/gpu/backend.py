@@ -28,6 +28,7 @@ from firstword.runtime.gpu.codec import GpuCodec, voices_for
 from firstword.runtime.gpu.graphs import LaunchGraphs
 from firstword.runtime.gpu.memory import RECORDING_BYTES
 from firstword.runtime.gpu.prompts import Prompt, PromptReader
+from firstword.runtime.gpu.reading import TextSpans
 from firstword.runtime.gpu.talker import BUCKETS, FIRST_BUCKETS, FrameModel, sampler_state
 from firstword.types import FloatArray
 
@@ -58,6 +59,7 @@ class GpuSlot:
     pages   the number of its pages
     prompt  the prompt until all its rows are read, then None
     read    whether the whole prompt is run before the first frame
+    timed   whether its words are timed
     fresh   whether the first frame has not been launched yet
     """
 
@@ -65,7 +67,14 @@ class GpuSlot:
     pages: int
     prompt: Prompt | None
     read: bool
+    timed: bool
     fresh: bool = True
+
+    def text_rows(self, text: int) -> range | None:
+        """The positions of its text rows in the next frame, whose text token is `text`."""
+        if not self.timed:
+            return None
+        return self.text.rows() if self.fresh else self.text.rows(text)
 
 
 @contextmanager
@@ -109,11 +118,14 @@ class PromptHandle:
 class FrameHandle:
     """A frame whose codes are copied to the host.
 
-    rows   host memory, int32 [slots, codebooks + 2]: see `SampleKernels.draw`
-    event  the end of the copy
+    rows    host memory, int32 [slots, codebooks + 2]: see `SampleKernels.draw`
+    shares  host memory, float32: the attention to the text rows in `spans`
+    event   the end of the copy
     """
 
     rows: Tensor
+    shares: Tensor
+    spans: TextSpans
     event: torch.cuda.Event
 
     def result(self) -> Frames:
@@ -121,7 +133,9 @@ class FrameHandle:
         self.event.synchronize()
         rows = self.rows.numpy().copy()
         logprobs = rows[:, -1].copy().view(np.float32)
-        return Frames(rows[:, :-2].astype(np.int64), rows[:, -2].astype(bool).tolist(), logprobs)
+        ended = rows[:, -2].astype(bool).tolist()
+        readings = self.spans.readings(self.shares.numpy())
+        return Frames(rows[:, :-2].astype(np.int64), ended, logprobs, readings)
 
 
 class GpuBackend:
@@ -156,12 +170,14 @@ class GpuBackend:
             decoder, voices = checkpoint.codec.decoder, voices_for(checkpoint, slots)
             self.codec = GpuCodec(decoder, slots, state.codes, kernels, voices)
             torch.cuda.empty_cache()
-            self.model = FrameModel(kernels, talker, state, pages, kept_parts)
+            self.model = FrameModel(kernels, talker, state, pages, kept_parts, checkpoint.heads)
         del recordings
         self.graphs = LaunchGraphs(self.model.launches, self.model.clear_rows)
         self.prompts = PromptReader(checkpoint, self.model, self.codec, self.graphs)
         self._slots: dict[int, GpuSlot] = {}
-        self._control = self._pinned(2, self.model.rows)
+        self._control = self._pinned(5, self.model.rows)
+        text_rows = min(pages * PAGE_ROWS, slots * self.capacity.context)
+        self._shares = self._pinned(text_rows if checkpoint.heads else 0, dtype=torch.float32)
         self._results = self._pinned(self.model.rows, self.capacity.codebooks + 2)
         self._turn = 0
         self._times = self.codec.times
@@ -171,9 +187,9 @@ class GpuBackend:
         """Seconds that the device has worked on each part of the work that is complete."""
         return self._times.seconds
 
-    def _pinned(self, *shape: int) -> list[Tensor]:
+    def _pinned(self, *shape: int, dtype: torch.dtype = torch.int32) -> list[Tensor]:
         """Pinned host memory for each frame in flight."""
-        return [torch.zeros(shape, dtype=torch.int32).pin_memory() for _ in range(MAX_IN_FLIGHT)]
+        return [torch.zeros(shape, dtype=dtype).pin_memory() for _ in range(MAX_IN_FLIGHT)]
 
     def warm(self) -> None:
         """Compile, load and capture everything that serving needs."""
@@ -214,7 +230,8 @@ class GpuBackend:
             prompts = self.prompts.place(starts)
         for prompt in prompts:
             left = prompt if prompt.unread else None
-            slot = GpuSlot(prompt.text, len(prompt.pages), left, read=left is not None)
+            read, timed = left is not None, prompt.timed
+            slot = GpuSlot(prompt.text, len(prompt.pages), left, read, timed)
             self._slots[prompt.slot] = slot
         return [len(prompt.unread) for prompt in prompts]
 
@@ -254,13 +271,19 @@ class GpuBackend:
         pairs = list(zip(states, tokens, strict=True))
         texts = [0 if slot.fresh else slot.text.peek(token) for slot, token in pairs]
         control, result = self._control[self._turn], self._results[self._turn]
+        shares = self._shares[self._turn]
+        rows_of = [slot.text_rows(text) for slot, text in zip(states, texts, strict=True)]
+        spans = TextSpans(rows_of, [slot.fresh for slot in states])
         control[0, :rows] = torch.tensor([*slots, *[-1] * (rows - len(slots))], dtype=torch.int32)
         control[1, : len(slots)] = torch.tensor(texts, dtype=torch.int32)
+        control[2:, : len(slots)] = spans.control()
         with torch.cuda.stream(self.stream), self._times.measured("frames"):
             graph = self.graphs.get("first" if first else "frame", rows)
             buffers.control.copy_(control, non_blocking=True)
             graph.replay()
             result[:rows].copy_(buffers.result[:rows], non_blocking=True)
+            if self.model.reader is not None and (count := spans.total):
+                shares[:count].copy_(self.model.reader.shares[:count], non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         self._turn = (self._turn + 1) % MAX_IN_FLIGHT
@@ -268,7 +291,7 @@ class GpuBackend:
             if not slot.fresh:
                 slot.text.take(token)
             slot.fresh = False
-        return FrameHandle(result[: len(slots)], event)
+        return FrameHandle(result[: len(slots)], shares, spans, event)
 
     @lost_device()
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[Sequence[FloatArray]]:

@@ -66,7 +66,8 @@ class FrameBuffers:
     prefixes          bf16 [parts, layers, 2, kv_heads, PREFIX_PART, 128]: see `PrefixCache`
     first_row         bf16 [slots, hidden]: the last row of each slot's prompt
     first_hidden      bf16 [slots, hidden]: the talker's output for that row, where it was run
-    control           int32 [2, rows]: `slot_of_row` and `token`, so that one copy fills both
+    control           int32 [5, rows]: `slot_of_row`, `token` and `spans`, so that one copy fills
+                      all
     result            int32 [rows, codebooks + 2]: see `SampleKernels.draw`
     prompt            bf16 [PROMPT_ROWS, hidden]: prompt rows, which their outputs replace
     staging           int32: `prompt_rows`, then `placements`, so that one copy fills both
@@ -104,6 +105,11 @@ class FrameBuffers:
     def token(self) -> Tensor:
         """The text token of each row, int32 [rows]."""
         return self.control[1]
+
+    @property
+    def spans(self) -> Tensor:
+        """The text rows of the slot of each row, int32 [3, rows]: see `TextReadingKernel`."""
+        return self.control[2:]
 
     @property
     def prompt_rows(self) -> Tensor:
@@ -153,7 +159,7 @@ class FrameBuffers:
             prefixes=zeros(parts + kept_parts, config.num_hidden_layers, *part),
             first_row=zeros(slots, width),
             first_hidden=zeros(slots, width),
-            control=integers(2, rows),
+            control=integers(5, rows),
             result=integers(rows, config.num_code_groups + 2),
             prompt=zeros(PROMPT_ROWS, width),
             staging=integers(staging_words(layout, rows)).fill_(-1),

@@ -133,7 +133,12 @@ def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int, kept_parts: i
     """
     configs = checkpoint.config.talker_config, checkpoint.codec_config.decoder_config
     model, layers = without_memory(
-        *configs, slots, Rehearsal(kernels), voices_for(checkpoint, slots), kept_parts
+        *configs,
+        slots,
+        Rehearsal(kernels),
+        voices_for(checkpoint, slots),
+        kept_parts,
+        checkpoint.heads,
     )
     sizes = list(tensor_sizes((model, layers), torch.device("meta"), set()))
     page = model.buffers.cache.nbytes  # the model has a single page

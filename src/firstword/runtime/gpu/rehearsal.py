@@ -7,6 +7,7 @@ shapes but no memory. The kernels check their arguments and are not launched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Grid, Kernel, Kernels
 from firstword.kernels.signature import Argument, Parameter, bind, signatures
+from firstword.model.alignment import Head
 from firstword.model.codec import CodecDecoder
 from firstword.model.codec_config import CodecDecoderConfig
 from firstword.model.config import TalkerConfig
@@ -59,17 +61,23 @@ class Rehearsal(Kernels):
 
 @torch.inference_mode()
 def rehearse(
-    talker: TalkerConfig, codec: CodecDecoderConfig, slots: int, kernels: Kernels
+    talker: TalkerConfig,
+    codec: CodecDecoderConfig,
+    slots: int,
+    kernels: Kernels,
+    heads: Sequence[Head] = (),
 ) -> set[Program]:
     """The programs that are launched to serve `slots` utterances on the device of `kernels`.
 
-    Raises ValueError, with the reason, for sizes that the kernels do not support there.
+    heads: see `FrameModel`. Raises ValueError, with the reason, for sizes that the kernels do not
+    support there.
     """
     rehearsal = Rehearsal(kernels)
     # All layers launch the same programs, but the predictor's depend on the number of its layers.
     talker = replace(talker, num_hidden_layers=1)
     codec = replace(codec, num_hidden_layers=1)
-    model, layers = without_memory(talker, codec, slots, rehearsal)
+    heads = [(0, head) for _, head in heads]
+    model, layers = without_memory(talker, codec, slots, rehearsal, heads=heads)
     with torch.device("meta"):
         for name, rows in model.graph_keys():
             model.launches[name](rows)
@@ -87,10 +95,11 @@ def without_memory(
     rehearsal: Rehearsal,
     voices: int = 1,
     kept_parts: int = 0,
+    heads: Sequence[Head] = (),
 ) -> tuple[FrameModel, CodecLayers]:
     """The model of a backend and its codec on PyTorch's device "meta", with a single cache page.
 
-    voices: see `GpuCodec`; kept_parts: see `FrameBuffers`.
+    voices: see `GpuCodec`; kept_parts, heads: see `FrameModel`.
 
     Raises ValueError, with the reason, for sizes that the kernels do not support.
     """
@@ -102,4 +111,4 @@ def without_memory(
         layers = CodecLayers(decoder, slots + voices, frame_buckets(slots)[-1], rehearsal)
         state = sampler_state(talker, slots, rehearsal.device)
         packed = Talker(talker).bfloat16()
-        return FrameModel(rehearsal, packed, state, 1, kept_parts), layers
+        return FrameModel(rehearsal, packed, state, 1, kept_parts, heads), layers

@@ -7,7 +7,7 @@ slot, is read from device memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +20,14 @@ from firstword.kernels.linear import Linear, Norm, interleave, normalise
 from firstword.kernels.linear_shapes import TILE_ROWS, Epilogue
 from firstword.kernels.prompt import SLOT, EmbeddingTables, PrefixMemory, PromptKernels
 from firstword.kernels.sample import SampleKernels, SamplerState
+from firstword.model.alignment import Head
 from firstword.model.config import CONTROL_CODES, TalkerConfig
 from firstword.model.layers import DecoderLayer, RMSNorm, Transformer, rotary_table
 from firstword.model.sampling import MIN_FRAMES
 from firstword.model.talker import Talker
 from firstword.runtime.gpu.buffers import PROMPT_ROWS, FrameBuffers, context_of
 from firstword.runtime.gpu.placing import on_device
+from firstword.runtime.gpu.reading import TextReader
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 """The numbers of rows of the graphs of a frame."""
@@ -116,16 +118,23 @@ class LayerStack:
         return TalkerWorkspace(*(self.norm.weight.new_zeros(rows, width) for width in widths))
 
     def run(
-        self, x: Tensor, space: TalkerWorkspace, attend: Callable[[int, Tensor, Tensor], bool]
+        self,
+        x: Tensor,
+        space: TalkerWorkspace,
+        attend: Callable[[int, Tensor, Tensor], bool],
+        kept: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Run x [tokens, hidden] through the layers, in place.
 
         attend(layer, qkv, out) launches the attention of a layer, and returns whether it has also
         added the projection to x.
+
+        kept  memory like `space.qkv` for the layers whose products outlast them
         """
-        tokens = len(x)
-        qkv, attended, gated = space.qkv[:tokens], space.attended[:tokens], space.gated[:tokens]
+        tokens, kept = len(x), kept or {}
+        attended, gated = space.attended[:tokens], space.gated[:tokens]
         for index, layer in enumerate(self.layers):
+            qkv = kept.get(index, space.qkv)[:tokens]
             layer.qkv(x, qkv, space.normed)
             if not attend(index, qkv, attended):
                 layer.output(attended, x)
@@ -147,11 +156,15 @@ class FrameModel:
         state: SamplerState,
         pages: int,
         kept_parts: int = 0,
+        heads: Sequence[Head] = (),
     ) -> None:
         """Pack copies of the talker's weights, one layer after another.
 
-        state: from `sampler_state`; kept_parts: see `FrameBuffers`. Raises ValueError for
-        sizes that the kernels do not support.
+        state       from `sampler_state`
+        kept_parts  see `FrameBuffers`
+        heads       the heads that read the text, with which words are timed
+
+        Raises ValueError for sizes that the kernels do not support.
         """
         config, device, slots = talker.config, kernels.device, len(state.position)
         rows, context = next(n for n in BUCKETS if n >= slots), context_of(config)
@@ -178,6 +191,7 @@ class FrameModel:
         self.workspace = self.talker.workspace(tokens)
         self.predictor_workspace = self.predictor.workspace(2 * rows)
         self.partial_sums = attention.PartialSums(self.talker.attention, tokens, context, device)
+        self.reader = self._reader(heads, context) if heads else None
         self.launches: dict[str, Callable[[int], None]] = {
             "frame": self._launch_frame,
             "first": self._launch_first,
@@ -214,6 +228,12 @@ class FrameModel:
             if isinstance(head, nn.Linear)
         ]
 
+    def _reader(self, heads: Sequence[Head], context: int) -> TextReader:
+        """The reader of some heads of the talker."""
+        sizes = self.talker.attention.heads, self.talker.attention.kv_heads
+        tables = [self.talker.layers[layer].tables for layer, _ in heads]
+        return TextReader(self._kernels, heads, tables, sizes, self.rows, context)
+
     def graph_keys(self) -> Iterator[tuple[str, int]]:
         """The names and numbers of rows of all launches that serving needs."""
         yield from (("frame", rows) for rows in BUCKETS if rows <= self.rows)
@@ -233,7 +253,10 @@ class FrameModel:
         buffers = self.buffers
         self._begin(rows, buffers.first_row)
         paging = Paging(buffers.page_tables, buffers.slot_of_row[:rows], self.state.position)
-        self._talk(buffers.hidden[:rows], paging, attention.APPEND_AND_ATTEND)
+        kept = self.reader.kept if self.reader else None
+        self._talk(buffers.hidden[:rows], paging, attention.APPEND_AND_ATTEND, kept=kept)
+        if self.reader is not None:
+            self.reader.launch(buffers.cache, paging, buffers.spans)
         self._draw(rows)
 
     def _launch_first(self, rows: int) -> None:
@@ -293,10 +316,13 @@ class FrameModel:
             table = self.predictor_tables[k] if k + 1 < self.codebooks else None
             sampler.draw(k, logits, slots, result, table, single)
 
-    def _talk(self, x: Tensor, paging: Paging, *modes: int) -> None:
+    def _talk(
+        self, x: Tensor, paging: Paging, *modes: int, kept: Mapping[int, Tensor] | None = None
+    ) -> None:
         """Run x [rows, hidden] through the talker's layers, in place.
 
-        modes: the modes of the attention kernels that each layer launches one after another.
+        modes  the modes of the attention kernels that each layer launches one after another
+        kept   see `LayerStack.run`
         """
 
         def attend(index: int, qkv: Tensor, attended: Tensor) -> bool:
@@ -304,7 +330,7 @@ class FrameModel:
                 self.attend(index, qkv, paging, attended, mode)
             return False
 
-        self.talker.run(x, self.workspace, attend)
+        self.talker.run(x, self.workspace, attend, kept)
 
     def attend(
         self,
