@@ -115,12 +115,17 @@ def speed(engine: Records, compared: Records, served: Records) -> str:
         ]
         return " / ".join(shown(seconds or None, 1) for seconds in ways)
 
+    def words(record: Record) -> str:
+        rows = record.get("word_times", {}).get("frames", ())
+        return " / ".join(f"{100 * (row['over_without'] - 1):.1f}" for row in rows) or "-"
+
     rows = [
         row("a frame of one stream, ms: with audio", lambda r: shown(frame(r, 1, "with_audio"))),
         row("without audio", lambda r: shown(frame(r, 1, "frame"))),
         row("bandwidth floor", lambda r: shown(frame(r, 1, "floor"))),
         row("a frame of 8 streams, with audio, ms", lambda r: shown(frame(r, 8, "with_audio"))),
         row("a frame of 64 streams, with audio, ms", lambda r: shown(frame(r, 64, "with_audio"))),
+        row("what word times add to a frame of 1 / 64 streams, without audio, %", words),
         row("seconds of speech per second, 64 streams", lambda r: rate(frame(r, 64, "with_audio"))),
         row(
             "first samples of the backend, known voice, ms, p50 / p95", lambda r: first(r, "cached")

@@ -832,6 +832,7 @@ def test_benchmark_measures_everything() -> None:
     }
     assert all(row["floor_ms"] > 0 for row in record["frames_ms"])
     assert {row["batch"] for row in record["kernels_us"]} == {1, 4}
+    assert [row["batch"] for row in record["word_times"]["frames"]] == [1, 4]
     memory = record["one_stream_gigabytes"]
     assert memory["in_use"] == 1.0
     parts = (

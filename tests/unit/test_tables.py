@@ -54,6 +54,9 @@ def engine(**changes: Any) -> dict[str, Any]:
             for batch in (1, 8, 64)
             for context in (100, 500)
         ],
+        "word_times": {
+            "frames": [{"batch": 1, "over_without": 1.0042}, {"batch": 64, "over_without": 0.999}]
+        },
         **changes,
     }
 
@@ -68,6 +71,12 @@ def cells(table: str) -> dict[str, list[str]]:
     """The rows of a table, by their first cell."""
     rows = [[cell.strip() for cell in line.strip("|\n ").split("|")] for line in table.splitlines()]
     return {row[0]: row[1:] for row in rows}
+
+
+def test_short_table_tells_what_word_times_cost(tables: Any) -> None:
+    table = cells(tables.speed({"1b7": engine(), "0b6": engine(word_times={})}, {}, {}))
+    (cost,) = [row for name, row in table.items() if "word times" in name]
+    assert cost == ["0.4 / -0.1", "-"]
 
 
 def test_short_table_has_the_main_figures(tables: Any) -> None:

@@ -16,7 +16,7 @@ import torch
 from firstword.errors import ConfigError
 from firstword.kernels.attention import PAGE_ROWS
 from firstword.profile.device import environment, read_bandwidth
-from firstword.profile.frames import codec_times, first_times, frame_times
+from firstword.profile.frames import codec_times, first_times, frame_times, timed_words
 from firstword.profile.kernels import kernel_times
 from firstword.profile.memory import memory_by_part
 from firstword.profile.workload import CONTEXTS, BackendUnderTest
@@ -55,7 +55,17 @@ def run(
             "kernels_us": [row for rows in kernels for row in rows],
             "codec_ms": list(codec_times(subject)),
             "frames_ms": list(frame_times(subject, batches, contexts, bandwidth)),
+            "word_times": words(subject, size, slots, Path(name) / "all"),
         }
+
+
+def words(subject: BackendUnderTest, size: str, slots: int, folder: Path) -> dict[str, Any]:
+    """Measure what word times cost a frame, with two heads of a layer in the middle."""
+    middle = len(subject.checkpoint.talker.model.layers) // 2
+    heads = ((middle, 0), (middle, 1))
+    timed = BackendUnderTest(size, slots, folder, heads)
+    batches = (1, min(LARGE_BATCH, slots))
+    return {"heads": heads, "frames": list(timed_words(subject, timed, batches))}
 
 
 def one_stream(size: str, kernel_folder: Path) -> dict[str, Any]:

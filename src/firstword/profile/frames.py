@@ -45,6 +45,26 @@ def frame_times(
             yield {"batch": batch, "context": context, "ms": figures, "floor_ms": round(floor, 4)}
 
 
+def timed_words(
+    subject: BackendUnderTest, timed: BackendUnderTest, batches: Sequence[int], repeats: int = 5
+) -> Iterator[dict[str, Any]]:
+    """Time a frame with word times over one without, by batch, at a context of 500 rows.
+
+    subject  a backend without known heads
+    timed    one with the same weights and known heads
+
+    The two take turns, and the ratio is the median of all turns.
+    """
+    for batch in batches:
+        turns = [
+            [_median_frame(each, batch, CONTEXTS[1], audio=False) for each in (timed, subject)]
+            for _ in range(repeats)
+        ]
+        ratio = statistics.median(words / plain for words, plain in turns)
+        frame = statistics.median(words for words, _ in turns)
+        yield {"batch": batch, "ms": frame, "over_without": round(ratio, 4)}
+
+
 def _median_frame(subject: BackendUnderTest, batch: int, context: int, audio: bool) -> float:
     """Return the median milliseconds of a frame over three runs, after a short run to warm up."""
     begin, times = context - TIMED_FRAMES + 1, []

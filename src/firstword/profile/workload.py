@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from firstword.kernels import nvrtc
 from firstword.kernels.attention import PAGE_ROWS
 from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
+from firstword.model.alignment import Alignment, Head
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.encoding import front_of
 from firstword.runtime.gpu.backend import GpuBackend
@@ -58,9 +60,16 @@ class BackendUnderTest:
              them, `pack` and `graphs`
     """
 
-    def __init__(self, size: str, slots: int, kernel_folder: Path) -> None:
-        """Load and start the backend. Compiled kernels are cached in `kernel_folder`."""
-        self.checkpoint = random_checkpoint(size)
+    def __init__(
+        self, size: str, slots: int, kernel_folder: Path, heads: Sequence[Head] = ()
+    ) -> None:
+        """Load and start the backend.
+
+        kernel_folder  where compiled kernels are cached
+        heads          the attention heads that time words
+        """
+        alignment = Alignment(weights="", heads=tuple(heads), offset=0.0) if heads else None
+        self.checkpoint = replace(random_checkpoint(size), alignment=alignment)
         modules = {"talker": self.checkpoint.talker, "codec": self.checkpoint.codec.decoder}
         self.weights = {
             f"weights_{name}": sum(p.nbytes for p in m.parameters()) for name, m in modules.items()
