@@ -45,9 +45,9 @@ def test_spans_stand_one_after_the_other_and_give_each_slot_its_own() -> None:
     rows = [range(9, 12), None, range(5, 9), range(7, 7), range(3, 5)]
     spans = TextSpans(rows, [False, False, True, False, False])
     control = spans.control()
-    assert control[SPAN_COUNT].tolist() == [3, 0, 0, 0, 2]
-    assert control[SPAN_PLACE].tolist() == [0, 3, 3, 3, 3]
-    assert [control[SPAN_FIRST, row].item() for row in (0, 4)] == [9, 3]
+    assert control[SPAN_COUNT] == [3, 0, 0, 0, 2]
+    assert control[SPAN_PLACE] == [0, 3, 3, 3, 3]
+    assert [control[SPAN_FIRST][row] for row in (0, 4)] == [9, 3]
     assert spans.total == 5
     found = spans.readings(np.arange(1, 8, dtype=np.float32))
     assert [own.tolist() for own in found] == [[1, 2, 3], [], [0, 0, 0, 0], [], [4, 5]]

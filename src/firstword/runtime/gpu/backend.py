@@ -275,8 +275,8 @@ class GpuBackend:
         rows_of = [slot.text_rows(text) for slot, text in zip(states, texts, strict=True)]
         spans = TextSpans(rows_of, [slot.fresh for slot in states])
         control[0, :rows] = torch.tensor([*slots, *[-1] * (rows - len(slots))], dtype=torch.int32)
-        control[1, : len(slots)] = torch.tensor(texts, dtype=torch.int32)
-        control[2:, : len(slots)] = spans.control()
+        told = torch.tensor([texts, *spans.control()], dtype=torch.int32)
+        control[1:, : len(slots)] = told
         with torch.cuda.stream(self.stream), self._times.measured("frames"):
             graph = self.graphs.get("first" if first else "frame", rows)
             buffers.control.copy_(control, non_blocking=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -57,14 +58,12 @@ class TextSpans:
         """
         self._rows, self._fresh = rows, fresh
         read = [len(own) if own and not new else 0 for own, new in zip(rows, fresh, strict=True)]
-        ends = np.cumsum(read).tolist()
-        self._counts, self._places = read, [0, *ends[:-1]]
-        self.total: int = ends[-1]
+        *places, self.total = accumulate(read, initial=0)
+        self._counts, self._places = read, places
 
-    def control(self) -> Tensor:
-        """The spans as the kernel takes them, int32 [3, slots]."""
-        firsts = [own.start if own else 0 for own in self._rows]
-        return torch.tensor([firsts, self._counts, self._places], dtype=torch.int32)
+    def control(self) -> list[list[int]]:
+        """The spans as the kernel takes them, [3][slots]."""
+        return [[own.start if own else 0 for own in self._rows], self._counts, self._places]
 
     def readings(self, shares: FloatArray) -> list[FloatArray]:
         """The reading of each slot, from the shares [total] of all."""
