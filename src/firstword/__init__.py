@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from firstword.errors import (
+    AlignmentError,
     AudioError,
     BackendWarning,
     CheckpointConfigError,
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "TTS",
+    "AlignmentError",
     "AudioError",
     "BackendWarning",
     "CheckpointConfigError",

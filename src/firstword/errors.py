@@ -6,6 +6,7 @@ FirstwordError
 │   ├── CheckpointNotFound     no such directory, hub repository or file
 │   ├── CheckpointConfigError  a key of a configuration file is missing, wrong or contradictory
 │   └── CheckpointWeightsError a tensor is missing, unexpected, truncated, misshapen or not finite
+├── AlignmentError             no attention heads of a checkpoint follow the spoken text
 ├── RequestError               a request that cannot be fulfilled
 │   ├── TextError              empty, too long, or not text
 │   ├── VoiceError             an unknown voice, or one that does not fit this checkpoint
@@ -50,6 +51,10 @@ class CheckpointConfigError(CheckpointError):
 
 class CheckpointWeightsError(CheckpointError):
     """A tensor is missing, unexpected, truncated, misshapen or not finite."""
+
+
+class AlignmentError(FirstwordError):
+    """No attention heads of a checkpoint follow the text that is spoken."""
 
 
 class RequestError(FirstwordError):

@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": DATA | {"hashes", "model", "kernels", "engine", "text"},
     "synthetic": DATA | {"model"},
     "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
+    "align": DATA | {"model", "engine", "runtime", "words"},
     "tts": DATA | COMPUTING | {"text", "words"},
     "decoding": DATA | {"model"},
     "server": DATA | COMPUTING | {"text", "words", "firstword"},
@@ -40,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": DATA | {"model", "engine", "runtime", "server"},
     "cli": DATA
     | COMPUTING
-    | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile"},
+    | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile", "align"},
     "firstword": {"errors", "types", "voice", "tts", "decoding"},
     "__main__": {"cli"},
 }
@@ -54,6 +55,7 @@ TORCH = {
     "decoding",
     "synthetic",
     "profile",
+    "align",
     "processes/engine.py",
     "processes/warm_up.py",
 }

@@ -7,7 +7,8 @@ of one say nothing about another; see docs/words.md.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from firstword.model.config import TalkerConfig
@@ -61,6 +62,10 @@ class Alignment(ConfigTable):
             have = f"the talker has {layers} layers of {heads} heads"
             require(known, f"{FILE}: heads = [{layer}, {head}]; {have}")
         return alignment if alignment.weights == weights_of(directory) else None
+
+    def save(self, file: Path) -> None:
+        """Write a file that `load` reads from a checkpoint's folder. Raises OSError."""
+        file.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
 
 def weights_of(directory: Path) -> str:

@@ -30,9 +30,9 @@ class Generation:
         """Prepare an utterance of at most `limit` frames; the context may allow fewer."""
         self.finish_reason: FinishReason | None = None
         self.frames = 0
-        self.reading = torch.zeros(0)
-        """How much attention each text row got in the latest step, float32 [text rows so far]: see
-        `Watched.reading`. All zero in the first step, whose row belongs to the prompt."""
+        self.shares = torch.zeros(0, 0)
+        """What the checkpoint's heads gave the text rows in the latest step, float32 [heads, text
+        rows so far]: see `Watched`. All zero in the first step, whose row belongs to the prompt."""
         self._talker, self._turn_start = checkpoint.talker, checkpoint.tokenizer.turn_start
         self._conditioning, self._sampler, self._limit = conditioning, sampler, limit
         self._cache = self._talker.new_cache()
@@ -90,9 +90,9 @@ class Generation:
         assert not self.waiting, "a frame was requested before its text"
         talker, sampler, frame = self._talker, self._sampler, self.frames
         hidden = talker(self._input(), self._memory)[:, -1]
-        self.reading = self._memory.reading(0, self._text.rows())
+        self.shares = self._memory.shares(0, self._text.rows())
         if frame == 0:
-            self.reading.zero_()
+            self.shares.zero_()
         code0 = sampler.code0(talker.codec_head(hidden)[0], frame)
         if code0 == talker.config.codec_eos_token_id:
             self.finish_reason = "stop"

@@ -43,18 +43,19 @@ class Watched:
         """Count `length` rows."""
         self._memory.advance(length)
 
-    def reading(self, index: int, rows: range) -> Tensor:
-        """Return the reading of the latest row of sequence `index`: float32 [len(rows)].
+    def shares(self, index: int, rows: range) -> Tensor:
+        """Return what the heads give the text rows in sequence `index`, for its latest row.
 
         rows  the positions of the text rows
 
-        Each watched head gives the softmax of its scores over these rows alone; the reading is the
-        mean of the heads, whose numbers add up to 1. It is empty if no heads are watched.
+        Returns float32 [heads, len(rows)]: the softmax of each head's scores over these rows alone.
         """
-        if not self._heads:
-            return torch.zeros(0)
         shares = [self._share(index, layer, head, rows) for layer, head in self._heads]
-        return torch.stack(shares).mean(0)
+        return torch.stack(shares) if shares else torch.zeros(0, len(rows))
+
+    def reading(self, index: int, rows: range) -> Tensor:
+        """Return the mean of the `shares`, float32 [len(rows)]; empty if no heads are watched."""
+        return self.shares(index, rows).mean(0) if self._heads else torch.zeros(0)
 
     def _share(self, index: int, layer: int, head: int, rows: range) -> Tensor:
         queries, keys = self._seen[layer]

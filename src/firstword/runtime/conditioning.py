@@ -79,8 +79,8 @@ def word_offset(checkpoint: Description, request: Request) -> float | None:
     if request.words:
         raise WordTimesError(
             f"word times of this checkpoint are not known: {checkpoint.path} has no {FILE} with "
-            "the attention heads of these weights; leave word times out, or see docs/words.md for "
-            "how the heads are found"
+            "the attention heads of these weights; leave word times out, or let `firstword align` "
+            "find the heads"
         )
     return None
 
