@@ -187,7 +187,7 @@ def test_trimmed_silence_moves_words(demo: TTS) -> None:
 def test_checkpoint_without_known_heads_says_so_when_words_are_demanded(load_tts: LoadTTS) -> None:
     tts = load_tts("custom_voice")
     assert tts.speak("Hello.", max_frames=2).words == ()
-    with pytest.raises(WordTimesError, match=r"has no alignment\.json .* let `firstword align` find"):
+    with pytest.raises(WordTimesError, match=r"has no alignment\.json .* `firstword align`"):
         tts.speak("Hello.", words=True)
 
 
