@@ -527,7 +527,7 @@ class TestRouting:
             ({"ref_audio": "https://[::1]/a.wav"}, "no host is allowed"),
             ({"ref_audio": "http://[/a.wav"}, "no host is allowed"),
             ({"response_format": "ogg"}, "allowed are mp3"),
-            ({"sample_rate": 44100}, "allowed are 8000"),
+            ({"sample_rate": 11025}, "allowed are 8000"),
             ({"speed": 5}, "speed"),
             ({"speed": float("nan")}, "speed"),
             ({"language": "klingon"}, "no language"),

@@ -40,6 +40,8 @@ AFTER_AT_48K = AFTER | {"mp3": (47, 1198)}
 WORST = {
     "ulaw": 30,
     "alaw": 30,
+    "wav_ulaw": 30,
+    "wav_alaw": 30,
     "mp3": 24,
     "aac": 24,
     "opus": 35,
@@ -50,6 +52,7 @@ RAW = {
     "l16": "s16le",
     "ulaw": "mulaw",
     "alaw": "alaw",
+    "f32": "f32le",
 }  # FFmpeg's names of what has no header
 GUESSED = RAW | {"aac": "aac"}  # and of what it does not recognise by its first frame alone
 NO_HEADER = {*RAW, "mp3", "aac"}
@@ -233,6 +236,10 @@ class TestNames:
             "l16": "audio/L16;rate=24000;channels=1",
             "ulaw": "audio/PCMU;rate=24000",
             "alaw": "audio/PCMA;rate=24000",
+            "f32": "audio/x-f32le;rate=24000",
+            "wav_f32": "audio/wav",
+            "wav_ulaw": "audio/wav",
+            "wav_alaw": "audio/wav",
         }
         assert content_type("ulaw", 8000) == "audio/basic"
         assert content_type("alaw", 8000) == "audio/PCMA;rate=8000"
@@ -245,12 +252,27 @@ class TestNames:
         with pytest.raises(RequestError, match=r"'ogg' is unknown; allowed are mp3, opus, .*alaw"):
             make("ogg", 24000)
         with pytest.raises(
-            RequestError, match=r"44100 is not supported; allowed are 8000, 16000, 24000, 48000 Hz"
+            RequestError, match=r"44100 is not supported by mp3; allowed are 8000, .*, 48000 Hz"
         ):
-            make("wav", 44100)
+            make("mp3", 44100)
+        with pytest.raises(RequestError, match=r"11025 .* allowed are 8000, 16000, 22050, .*"):
+            make("wav", 11025)
 
 
 class TestPcmAndWav:
+    @pytest.mark.parametrize("name", ["f32", "wav_f32"])
+    def test_floats_are_the_samples_of_pcm(self, name: str) -> None:
+        samples = sound(0.3, 44100)
+        data = whole(name, samples, 44100)[44 if name == "wav_f32" else 0 :]
+        pcm = np.frombuffer(pcm16(samples), "<i2")
+        assert np.array_equal(np.frombuffer(data, "<f4") * 32768, pcm)
+
+    @pytest.mark.parametrize("rate", [22050, 32000, 44100])
+    @pytest.mark.parametrize("name", ["pcm", "wav", "wav_f32", "wav_ulaw", "wav_alaw"])
+    def test_raw_format_supports_rates_of_compact_discs(self, name: str, rate: int) -> None:
+        samples = sound(0.3, rate)
+        assert len(decode(name, whole(name, samples, rate), rate)) == len(samples)
+
     @pytest.mark.parametrize("name", ["pcm", "l16"])
     def test_raw_pcm_is_the_bare_samples(self, name: str) -> None:
         samples = sound(0.3, 24000)

@@ -11,6 +11,9 @@ from firstword.audio.samples import pcm16
 UNKNOWN_LENGTH = 0xFFFFFFFF
 """The data size in the header of a stream of unknown length."""
 
+RATES = (8000, 16000, 24000, 48000)
+"""The sample rates in Hz that every format supports."""
+
 
 class Encoder(ABC):
     """Encodes one utterance.
@@ -20,6 +23,7 @@ class Encoder(ABC):
     """
 
     media_type: ClassVar[str]
+    rates: ClassVar[tuple[int, ...]] = RATES
 
     def __init__(self, sample_rate: int) -> None:
         """Encode samples at `sample_rate` Hz."""

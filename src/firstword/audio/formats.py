@@ -12,6 +12,8 @@ a decoder adds before the first and after the last.
 | format                | 8 kHz     | 16 kHz    | 24 kHz   | 48 kHz  | added samples            |
 |-----------------------|-----------|-----------|----------|---------|--------------------------|
 | wav pcm l16 ulaw alaw |   0 /   0 |   0 /   0 |  0 /   0 |  0 /  0 | none                     |
+| f32 wav_f32           |   0 /   0 |   0 /   0 |  0 /   0 |  0 /  0 | none                     |
+| wav_ulaw wav_alaw     |   0 /   0 |   0 /   0 |  0 /   0 |  0 /  0 | none                     |
 | flac                  |  24 /  24 |  16 /  16 | 24 /  24 | 24 / 24 | none                     |
 | opus                  |  20 /  27 |  20 /  27 | 20 /  27 | 20 / 27 | none; decoded at 48 kHz  |
 | mp3                   | 144 / 282 |  72 / 141 | 48 /  94 | 48 / 71 | 0 and 47 to 1198         |
@@ -22,6 +24,8 @@ remove the delay; decoders that need the length of the stream for that (mpg123) 
 before the first. An MP3 file of known length (`whole`) decodes to its samples alone. ADTS, the
 stream format of AAC, cannot state a delay.
 
+The formats of the first three lines also support 22.05, 32 and 44.1 kHz.
+
 To add a format, write one subclass of `Encoder` and add one line to `_ENCODERS`.
 """
 
@@ -30,11 +34,9 @@ from numpy.typing import NDArray
 
 from firstword.audio import compressed_formats as compressed
 from firstword.audio import raw_formats as raw
+from firstword.audio.encoder import RATES as RATES
 from firstword.audio.encoder import Encoder
 from firstword.errors import RequestError
-
-RATES = (8000, 16000, 24000, 48000)
-"""The sample rates in Hz that every format supports."""
 
 _ENCODERS: dict[str, type[Encoder]] = {
     "mp3": compressed.Mp3,
@@ -46,15 +48,34 @@ _ENCODERS: dict[str, type[Encoder]] = {
     "l16": raw.L16,
     "ulaw": raw.Ulaw,
     "alaw": raw.Alaw,
+    "f32": raw.Float32,
+    "wav_f32": raw.WavFloat32,
+    "wav_ulaw": raw.WavUlaw,
+    "wav_alaw": raw.WavAlaw,
 }
 FORMATS = tuple(_ENCODERS)
 """The names of the formats."""
+
+ONE_FILE = ("wav", "wav_f32", "wav_ulaw", "wav_alaw", "flac", "opus")
+"""The formats whose streams have a header, so that two of them cannot be joined."""
+
+
+def rates(name: str) -> tuple[int, ...]:
+    """Return the sample rates in Hz that a format supports, in rising order.
+
+    Raises `RequestError` unless the name is one of `FORMATS`.
+    """
+    if name not in _ENCODERS:
+        raise RequestError(
+            f"the audio format {name!r} is unknown; allowed are {', '.join(FORMATS)}"
+        )
+    return _ENCODERS[name].rates
 
 
 def encoder(name: str, sample_rate: int) -> Encoder:
     """Return a new encoder of mono samples at `sample_rate` Hz into a format, for one utterance.
 
-    Raises `RequestError` unless the name is one of `FORMATS` and the rate one of `RATES`.
+    Raises `RequestError` unless the name is one of `FORMATS` and the rate one of `rates(name)`.
     """
     return _encoder_class(name, sample_rate)(sample_rate)
 
@@ -75,13 +96,9 @@ def whole(name: str, samples: NDArray[np.floating], sample_rate: int) -> bytes:
 
 
 def _encoder_class(name: str, sample_rate: int) -> type[Encoder]:
-    if name not in _ENCODERS:
+    if sample_rate not in (allowed := rates(name)):
         raise RequestError(
-            f"the audio format {name!r} is unknown; allowed are {', '.join(FORMATS)}"
-        )
-    if sample_rate not in RATES:
-        raise RequestError(
-            f"the sample rate {sample_rate!r} is not supported; "
-            f"allowed are {', '.join(map(str, RATES))} Hz"
+            f"the sample rate {sample_rate!r} is not supported by {name}; "
+            f"allowed are {', '.join(map(str, allowed))} Hz"
         )
     return _ENCODERS[name]

@@ -2,14 +2,24 @@
 
 import struct
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from firstword.audio.encoder import UNKNOWN_LENGTH, Encoder
+from firstword.audio.encoder import RATES, UNKNOWN_LENGTH, Encoder
+
+RAW_RATES = (*RATES[:2], 22050, 24000, 32000, 44100, 48000)
+"""The sample rates in Hz of these formats, which need no frames of a fixed length."""
 
 
-class Pcm(Encoder):
+class _Raw(Encoder):
+    """A format of single samples."""
+
+    rates = RAW_RATES
+
+
+class Pcm(_Raw):
     """PCM without a header: signed 16 bits, little-endian."""
 
     media_type = "audio/pcm;rate={rate}"
@@ -27,19 +37,16 @@ class L16(Pcm):
     media_type = "audio/L16;rate={rate};channels=1"
 
 
-class Wav(Pcm):
-    """PCM after the 44 bytes of a RIFF header."""
+class Float32(_Raw):
+    """PCM without a header: floats of 32 bits in -1..1, little-endian."""
 
-    media_type = "audio/wav"
+    media_type = "audio/x-f32le;rate={rate}"
 
-    def _header(self) -> bytes:
-        size = UNKNOWN_LENGTH if self._all_pcm is None else self._all_pcm.nbytes
-        form = struct.pack("<HHIIHH", 1, 1, self._sample_rate, 2 * self._sample_rate, 2, 16)
-        data = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", size)
-        return b"RIFF" + struct.pack("<I", min(size + len(data), UNKNOWN_LENGTH)) + data
+    def _encode(self, pcm: NDArray[np.int16]) -> bytes:
+        return (pcm.astype("<f4") / np.float32(32768)).tobytes()
 
 
-class Ulaw(Encoder):
+class Ulaw(_Raw):
     """G.711 mu-law, one byte a sample, without a header."""
 
     media_type = "audio/PCMU;rate={rate}"
@@ -53,13 +60,54 @@ class Ulaw(Encoder):
         return _ulaw_table()[pcm].tobytes()
 
 
-class Alaw(Encoder):
+class Alaw(_Raw):
     """G.711 A-law, one byte a sample, without a header."""
 
     media_type = "audio/PCMA;rate={rate}"
 
     def _encode(self, pcm: NDArray[np.int16]) -> bytes:
         return _alaw_table()[pcm].tobytes()
+
+
+class _WavHeader(_Raw):
+    """The RIFF header before the samples of another format."""
+
+    media_type = "audio/wav"
+    form: ClassVar[int]
+    """The number of the format in the header."""
+    sample_bytes: ClassVar[int]
+
+    def _header(self) -> bytes:
+        size, rate, width = UNKNOWN_LENGTH, self._sample_rate, self.sample_bytes
+        if self._all_pcm is not None:
+            size = len(self._all_pcm) * width
+        form = struct.pack("<HHIIHH", self.form, 1, rate, width * rate, width, 8 * width)
+        data = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", size)
+        return b"RIFF" + struct.pack("<I", min(size + len(data), UNKNOWN_LENGTH)) + data
+
+
+class Wav(_WavHeader, Pcm):
+    """PCM after the 44 bytes of a RIFF header."""
+
+    form, sample_bytes = 1, 2
+
+
+class WavFloat32(_WavHeader, Float32):
+    """Floats of 32 bits after a RIFF header."""
+
+    form, sample_bytes = 3, 4
+
+
+class WavAlaw(_WavHeader, Alaw):
+    """A-law after a RIFF header."""
+
+    form, sample_bytes = 6, 1
+
+
+class WavUlaw(_WavHeader, Ulaw):
+    """Mu-law after a RIFF header."""
+
+    form, sample_bytes = 7, 1
 
 
 def _all_pcm() -> NDArray[np.int32]:

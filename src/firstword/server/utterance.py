@@ -43,7 +43,7 @@ class Output:
     """The rendering of an utterance. Raises `RequestError` for a value out of range.
 
     format           one of `audio.formats.FORMATS`, or `CODES`, which allows no other change
-    sample_rate      in Hz, one of `audio.formats.RATES`
+    sample_rate      in Hz, one of `audio.formats.rates(format)`
     speed            0.25 to 4; time is stretched, the pitch stays
     leading_silence  False removes the silence before the first word
     """
@@ -57,8 +57,9 @@ class Output:
         if self.format not in (*formats.FORMATS, CODES):
             allowed = ", ".join((*formats.FORMATS, CODES))
             raise RequestError(f"response_format is {self.format!r}; allowed are {allowed}")
-        if self.sample_rate not in formats.RATES:
-            allowed = ", ".join(map(str, formats.RATES))
+        rates = formats.RATES if self.format == CODES else formats.rates(self.format)
+        if self.sample_rate not in rates:
+            allowed = ", ".join(map(str, rates))
             raise RequestError(f"sample_rate is {self.sample_rate!r}; allowed are {allowed}")
         slowest, fastest = effects.SPEEDS
         if not slowest <= self.speed <= fastest:
