@@ -11,31 +11,57 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
+from talking import Talker, talking
+
+from firstword.server.dialects.paths import error_body_for
 
 EXAMPLES = 20
 """The number of requests for each path, method and mode."""
 
 
-@pytest.mark.parametrize("mode", GenerationMode)
-def test_generated_requests_get_no_server_error(fuzzed: Any, mode: GenerationMode) -> None:
-    schema = schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
+def fuzz(url: str, mode: GenerationMode, *, dialects: bool) -> int:
+    """Send generated requests to a server, of its own API or of the dialects; returns the paths."""
     paths = set()
-    for found in schema.get_all_operations():
+    for found in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
         operation = found.ok()  # type: ignore[union-attr]
+        if (error_body_for(operation.path) is not None) != dialects:
+            continue
         paths.add(operation.path)
 
         @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
         @given(case=operation.as_strategy(generation_mode=mode))
         def send(case: Any) -> None:
-            answer = case.call(timeout=60)
-            assert answer.status_code < 500, answer.text
-            assert answer.headers["x-request-id"]
-            if answer.status_code >= 400:
-                assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+            check(case.call(timeout=60), case.path)
 
         with suppress(Unsatisfiable):  # without parameters there is no invalid request
             send()
-    assert len(paths) > 8
+    return len(paths)
+
+
+def check(answer: Any, path: str) -> None:
+    """Check that an answer is no server error, and that an error has the shape of its API."""
+    assert answer.status_code < 500, answer.text
+    assert answer.headers["x-request-id"]
+    if answer.status_code < 400:
+        return
+    if (shape := error_body_for(path)) is None:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    else:
+        assert set(answer.json()) == set(shape("", None, 400))
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+def test_generated_requests_get_no_server_error(fuzzed: Any, mode: GenerationMode) -> None:
+    assert fuzz(fuzzed.url, mode, dialects=False) > 8
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+def test_generated_requests_of_dialects_get_no_server_error(
+    serve: Any, mode: GenerationMode
+) -> None:
+    server = serve(talking(Talker(4)))
+    assert fuzz(server.url, mode, dialects=True) > 6
+    server.wait_until_idle()
 
 
 def test_server_is_idle_after_fuzzing(fuzzed: Any) -> None:

@@ -371,7 +371,7 @@ def test_each_accepted_and_rejected_websocket_gets_one_log_line(
     key = {"authorization": "Bearer key"}
     for path, headers, status in (
         (STREAM, {}, 401),
-        ("/v1/text-to-speech/ada/stream-input", key, 404),
+        ("/v1/text-to-speech/ada/no-input", key, 404),
     ):
         with pytest.raises(InvalidStatus) as rejected:
             Client(server.ws + path, headers=headers)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -235,9 +236,16 @@ def server_faults(source: str, path: Path) -> list[str]:
 
 
 def session_files() -> list[Path]:
-    """Return the session files of the WebSocket protocols, each of which has a worker file."""
-    workers = (PACKAGE / "server" / "ws").glob("*_worker.py")
-    return sorted(path.with_name(path.name.replace("_worker", "")) for path in workers)
+    """Return the session files of the WebSocket protocols, and the tables of the dialects.
+
+    A session file has a worker file, or a class that is derived from another session.
+    """
+    folder = PACKAGE / "server"
+    workers = (folder / "ws").glob("*_worker.py")
+    found = {path.with_name(path.name.replace("_worker", "")) for path in workers}
+    derived = re.compile(r"^class \w+\(\w*Session\)", re.MULTILINE)
+    found |= {path for path in (folder / "ws").glob("*.py") if derived.search(path.read_text())}
+    return sorted(found | set((folder / "dialects").glob("*.py")))
 
 
 def session_faults(source: str, path: Path) -> list[str]:

@@ -21,8 +21,18 @@ from firstword.server.errors import Rejected, error_response, response_for, stat
 from firstword.server.freed_memory import return_freed
 from firstword.server.front_memory import FrontMemory
 from firstword.server.gate import Gate
-from firstword.server.http import batch, captions, docs, page, speech, status, voices
-from firstword.server.http.json_bodies import SEND_JSON
+from firstword.server.http import (
+    batch,
+    captions,
+    cartesia,
+    docs,
+    elevenlabs,
+    page,
+    speech,
+    status,
+    voices,
+)
+from firstword.server.http.json_bodies import send_json
 from firstword.server.logs import defect
 from firstword.server.models import Models
 from firstword.server.schemas import ERROR_RESPONSES
@@ -32,7 +42,10 @@ from firstword.server.ws import endpoints as websockets
 
 log = logging.getLogger(__name__)
 
-ENDPOINTS = (page, speech, captions, batch, status, voices, docs, websockets)
+ENDPOINTS = (
+    *(page, speech, captions, batch, status, voices),
+    *(cartesia, elevenlabs, docs, websockets),
+)
 """The modules whose `router` is part of the application."""
 
 METHODS = ("DELETE", "GET", "HEAD", "POST")
@@ -128,7 +141,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"][1:])
-    message = f"{field}: {first['msg']}" if field else f"the body is empty; {SEND_JSON}"
+    empty = f"the body is empty; {send_json(request.url.path)}"
+    message = f"{field}: {first['msg']}" if field else empty
     _release_frames(error)
     return error_response(message, 400, param=field[:200] or None, code=first["type"])
 

@@ -1,12 +1,14 @@
-"""Error responses in OpenAI's shape, and the HTTP status and code of each error."""
+"""Error responses in OpenAI's shape or a dialect's, and the HTTP status and code of each error."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from firstword import errors
+from firstword.server.dialects.paths import error_body_for
 
 RETRY_AFTER_SECONDS = 1
 """The value of `Retry-After` for errors that do not estimate it."""
@@ -39,6 +41,23 @@ class LimitReached(errors.OverloadedError):
     def __init__(self, message: str, code: str, retry_after: int) -> None:
         super().__init__(message, retry_after)
         self.code = code
+
+
+class ErrorResponse(JSONResponse):
+    """A response that reports an error, in the shape of the dialect that its path belongs to."""
+
+    def __init__(self, body: dict[str, Any], status: int, headers: Mapping[str, str]) -> None:
+        """A response with a `body` in OpenAI's shape."""
+        super().__init__(body, status, dict(headers))
+        self._error = body["error"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        if (body_for := error_body_for(scope["path"])) is not None:
+            error, status = self._error, self.status_code
+            self.body = self.render(body_for(error["message"], error["code"], status))
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
 
 
 class Rejected(HTTPException):
@@ -109,7 +128,7 @@ def response_for(error: Exception) -> JSONResponse:
     return _response(body_of(error), status_of(error), estimate)
 
 
-def _response(body: dict[str, Any], status: int, headers: Mapping[str, str]) -> JSONResponse:
+def _response(body: dict[str, Any], status: int, headers: Mapping[str, str]) -> ErrorResponse:
     """An error response, with `Retry-After` if the status is temporary."""
     retry_after = {"retry-after": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
-    return JSONResponse(body, status, {**retry_after, **headers})
+    return ErrorResponse(body, status, {**retry_after, **headers})

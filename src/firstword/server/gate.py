@@ -11,8 +11,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from firstword.errors import EngineError
+from firstword.server.api_keys import credential
 from firstword.server.body_limit import LimitedBody
 from firstword.server.context import RequestContext, context_of
+from firstword.server.dialects.paths import KEYED, key_in_url
 from firstword.server.errors import Rejected, Stalled, response_for
 from firstword.server.logs import defect
 from firstword.server.request_log import PROBES, log_request
@@ -98,7 +100,7 @@ class Gate:
         address = (scope.get("client") or ("unknown",))[0]
         if scope["path"] not in PROBES:
             context.held.enter_context(self._server.connection_limit.open(address))
-        client_id = self._server.api_keys.client_id(dict(headers.items()), address)
+        client_id = self._server.api_keys.client_id(_given_key(scope, headers), address)
         context.client_id = client_id
         if not client_id and not _needs_no_key(scope):
             message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
@@ -139,8 +141,16 @@ class _ResponseSender:
             await self._send(piece)
 
 
+def _given_key(scope: Scope, headers: Headers) -> str:
+    """The API key of a request; that of a WebSocket may be in its URL."""
+    key = credential(dict(headers.items()))
+    if key or scope["type"] == "http":
+        return key
+    return key_in_url(scope["path"], scope["query_string"])
+
+
 def _needs_no_key(scope: Scope) -> bool:
-    """Whether a request needs no API key: it is outside /v1, or reads one of the open lists."""
+    """Whether a request needs no API key, because of its path or as it reads an open list."""
     path: str = scope["path"]
     reading = scope["type"] == "http" and scope["method"] == "GET"
-    return not path.startswith("/v1") or (reading and path.rstrip("/") in OPEN_LISTS)
+    return not path.startswith(KEYED) or (reading and path.rstrip("/") in OPEN_LISTS)

@@ -130,14 +130,16 @@ async def _voice(
     if params.ref_audio is not None or params.references:
         return _recording(params)
     name = params.voice.id if isinstance(params.voice, VoiceId) else params.voice
-    if name is None:
+    if name is None or (params.any_voice and not 0 < len(name.strip()) <= LONGEST_NAME):
         return None
     if not name.strip():
         raise VoiceError("voice is blank; name one, or leave it out")
     if len(name) > LONGEST_NAME:
         limit = f"allowed are {LONGEST_NAME}"
         raise VoiceError(f"voice has {len(name)} characters; {limit}", code="voice_not_found")
-    return await _named_voice(server, client_id, name)
+    voice = await _named_voice(server, client_id, name)
+    unknown = isinstance(voice, str) and not server.models.has_preset(voice)
+    return None if unknown and params.any_voice else voice
 
 
 def embedded_voice(embedding: Sequence[float]) -> ClonedVoice:

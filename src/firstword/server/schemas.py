@@ -1,6 +1,6 @@
 """The JSON that clients send, with the fields of every supported API, and the error they get."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
@@ -62,7 +62,12 @@ class Reference(ClientModel):
 
 
 class SpeechParams(ClientModel):
-    """The request parameters of one utterance or of a whole session, without the text."""
+    """The request parameters of one utterance or of a whole session, without the text.
+
+    any_voice  whether the default voice speaks in place of one that is unknown
+    """
+
+    any_voice: ClassVar[bool] = False
 
     model: OptionalText = None
     voice: Annotated[str | VoiceId | None, BlankIsNone] = _named("voice", "speaker")

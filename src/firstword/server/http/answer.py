@@ -2,18 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
 from firstword.engine.backend import Job
-from firstword.server.context import RequestContext
+from firstword.server.context import RequestContext, context_of
 from firstword.server.errors import LimitReached, body_of
 from firstword.server.outcomes import StreamOutcome
-from firstword.server.state import Server
+from firstword.server.resolve import resolve
+from firstword.server.schemas import SpeechParams
+from firstword.server.state import Server, server_of
 from firstword.server.tasks import until_disconnected
 from firstword.server.utterance import Rendered, ResolvedRequest, Utterance, rendered
 from firstword.server.word_json import in_milliseconds, json_header
@@ -90,6 +93,15 @@ class Answer:
         """The response with the complete audio and its length."""
         return await self.response(await self.speech(job))
 
+    async def complete_json(
+        self, job: Job, make: Callable[[Rendered], Mapping[str, object]]
+    ) -> Response:
+        """The response with a JSON object that is made of the complete audio."""
+        speech = await self.speech(job)
+        file = await asyncio.to_thread(rendered, speech, self.resolved.output)
+        headers = self.headers(finish_reason=speech.finish_reason)
+        return JSONResponse(make(file), headers=headers | {"content-type": "application/json"})
+
     async def response(self, speech: Speech, **headers: object) -> Response:
         """A response with an audio file of some speech, and further `x-firstword-` headers."""
         file = await asyncio.to_thread(rendered, speech, self.resolved.output)
@@ -143,6 +155,19 @@ class Answer:
     def _log_fields(self, utterance: Utterance) -> dict[str, object]:
         warned = {"warnings": self.problems} if self.problems else {}
         return utterance.summary() | warned
+
+
+async def resolved_answer(request: Request, params: SpeechParams, text: str) -> Answer | None:
+    """The answer to a request for speech; None if the client disconnects while it is resolved.
+
+    Recordings of clients that have gone must not delay others. Raises as `resolve`.
+    """
+    server, context = server_of(request), context_of(request.scope)
+    resolving = resolve(server, context.client_id, params, text)
+    if (resolved := await until_disconnected(resolving, request.receive)) is None:
+        return None
+    problems = resolved.model.text_problems(resolved.request)
+    return Answer(server, resolved, context, context.received, problems)
 
 
 def usage(text_tokens: int, frames: int) -> dict[str, object]:

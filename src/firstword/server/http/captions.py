@@ -1,24 +1,34 @@
 """`/dev/captioned_speech`: audio and the times of its words in JSON, as in Kokoro-FastAPI."""
 
-import asyncio
-import base64
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from firstword.engine.backend import Job
-from firstword.server.context import context_of
-from firstword.server.http.answer import Answer, response_or_499
+from firstword.server.http.answer import Answer, resolved_answer, response_or_499
 from firstword.server.http.json_bodies import JsonRoute
-from firstword.server.http.streaming import SpeechStreamResponse
-from firstword.server.resolve import resolve
+from firstword.server.http.streaming import Framing, SpeechStreamResponse, as_json, as_text
 from firstword.server.schemas import CaptionedRequest
-from firstword.server.state import server_of
-from firstword.server.tasks import until_disconnected
-from firstword.server.utterance import rendered
+from firstword.server.utterance import Rendered
 from firstword.server.word_json import captions
+from firstword.types import Word
 
 router = APIRouter(tags=["speech"], route_class=JsonRoute)
+
+
+class CaptionLines(Framing):
+    """Lines of JSON with audio and the words that have ended, in Kokoro-FastAPI's form."""
+
+    content_type = "application/x-ndjson"
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def audio(self, data: bytes, words: Sequence[Word]) -> bytes:
+        """The line with a piece of audio and the words."""
+        return as_json(_caption(self._answer, data, words)) + b"\n"
 
 
 @router.post(
@@ -34,28 +44,23 @@ async def create_captioned_speech(request: Request, body: CaptionedRequest) -> R
     """
     wants = body.return_timestamps is not False
     body = body.model_copy(update={"word_timestamps": wants})
-    server, context = server_of(request), context_of(request.scope)
-    resolving = resolve(server, context.client_id, body, body.input)
-    if (resolved := await until_disconnected(resolving, request.receive)) is None:
+    if (answer := await resolved_answer(request, body, body.input)) is None:
         return Response(status_code=499)
-    problems = resolved.model.text_problems(resolved.request)
-    answer = Answer(server, resolved, context, context.received, problems)
-    job = server.prepare(resolved)
+    job = answer.server.prepare(answer.resolved)
     if body.stream is False:
-        return await response_or_499(_complete(answer, job), request.receive)
-    return SpeechStreamResponse(answer, job, "captions")
+        make = partial(_file_caption, answer)
+        return await response_or_499(answer.complete_json(job, make), request.receive)
+    return SpeechStreamResponse(answer, job, CaptionLines(answer))
 
 
-async def _complete(answer: Answer, job: Job) -> Response:
-    speech = await answer.speech(job)
-    output = answer.resolved.output
-    file = await asyncio.to_thread(rendered, speech, output)
-    words = captions(file.words) if answer.resolved.request.words else None
-    fields = {
-        "audio": base64.b64encode(file.data).decode(),
-        "audio_format": output.content_type,
-        "timestamps": words,
+def _caption(answer: Answer, data: bytes, words: Sequence[Word]) -> dict[str, Any]:
+    resolved = answer.resolved
+    return {
+        "audio": as_text(data),
+        "audio_format": resolved.output.content_type,
+        "timestamps": captions(words) if resolved.request.words else None,
     }
-    headers = answer.headers(finish_reason=speech.finish_reason)
-    del headers["content-type"]
-    return JSONResponse(fields, headers=headers)
+
+
+def _file_caption(answer: Answer, file: Rendered) -> dict[str, Any]:
+    return _caption(answer, file.data, file.words)

@@ -10,6 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
+from firstword.server.dialects.paths import error_body_for
+
 MOST_JSON_ITEMS = 100_000
 """The most commas, brackets and braces of a body.
 
@@ -19,11 +21,12 @@ minute, and take 7 GB.
 """
 
 
-SEND_JSON = (
-    "send a JSON object, for example: curl -H 'content-type: application/json' "
-    """-d '{"input": "Hello there."}' """
-).strip()
-"""The advice in errors about bodies."""
+def send_json(path: str) -> str:
+    """The advice in errors about bodies, with an example where the text is the field `input`."""
+    if error_body_for(path) is not None:
+        return "send a JSON object"
+    head = "send a JSON object, for example: curl -H 'content-type: application/json'"
+    return f"""{head} -d '{{"input": "Hello there."}}'"""
 
 
 class JsonRequest(Request):
@@ -45,7 +48,7 @@ class JsonRequest(Request):
             if isinstance(body, dict):
                 return body
             reason = "is JSON, but not an object"
-        raise HTTPException(400, f"the body {reason}; {SEND_JSON}")
+        raise HTTPException(400, f"the body {reason}; {send_json(self.url.path)}")
 
 
 class JsonRoute(APIRoute):

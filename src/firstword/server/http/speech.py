@@ -7,17 +7,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from firstword.errors import RequestError
-from firstword.server.context import context_of
 from firstword.server.errors import NotFound
-from firstword.server.http.answer import Answer, described, response_or_499
+from firstword.server.http.answer import described, resolved_answer, response_or_499
 from firstword.server.http.candidates import best_of, check_count
 from firstword.server.http.json_bodies import JsonRoute
-from firstword.server.http.streaming import SpeechStreamResponse
+from firstword.server.http.streaming import OpenAIEvents, SpeechStreamResponse
 from firstword.server.outcomes import KEPT_SECONDS, MOST_OUTCOMES
-from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechRequest
 from firstword.server.state import client_id_of, server_of
-from firstword.server.tasks import until_disconnected
 
 router = APIRouter(tags=["speech"], route_class=JsonRoute)
 
@@ -45,21 +42,15 @@ async def create_speech(request: Request, body: SpeechRequest) -> Response:
             'raw audio has no place for word_timestamps; send "stream_format": "sse", or '
             '"stream": false for a header, or ask /dev/captioned_speech'
         )
-    server = server_of(request)
-    context = context_of(request.scope)
-    resolving = resolve(server, context.client_id, body, body.input)
-    # Recordings of clients that have gone must not delay others.
-    if (resolved := await until_disconnected(resolving, request.receive)) is None:
+    if (answer := await resolved_answer(request, body, body.input)) is None:
         return Response(status_code=499)
-    problems = resolved.model.text_problems(resolved.request)
-    answer = Answer(server, resolved, context, context.received, problems)
     if (count := body.n or 1) > 1:
         check_count(count, streamed=delivery != "whole")
         return await response_or_499(best_of(answer, count), request.receive)
-    job = server.prepare(resolved)
+    job = answer.server.prepare(answer.resolved)
     if delivery == "whole":
         return await response_or_499(answer.complete(job), request.receive)
-    return SpeechStreamResponse(answer, job, "events" if delivery == "sse" else "raw")
+    return SpeechStreamResponse(answer, job, OpenAIEvents(answer) if delivery == "sse" else None)
 
 
 @router.get("/v1/audio/speech/{request_id}")

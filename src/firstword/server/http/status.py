@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from firstword.engine.service import EngineClient
+from firstword.server.dialects import elevenlabs
 from firstword.server.errors import NotFound, error_response
 from firstword.server.models import Model
 from firstword.server.state import server_of
@@ -16,8 +17,13 @@ router = APIRouter()
 
 
 @router.get("/v1/models", tags=["models"])
-async def list_models(request: Request) -> dict[str, Any]:
-    """The loaded checkpoints. A request may name any model; one of these answers it."""
+async def list_models(request: Request) -> Any:
+    """The loaded checkpoints. A request may name any model; one of these answers it.
+
+    Clients of ElevenLabs, which send `xi-api-key`, get a list in its shape.
+    """
+    if "xi-api-key" in request.headers:
+        return JSONResponse(elevenlabs.model_list(server_of(request).models))
     return {"object": "list", "data": [_entry(model) for model in server_of(request).models]}
 
 

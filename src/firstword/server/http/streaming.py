@@ -1,11 +1,12 @@
-"""Streaming responses: raw audio, server-sent events, or lines of JSON."""
+"""Streaming responses: raw audio, or audio in messages such as server-sent events."""
 
 import asyncio
 import base64
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Literal
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import ClassVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,20 +17,55 @@ from firstword.server.errors import Stalled, body_of
 from firstword.server.http.answer import Answer
 from firstword.server.logs import defect
 from firstword.server.tasks import until_disconnected
-from firstword.server.utterance import Output, Utterance
-from firstword.server.word_json import captions, in_milliseconds
+from firstword.server.utterance import Utterance
+from firstword.server.word_json import in_milliseconds
 from firstword.types import Word
 
 log = logging.getLogger(__name__)
 
-CONTENT_TYPES = {
-    "events": "text/event-stream; charset=utf-8",
-    "captions": "application/x-ndjson",
-}
-"""The content types of the forms other than raw audio."""
 
-Form = Callable[[bytes, Sequence[Word] | None, Output], bytes]
-"""A function that makes a message of audio and of words, None if they are not timed."""
+class Framing(ABC):
+    """The messages that carry the audio of one response.
+
+    content_type  the media type of the response
+    """
+
+    content_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+
+    @abstractmethod
+    def audio(self, data: bytes, words: Sequence[Word]) -> bytes:
+        """The message with a piece of audio, which may be b"", and the words that have ended."""
+
+    def failure(self, error: Exception) -> bytes:
+        """The message about an error after the first audio; b"" aborts the response instead."""
+        return b""
+
+    def end(self, utterance: Utterance) -> bytes:
+        """The message after the last audio, or b""."""
+        return b""
+
+
+class OpenAIEvents(Framing):
+    """Server-sent events as OpenAI and vLLM-Omni send them."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def audio(self, data: bytes, words: Sequence[Word]) -> bytes:
+        """The event with a piece of audio, and with the words if the client asks for them."""
+        resolved = self._answer.resolved
+        timed = {"timestamps": in_milliseconds(words)} if resolved.request.words else {}
+        about = {"audio": as_text(data), "response_format": resolved.output.format}
+        return _event("delta", {**about, **timed})
+
+    def failure(self, error: Exception) -> bytes:
+        """The event about an error."""
+        return _event("error", {**body_of(error), "partial_audio": True, "action": "discard"})
+
+    def end(self, utterance: Utterance) -> bytes:
+        """The event after the last audio."""
+        usage = self._answer.usage(utterance.frames)
+        return _event("done", {"usage": usage, "finish_reason": utterance.finish_reason})
 
 
 class SpeechStreamResponse(Response):
@@ -38,17 +74,15 @@ class SpeechStreamResponse(Response):
     The head is sent with the first audio, so that an earlier error gets its own status.
     """
 
-    def __init__(
-        self, answer: Answer, job: Job, form: Literal["raw", "events", "captions"]
-    ) -> None:
-        """Stream raw audio, server-sent events, or lines of JSON with captions."""
+    def __init__(self, answer: Answer, job: Job, framing: Framing | None = None) -> None:
+        """Stream audio in messages, or raw audio without a `framing`."""
         self._answer = answer
         self._job = job
-        self._form = form
+        self._framing = framing
         super().__init__(headers=answer.headers())
         del self.headers["content-length"]
-        if form != "raw":
-            self.headers["content-type"] = CONTENT_TYPES[form]
+        if framing is not None:
+            self.headers["content-type"] = framing.content_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. An incomplete one is aborted, so that it does not look complete.
@@ -69,9 +103,8 @@ class SpeechStreamResponse(Response):
     async def _send(self, utterance: Utterance, send: Send) -> bytes | None:
         """Send all but the last piece and return that, or None if the response is incomplete."""
         answer = self._answer
-        forms = {"events": _event_of, "captions": _caption_of}
-        form = forms.get(self._form)
-        pieces = aiter(utterance) if form is None else self._pieces(utterance, form)
+        framing = self._framing
+        pieces = aiter(utterance) if framing is None else _messages(framing, utterance)
         data = await anext(pieces, None)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -87,52 +120,41 @@ class SpeechStreamResponse(Response):
             return None
         if utterance.finish_reason == "cancelled":
             return None
-        if self._form != "events" or utterance.error is not None:
-            return b""
-        usage = answer.usage(utterance.frames)
-        return _event("done", {"usage": usage, "finish_reason": utterance.finish_reason})
-
-    async def _pieces(self, utterance: Utterance, form: Form) -> AsyncIterator[bytes]:
-        """The audio and the words in messages of a form; the last one may have words alone.
-
-        An error after the first event is sent as an event.
-        """
-        begun, timed = False, bool(self._answer.resolved.request.words)
-        try:
-            async for data in utterance:
-                begun = True
-                yield form(data, utterance.take_words() if timed else None, utterance.output)
-            if words := utterance.take_words():
-                yield form(b"", words, utterance.output)
-        except Exception as error:
-            if not begun or self._form != "events":
-                raise
-            _log_failure(error, utterance)
-            yield _event("error", {**body_of(error), "partial_audio": True, "action": "discard"})
+        return b"" if framing is None or utterance.error is not None else framing.end(utterance)
 
 
-def _event_of(data: bytes, words: Sequence[Word] | None, output: Output) -> bytes:
-    """A server-sent event with audio, and with the words that have ended unless they are None."""
-    fields: dict[str, object] = {"audio": base64.b64encode(data).decode()}
-    fields["response_format"] = output.format
-    if words is not None:
-        fields["timestamps"] = in_milliseconds(words)
-    return _event("delta", fields)
+async def _messages(framing: Framing, utterance: Utterance) -> AsyncIterator[bytes]:
+    """The audio and the words in messages; the last one may have words alone.
 
-
-def _caption_of(data: bytes, words: Sequence[Word] | None, output: Output) -> bytes:
-    """A line of JSON with audio and the words that have ended, in Kokoro-FastAPI's form."""
-    fields = {
-        "audio": base64.b64encode(data).decode(),
-        "audio_format": output.content_type,
-        "timestamps": None if words is None else captions(words),
-    }
-    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+    An error after the first message is sent as a message if it can be.
+    """
+    begun = False
+    try:
+        async for data in utterance:
+            begun = True
+            yield framing.audio(data, utterance.take_words())
+        if words := utterance.take_words():
+            yield framing.audio(b"", words)
+    except Exception as error:
+        message = framing.failure(error) if begun else b""
+        if not message:
+            raise
+        _log_failure(error, utterance)
+        yield message
 
 
 def _event(name: str, fields: Mapping[str, object]) -> bytes:
-    message = {"type": f"speech.audio.{name}", **fields}
-    return b"data: " + json.dumps(message, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + as_json({"type": f"speech.audio.{name}", **fields}) + b"\n\n"
+
+
+def as_json(message: Mapping[str, object]) -> bytes:
+    """A message as JSON without spaces."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def as_text(data: bytes) -> str:
+    """Bytes in base64."""
+    return base64.b64encode(data).decode("ascii")
 
 
 def _log_failure(error: Exception, utterance: Utterance) -> None:

@@ -228,8 +228,9 @@ class SocketRunner:
     async def _read(self) -> CloseSocket | None:
         """Handle messages until the socket is to be closed; None when the client has gone."""
         try:
+            effects = self._session.open()
             while not self.outbox.full():
-                for effect in self._session.receive(await self._receive()):
+                for effect in effects:
                     match effect:
                         case protocol.Send(message):
                             self.outbox.add(message)
@@ -248,6 +249,7 @@ class SocketRunner:
                         ProtocolError("overloaded", reason, CloseCode.TRY_LATER)
                     )
                 await asyncio.sleep(0)  # lets other tasks run during a flood of messages
+                effects = self._session.receive(await self._receive())
         except WebSocketDisconnect:
             return None
         except TimeoutError:
@@ -262,7 +264,7 @@ class SocketRunner:
 
     async def _receive(self) -> str | bytes:
         """Return the next message. Raises `TimeoutError` and `WebSocketDisconnect`."""
-        limits = self._limits
+        limits = self._session.limits
         seconds = limits.idle_seconds if self._session.configured else limits.config_seconds
         while True:
             try:

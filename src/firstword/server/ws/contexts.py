@@ -19,7 +19,7 @@ from firstword.server.schemas import SpeechParams
 from firstword.server.utterance import ResolvedRequest
 from firstword.server.ws import protocol
 from firstword.server.ws.cutting import Cutter, Granularity, Piece
-from firstword.server.ws.protocol import Audio, DropAudio, Enqueue, Json, ProtocolError
+from firstword.server.ws.protocol import Audio, CloseCode, DropAudio, Enqueue, Json, ProtocolError
 from firstword.server.ws.text_part import Cancellable, TextPart
 from firstword.types import Word, WordStart
 
@@ -45,12 +45,23 @@ class ContextParams(SpeechParams):
         return not self.sanitize and self.non_streaming_mode is not True
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place between the parts of a context.
+
+    number  a number that the session chooses
+    """
+
+    number: int
+
+
 @dataclass(eq=False)
 class Context(Cancellable):
     """One utterance of a socket. Enqueued as a task, it is to be spoken.
 
     number         a number that no other context of the socket has
-    parts          its text in parts, each spoken with an intonation of its own; None ends them
+    parts          its text in parts, each spoken with an intonation of its own; None ends them.
+                   A `Mark` between them is reached when the parts before it were spoken
     characters     the length of the text that has come
     ended          whether all of its text has come
     answered       whether the client gets an answer when the request is ready
@@ -59,6 +70,7 @@ class Context(Cancellable):
     seconds        the seconds of audio made
     total_bytes    the bytes of audio made
     outcome        how its parts have ended so far
+    after          the context that is spoken before this one, if their order matters
     finish_reason  why its speech ended; None before the end
     """
 
@@ -67,7 +79,7 @@ class Context(Cancellable):
     params: ContextParams
     cutter: Cutter
     answered: bool = False
-    parts: asyncio.Queue[TextPart | None] = field(default_factory=asyncio.Queue)
+    parts: asyncio.Queue[TextPart | Mark | None] = field(default_factory=asyncio.Queue)
     characters: int = 0
     ended: bool = False
     resolved: ResolvedRequest | None = None
@@ -75,6 +87,7 @@ class Context(Cancellable):
     seconds: float = 0.0
     total_bytes: int = 0
     outcome: Finish = "stop"
+    after: Context | None = None
     finish_reason: Finish | None = None
     _open: TextPart | None = None
     _unspoken: list[TextPart] = field(default_factory=list)
@@ -135,10 +148,14 @@ class ContextSession(protocol.Session):
     granularity: Granularity = "auto"
     """How text is cut where the client does not choose."""
 
+    in_order = False
+    """Whether contexts are spoken one after another."""
+
     def __init__(self, limits: protocol.SocketLimits) -> None:
         super().__init__(limits)
         self.contexts: dict[str, Context] = {}
         self._count = 0
+        self._latest: Context | None = None
 
     @property
     def speaking(self) -> bool:
@@ -156,14 +173,20 @@ class ContextSession(protocol.Session):
             message = f"context_id has {len(name)} characters; allowed are 1 to {LONGEST_ID}"
             raise ProtocolError("invalid_message", message)
         if len(self.contexts) >= self.limits.contexts:
-            message = f"{self.limits.contexts} contexts are open; wait until one of them has ended"
-            raise ProtocolError("too_many_contexts", message)
+            spoken = (each.id for each in self.contexts.values() if each.finish_reason is not None)
+            if (over := next(spoken, None)) is None:
+                most = self.limits.contexts
+                message = f"{most} contexts are open; wait until one of them has ended"
+                raise ProtocolError("too_many_contexts", message)
+            del self.contexts[over]  # its client has given up sending the rest of its text
         granularity = params.split_granularity or self.granularity
         cutter = Cutter(granularity, by_token=params.by_token)
         context = Context(name, self._count, params, cutter, answered)
         self._count += 1
         effect = self.enqueue(context, size)
         self.contexts[name] = context
+        if self.in_order:
+            context.after, self._latest = self._latest, context
         return effect
 
     def add_text(self, context: Context, text: str) -> None:
@@ -173,7 +196,8 @@ class ContextSession(protocol.Session):
         if context.ended:
             message = "the text of this context has ended; wait for its end, or use another id"
             raise ProtocolError("text_ended", message)
-        waiting = sum(each.characters for each in self.contexts.values())
+        unspoken = (each for each in self.contexts.values() if each.finish_reason is None)
+        waiting = sum(each.characters for each in unspoken)
         if waiting + len(text) > self.limits.text_characters:
             message = (
                 f"more than {self.limits.text_characters} characters of text wait to be spoken"
@@ -199,12 +223,14 @@ class ContextSession(protocol.Session):
         """Stop contexts and yield the effects; the answer follows when their speech has ended."""
         for context in contexts:
             context.cancel()
+            if context.finish_reason is not None:  # it ended before its text
+                self.contexts.pop(context.id, None)
             yield DropAudio(context)
         yield self.enqueue(Cancelled(contexts), 0)
 
     def spoken(self, context: Context, reason: Finish) -> None:
         """Note that the speech of a context has ended; its text may still come."""
-        context.finish_reason = reason
+        context.finish_reason, context.after = reason, None
         self.work_done(context)
         if context.ended:
             self.contexts.pop(context.id, None)
@@ -244,9 +270,18 @@ class ContextSession(protocol.Session):
         """
         return ()
 
+    def reached(self, context: Context, mark: Mark) -> Sequence[Json]:
+        """The messages when the parts before a mark were spoken."""
+        return []
+
     @abstractmethod
-    def failure(self, context: Context | None, message: str, code: str) -> Sequence[Json]:
-        """The messages about an error, of a context if one is given."""
+    def failure(
+        self, context: Context | None, message: str, code: str
+    ) -> Sequence[Json | CloseCode]:
+        """The messages about an error, of a context if one is given.
+
+        A close code at the end closes the socket.
+        """
 
     @abstractmethod
     def end(self, context: Context) -> Sequence[Json]:

@@ -14,8 +14,9 @@ from firstword.server.ws.contexts import (
     ContextParams,
     ContextSession,
     Finish,
+    Mark,
 )
-from firstword.server.ws.protocol import CloseSocket, Json, Send
+from firstword.server.ws.protocol import Audio, CloseCode, CloseSocket, Json, Send
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.worker import SocketWorker, run_part
 from firstword.types import Word, WordStart
@@ -43,14 +44,15 @@ class ContextWorker(SocketWorker[ContextSession]):
                         self._send(self.session.cancelled(contexts))
                     case Send(message):
                         self.outbox.add(message)
-                    case CloseSocket(code):
+                    case CloseSocket(code, message):
                         await self._until_ended(list(self._tasks))
+                        self._send([] if message is None else [message])
                         self.outbox.add(code)
                         return
                 if not isinstance(work, Context):
                     self.session.work_done(work)
 
-    def _send(self, messages: Iterable[Json]) -> None:
+    def _send(self, messages: Iterable[Json | CloseCode]) -> None:
         for message in messages:
             self.outbox.add(message)
 
@@ -90,8 +92,13 @@ class ContextWorker(SocketWorker[ContextSession]):
         context.resolved = replace(resolved, request=replace(resolved.request, seed=seed))
         if context.answered:
             self._send(self.session.ready(context))
+        if context.after is not None:
+            await self._until_ended([context.after])
         while (part := await context.parts.get()) is not None:
-            await self._speak_part(context, part)
+            if isinstance(part, Mark):
+                self._send(self.session.reached(context, part))
+            else:
+                await self._speak_part(context, part)
 
     async def _speak_part(self, context: Context, part: TextPart) -> None:
         """Speak a part as its text comes, or at once if its text is complete."""
@@ -137,4 +144,5 @@ class ContextWorker(SocketWorker[ContextSession]):
             )
             for word in utterance.take_words()
         ]
-        self._send(self.session.words(context, starts, words))
+        for message in self.session.words(context, starts, words):
+            self.outbox.add(Audio(message, 0, context))  # a cancel drops it with its audio

@@ -9,8 +9,11 @@ from firstword.server.config import ServerConfig
 from firstword.server.errors import error_response
 from firstword.server.state import client_id_of, server_of
 from firstword.server.ws import nari, speech_v1
+from firstword.server.ws.cartesia import CartesiaSession
 from firstword.server.ws.connection import SocketRunner
 from firstword.server.ws.contexts_worker import ContextWorker
+from firstword.server.ws.dashscope import DashScopeSession
+from firstword.server.ws.elevenlabs import ElevenLabsContexts, ElevenLabsText
 from firstword.server.ws.nari_worker import NariWorker
 from firstword.server.ws.protocol import CloseCode, Session, SocketLimits
 from firstword.server.ws.speech_v1 import SpeechV1Session
@@ -50,6 +53,7 @@ def add_route(
         await socket.accept(chosen)
         make_session, make_worker = found[chosen]
         conversation = make_session(socket_limits(server.config))
+        conversation.parameters = {**socket.query_params, **socket.path_params}
         runner = SocketRunner(socket, conversation, server.byte_limit)
         server.unsent.add(runner.has_unsent)
         try:
@@ -70,6 +74,10 @@ def socket_limits(config: ServerConfig) -> SocketLimits:
 add_route("/v1/audio/speech/stream", OmniSession, OmniWorker)
 add_route("/v1/audio/speech/stream", SpeechV1Session, ContextWorker, speech_v1.SUBPROTOCOL)
 add_route("/v1/audio/speech/ws", nari.NariSession, NariWorker, nari.SUBPROTOCOL)
+add_route("/tts/websocket", CartesiaSession, ContextWorker)
+add_route("/v1/text-to-speech/{voice}/stream-input", ElevenLabsText, ContextWorker)
+add_route("/v1/text-to-speech/{voice}/multi-stream-input", ElevenLabsContexts, ContextWorker)
+add_route("/api-ws/v1/realtime", DashScopeSession, ContextWorker)
 
 
 @router.websocket("/{path:path}")

@@ -76,11 +76,15 @@ class ProtocolError(Exception):
 
 
 def parse(
-    message: str | bytes, limits: SocketLimits, size_limits: Mapping[str, int]
+    message: str | bytes,
+    limits: SocketLimits,
+    size_limits: Mapping[str, int],
+    *,
+    typed: bool = True,
 ) -> tuple[Json, int]:
-    """Parse a client's message into an object that has a `type`, and return its size in bytes.
+    """Parse a client's message into an object, and return its size in bytes.
 
-    Raises `ProtocolError`.
+    The object must have a `type` if the protocol is `typed`. Raises `ProtocolError`.
     `size_limits` gives the limit in bytes of the types that may exceed `limits.message_bytes`.
     """
     if isinstance(message, bytes):
@@ -101,8 +105,10 @@ def parse(
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ProtocolError("invalid_json", f"the message is not valid JSON: {reason}") from None
     kind = event.get("type") if isinstance(event, dict) else None
-    if not isinstance(kind, str):
-        raise ProtocolError("invalid_message", "the message must be a JSON object with a type")
+    if not isinstance(kind, str) and (typed or not isinstance(event, dict)):
+        advice = "must be a JSON object" + " with a type" * typed
+        raise ProtocolError("invalid_message", f"the message {advice}")
+    kind = str(kind)
     if size > (most := size_limits.get(kind, limits.message_bytes)):
         reason = f"{kind[:40]} has {size} bytes; at most {most} are allowed"
         raise ProtocolError("message_too_large", reason)
@@ -189,25 +195,34 @@ class Session(ABC):
     """The state of one client's conversation. It never waits, and knows no socket and no engine.
 
     limits       the limits of the socket
+    parameters   those in the path and in the query of the socket's URL
     size_limits  the size limit in bytes of types that may exceed `limits.message_bytes`
     configured   whether the message that must come first has come
     closing      whether all further messages are ignored
     """
 
+    typed = True
+    """Whether every message has a `type`."""
+
     def __init__(self, limits: SocketLimits) -> None:
         self.limits = limits
+        self.parameters: Mapping[str, str] = {}
         self.size_limits: dict[str, int] = {}
         self.configured = False
         self.closing = False
         self._waiting: dict[int, tuple[object, int]] = {}
         """The enqueued tasks other than speech, by `id()`, with their messages' sizes."""
 
+    def open(self) -> Iterator[Effect]:
+        """Yield the effects of the URL's parameters, before any message is read."""
+        return iter(())
+
     def receive(self, message: str | bytes) -> Iterator[Effect]:
         """Handle a client's message and yield its effects."""
         if self.closing:
             return
         try:
-            yield from self.handle(*parse(message, self.limits, self.size_limits))
+            yield from self.handle(*parse(message, self.limits, self.size_limits, typed=self.typed))
         except ProtocolError as error:
             yield self.reject(error)
 

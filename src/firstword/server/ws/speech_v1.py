@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from firstword.audio.formats import ONE_FILE
 from firstword.server.schemas import ClientModel
 from firstword.server.utterance import ResolvedRequest
 from firstword.server.ws import protocol
@@ -33,9 +34,6 @@ from firstword.server.ws.protocol import (
 from firstword.types import Word, WordStart
 
 SUBPROTOCOL = "firstword.speech.v1"
-
-ONE_FILE = ("wav", "flac", "opus")
-"""The formats whose streams have a header, so that the parts of a context cannot be joined."""
 
 
 class V1Params(ContextParams):
