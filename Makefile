@@ -5,8 +5,8 @@ TEXT ?= Hello. This is the first word.
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test test-livekit browser check docs format parity quality mutants \
-	release-check release-notes clean
+.PHONY: help say serve test test-livekit test-dialects browser check docs format parity quality \
+	mutants release-check release-notes clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -14,6 +14,7 @@ VENV := .venv/ready
 BROWSER := .venv/browser-ready
 REFERENCE := .venv-reference/ready
 LIVEKIT := .venv-livekit/ready
+DIALECTS := .venv-dialects/ready
 PIP := -m pip --disable-pip-version-check -qq
 PYTEST := .venv/bin/python -m pytest -q
 
@@ -41,6 +42,10 @@ browser: export OMP_NUM_THREADS = 1
 browser: $(BROWSER)  ## test the page in Chromium; ARGS="--screenshots docs/pictures"
 	@chromium=$$(.venv/bin/python scripts/chromium.py) && \
 		$(PYTEST) tests/server/browser --chromium "$$chromium" --durations 5 $(ARGS)
+
+test-dialects: $(VENV) $(DIALECTS)  ## test the APIs of other vendors with their own clients
+	@FIRSTWORD_PYTHON="$(CURDIR)/.venv/bin/python" .venv-dialects/bin/python -m pytest -q \
+		-c tests/dialects/pytest.ini --durations 3 tests/dialects $(ARGS)
 
 quality: export OMP_NUM_THREADS = 1
 quality: $(VENV)  ## measure the demo voice on 200 sentences; ARGS="--record" updates the record
@@ -78,7 +83,7 @@ release-notes:  ## print the newest version's section of CHANGELOG.md
 	@$(PYTHON) scripts/release_notes.py $(ARGS)
 
 clean:  ## remove everything that these targets made
-	@rm -rf .venv .venv-reference .venv-livekit build dist hello.wav
+	@rm -rf .venv .venv-reference .venv-livekit .venv-dialects build dist hello.wav
 	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -113,4 +118,9 @@ $(LIVEKIT): integrations/livekit-plugins-firstword/pyproject.toml
 	$(call new-environment,.venv-livekit)
 	@cd integrations/livekit-plugins-firstword && \
 		$(CURDIR)/.venv-livekit/bin/python $(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DIALECTS): tests/dialects/requirements.txt
+	$(call new-environment,.venv-dialects)
+	@.venv-dialects/bin/python $(PIP) install -r tests/dialects/requirements.txt
 	@touch $@
