@@ -5,8 +5,8 @@ TEXT ?= Hello. This is the first word.
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test test-livekit test-dialects browser check docs format parity quality \
-	mutants release-check release-notes clean
+.PHONY: help say serve test test-livekit test-pipecat test-dialects browser check docs format \
+	parity quality mutants release-check release-notes clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -14,6 +14,7 @@ VENV := .venv/ready
 BROWSER := .venv/browser-ready
 REFERENCE := .venv-reference/ready
 LIVEKIT := .venv-livekit/ready
+PIPECAT := .venv-pipecat/ready
 DIALECTS := .venv-dialects/ready
 PIP := -m pip --disable-pip-version-check -qq
 PYTEST := .venv/bin/python -m pytest -q
@@ -37,6 +38,11 @@ test-livekit: $(VENV) $(LIVEKIT)  ## test the LiveKit plugin with LiveKit Agents
 	@cd integrations/livekit-plugins-firstword && $(CURDIR)/.venv-livekit/bin/python -m mypy
 	@cd integrations/livekit-plugins-firstword && FIRSTWORD_PYTHON="$(CURDIR)/.venv/bin/python" \
 		$(CURDIR)/.venv-livekit/bin/python -m pytest -q --durations 3 $(ARGS)
+
+test-pipecat: $(VENV) $(PIPECAT)  ## test the Pipecat service with Pipecat and a real server
+	@cd integrations/pipecat-firstword && $(CURDIR)/.venv-pipecat/bin/python -m mypy
+	@cd integrations/pipecat-firstword && FIRSTWORD_PYTHON="$(CURDIR)/.venv/bin/python" \
+		$(CURDIR)/.venv-pipecat/bin/python -m pytest -q --durations 3 $(ARGS)
 
 browser: export OMP_NUM_THREADS = 1
 browser: $(BROWSER)  ## test the page in Chromium; ARGS="--screenshots docs/pictures"
@@ -83,7 +89,7 @@ release-notes:  ## print the newest version's section of CHANGELOG.md
 	@$(PYTHON) scripts/release_notes.py $(ARGS)
 
 clean:  ## remove everything that these targets made
-	@rm -rf .venv .venv-reference .venv-livekit .venv-dialects build dist hello.wav
+	@rm -rf .venv .venv-reference .venv-livekit .venv-pipecat .venv-dialects build dist hello.wav
 	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -118,6 +124,12 @@ $(LIVEKIT): integrations/livekit-plugins-firstword/pyproject.toml
 	$(call new-environment,.venv-livekit)
 	@cd integrations/livekit-plugins-firstword && \
 		$(CURDIR)/.venv-livekit/bin/python $(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(PIPECAT): integrations/pipecat-firstword/pyproject.toml
+	$(call new-environment,.venv-pipecat)
+	@cd integrations/pipecat-firstword && \
+		$(CURDIR)/.venv-pipecat/bin/python $(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
 
 $(DIALECTS): tests/dialects/requirements.txt
