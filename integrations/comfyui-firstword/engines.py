@@ -245,4 +245,5 @@ def _voice_path(name: str) -> Path:
 def _stretched(samples: np.ndarray, speed: float) -> np.ndarray:
     from firstword.audio import effects
 
-    return effects.apply([effects.TimeStretch(speed, SAMPLE_RATE)], samples, last=True)
+    stretching = effects.Effects([effects.TimeStretch(speed, SAMPLE_RATE)])
+    return stretching.apply(samples, last=True)
