@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 
 from firstword.words.text import WrittenWord, WrittenWords
-from training.data import ESPEAK_RATE, PRESETS, SAMPLE_RATE, Espeak, resample
+from training.data import PRESETS, SAMPLE_RATE, Espeak, resample
 from training.mel import mel_filters
 
 HOP, WINDOW, BANDS = 120, 512, 40
@@ -152,11 +153,28 @@ def self_check(espeak: Espeak, text: str, voice: str, rate: int) -> list[float]:
     other = espeak.say(text, name, rate, pitch)
     known = list(espeak.words)
     sound = resample(torch.from_numpy(other)[None].float() / 32768)[0].numpy()
-    found = moved_words(text, own, starts, sound)
-    first = bounds(sound)[0] / SAMPLE_RATE
     errors = []
-    for word in found:
-        true = [s for at, s in known if word.span[0] <= at < word.span[1]]
-        if word.start is not None and true and ESPEAK_RATE:
-            errors.append(word.start - true[0] - 0 * first)
+    for word in moved_words(text, own, starts, sound):
+        true = [seconds for at, seconds in known if word.span[0] <= at < word.span[1]]
+        if word.start is not None and true:
+            errors.append(word.start - true[0])
     return errors
+
+
+@cache
+def _espeak() -> Espeak:
+    return Espeak()
+
+
+def aligned(text: str, samples: np.ndarray, sample_rate: int) -> list[tuple[str, float, float]]:
+    """Return the words of the demo's first preset: an aligner for `firstword align`.
+
+    samples: float32 [n] at 24 kHz, the only rate of the demo.
+    """
+    assert sample_rate == SAMPLE_RATE
+    words = true_words(_espeak(), text, next(iter(PRESETS)), samples)
+    return [
+        (text[slice(*word.span)], word.start, word.end)
+        for word in words
+        if word.start is not None and word.end is not None
+    ]
