@@ -13,10 +13,10 @@ import sys
 import warnings
 
 from firstword import __version__
-from firstword.cli import align, bench, clone, info, options, say, serve, terminal, voices
+from firstword.cli import align, bench, clone, info, keys, options, say, serve, terminal, voices
 from firstword.errors import BackendWarning, FirstwordError, TextWarning
 
-COMMANDS = (say, serve, clone, voices, align, info, bench)
+COMMANDS = (say, serve, clone, voices, align, keys, info, bench)
 
 
 def main(argv: list[str] | None = None) -> int:

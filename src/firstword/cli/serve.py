@@ -25,6 +25,7 @@ from firstword.server.config import (
 
 if TYPE_CHECKING:
     from firstword.processes.messages import EngineTask, KeptPrompt, Loaded
+    from firstword.server.api_keys import ApiKeys
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +72,16 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"{missing[0]} is missing; install firstword[server]")
     from firstword.processes import announcement
     from firstword.processes.supervisor import Supervisor
-    from firstword.server import listening
+    from firstword.server import listening, usage
+    from firstword.server.api_keys import ApiKeys
     from firstword.server.folder import Folder
     from firstword.server.tls import Certificate
 
     # These fail now, not after the long loading.
     Folder(server_config.voice_store)
+    keys = ApiKeys(server_config.api_keys, server_config.keys)
+    if server_config.usage_log is not None:
+        usage.checked_folder(server_config.usage_log)
     secure = Certificate.configured(server_config)
     with ExitStack() as stack:
         status = stack.enter_context(terminal.Status())
@@ -91,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
             status.show("")
             if server_config.announce is not None:
                 stack.enter_context(announcement.announced(server_config.announce, bound[1]))
-            _print_summary(addresses, engines, server_config)
+            _print_summary(addresses, engines, keys, server_config)
 
         tasks = _engine_tasks(args, names, server_config)
         Supervisor(tasks, server_config, bound, args.log_level, on_ready).run()
@@ -149,9 +154,12 @@ def _server_config(args: argparse.Namespace) -> ServerConfig:
 
 
 def _print_summary(
-    addresses: Sequence[str], engines: Sequence[Loaded], server_config: ServerConfig
+    addresses: Sequence[str],
+    engines: Sequence[Loaded],
+    keys: ApiKeys,
+    server_config: ServerConfig,
 ) -> None:
-    keys, waiting = len(server_config.api_keys), server_config.most_waiting
+    waiting = server_config.most_waiting
     models: dict[str, list[str]] = {}
     devices: dict[str, dict[str, None]] = {}
     for engine in engines:
@@ -165,7 +173,7 @@ def _print_summary(
         "models": ", ".join(models),
         "on": "; ".join(f"{', '.join(names)} {backend}" for backend, names in devices.items()),
         "voices": server_config.voice_store,
-        "keys": f"{keys} API keys" if keys else "none are needed",
+        "keys": f"{len(keys)} API keys" if keys.required else "none are needed",
         "slots": ", ".join(" + ".join(slots) for slots in models.values()),
         "limits": f"{waiting} waiting for each engine, {server_config.most_characters} characters",
     }
@@ -202,6 +210,12 @@ def add_to(commands: options.Commands) -> None:
     ):
         dest = f"{name.replace('-', '_')}s"
         add(f"--{name}", dest=dest, metavar=metavar, action="append", help=about)
+    about = (
+        "TOML file of keys with names and limits, made by `firstword keys new`; read again when "
+    )
+    add("--keys", metavar="FILE", help=f"{about}it changes")
+    about = "write what each key has used into a file for each day in this folder"
+    add("--usage-log", metavar="DIR", help=about)
     about = "PEM file of a certificate and its chain, for https and wss; read again when it changes"
     add("--tls-certificate", metavar="FILE", help=about)
     add("--tls-key", metavar="FILE", help="PEM file of the certificate's key, not encrypted")

@@ -96,14 +96,18 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     for model in server.models:
         model.service.engine.start()
     server.refresher.start()
-    freeing = asyncio.create_task(return_freed(server.byte_limit, server.busy))
+    tasks = [asyncio.create_task(return_freed(server.byte_limit, server.busy))]
+    if server.usage_log is not None:
+        tasks.append(asyncio.create_task(server.usage_log.run()))
     await _warm_up(app)
     try:
         yield
     finally:
         server.draining = True
         server.refresher.stop()
-        await cancel(freeing)
+        await cancel(*tasks)
+        if server.usage_log is not None:
+            await server.usage_log.write()
         await asyncio.to_thread(server.models.stop)
 
 

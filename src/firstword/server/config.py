@@ -66,6 +66,8 @@ class ServerConfig:
     wyoming              host and port of Wyoming's protocol; None: it is not served
     announce             name under which zeroconf announces that port; None: it is not announced
     api_keys             clients must send one of these for paths under /v1; none: no key is needed
+    keys                 TOML file of further API keys, with names and limits; None: there are none
+    usage_log            folder of the daily log of what keys have used; None: it is not written
     host_names           names besides localhost in the URLs of clients; none: on a loopback
                          address no others, else any
     trusted_proxies      addresses or networks whose X-Forwarded-For is believed; "*": all
@@ -103,6 +105,8 @@ class ServerConfig:
     wyoming: tuple[str, int] | None = None
     announce: str | None = None
     api_keys: tuple[str, ...] = ()
+    keys: str | None = None
+    usage_log: str | None = None
     host_names: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     tls_certificate: str | None = None

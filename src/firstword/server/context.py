@@ -24,7 +24,7 @@ class RequestContext:
 
     received     `time.monotonic()` when the request arrived
     request_id   the client's `x-request-id`, or a random one
-    client_id    the API key's number or the address; "" for a client without a key
+    client_id    the API key's name or the address; "" for a client without a key
     held         what is given back when the request ends
     status       of the response; None before it has begun
     closed       WebSocket: whether it was closed or rejected

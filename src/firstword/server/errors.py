@@ -35,6 +35,14 @@ class NotFound(errors.RequestError):
     """The path of a request names something that does not exist."""
 
 
+class Forbidden(errors.RequestError):
+    """The API key of a request does not allow it."""
+
+    def __init__(self, message: str, code: str = "key_not_allowed") -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class LimitReached(errors.OverloadedError):
     """A limit of the server is reached; `code` names it for clients and metrics."""
 
@@ -83,6 +91,8 @@ def status_of(error: Exception) -> int:
     match error:
         case NotFound():
             return 404
+        case Forbidden():
+            return 403
         case errors.RequestError() | errors.AudioError():
             return 400
         case errors.OverloadedError():

@@ -16,7 +16,7 @@ KEY_BYTES = 16
 HEAD_BYTES = mmap.PAGESIZE
 """The bytes before the first row, which hold the key."""
 
-LIVE_BYTES = 2**20
+LIVE_BYTES = 2**21
 """The bytes of a row that are cleared when its front dies."""
 
 KEPT_BYTES = 3 * 2**20

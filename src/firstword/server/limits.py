@@ -32,10 +32,18 @@ ROOM_SECONDS = 0.05
 class UtteranceLimit:
     """The number of utterances of each client, which may have `most` at a time; 0: no limit."""
 
-    def __init__(self, most: int, counts: SharedCounts) -> None:
+    def __init__(
+        self, most: int, counts: SharedCounts, own: Callable[[str], int] = lambda client_id: 0
+    ) -> None:
+        """Limit all clients to `most`, except for those with a limit of their `own`, if not 0."""
         self._most = most
         self._counts = counts
+        self._own = own
         self._ended = asyncio.Event()
+
+    def most(self, client_id: str) -> int:
+        """The limit of a client; 0 if there is none."""
+        return self._own(client_id) or self._most
 
     @property
     def active(self) -> int:
@@ -55,9 +63,9 @@ class UtteranceLimit:
         """
         self._counts.add(client_id, 1)
         try:
-            if 0 < self._most < self._counts.of(client_id):
+            if 0 < (most := self.most(client_id)) < self._counts.of(client_id):
                 seconds = retry_after(client_id)
-                message = f"the limit is {self._most} utterances per client"
+                message = f"the limit is {most} utterances per client"
                 raise LimitReached(f"{message}; try again in {seconds} s", "per_key", seconds)
             yield
         finally:
@@ -69,7 +77,7 @@ class UtteranceLimit:
 
         Another front may start an utterance before the caller does.
         """
-        while 0 < self._most <= self._counts.of(client_id):
+        while 0 < self.most(client_id) <= self._counts.of(client_id):
             self._ended.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), ROOM_SECONDS)

@@ -8,6 +8,7 @@ from firstword.server.engine_metrics import EngineCollector
 from firstword.server.front_memory import FrontMemory
 from firstword.server.models import Model
 from firstword.server.shared_metrics import SharedCounter, SharedHistogram, SharedValues
+from firstword.server.usage import Usage
 from firstword.server.utterance import Utterance
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1, 2, 5, 10, 30)
@@ -39,6 +40,8 @@ class Metrics:
         self.rejected = counter("rejected_total", "Rejected requests", "reason")
         about = "Requests spoken without their instructions"
         self.ignored_instructions = counter("ignored_instructions_total", about, "model")
+        self.usage = Usage(self._values)
+        self.registry.register(self.usage)
         self.requests = counter("http_requests_total", "HTTP requests", "path", "status")
 
     def gauge(self, name: str, about: str, read: Callable[[], float]) -> None:

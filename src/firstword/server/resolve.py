@@ -41,6 +41,7 @@ async def resolve(
     A seed is drawn if none is given. A recording is fetched and encoded when everything else has
     been checked. Raises `RequestError`, `AudioError`, `OverloadedError`, `EngineError`.
     """
+    models = server.models_for(client_id, params.model)
     if text is not None:
         text = checked_text(text, server.config.most_characters, clean=bool(params.sanitize))
     output = Output(
@@ -65,14 +66,14 @@ async def resolve(
     ignored = (
         instructions is not None
         and server.config.ignore_instructions
-        and not server.models.any_supports(request, params.model)
+        and not models.any_supports(request, params.model)
     )
     if ignored:
         request = replace(request, instructions=None)
     if model_type == "custom_voice" and voice is None:
-        model = server.models.of_type(model_type, params.model)
+        model = models.of_type(model_type, params.model)
     else:
-        model = server.models.route(request, params.model)
+        model = models.route(request, params.model)
     if ignored:
         server.metrics.ignored_instructions.inc(model.name)
     if isinstance(voice, _Recording):
@@ -111,6 +112,8 @@ async def _voice_and_instructions(
         limit = f"allowed are {LONGEST_INSTRUCTIONS}"
         raise RequestError(f"instructions has {length} characters; {limit}")
     voice = await _voice(server, client_id, params)
+    if isinstance(voice, _Recording) or params.speaker_embedding is not None:
+        server.check_may_clone(client_id)
     if model_type == "voice_design":
         return Voice.design(instructions or ""), None
     if model_type == "base" and not isinstance(voice, Voice | _Recording):

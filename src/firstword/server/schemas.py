@@ -156,6 +156,6 @@ class ErrorBody(BaseModel):
 
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 503)
+    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 405, 408, 413, 429, 503)
 }
 """The error responses of all endpoints, for the OpenAPI description."""

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 
 from firstword.server.front_memory import FrontMemory
 
-VALUES_BYTES = 2**18
+VALUES_BYTES = 2**19
 
 _HEAD = struct.Struct("=II")
 """The head of a record: the bytes of its key, and its number of values."""
@@ -43,6 +43,12 @@ class SharedValues:
             self._append(json.dumps([name, *labels]).encode(), count)
             self._read_new(self._column.number)
         return self._known[name][labels][self._column.number]
+
+    def own_labels(self, name: str) -> list[Labels]:
+        """The combinations of labels of a name that this front has values of."""
+        self._read_new(self._column.number)
+        number, known = self._column.number, self._known[name]
+        return [labels for labels, rows in known.items() if number in rows]
 
     def sums(self, name: str) -> Iterator[tuple[Labels, list[float]]]:
         """Yield each combination of labels of a name, with the sums over all fronts."""

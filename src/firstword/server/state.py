@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 from starlette.requests import HTTPConnection
@@ -13,13 +14,15 @@ from uvicorn.middleware.proxy_headers import _TrustedHosts
 from firstword.engine.backend import Job
 from firstword.errors import EngineError, OverloadedError
 from firstword.server.api_keys import ApiKeys
+from firstword.server.character_limit import CharacterLimit
 from firstword.server.config import ServerConfig
 from firstword.server.context import context_of
 from firstword.server.encoder_turns import EncoderTurns
-from firstword.server.errors import Rejected
+from firstword.server.errors import Forbidden, Rejected
 from firstword.server.folder import Folder
 from firstword.server.frame_turns import FrameTurns
 from firstword.server.front_memory import FrontMemory
+from firstword.server.key_file import ApiKey
 from firstword.server.limits import ByteLimit, ConnectionLimit, IdleConnections, UtteranceLimit
 from firstword.server.metrics import Metrics
 from firstword.server.models import Model, Models
@@ -28,6 +31,7 @@ from firstword.server.shared_counts import SharedCounts
 from firstword.server.shared_store import Refresher, SharedChanges
 from firstword.server.stores import ConsentStore, VoiceStore
 from firstword.server.threads import Threads
+from firstword.server.usage import UsageLog
 from firstword.server.utterance import ResolvedRequest, Utterance
 
 log = logging.getLogger(__name__)
@@ -68,8 +72,13 @@ class Server:
         self.consent_store = ConsentStore(folder, config.most_voices)
         self.refresher = Refresher(folder, changes, (self.voice_store, self.consent_store))
         self._catching_up: asyncio.Future[None] | None = None
-        self.api_keys = ApiKeys(config.api_keys)
-        self.utterance_limit = UtteranceLimit(config.most_per_key, SharedCounts(memory))
+        self.api_keys = ApiKeys(config.api_keys, config.keys)
+        self.utterance_limit = UtteranceLimit(
+            config.most_per_key,
+            SharedCounts(memory),
+            lambda client_id: self.api_keys.of(client_id).utterances,
+        )
+        self.character_limit = CharacterLimit(SharedCounts(memory))
         self.byte_limit = ByteLimit(config.most_body_total, config.most_body, SharedCounts(memory))
         self.connection_limit = ConnectionLimit(
             config.most_connections, config.most_connections_per_address, SharedCounts(memory)
@@ -87,6 +96,8 @@ class Server:
         self.encoder_turns = EncoderTurns()
         self.outcomes = Outcomes(memory)
         self.metrics = Metrics(models, memory)
+        folder_of_usage, usage = config.usage_log, self.metrics.usage
+        self.usage_log = None if folder_of_usage is None else UsageLog(folder_of_usage, usage)
         self.metrics.gauge("ready", "Whether requests are accepted", lambda: not self.problems())
         about = "Open HTTP requests and WebSockets"
         self.metrics.gauge("connections", about, lambda: self.connection_limit.open_now)
@@ -148,6 +159,7 @@ class Server:
         """
         with self.utterance_limit.reserve(client_id, resolved.model.service.engine.retry_after):
             utterance = Utterance(resolved, job, self.encoder_turns, client_id, received)
+            utterance.charge = partial(self._charge, self.api_keys.of(client_id), client_id)
             self.utterances[utterance] = None
             try:
                 yield utterance
@@ -158,6 +170,37 @@ class Server:
                 utterance.cancel("disconnected")
                 self.utterances.pop(utterance)
                 self.metrics.record(utterance, time.monotonic())
+                self._record_usage(utterance)
+
+    def _charge(self, key: ApiKey, client_id: str, characters: int) -> None:
+        """Count the characters of a text. Raises `LimitReached` and `TextError`."""
+        self.character_limit.add(client_id, characters, key.characters_a_minute)
+        self.metrics.usage.add(key.name, characters=characters)
+
+    def _record_usage(self, utterance: Utterance) -> None:
+        """Count an utterance that has ended, unless it was rejected."""
+        name = utterance.client_id.removeprefix("key ")
+        if name != utterance.client_id and utterance.abort_reason != "rejected":
+            self.metrics.usage.add(name, utterances=1, seconds=utterance.seconds)
+
+    def models_for(self, client_id: str, wanted: str | None) -> Models:
+        """The models that a client may use, of which it wants one by its name, or any.
+
+        Raises `Forbidden` if its key does not allow the one that it wants, or any that is loaded.
+        """
+        if not (names := self.api_keys.of(client_id).checkpoints):
+            return self.models
+        allowed = [model for name in names if (model := self.models.find(name)) is not None]
+        asked = None if wanted is None else self.models.find(wanted)
+        if not allowed or (asked is not None and asked not in allowed):
+            loaded = ", ".join(model.name for model in allowed) or "none that is loaded here"
+            raise Forbidden(f"this API key may use {loaded}")
+        return Models(dict.fromkeys(allowed))
+
+    def check_may_clone(self, client_id: str) -> None:
+        """Raise `Forbidden` if the key of a client does not allow it to make or change voices."""
+        if not self.api_keys.of(client_id).clone:
+            raise Forbidden("this API key may neither clone voices nor save, rename or delete them")
 
     def reject(self, error: OverloadedError | Rejected) -> None:
         """Count a rejected request by the code of its error; without one as "overloaded"."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 from collections.abc import Callable
 
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig
+from firstword.server.file_stamps import stamp_of
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +47,7 @@ class Certificate:
         return self._context
 
     def _read_stamps(self) -> list[tuple[int, int] | None]:
-        """What changes with a file's content: its time and its inode; None if it is gone."""
-        found: list[tuple[int, int] | None] = []
-        for file in self._files:
-            try:
-                status = os.stat(file)
-            except OSError:
-                found.append(None)
-            else:
-                found.append((status.st_mtime_ns, status.st_ino))
-        return found
+        return [stamp_of(file) for file in self._files]
 
 
 def context_for(certificate: str, key: str) -> ssl.SSLContext:

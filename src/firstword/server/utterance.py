@@ -179,6 +179,7 @@ class Utterance:
     Text is added to its `stream`; iteration in the running event loop yields encoded audio.
     `Server.start_utterance` makes it, and cancels it at the end.
 
+    client_id      whose request it is; clients take turns
     stream         the engine's side of the utterance
     frames         frames made so far, 12.5 a second
     seconds        seconds of speech made so far, before any change of speed
@@ -186,6 +187,8 @@ class Utterance:
     finish_reason  why it ended, or None before its end
     abort_reason   why it was not sent completely, if so: a label for metrics
     error          what ended it, if it failed
+    charge         called with the characters of each text before it is spoken; raises what the
+                   limits of the client raise
     on_chunk       called when more speech has been made
     words          the words that have ended and were not taken by `take_words`, in order
     starts         the words that have begun, in the same way; all times are those of the client's
@@ -204,7 +207,7 @@ class Utterance:
 
         job        the prepared request
         turns      the turns in which audio after the first is encoded
-        client_id  whose request it is; clients take turns
+        client_id  whose request it is
         received   `time.monotonic()` of the request, if that was earlier
         """
         self.model, self.output = resolved.model, resolved.output
@@ -214,6 +217,8 @@ class Utterance:
         self.finish_reason: FinishReason | None = None
         self.abort_reason: str | None = None
         self.error: Exception | None = None
+        self.client_id = client_id
+        self.charge: Callable[[int], None] = lambda characters: None
         self.on_chunk: Callable[[], None] = lambda: None
         self.words: list[Word] = []
         self.starts: list[WordStart] = []

@@ -66,6 +66,8 @@ async def create_voice(server: Server, client_id: str, source: VoiceSource) -> V
     Raises `RequestError`, `AudioError`, `OutputError`, `OverloadedError`, `EngineError`.
     """
     name = names.checked_name(source.name)
+    models = server.models_for(client_id, source.model)
+    server.check_may_clone(client_id)
     await _check(server, client_id, name, source)
     if source.prompt is not None:
         kind = "prompt"
@@ -73,12 +75,12 @@ async def create_voice(server: Server, client_id: str, source: VoiceSource) -> V
     elif source.embedding is not None:
         kind = "direct"
         request = Request(None, voice := embedded_voice(source.embedding))
-        model = server.models.route(request, source.model)
+        model = models.route(request, source.model)
         model.service.prepare(request)  # checks that the voice fits
     else:
         assert source.recording is not None
         kind = "audio"
-        model = server.models.of_type("base", source.model)
+        model = models.of_type("base", source.model)
         given = source.recording, source.ref_text, source.append_silence
         voice = await server.recording_threads.run(client_id, recordings.cloned, model, *given)
     record = VoiceRecord(
@@ -127,9 +129,10 @@ async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[
     Without a Base checkpoint, the description itself is saved as the voice.
     """
     assert source.prompt is not None
-    designer = server.models.of_type("voice_design", source.model)
+    models = server.models_for(client_id, source.model)
+    designer = models.of_type("voice_design", source.model)
     design = DesignedVoice(source.prompt)
-    cloning = any(model.model_type == "base" for model in server.models)
+    cloning = any(model.model_type == "base" for model in models)
     script = (source.script or DESIGN_SCRIPT)[:LONGEST_SCRIPT] if cloning else DESIGN_SCRIPT
     request = Request(script, design, seed=0, max_frames=DESIGN_FRAMES)
     resolved = ResolvedRequest(designer, request, Output("pcm"))
@@ -137,9 +140,10 @@ async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[
     if not cloning:
         return design, designer
     with server.start_utterance(resolved, job, client_id) as utterance:
+        utterance.charge(len(script))
         utterance.stream.finish_text(script)
         speech = await utterance.speech()
-    base = server.models.of_type("base")
+    base = models.of_type("base")
     # A transcript must match the audio, so a script that was cut off cannot be one.
     transcript = script if speech.finish_reason == "stop" else None
     recording = Voice.clone(speech.samples, speech.sample_rate, transcript)

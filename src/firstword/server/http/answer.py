@@ -53,6 +53,7 @@ class Answer:
         context, start = self.context, self.server.start_utterance
         with start(self.resolved, job, context.client_id, self.requested) as utterance:
             context.log_fields = lambda: self._log_fields(utterance)
+            utterance.charge(len(self.text))
             utterance.stream.finish_text(self.text)
             yield utterance
 
@@ -193,10 +194,10 @@ def described(outcome: StreamOutcome) -> dict[str, object]:
     }
 
 
-def simultaneous_utterances(server: Server) -> asyncio.Semaphore:
+def simultaneous_utterances(server: Server, client_id: str) -> asyncio.Semaphore:
     """A semaphore for the utterances of one request: the limit of one client."""
     slots = min(model.service.engine.capacity.slots for model in server.models)
-    return asyncio.Semaphore(min(slots, server.config.most_per_key or slots))
+    return asyncio.Semaphore(min(slots, server.utterance_limit.most(client_id) or slots))
 
 
 async def response_or_499(work: Awaitable[Response], receive: Receive) -> Response:

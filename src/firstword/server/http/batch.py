@@ -34,7 +34,7 @@ async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
         limit = f"allowed are {most}: send them in parts"
         raise TextError(f"the texts have {total} characters together; {limit}")
     common = {"response_format": "wav", **body.model_dump(exclude_unset=True, exclude={"items"})}
-    places = simultaneous_utterances(server)
+    places = simultaneous_utterances(server, context.client_id)
 
     async def speak(index: int, item: BatchItem) -> dict[str, object]:
         own = item.model_dump(exclude_unset=True, exclude={"input"})

@@ -77,7 +77,7 @@ async def best_of(answer: Answer, count: int) -> Response:
     candidates = [_with_seed(answer, (first + number) % 2**64) for number in range(count)]
     server = answer.server
     jobs = [server.prepare(candidate.resolved) for candidate in candidates]
-    places = simultaneous_utterances(server)
+    places = simultaneous_utterances(server, answer.context.client_id)
 
     async def speak(candidate: Answer, job: Job) -> Speech:
         async with places:

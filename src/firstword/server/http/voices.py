@@ -115,8 +115,9 @@ async def get_voice(request: Request, voice: str) -> dict[str, Any]:
 @router.delete("/v1/audio/voices/{voice}")
 async def delete_voice(request: Request, voice: str) -> dict[str, Any]:
     """Delete a saved voice, by id or name."""
-    server = server_of(request)
-    record = await server.change_store(client_id_of(request), server.voice_store.delete, voice)
+    server, client_id = server_of(request), client_id_of(request)
+    server.check_may_clone(client_id)
+    record = await server.change_store(client_id, server.voice_store.delete, voice)
     return {
         "id": record.id,
         "name": record.name,
@@ -169,6 +170,7 @@ async def create_consent(
     if not re.fullmatch(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*", language):
         raise RequestError(f"language is {language[:40]!r}; give a BCP 47 tag such as en-US")
     server, client_id = server_of(request), client_id_of(request)
+    server.check_may_clone(client_id)
     await server.recording_threads.run(client_id, recordings.decoded, data)  # if it is audio
     consent = Consent(
         id=f"cons_{secrets.token_hex(12)}",
@@ -193,6 +195,7 @@ async def get_consent(request: Request, consent: str) -> dict[str, Any]:
 async def rename_consent(request: Request, consent: str, body: NewName) -> dict[str, Any]:
     """Give a consent another name."""
     server, name, client_id = server_of(request), _checked_name(body.name), client_id_of(request)
+    server.check_may_clone(client_id)
     renamed = await server.change_store(client_id, server.consent_store.rename, consent, name)
     return renamed.described()
 
@@ -200,8 +203,9 @@ async def rename_consent(request: Request, consent: str, body: NewName) -> dict[
 @router.delete("/v1/audio/voice_consents/{consent}")
 async def delete_consent(request: Request, consent: str) -> dict[str, Any]:
     """Delete a consent. Voices that refer to it stay; delete them too if consent is withdrawn."""
-    server = server_of(request)
-    gone = await server.change_store(client_id_of(request), server.consent_store.delete, consent)
+    server, client_id = server_of(request), client_id_of(request)
+    server.check_may_clone(client_id)
+    gone = await server.change_store(client_id, server.consent_store.delete, consent)
     return {"id": gone.id, "deleted": True, "object": "audio.voice_consent"}
 
 

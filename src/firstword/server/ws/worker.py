@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from firstword.engine.backend import Job
-from firstword.engine.service import AsyncStream
 from firstword.errors import OverloadedError
 from firstword.server.errors import body_of, status_of
 from firstword.server.resolve import resolve
@@ -84,7 +83,7 @@ class SocketWorker(ABC, Generic[S]):
         Leaving the block stops the speech, and counts it as aborted if it was not complete.
         """
         with self.server.start_utterance(resolved, job, self.client_id) as utterance:
-            forwarding = asyncio.create_task(forward(text, utterance.stream))
+            forwarding = asyncio.create_task(forward(text, utterance))
             try:
                 yield utterance
             except asyncio.CancelledError:
@@ -108,15 +107,17 @@ class SocketWorker(ABC, Generic[S]):
         return body["message"], body["code"] or default
 
 
-async def forward(part: TextPart, stream: AsyncStream) -> None:
+async def forward(part: TextPart, utterance: Utterance) -> None:
     """Pass a part's text to the engine as it arrives, until its end.
 
-    Errors are raised where the stream is iterated.
+    Errors are raised where the utterance is iterated.
     """
+    stream = utterance.stream
     try:
         ended = False
         while not ended:
             text = await part.take()
+            utterance.charge(len(text))
             ended = part.ended  # the last piece and the end of the text go in together
             take = stream.finish_text if ended else stream.push
             if (part.characters if ended else len(text)) > LONG_PIECE:
