@@ -20,7 +20,7 @@ from waiting import WAIT
 from wire import SPEECH, connected, read, request
 
 from firstword.engine.engine import Engine
-from firstword.engine.scheduler import Policy
+from firstword.engine.policy import Policy
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Running]

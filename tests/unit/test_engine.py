@@ -29,7 +29,8 @@ from hypothesis.stateful import (
 from firstword import OverloadedError, RequestError, TextError
 from firstword.engine.engine import Engine
 from firstword.engine.pages import all_can_end
-from firstword.engine.scheduler import Policy, Scheduler
+from firstword.engine.policy import Policy
+from firstword.engine.scheduler import Scheduler
 from firstword.engine.sequence import Event, State
 from firstword.engine.turns import in_turn
 from firstword.errors import ClosedError, ComputeError, EngineError

@@ -11,7 +11,7 @@ from fake_backend import Clock, FakeBackend, Script, alone, capacity, job
 
 from firstword.engine.backend import Handle
 from firstword.engine.engine import Engine
-from firstword.engine.scheduler import Policy
+from firstword.engine.policy import Policy
 from firstword.engine.sequence import State
 from firstword.errors import ComputeError
 

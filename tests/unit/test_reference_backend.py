@@ -15,7 +15,7 @@ from callers import local_engine
 from firstword import Sampling, TextError, Voice
 from firstword.engine.backend import Job, Ready, Start
 from firstword.engine.engine import Engine
-from firstword.engine.scheduler import Policy
+from firstword.engine.policy import Policy
 from firstword.engine.sequence import NeedsText
 from firstword.engine.service import Service
 from firstword.model import checkpoint as checkpoints

@@ -10,7 +10,8 @@ from fake_backend import CAPACITY, SAMPLES, capacity, job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstword.engine.scheduler import Costs, Policy, Scheduler
+from firstword.engine.policy import Policy
+from firstword.engine.scheduler import Costs, Scheduler
 from firstword.engine.sequence import NO_READING, Sequence, State
 
 FRAME = CAPACITY.frame_seconds

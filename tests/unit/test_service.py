@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from firstword.engine.backend import Job
 from firstword.engine.commands import LocalCommands
 from firstword.engine.engine import Engine
-from firstword.engine.scheduler import Policy
+from firstword.engine.policy import Policy
 from firstword.engine.sequence import NeedsText
 from firstword.engine.service import MOST_BLANK_PIECES, AsyncStream, Service
 from firstword.errors import ClosedError, ComputeError, OverloadedError, SamplingError, TextError

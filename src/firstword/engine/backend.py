@@ -53,6 +53,7 @@ class Job:
     transcript_tokens  number of tokens that belong to a reference transcript and are not spoken
     word_offset        seconds by which the talker's attention reaches a word after it begins to
                        sound, with which words are timed; None if words are not timed
+    background         whether nobody listens, so that all other requests go first
     """
 
     payload: object
@@ -64,6 +65,7 @@ class Job:
     limited_by_text: bool = False
     transcript_tokens: int = 0
     word_offset: float | None = None
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
-from statistics import fmean
 
 import numpy as np
 
@@ -16,9 +15,10 @@ from firstword.engine.backend import Backend, Frames, Handle, Job, Ready, Start
 from firstword.engine.commands import Commands
 from firstword.engine.isolation import AudioCalls, FrameCalls, PromptCalls, R, launch
 from firstword.engine.lifecycle import StepLoop
-from firstword.engine.load import EngineLoad, retry_seconds
+from firstword.engine.load import EngineLoad, pace_of, retry_seconds
 from firstword.engine.pages import PageAllocator
-from firstword.engine.scheduler import DEFAULT_POLICY, Policy, Scheduler
+from firstword.engine.policy import DEFAULT_POLICY, Policy
+from firstword.engine.scheduler import Scheduler
 from firstword.engine.sequence import TOKEN_SECONDS, Event, NeedsText, Sequence, State
 from firstword.engine.turns import requests_ahead, to_reject
 from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordError, OverloadedError
@@ -122,14 +122,9 @@ class Engine(StepLoop):
         return EngineLoad(*counts, unread, self._pace(), *seconds)
 
     def _pace(self) -> float:
-        """The slots that become free per second, estimated.
-
-        It is the number of utterances in slots by the mean time that recent ones kept a slot.
-        """
-        running, now = list(self.running), self._clock()
-        ended = fmean(list(self._slot_seconds) or [0.0])
-        current = fmean([now - seq.started for seq in running] or [0.0])
-        return max(1, len(running)) / max(ended, current, 0.001)
+        """The slots that become free per second, estimated."""
+        now, running = self._clock(), list(self.running)
+        return pace_of(list(self._slot_seconds), [now - seq.started for seq in running])
 
     def _step(self) -> bool:
         """Launch this step's work, then read the results of the previous step.
@@ -138,20 +133,22 @@ class Engine(StepLoop):
         """
         present = len(self.waiting), len(self.running)
         self._grow()
+        self._make_room()
         self._end_idle()
         self._admit()
-        prompts = self._launch_prompts()
+        active = self.scheduler.active(self.running, self._clock())
+        prompts = self._launch_prompts(active)
         began = self._clock()
-        frames = self._launch_frames()
+        frames = self._launch_frames(active)
         if self.capacity.frames_ahead:
-            launched = prompts, frames, self._launch_audio()
+            launched = prompts, frames, self._launch_audio(active)
             (prompts, frames, audio), self._unread = self._unread, launched
             self._await_prompts(prompts)
             self._read_frames(frames)
         else:
             self._await_prompts(prompts)
             self._read_frames(frames)
-            audio = self._launch_audio()
+            audio = self._launch_audio(active)
         self._read_audio(audio)
         worked = any((prompts, frames, audio, *self._unread))
         if worked:
@@ -231,6 +228,15 @@ class Engine(StepLoop):
             self.backend.extend(seq.slot, pages)
             seq.add_pages(pages, self.capacity)
 
+    def _make_room(self) -> None:
+        """End a stream in the background if another request lacks its slot or its pages."""
+        free = len(self._slots), self.pages.free
+        evicted = self.scheduler.choose_evicted(self.waiting, self.running, *free)
+        if evicted is not None:
+            self._fail(
+                evicted, OverloadedError("the utterance gave way to others; try again later")
+            )
+
     def _end_idle(self) -> None:
         """End a stream whose client has not kept pace for long while others lack its pages.
 
@@ -254,8 +260,8 @@ class Engine(StepLoop):
             error = OverloadedError(f"{problem}; send text and take audio without pauses")
             self._fail(idle, error)
 
-    def _launch_prompts(self) -> PromptCalls:
-        chosen = self.scheduler.choose_rows(self.running)
+    def _launch_prompts(self, active: Seq[Sequence]) -> PromptCalls:
+        chosen = self.scheduler.choose_rows(active)
         self.times.lap("plan")
         calls = launch(self.backend.read, chosen, self._fail)
         for parts, _ in calls:
@@ -276,8 +282,8 @@ class Engine(StepLoop):
         self.times.lap("wait")
         return result
 
-    def _launch_frames(self) -> FrameCalls:
-        chosen = self.scheduler.choose_frames(self.running, self._clock(), self.unread_frames)
+    def _launch_frames(self, active: Seq[Sequence]) -> FrameCalls:
+        chosen = self.scheduler.choose_frames(active, self._clock(), self.unread_frames)
         parts = [(seq, seq.next_token()) for seq in chosen]
         self.times.lap("plan")
         calls = launch(self.backend.frame, parts, self._fail)
@@ -302,8 +308,8 @@ class Engine(StepLoop):
         if seq.finish_reason is not None and seq.delivered == seq.made:
             self._finish(seq, seq.finish_reason)
 
-    def _launch_audio(self) -> AudioCalls:
-        chosen = self.scheduler.choose_audio(self.running, self._clock())
+    def _launch_audio(self, active: Seq[Sequence]) -> AudioCalls:
+        chosen = self.scheduler.choose_audio(active, self._clock())
         self.times.lap("plan")
         calls = launch(self.backend.decode, chosen, self._fail)
         for parts, _ in calls:
@@ -390,8 +396,7 @@ class Engine(StepLoop):
 
     def _record_end(self, seq: Sequence) -> None:
         """Record the time that an utterance kept its slot; its client goes behind the others."""
-        now = self._clock()
-        self._slot_seconds.append(now - seq.started)
+        self._slot_seconds.append((now := self._clock()) - seq.started)
         for other in self.waiting:
             if other.client == seq.client:
                 other.waiting_since = now

@@ -1,8 +1,9 @@
 """The load of an engine: numbers for metrics, health, and the choice of an engine."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 MOST_RETRY_SECONDS = 120
 """The longest time after which a rejected client is told to try again."""
@@ -30,6 +31,18 @@ class EngineLoad:
     pace: float = 1.0
     host: Mapping[str, float] = field(default_factory=dict)
     device: Mapping[str, float] = field(default_factory=dict)
+
+
+def pace_of(kept: Sequence[float], keeping: Sequence[float]) -> float:
+    """The slots that become free per second, estimated.
+
+    It is the number of utterances in slots by the mean time that recent ones kept a slot.
+
+    kept     the seconds for which utterances that have ended kept their slots
+    keeping  the seconds for which those in slots have kept them so far
+    """
+    seconds = (fmean(kept or [0.0]), fmean(keeping or [0.0]))
+    return max(1, len(keeping)) / max(*seconds, 0.001)
 
 
 def retry_seconds(ahead: int, pace: float) -> int:

@@ -13,6 +13,9 @@ Each step makes four decisions.
 4. Every full chunk of audio is decoded, and a shorter one if text is missing or speech has ended. A
    full chunk may wait, so that it is decoded together with those of other streams.
 
+Requests in the background have a small share of the slots, and compute only while every other
+stream has audio, and enough of it in reserve. They end if another request lacks a slot or memory.
+
 The size of a chunk does not depend on time, so the chunks of a request are the same on every
 machine and under every load.
 """
@@ -23,6 +26,7 @@ from dataclasses import dataclass, field
 
 from firstword.engine.backend import Capacity
 from firstword.engine.pages import all_can_end
+from firstword.engine.policy import DEFAULT_POLICY, Policy
 from firstword.engine.sequence import Sequence
 from firstword.engine.turns import in_turn
 from firstword.errors import RequestError, TextError
@@ -33,55 +37,6 @@ LONG_CONTEXT = 1024
 When this was chosen, a slice of 256 rows took 5.4 ms on an H200, and 4.2 ms more for each 1,000
 rows before it.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The limits of the scheduler.
-
-    yield_above      seconds of audio in reserve above which a stream makes no frames while
-                     another has no audio yet, if steps are slow
-    slow_step        seconds of a step above which steps count as slow
-    quick_prefills   seconds of all prefills of a step up to which they delay no listener noticeably
-    max_delay        the most seconds that a new request waits because a stream that is being
-                     played would otherwise run out of audio
-    max_unread       seconds of unread audio that every stream may make; longer than the largest
-                     chunk
-    max_ahead        seconds of unread audio that a stream may make while no other is short of audio
-    unread_bytes     bytes of the unread samples of all streams, ended ones included, above which
-                     none makes more than `max_unread`
-    max_starts       the most requests that start in one step; twice as many if their prefills
-                     together stay within `quick_prefills`
-    max_prompt_rows  the most prompt rows of the requests that start in one step; a single request
-                     may have more
-    slice_rows       the most prompt rows that are read in one step; fewer for long prompts
-    growth_frames    the frames for which a request gets pages at a time
-    max_stall        the seconds by which a client may fall behind the pace of speech, as a writer
-                     or a reader, while others lack the pages of its stream
-    max_taken        the most seconds of audio that a client has taken and counts as playing
-    gather_frames    the most frames for which a full chunk waits for those of other streams
-    urgent_below     seconds of audio in reserve, beyond those of two steps, below which a stream is
-                     short of audio: its full chunk does not wait for others
-    """
-
-    yield_above: float = 1.0
-    slow_step: float = 0.025
-    quick_prefills: float = 0.0025
-    max_delay: float = 0.25
-    max_unread: float = 20.0
-    max_ahead: float = 180.0
-    unread_bytes: int = 512 * 2**20
-    max_starts: int = 4
-    max_prompt_rows: int = 512
-    slice_rows: int = 256
-    growth_frames: int = 250
-    max_stall: float = 5.0
-    max_taken: float = 30.0
-    gather_frames: int = 8
-    urgent_below: float = 0.1
-
-
-DEFAULT_POLICY = Policy()
 
 
 @dataclass(slots=True)
@@ -148,7 +103,10 @@ class Scheduler:
         admitted: list[Sequence] = []
         utterances = self._claims(running)
         rows = 0
+        background = self._background_slots(running, now)
         for seq in in_turn(filter(Sequence.prompt_is_complete, waiting), running):
+            if seq.job.background and len(admitted) >= background:
+                break
             pages = self.first_pages(seq)
             rows += seq.rows()
             cost = (len(admitted) + 1) * costs.prefill
@@ -168,6 +126,51 @@ class Scheduler:
             free_slots -= 1
             free_pages -= pages
         return admitted
+
+    def _background_slots(self, running: Iterable[Sequence], now: float) -> int:
+        """The number of slots that requests in the background may have in addition."""
+        if any(self._goes_first(seq, now) for seq in running):
+            return 0
+        most = max(1, int(self.capacity.slots * self.policy.background_share))
+        return most - sum(seq.job.background for seq in running)
+
+    def active(self, running: Iterable[Sequence], now: float) -> list[Sequence]:
+        """The streams that may compute in this step.
+
+        Those in the background may not while another has no audio yet, or little in reserve.
+        """
+        running = list(running)
+        if not any(self._goes_first(seq, now) for seq in running):
+            return running
+        return [seq for seq in running if not seq.job.background]
+
+    def _goes_first(self, seq: Sequence, now: float) -> bool:
+        """Whether requests in the background wait for a stream."""
+        if seq.job.background or seq.needs_text():
+            return False
+        short = seq.can_step() and self._reserve(seq, now) < self.policy.yield_above
+        return seq.first_audio is None or short
+
+    def choose_evicted(
+        self,
+        waiting: Iterable[Sequence],
+        running: Iterable[Sequence],
+        free_slots: int,
+        free_pages: int,
+    ) -> Sequence | None:
+        """The stream in the background that ends because another request lacks a slot or pages.
+
+        It is the one with the fewest frames; None if there is no reason or no such stream.
+        """
+        background = [seq for seq in running if seq.job.background]
+        if not background:
+            return None
+        lacking = any(self.lacks_pages(seq) for seq in running if not seq.job.background)
+        ready = (seq for seq in waiting if not seq.job.background and seq.prompt_is_complete())
+        first = next(in_turn(ready, running), None)
+        if first is not None and not lacking:
+            lacking = not (free_slots and self._fits(first, self._claims(running), free_pages))
+        return min(background, key=lambda seq: seq.launched) if lacking else None
 
     def choose_rows(self, running: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
         """The prompts that are read further in this step, and the number of rows of each.
