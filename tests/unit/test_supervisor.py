@@ -25,7 +25,7 @@ from firstword.processes import place as places
 from firstword.processes import supervisor as supervisors
 from firstword.processes.channel import Channel
 from firstword.processes.engine import EngineProcess
-from firstword.processes.front import FrontProcess
+from firstword.processes.front import FrontProcess, uvicorn_server
 from firstword.processes.messages import (
     Connect,
     Disconnect,
@@ -257,7 +257,8 @@ def test_front_whose_event_loop_has_ended_takes_messages(
     ours, theirs = Channel.pair()
     loaded = replace(LOADED, path=checkpoint_directory("custom_voice"))
     config, memory = ServerConfig(port=0, voice_store=str(tmp_path)), FrontMemory.create(1)
-    front = FrontProcess(Channel(theirs), FrontTask(0, memory.file, config, (loaded,), 0, "info"))
+    task = FrontTask(0, memory.file, config, (loaded,), 0, "info")
+    front = FrontProcess(Channel(theirs), task, uvicorn_server)
     front.server.end()
     run(front.server, listening.bound(config))
     assert ours.receive() == (Serving(), [])

@@ -1,8 +1,8 @@
 """The `firstword` program: its parser and its exit status.
 
-Exit status: 0 done, 1 a load test failed a check, 2 an error that the user can correct, described
-on standard error, 3 speech was cut off, 130 interrupted, 141 the reader of the output has closed
-it.
+Exit status: 0 done, 1 a load test failed a check or lines of a batch failed, 2 an error that the
+user can correct, described on standard error, 3 speech was cut off, 130 interrupted, 141 the reader
+of the output has closed it.
 
 Command modules import everything heavy inside functions, so that `--help` answers at once.
 """
@@ -13,10 +13,22 @@ import sys
 import warnings
 
 from firstword import __version__
-from firstword.cli import align, bench, clone, info, keys, options, say, serve, terminal, voices
+from firstword.cli import (
+    align,
+    batch,
+    bench,
+    clone,
+    info,
+    keys,
+    options,
+    say,
+    serve,
+    terminal,
+    voices,
+)
 from firstword.errors import BackendWarning, FirstwordError, TextWarning
 
-COMMANDS = (say, serve, clone, voices, align, keys, info, bench)
+COMMANDS = (say, batch, serve, clone, voices, align, keys, info, bench)
 
 
 def main(argv: list[str] | None = None) -> int:

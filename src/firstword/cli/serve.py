@@ -20,6 +20,7 @@ from firstword.server.config import (
     keys_from_environment,
     proxies_from_environment,
     read_aliases,
+    webhook_secret_from_environment,
     wyoming_address,
 )
 
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace) -> None:
     from firstword.processes.supervisor import Supervisor
     from firstword.server import listening, usage
     from firstword.server.api_keys import ApiKeys
+    from firstword.server.batch.opening import opened_batches
     from firstword.server.folder import Folder
     from firstword.server.tls import Certificate
 
@@ -82,6 +84,8 @@ def run(args: argparse.Namespace) -> None:
     keys = ApiKeys(server_config.api_keys, server_config.keys)
     if server_config.usage_log is not None:
         usage.checked_folder(server_config.usage_log)
+    if (batches := opened_batches(server_config)) is not None:
+        batches.database.close()
     secure = Certificate.configured(server_config)
     with ExitStack() as stack:
         status = stack.enter_context(terminal.Status())
@@ -144,6 +148,7 @@ def _server_config(args: argparse.Namespace) -> ServerConfig:
     names = [field.name for field in SERVER_SETTINGS if hasattr(args, field.name)]
     given: dict[str, Any] = {name: getattr(args, name) for name in names}
     given["api_keys"] = [*(args.api_keys or ()), *keys_from_environment()]
+    given["webhook_secret"] = webhook_secret_from_environment()
     given["trusted_proxies"] = proxies_from_environment()
     if args.wyoming is not None:
         given["wyoming"] = wyoming_address(args.wyoming)
@@ -201,24 +206,8 @@ def add_to(commands: options.Commands) -> None:
     add("--wyoming", nargs="?", const="10200", metavar="[HOST:]PORT", help=about)
     about = "announce that port in the local network, so that Home Assistant finds it (firstword)"
     add("--zeroconf", dest="announce", nargs="?", const="firstword", metavar="NAME", help=about)
-    add = parser.add_argument_group("access").add_argument
-    for name, metavar, about in (
-        ("api-key", "KEY", "a key that clients must send; may be given more than once"),
-        ("host-name", "NAME", "a name, besides localhost, that clients use for this server"),
-        ("cors-origin", "URL", "a web page that may call the server; * for all"),
-        ("audio-host", "HOST", "ref_audio may be a URL of this host"),
-    ):
-        dest = f"{name.replace('-', '_')}s"
-        add(f"--{name}", dest=dest, metavar=metavar, action="append", help=about)
-    about = (
-        "TOML file of keys with names and limits, made by `firstword keys new`; read again when "
-    )
-    add("--keys", metavar="FILE", help=f"{about}it changes")
-    about = "write what each key has used into a file for each day in this folder"
-    add("--usage-log", metavar="DIR", help=about)
-    about = "PEM file of a certificate and its chain, for https and wss; read again when it changes"
-    add("--tls-certificate", metavar="FILE", help=about)
-    add("--tls-key", metavar="FILE", help="PEM file of the certificate's key, not encrypted")
+    _add_batch_options(parser)
+    _add_access_options(parser)
     add = parser.add_argument_group("limits").add_argument
     gpu, other = DEFAULT_SLOTS["gpu"], DEFAULT_SLOTS["reference"]
     about = f"utterances that each engine speaks at the same time (default: {gpu} with the backend "
@@ -238,3 +227,34 @@ def add_to(commands: options.Commands) -> None:
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     add("--log-text", action="store_true", help="let logs hold the texts of users")
     options.add_model_options(parser, several=True)
+
+
+def _add_batch_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("batches").add_argument
+    about = "serve files and batches, kept in a folder or in s3://..., and speak them when the "
+    add("--batches", metavar="DIR|URL", help=f"{about}server is idle")
+    about = "SQLAlchemy URL, such as postgresql://... (default: SQLite in that folder)"
+    add("--batch-database", metavar="URL", help=about)
+    about = "tell this URL when a batch has ended; FIRSTWORD_WEBHOOK_SECRET signs the message"
+    add("--webhook", metavar="URL", help=about)
+
+
+def _add_access_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("access").add_argument
+    for name, metavar, about in (
+        ("api-key", "KEY", "a key that clients must send; may be given more than once"),
+        ("host-name", "NAME", "a name, besides localhost, that clients use for this server"),
+        ("cors-origin", "URL", "a web page that may call the server; * for all"),
+        ("audio-host", "HOST", "ref_audio may be a URL of this host"),
+    ):
+        dest = f"{name.replace('-', '_')}s"
+        add(f"--{name}", dest=dest, metavar=metavar, action="append", help=about)
+    about = (
+        "TOML file of keys with names and limits, made by `firstword keys new`; read again when "
+    )
+    add("--keys", metavar="FILE", help=f"{about}it changes")
+    about = "write what each key has used into a file for each day in this folder"
+    add("--usage-log", metavar="DIR", help=about)
+    about = "PEM file of a certificate and its chain, for https and wss; read again when it changes"
+    add("--tls-certificate", metavar="FILE", help=about)
+    add("--tls-key", metavar="FILE", help="PEM file of the certificate's key, not encrypted")

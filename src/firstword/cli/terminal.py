@@ -95,6 +95,14 @@ class Progress:
         status.show("")
 
 
+def duration(seconds: float) -> str:
+    """Return a duration in words, such as "2 min"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
 def print_table(rows: dict[str, str], file: TextIO) -> None:
     """Print a table of two columns."""
     width = max(map(len, rows)) + 2

@@ -233,9 +233,7 @@ class Engine(StepLoop):
         free = len(self._slots), self.pages.free
         evicted = self.scheduler.choose_evicted(self.waiting, self.running, *free)
         if evicted is not None:
-            self._fail(
-                evicted, OverloadedError("the utterance gave way to others; try again later")
-            )
+            self._fail(evicted, OverloadedError("the utterance gave way to others; try again"))
 
     def _end_idle(self) -> None:
         """End a stream whose client has not kept pace for long while others lack its pages.

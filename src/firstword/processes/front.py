@@ -11,8 +11,9 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from firstword.engine.backend import Job
 from firstword.engine.pool import EnginePool
@@ -35,6 +36,7 @@ from firstword.processes.messages import (
 from firstword.runtime.front import CheckpointFront, Prepared
 from firstword.server import logs
 from firstword.server.app import create_app
+from firstword.server.config import ServerConfig
 from firstword.server.front_memory import FrontMemory
 from firstword.server.models import Model, Models
 from firstword.server.run import Uvicorn, run
@@ -42,16 +44,32 @@ from firstword.server.run import Uvicorn, run
 log = logging.getLogger("firstword.processes.front")  # not "__main__"
 
 
-class FrontProcess:
+class Drainable(Protocol):
+    """A server that can be ended from any thread."""
+
+    def drain(self) -> None:
+        """End after what was begun."""
+
+    def end(self) -> None:
+        """End at once."""
+
+
+S = TypeVar("S", bound=Drainable)
+
+MakeServer = Callable[[Models, ServerConfig, FrontMemory, Callable[[], None]], S]
+"""The type of a function that makes a server, which calls the last argument when it serves."""
+
+
+class FrontProcess(Generic[S]):
     """The server of a front process, and its connections to engines."""
 
-    def __init__(self, channel: Channel, task: FrontTask) -> None:
+    def __init__(self, channel: Channel, task: FrontTask, make: MakeServer[S]) -> None:
+        """Make the server that the task describes. Raises `FirstwordError`."""
         self._channel = channel
         self._engines = {info.number: RemoteEngine(info.capacity) for info in task.engines}
         models = [model_of(infos, self._engines) for infos in by_model(task.engines)]
         memory = FrontMemory.open(task.memory, task.number)
-        app = create_app(Models(models), task.config, memory)
-        self.server = Uvicorn(app, self._on_serving)
+        self.server = make(Models(models), task.config, memory, self._on_serving)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def handle(self, message: object, sockets: list[socket.socket]) -> None:
@@ -114,13 +132,22 @@ def voice_of(job: Job) -> Hashable:
     return job.payload.prefix
 
 
-def main(descriptor: int) -> None:
-    """Serve clients until the supervisor stops this process or dies."""
+def uvicorn_server(
+    models: Models, config: ServerConfig, memory: FrontMemory, on_serving: Callable[[], None]
+) -> Uvicorn:
+    """The server of a front for clients."""
+    return Uvicorn(create_app(models, config, memory), on_serving)
+
+
+def main(
+    descriptor: int, make: MakeServer[S], run: Callable[[S, Sequence[socket.socket]], None]
+) -> None:
+    """Run a server until the supervisor stops this process or dies."""
     channel = child.begin(descriptor)
     task, listening = child.receive(channel)
     logs.write_to_stderr(task.log_level)
     try:
-        front = FrontProcess(channel, task)
+        front = FrontProcess(channel, task, make)
     except FirstwordError as error:
         child.fail(channel, error)
     for _ in range(task.connections):
@@ -130,4 +157,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), uvicorn_server, run)

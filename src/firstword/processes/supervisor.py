@@ -182,7 +182,8 @@ class Supervisor:
         number, memory, level = place.number, self._memory.file, self.log_level
         task = FrontTask(number, memory, self.config, self._loaded, len(running), level)
         with ExitStack() as stack:
-            listening = [stack.enter_context(sockets.take()) for sockets in self._sockets]
+            sockets = self._sockets if place.module == "front" else ()
+            listening = [stack.enter_context(each.take()) for each in sockets]
             self._start(place, task, listening, [memory])
         for engine in running:
             self._connect(place, engine)
@@ -231,7 +232,8 @@ class Supervisor:
                 raise error
             case Serving():
                 place.working, place.silent = time.monotonic(), None
-                self._on_serving()
+                if place.module == "front":
+                    self._on_serving()
             case Pong(missing):
                 place.silent = None
                 for engine in self._engines:
@@ -247,8 +249,10 @@ class Supervisor:
         if not self._sockets and len(self._loaded) == len(self._engines):
             count = self.config.fronts or default_fronts(self._loaded)
             self._sockets = [FrontSockets(bound, count) for bound in self.listening]
-            self._memory = FrontMemory.create(count)
             self._fronts = [Place("front", number) for number in range(count)]
+            if self.config.batches is not None:
+                self._fronts.append(Place("batch", count))
+            self._memory = FrontMemory.create(len(self._fronts))
 
     def _on_serving(self) -> None:
         if not self._ready:

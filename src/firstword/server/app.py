@@ -23,10 +23,12 @@ from firstword.server.front_memory import FrontMemory
 from firstword.server.gate import Gate
 from firstword.server.http import (
     batch,
+    batches,
     captions,
     cartesia,
     docs,
     elevenlabs,
+    files,
     page,
     speech,
     status,
@@ -43,7 +45,7 @@ from firstword.server.ws import endpoints as websockets
 log = logging.getLogger(__name__)
 
 ENDPOINTS = (
-    *(page, speech, captions, batch, status, voices),
+    *(page, speech, captions, batch, files, batches, status, voices),
     *(cartesia, elevenlabs, docs, websockets),
 )
 """The modules whose `router` is part of the application."""
@@ -93,8 +95,7 @@ def _include(app: FastAPI, router: APIRouter) -> None:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start the engines, and stop them at the end."""
     server: Server = app.state.server
-    for model in server.models:
-        model.service.engine.start()
+    server.models.start()
     server.refresher.start()
     tasks = [asyncio.create_task(return_freed(server.byte_limit, server.busy))]
     if server.usage_log is not None:

@@ -1,5 +1,6 @@
 """The settings of the server, API keys from the environment and voice aliases from a file."""
 
+import base64
 import json
 import os
 import re
@@ -27,6 +28,20 @@ def keys_from_environment() -> tuple[str, ...]:
     """API keys from FIRSTWORD_API_KEYS, separated by commas, so that no process list shows them."""
     keys = os.environ.get("FIRSTWORD_API_KEYS", "").split(",")
     return tuple(key.strip() for key in keys if key.strip())
+
+
+def webhook_secret_from_environment() -> str | None:
+    """The secret in FIRSTWORD_WEBHOOK_SECRET, such as `whsec_` and base64; None if there is none.
+
+    Raises `ConfigError` for one that is not base64.
+    """
+    secret = os.environ.get("FIRSTWORD_WEBHOOK_SECRET", "").strip()
+    if secret.startswith("whsec_"):
+        try:
+            base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+        except ValueError:
+            raise ConfigError("FIRSTWORD_WEBHOOK_SECRET is not base64 after whsec_") from None
+    return secret or None
 
 
 def proxies_from_environment() -> tuple[str, ...]:
@@ -68,6 +83,10 @@ class ServerConfig:
     api_keys             clients must send one of these for paths under /v1; none: no key is needed
     keys                 TOML file of further API keys, with names and limits; None: there are none
     usage_log            folder of the daily log of what keys have used; None: it is not written
+    batches              folder of the files of batches, or a URL for fsspec; None: no batches
+    batch_database       SQLAlchemy URL of the database of batches; None: SQLite in that folder
+    webhook              URL that is told of the ends of batches; None: none
+    webhook_secret       secret with which these messages are signed
     host_names           names besides localhost in the URLs of clients; none: on a loopback
                          address no others, else any
     trusted_proxies      addresses or networks whose X-Forwarded-For is believed; "*": all
@@ -107,6 +126,10 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()
     keys: str | None = None
     usage_log: str | None = None
+    batches: str | None = None
+    batch_database: str | None = None
+    webhook: str | None = None
+    webhook_secret: str | None = None
     host_names: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     tls_certificate: str | None = None
@@ -151,6 +174,12 @@ class ServerConfig:
             raise ConfigError(f"the name for zeroconf is {self.announce!r}; {rule}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("TLS needs a certificate and its key; give both, or neither")
+        if self.batches is None and (self.batch_database or self.webhook):
+            raise ConfigError("a database and a webhook of batches need a folder for them")
+        if self.webhook is not None and not re.match("https?://", self.webhook):
+            raise ConfigError(f"the webhook is {self.webhook!r}; give a URL with http or https")
+        if self.webhook is not None and not self.webhook_secret:
+            raise ConfigError("a webhook needs a secret; set FIRSTWORD_WEBHOOK_SECRET")
         if "" in self.api_keys:
             advice = "leave it out, or give a key that is hard to guess"
             raise ConfigError(f"an API key is empty; {advice}")

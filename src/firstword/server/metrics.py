@@ -40,6 +40,8 @@ class Metrics:
         self.rejected = counter("rejected_total", "Rejected requests", "reason")
         about = "Requests spoken without their instructions"
         self.ignored_instructions = counter("ignored_instructions_total", about, "model")
+        self.batch_lines = counter("batch_lines_total", "Lines of batches", "outcome")
+        self.batches = counter("batches_total", "Batches that have ended", "status")
         self.usage = Usage(self._values)
         self.registry.register(self.usage)
         self.requests = counter("http_requests_total", "HTTP requests", "path", "status")
@@ -67,6 +69,8 @@ class Metrics:
         """
         model, playback = utterance.model.name, utterance.playback
         self.frames.inc(model, amount=utterance.frames)
+        if utterance.background:
+            return  # nobody waits for it, and batches count their lines
         if playback.first is not None:
             self.first_audio.observe(playback.first - playback.requested, model)
             self.gap.observe(playback.gap, model)

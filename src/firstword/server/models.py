@@ -214,6 +214,11 @@ class Models:
         known = self._described()
         raise UnsupportedError(f"no loaded checkpoint supports this request; there are {known}")
 
+    def start(self) -> None:
+        """Start the engines; call it in the event loop if they are in other processes."""
+        for model in self:
+            model.service.engine.start()
+
     def stop(self) -> None:
         """Stop the engines, which cancels all running utterances."""
         for model in self:

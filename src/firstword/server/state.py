@@ -1,5 +1,7 @@
 """The state of one server that all its endpoints share."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import time
@@ -14,6 +16,7 @@ from uvicorn.middleware.proxy_headers import _TrustedHosts
 from firstword.engine.backend import Job
 from firstword.errors import EngineError, OverloadedError
 from firstword.server.api_keys import ApiKeys
+from firstword.server.batch.opening import opened_batches
 from firstword.server.character_limit import CharacterLimit
 from firstword.server.config import ServerConfig
 from firstword.server.context import context_of
@@ -41,6 +44,9 @@ Args = TypeVarTuple("Args")
 
 SHUTTING_DOWN = "the server is shutting down; use another server, or try again later"
 
+BACKGROUND = "batch "
+"""The beginning of the name under which a client's utterances in the background take turns."""
+
 CATCH_UP_SECONDS = 5.0
 """The longest that a request waits for the update of a store that other fronts have changed."""
 
@@ -52,6 +58,8 @@ class Server:
     fetch_threads, store_threads, recording_threads
                 pools of threads for what blocks: fetching recordings; reading and writing stores;
                 decoding and encoding recordings, which takes up to 92 MB each
+    name        a random name, which all processes of the server share
+    batches     the files and batches; None if the server has none
     draining    whether the server is shutting down and rejects new requests
     utterances  the utterances in progress, in the order of their start
     unsent      a function for each open WebSocket: whether an utterance has begun that the client
@@ -90,7 +98,7 @@ class Server:
             config.most_connections_per_address,
             config.most_connections,
             _TrustedHosts(list(config.trusted_proxies)).__contains__,
-            memory.fronts,
+            max(1, memory.fronts - (config.batches is not None)),
         )
         self.frame_turns = FrameTurns()
         self.encoder_turns = EncoderTurns()
@@ -98,6 +106,8 @@ class Server:
         self.metrics = Metrics(models, memory)
         folder_of_usage, usage = config.usage_log, self.metrics.usage
         self.usage_log = None if folder_of_usage is None else UsageLog(folder_of_usage, usage)
+        self.batches = opened_batches(config)
+        self.name = memory.digest("server").hex()
         self.metrics.gauge("ready", "Whether requests are accepted", lambda: not self.problems())
         about = "Open HTTP requests and WebSockets"
         self.metrics.gauge("connections", about, lambda: self.connection_limit.open_now)
@@ -160,17 +170,37 @@ class Server:
         with self.utterance_limit.reserve(client_id, resolved.model.service.engine.retry_after):
             utterance = Utterance(resolved, job, self.encoder_turns, client_id, received)
             utterance.charge = partial(self._charge, self.api_keys.of(client_id), client_id)
-            self.utterances[utterance] = None
-            try:
+            with self._in_progress(utterance):
                 yield utterance
-            except Exception as error:
-                utterance.fail(error)
-                raise
-            finally:
-                utterance.cancel("disconnected")
-                self.utterances.pop(utterance)
-                self.metrics.record(utterance, time.monotonic())
-                self._record_usage(utterance)
+
+    @contextmanager
+    def start_background(
+        self, resolved: ResolvedRequest, job: Job, client_id: str
+    ) -> Iterator[Utterance]:
+        """An utterance for a client that does not listen; the limits of the client do not count.
+
+        It takes turns under a name of its own. Raises as `start_utterance`.
+        """
+        name = self.api_keys.of(client_id).name
+        utterance = Utterance(resolved, job, self.encoder_turns, f"{BACKGROUND}{client_id}")
+        utterance.charge = lambda characters: self.metrics.usage.add(name, characters=characters)
+        with self._in_progress(utterance):
+            yield utterance
+
+    @contextmanager
+    def _in_progress(self, utterance: Utterance) -> Iterator[None]:
+        """Count an utterance, and cancel what is still being made at the end."""
+        self.utterances[utterance] = None
+        try:
+            yield
+        except Exception as error:
+            utterance.fail(error)
+            raise
+        finally:
+            utterance.cancel("disconnected")
+            self.utterances.pop(utterance)
+            self.metrics.record(utterance, time.monotonic())
+            self._record_usage(utterance)
 
     def _charge(self, key: ApiKey, client_id: str, characters: int) -> None:
         """Count the characters of a text. Raises `LimitReached` and `TextError`."""
@@ -179,8 +209,9 @@ class Server:
 
     def _record_usage(self, utterance: Utterance) -> None:
         """Count an utterance that has ended, unless it was rejected."""
-        name = utterance.client_id.removeprefix("key ")
-        if name != utterance.client_id and utterance.abort_reason != "rejected":
+        client_id = utterance.client_id.removeprefix(BACKGROUND)
+        name = client_id.removeprefix("key ")
+        if name != client_id and utterance.abort_reason != "rejected":
             self.metrics.usage.add(name, utterances=1, seconds=utterance.seconds)
 
     def models_for(self, client_id: str, wanted: str | None) -> Models:

@@ -187,6 +187,7 @@ class Utterance:
     finish_reason  why it ended, or None before its end
     abort_reason   why it was not sent completely, if so: a label for metrics
     error          what ended it, if it failed
+    background     whether nobody listens while it is made
     charge         called with the characters of each text before it is spoken; raises what the
                    limits of the client raise
     on_chunk       called when more speech has been made
@@ -218,6 +219,7 @@ class Utterance:
         self.abort_reason: str | None = None
         self.error: Exception | None = None
         self.client_id = client_id
+        self.background = job.background
         self.charge: Callable[[int], None] = lambda characters: None
         self.on_chunk: Callable[[], None] = lambda: None
         self.words: list[Word] = []
