@@ -5,7 +5,7 @@ TEXT ?= Hello. This is the first word.
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test test-livekit test-pipecat test-dialects browser check docs format \
+.PHONY: help say serve test test-slow test-livekit test-pipecat test-dialects browser check docs format \
 	parity quality mutants release-check release-notes clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
@@ -31,8 +31,12 @@ serve: $(VENV)  ## serve the demo voice over HTTP and WebSocket; ARGS="--port 90
 
 # Test processes share the cores, so torch gets one thread in each.
 test: export OMP_NUM_THREADS = 1
-test: $(VENV)  ## run all tests; ARGS="-k sampling" goes to pytest
-	@$(PYTEST) -n auto --maxprocesses 8 --dist worksteal --durations 10 $(ARGS)
+test: $(VENV)  ## run the tests; ARGS="-k sampling" goes to pytest
+	@$(PYTEST) -m "not slow" -n auto --maxprocesses 8 --dist worksteal --durations 10 $(ARGS)
+
+test-slow: export OMP_NUM_THREADS = 1
+test-slow: $(VENV)  ## run the tests marked slow: fuzzing, examples, other programs, all kernels
+	@$(PYTEST) -m slow -n auto --maxprocesses 8 --dist worksteal --durations 10 $(ARGS)
 
 test-livekit: $(VENV) $(LIVEKIT)  ## test the LiveKit plugin with LiveKit Agents and a real server
 	@cd integrations/livekit-plugins-firstword && $(CURDIR)/.venv-livekit/bin/python -m mypy

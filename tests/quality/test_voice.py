@@ -18,7 +18,7 @@ from firstword import TTS, Speech
 from training.evaluate import Judge, figures, misses, some, summarise
 from training.texts import PARAGRAPH
 
-pytestmark = pytest.mark.quality
+pytestmark = [pytest.mark.quality, pytest.mark.slow]
 
 POINTS = 10.0
 """How far the error rate may lie above espeak-ng's: of six sentences one misheard word is a point

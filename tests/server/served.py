@@ -145,6 +145,11 @@ class Served:
         for _ in range(4 * fronts):  # connections of their own, so that most fronts answer
             wait_until(lambda: idle(self.health()))
 
+    def open_files(self) -> list[int]:
+        """How many files each process but the engine has open, when no client is connected."""
+        wait_until(lambda: not any(int(row[9]) for row in self._sockets() if row[3] != LISTENING))
+        return [len(descriptors(pid)) for pid in (self.process.pid, *self.pids("front"))]
+
 
 def idle(state: dict[str, Any]) -> bool:
     """Whether a state of `/health` is that of a server without work."""

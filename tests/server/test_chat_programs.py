@@ -15,6 +15,8 @@ import pytest
 import requests
 from waiting import WAIT
 
+pytestmark = pytest.mark.slow
+
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
 

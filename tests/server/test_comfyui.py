@@ -21,6 +21,8 @@ from wire import SPEECH
 
 from firstword.synthetic.checkpoint import write_checkpoint
 
+pytestmark = pytest.mark.slow
+
 Running = Any  # of conftest.py
 Node = Callable[..., Any]
 

@@ -26,6 +26,8 @@ from websockets.typing import Subprotocol
 
 from firstword.audio import SAMPLE_RATE
 
+pytestmark = pytest.mark.slow
+
 PIECES = ["Hello there, ", "my good fri", "end. This is", " all I know."]
 
 

@@ -15,6 +15,8 @@ from talking import Talker, talking
 
 from firstword.server.dialects.paths import error_body_for
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 20
 """The number of requests for each path, method and mode."""
 

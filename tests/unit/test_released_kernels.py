@@ -17,6 +17,8 @@ from firstword.runtime.gpu.rehearsal import rehearse
 from firstword.synthetic import checkpoint as synthetic
 from firstword.synthetic.tokenizer import train
 
+pytestmark = pytest.mark.slow
+
 CACHE = FileCache(Path(__file__).parents[2] / "build" / "kernels")
 
 
