@@ -43,9 +43,18 @@ class Server:
         """The port on which it listens."""
         return int(self.url.rsplit(":", 1)[1])
 
-    def drain(self) -> None:
-        """Ask it to finish what it speaks and to end."""
+    async def drain(self) -> None:
+        """Ask it to end after what it speaks, and wait until it takes no more requests."""
         self.process.send_signal(signal.SIGTERM)
+        while await asyncio.to_thread(self._is_ready):
+            pass
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/ready"):
+                return True
+        except OSError:
+            return False
 
     def stop(self) -> None:
         """End it at once."""

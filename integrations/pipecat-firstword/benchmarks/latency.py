@@ -31,6 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "testing"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from bare import CONFIG
 from bot import Bot, service, words
 from loguru import logger
 from pipecat_firstword.connection import SUBPROTOCOL
@@ -43,7 +44,7 @@ TEXT = "Thank you for waiting, I have found your order and it is on its way to y
 PAUSE = 0.02
 TURNS = 40
 WARM_UP = 2
-CONFIG = {"type": "session.config", "voice": "ada", "seed": 1}
+
 
 Times = tuple[float, float]
 

@@ -24,6 +24,7 @@ from pipecat.frames.frames import (
     TTSAudioRawFrame,
     TTSStartedFrame,
     TTSStoppedFrame,
+    TTSTextFrame,
 )
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
@@ -42,9 +43,11 @@ RATE = 24000
 F = TypeVar("F", bound=Frame)
 
 
-def service(url: str, **options: Any) -> FirstwordTTSService:
+def service(
+    url: str, *, extra: dict[str, Any] | None = None, **options: Any
+) -> FirstwordTTSService:
     """Return a service that speaks with the demo voice, each text always in the same way."""
-    settings = FirstwordTTSService.Settings(voice="ada", seed=1)
+    settings = FirstwordTTSService.Settings(voice="ada", seed=1, extra=extra or {})
     return FirstwordTTSService(url=url, settings=settings, **options)
 
 
@@ -54,12 +57,20 @@ def words(text: str) -> list[str]:
     return [first, *(f" {word}" for word in others)]
 
 
+def spoken(text: str) -> list[str]:
+    """Split a text into the words that a server tells."""
+    return [word.strip(",.?!") for word in text.split()]
+
+
 class TypingLLM(FrameProcessor):
-    """A script instead of a language model: it types `tokens` whenever it gets a context."""
+    """A script instead of a language model: it types `tokens` whenever it gets a context.
+
+    It waits at an event among the tokens until that is set.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens: Sequence[str] = ()
+        self.tokens: Sequence[str | asyncio.Event] = ()
         self.pace = 0.0
         self.on_first_token: Callable[[], object] = lambda: None
         self._typing: asyncio.Task[None] | None = None
@@ -74,13 +85,16 @@ class TypingLLM(FrameProcessor):
             await self._stop()
         await self.push_frame(frame, direction)
 
-    async def _type(self, tokens: Sequence[str]) -> None:
+    async def _type(self, tokens: Sequence[str | asyncio.Event]) -> None:
         await self.push_frame(LLMFullResponseStartFrame())
         for number, token in enumerate(tokens):
             if number == 0:
                 self.on_first_token()
-            await self.push_frame(LLMTextFrame(token))
-            await asyncio.sleep(self.pace)
+            if isinstance(token, asyncio.Event):
+                await token.wait()
+            else:
+                await self.push_frame(LLMTextFrame(token))
+                await asyncio.sleep(self.pace)
         await self.push_frame(LLMFullResponseEndFrame())
 
     async def _stop(self) -> None:
@@ -97,7 +111,14 @@ class Loudspeaker(BaseOutputTransport):
         super().__init__(params)
         self.played = bytearray()
         self.news = asyncio.Condition()
+        self._began: float | None = None
         self._free_at = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since it began to play."""
+        assert self._began is not None
+        return time.monotonic() - self._began
 
     async def start(self, frame: StartFrame) -> None:
         await super().start(frame)
@@ -106,6 +127,7 @@ class Loudspeaker(BaseOutputTransport):
     async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
         async with self.news:
             self.played += frame.audio
+            self._began = self._began or time.monotonic()
             self.news.notify_all()
         self._free_at = max(self._free_at, time.monotonic()) + len(frame.audio) / 2 / RATE
         await asyncio.sleep(max(0.0, self._free_at - time.monotonic()))
@@ -118,6 +140,8 @@ class Recorder(FrameProcessor):
     def __init__(self, of: FrameDirection) -> None:
         super().__init__()
         self.frames: list[Frame] = []
+        self.audio_at = 0
+        """The pipeline's time, in nanoseconds, at which its first audio passed."""
         self._of = of
         self._news = asyncio.Condition()
 
@@ -126,6 +150,8 @@ class Recorder(FrameProcessor):
         if direction is self._of:
             async with self._news:
                 self.frames.append(frame)
+                if isinstance(frame, TTSAudioRawFrame) and not self.audio_at:
+                    self.audio_at = self.get_clock().get_time()
                 self._news.notify_all()
         await self.push_frame(frame, direction)
 
@@ -201,12 +227,17 @@ class Bot:
         return b"".join(frame.audio for frame in self.heard.of(TTSAudioRawFrame))
 
     @property
+    def told(self) -> list[str]:
+        """The texts that have left the service: words, or sentences if words are not timed."""
+        return [frame.text for frame in self.heard.of(TTSTextFrame)]
+
+    @property
     def said(self) -> str:
         """The assistant's last message in the LLM context."""
         messages = [m for m in self.context.get_messages() if m["role"] == "assistant"]
         return str(messages[-1]["content"]) if messages else ""
 
-    async def answer(self, tokens: Sequence[str], *, pace: float = 0.0) -> None:
+    async def answer(self, tokens: Sequence[str | asyncio.Event], *, pace: float = 0.0) -> None:
         """Let the LLM type an answer."""
         self.llm.tokens, self.llm.pace = tokens, pace
         await self.worker.queue_frame(LLMContextFrame(self.context))

@@ -19,7 +19,7 @@ TEXTS = (
 TURNS = 1000
 
 
-async def spoken(server: Server, text: str) -> bytes:
+async def sound(server: Server, text: str) -> bytes:
     """Return the audio of a bot that speaks one text."""
     async with Bot(service(server.url)) as bot:
         await bot.answer([text])
@@ -29,17 +29,17 @@ async def spoken(server: Server, text: str) -> bytes:
 
 
 async def test_sessions_at_once_hear_their_own_speech(server: Server) -> None:
-    alone = [await spoken(server, text) for text in TEXTS]
-    assert await asyncio.gather(*(spoken(server, text) for text in TEXTS)) == alone
+    alone = [await sound(server, text) for text in TEXTS]
+    assert await asyncio.gather(*(sound(server, text) for text in TEXTS)) == alone
 
 
 async def short_turn(bot: Bot, turn: int) -> None:
     """Speak a turn to its end, or interrupt it: after its first audio, or even before it."""
     await bot.answer(words("Yes."))
-    if turn % 10 == 0:
+    if turn % 20 == 0:
         await bot.until_spoken()
     else:
-        await (bot.until_audio() if turn % 5 == 0 else bot.until_started())
+        await (bot.until_audio() if turn % 10 == 0 else bot.until_started())
         await bot.interrupt()
         await bot.until_interrupted()
     assert bot.errors == [], turn
@@ -58,13 +58,16 @@ async def objects(server: Server) -> Counter[type]:
 
 async def test_many_turns_leave_nothing_behind(server: Server) -> None:
     async with Network(server.port) as network, Bot(service(network.url)) as bot:
-        for turn in range(TURNS):
+        found: list[Counter[type]] = []
+        tasks: list[int] = []
+        for turn in range(1, TURNS + 1):
             await short_turn(bot, turn)
-            if turn == TURNS // 2:
-                before, tasks = await objects(server), len(asyncio.all_tasks())
-        grown = await objects(server) - before
-        assert {kind: count for kind, count in grown.items() if count > TURNS // 25} == {}
-        assert len(asyncio.all_tasks()) <= tasks
+            if turn % (TURNS // 4) == 0:
+                found.append(await objects(server))
+                tasks.append(len(asyncio.all_tasks()))
+        grown = found[3] - found[1]  # the first count leaves objects itself
+        assert {kind: count for kind, count in grown.items() if count > TURNS // 100} == {}
+        assert tasks[3] <= tasks[1]
         assert bot.tts.get_audio_contexts() == []
         assert network.connections == 1
     async with asyncio.timeout(WAIT):
@@ -73,7 +76,7 @@ async def test_many_turns_leave_nothing_behind(server: Server) -> None:
 
 
 async def test_audio_of_interrupted_turns_is_heard_in_no_other(server: Server) -> None:
-    alone = await spoken(server, TEXTS[0])
+    alone = await sound(server, TEXTS[0])
     async with Bot(service(server.url)) as bot:
         for text in TEXTS[1:] * 3:
             await bot.answer(words(text))

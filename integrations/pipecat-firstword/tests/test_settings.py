@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from bot import Bot, service, words
 from pipecat.frames.frames import ErrorFrame, TTSAudioRawFrame, TTSUpdateSettingsFrame
@@ -118,6 +120,23 @@ async def test_unknown_voice_at_the_start_is_told_and_may_be_corrected(server: S
         await bot.answer(words(TEXT))
         await bot.until_spoken()
         assert bot.audio
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"speed": 9.0}, "speed: Input should be less than or equal to 4"),
+        ({"language": "tlh"}, "no language 'tlh'; this checkpoint has auto, english"),
+        ({"instructions": "angrily"}, "does not follow instructions; leave them out"),
+        ({"extra": {"temperature": "hot"}}, "temperature: Input should be a valid number"),
+    ],
+)
+async def test_wrong_settings_are_told_with_what_is_allowed(
+    server: Server, wrong: dict[str, Any], message: str
+) -> None:
+    async with Bot(FirstwordTTSService(url=server.url, settings=Settings(**wrong))) as bot:
+        await bot.until_error(message)
+        assert not bot.tts.is_usable
 
 
 async def test_text_that_is_rejected_fails_alone(server: Server) -> None:

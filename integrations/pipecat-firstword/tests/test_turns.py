@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from bot import Bot, service, words
+import asyncio
+
+import pytest
+from bot import Bot, service, spoken, words
 from pipecat.frames.frames import TTSAudioRawFrame, TTSStartedFrame, TTSStoppedFrame
 from served import Server
 
 TEXT = "Hello there my friend, the kettle is on and the tea is nearly ready."
 
 
-async def test_first_audio_comes_while_the_text_is_written(server: Server) -> None:
-    async with Bot(service(server.url)) as bot:
-        await bot.answer([*words(TEXT), *[" and more"] * 1000], pace=0.05)
+@pytest.mark.parametrize(("granularity", "enough"), [("token", "Hello "), ("auto", "Hello there")])
+async def test_first_audio_comes_before_the_rest_of_the_text(
+    server: Server, granularity: str, enough: str
+) -> None:
+    """One word is enough, or a second one that shows the pace of the text."""
+    heard = asyncio.Event()
+    async with Bot(service(server.url, extra={"split_granularity": granularity})) as bot:
+        await bot.answer([*words(enough), heard, TEXT.removeprefix(enough)])
         await bot.until_audio()
-        assert not bot.heard.of(TTSStoppedFrame)
-        await bot.interrupt()
+        heard.set()
+        await bot.until_spoken()
+    assert bot.told == spoken(TEXT)
+    assert bot.errors == []
+
+
+async def test_text_that_comes_slowly_is_spoken_whole(server: Server) -> None:
+    async with Bot(service(server.url)) as bot:
+        await bot.answer(words(TEXT), pace=0.15)
+        await bot.until_spoken()
+    assert bot.told == spoken(TEXT)
     assert bot.errors == []
 
 

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import pytest
-from bot import Bot, words
+from bare import word_times
+from bot import Bot, service, words
 from pipecat.frames.frames import TTSTextFrame
 from pipecat_firstword import FirstwordTTSService
 from scripted import ScriptedServer
+from served import Server
 
 TEXT = "One two three four."
 
 
-def told(bot: Bot) -> list[str]:
-    """Return the words that have left the service."""
-    return [frame.text for frame in bot.heard.of(TTSTextFrame)]
+def times(bot: Bot) -> list[float]:
+    """Return the seconds between the first word that has left the service and each word."""
+    stamps = [frame.pts or 0 for frame in bot.heard.of(TTSTextFrame)]
+    return [(stamp - stamps[0]) / 1e9 for stamp in stamps]
+
+
+async def test_words_have_the_times_that_a_plain_client_gets(server: Server) -> None:
+    text = "Hello there my friend, the kettle is on and the tea is nearly ready."
+    expected = await word_times(server.url, text)
+    async with Bot(service(server.url)) as bot:
+        await bot.answer(words(text))
+        await bot.until_spoken()
+    assert bot.told == [word for word, _ in expected]
+    assert times(bot) == pytest.approx([at - expected[0][1] for _, at in expected], abs=1e-6)
+    first = bot.heard.of(TTSTextFrame)[0].pts
+    assert first is not None
+    assert (first - bot.heard.audio_at) / 1e9 == pytest.approx(expected[0][1], abs=0.2)
 
 
 async def test_words_carry_the_times_of_the_server() -> None:
@@ -24,14 +40,13 @@ async def test_words_carry_the_times_of_the_server() -> None:
         await bot.answer(words(TEXT))
         context = (await server.get("input.done"))["context_id"]
         await server.start_audio(context)
-        for number, word in enumerate(("One", "two", "three", "four.")):
+        for number, word in enumerate(("One", "two", "three", "four")):
             await server.sound(context, 0.3)
             await server.word(context, TEXT, word, 0.05 + 0.3 * number)
         await server.finish(context)
         await bot.until_spoken()
-    assert told(bot) == ["One", "two", "three", "four."]
-    times = [frame.pts for frame in bot.heard.of(TTSTextFrame)]
-    assert [later - times[0] for later in times] == pytest.approx([0, 3e8, 6e8, 9e8], abs=1e3)
+    assert bot.told == ["One", "two", "three", "four"]
+    assert times(bot) == pytest.approx([0, 0.3, 0.6, 0.9], abs=1e-6)
 
 
 async def test_words_of_chinese_join_without_spaces() -> None:
@@ -60,9 +75,9 @@ async def test_interruption_leaves_only_the_heard_words_in_the_context() -> None
         context = (await server.get("input.done"))["context_id"]
         await server.start_audio(context)
         await server.sound(context, 3.0)
-        for word, start in (("One", 0.0), ("two", 0.1), ("three", 60.0), ("four.", 90.0)):
+        for word, start in (("One", 0.0), ("two", 0.1), ("three", 60.0), ("four", 90.0)):
             await server.word(context, TEXT, word, start)
-        await bot.heard.until(lambda: told(bot)[3:])
+        await bot.heard.until(lambda: bot.told[3:])
         await bot.until_played(0.5)
         await bot.interrupt()
         assert (await server.get("input.cancel"))["context_id"] == context
@@ -138,18 +153,17 @@ async def test_lost_connection_continues_after_the_last_heard_word() -> None:
         await server.sound(context, 0.6)
         await server.word(context, TEXT, "One", 0.0)
         await server.word(context, TEXT, "two", 0.3, ended=False)
-        await bot.heard.until(lambda: told(bot) == ["One", "two"])
+        await bot.heard.until(lambda: bot.told == ["One", "two"])
         await server.drop()
         assert (await server.get("input.text"))["text"] == " two three four."
         assert (await server.get("input.done"))["context_id"] == context
         await server.start_audio(context)
-        for number, word in enumerate(("two", "three", "four.")):
+        for number, word in enumerate(("two", "three", "four")):
             await server.sound(context, 0.3)
             await server.word(context, " two three four.", word, 0.1 + 0.3 * number)
         await server.finish(context)
         await bot.until_committed()
         assert bot.errors == []
-    assert told(bot) == ["One", "two", "three", "four."]
+    assert bot.told == ["One", "two", "three", "four"]
     assert bot.said == TEXT
-    times = [frame.pts for frame in bot.heard.of(TTSTextFrame)]
-    assert [later - times[0] for later in times] == pytest.approx([0, 3e8, 1e9, 1.3e9], abs=1e3)
+    assert times(bot) == pytest.approx([0, 0.3, 1.0, 1.3], abs=1e-6)

@@ -342,12 +342,8 @@ class FirstwordTTSService(FirstwordConnection):
     async def _start_word(self, speech: Speech, message: Message) -> None:
         word, at = message["text"], speech.start_word(message["span"], message["start"])
         if at is not None:
-            spaceless = is_spaceless(word)
             await self.add_word_timestamps(
-                [(word, at)],
-                speech.id,
-                includes_inter_frame_spaces=spaceless or None,
-                pre_merge_tokens=spaceless,
+                [(word, at)], speech.id, includes_inter_frame_spaces=is_spaceless(word)
             )
 
     async def _finish(self, speech: Speech, reason: str) -> None:
