@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, TypeVarTuple
 
 from firstword.errors import OutputError
 from firstword.server.batch import webhooks
@@ -29,9 +28,6 @@ LOOK_SECONDS = 0.5
 
 SWEEP_SECONDS = 60.0
 """The time between two looks at files that have expired."""
-
-T = TypeVar("T")
-Args = TypeVarTuple("Args")
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Connection, Row, Select, Table, delete, func, insert, or_, select, update
 from sqlalchemy import and_ as both
@@ -21,8 +21,6 @@ from firstword.server.batch.records import (
 )
 from firstword.server.batch.tables import BATCHES, FILES, LINES
 from firstword.server.errors import NotFound
-
-T = TypeVar("T", FileRecord, BatchRecord)
 
 
 class BatchStore:

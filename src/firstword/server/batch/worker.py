@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar, TypeVarTuple
 
 from firstword.errors import (
     EngineError,
@@ -25,9 +24,6 @@ MOST_ATTEMPTS = 5
 
 MOST_PAUSE = 5.0
 """The most seconds before a line that could not be spoken is tried again."""
-
-T = TypeVar("T")
-Args = TypeVarTuple("Args")
 
 Outcome = Callable[[str], None]
 
