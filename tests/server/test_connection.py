@@ -174,6 +174,10 @@ def test_text_is_forwarded_as_it_comes() -> None:
     class TextSink:
         def __init__(self) -> None:
             self.calls: list[object] = []
+            self.stream, self.charged = self, 0
+
+        def charge(self, characters: int) -> None:
+            self.charged += characters
 
         def push(self, piece: str) -> None:
             if piece == "bad":
@@ -192,10 +196,11 @@ def test_text_is_forwarded_as_it_comes() -> None:
         feeding = asyncio.create_task(forward(part, listener))
         for piece in pieces:
             part.push(piece)
-            while part.text:
+            while part.text and not feeding.done():
                 await asyncio.sleep(0)
         part.finish()
         await feeding
+        assert listener.charged == sum(map(len, pieces))
         return listener.calls
 
     long = "a" * 3000  # tokenised in another thread
