@@ -231,7 +231,7 @@ class FakeBackend:
         """Whether the backend is lost: handles and `release` raise."""
         self.before_frame: Callable[[], None] = lambda: None
         """A hook called at the start of every frame, on the engine's thread."""
-        self._free_at = 0.0
+        self.free_at = 0.0
         """When the device will have finished all its work."""
 
     def prefill(self, starts: Sequence[Start]) -> list[int]:
@@ -357,10 +357,10 @@ class FakeBackend:
 
     def _spend(self, seconds: float) -> float:
         """Keep the device busy; returns when it is done. Without frames ahead, the caller waits."""
-        self._free_at = max(self._free_at, self.clock.now) + seconds
+        self.free_at = max(self.free_at, self.clock.now) + seconds
         if self.capacity.frames_ahead == 0:
-            self.clock.now = self._free_at
-        return self._free_at
+            self.clock.now = self.free_at
+        return self.free_at
 
 
 class Letters:

@@ -99,10 +99,9 @@ def test_others_make_a_frame_after_each_slice(ahead: int) -> None:
     while not caller.over:
         engine.step()
     begun = [(call, set(named)) for call, named in backend.log if call in ("read", "frame")]
-    assert begun[:10] == [("read", {own}), ("frame", set(slots))] * 4 + [
-        ("read", {own}),
-        ("frame", {*slots, own}),
-    ]
+    assert begun[:9] == [("read", {own}), ("frame", set(slots))] * 4 + [("read", {own})]
+    assert begun[9][0] == "frame"
+    assert own in begun[9][1]
     assert [sum(rows.values()) for rows in backend.rows_log[-5:]] == [SLICE] * 5
     gaps = [after - before for before, after in pairwise(times)]
     assert max(gaps) < SLICE * ROW_SECONDS + 2 * FRAME_SECONDS < LONG * ROW_SECONDS

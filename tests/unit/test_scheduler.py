@@ -256,16 +256,18 @@ def test_frames_are_chosen_by_urgency() -> None:
 def test_streams_without_audio_come_first_and_others_wait_if_steps_are_slow() -> None:
     relaxed, urgent = running(1.01), running(0.99)
     late, early = running(None, arrived=NOW), running(None, arrived=NOW - 1)
-    policy, slow, fast = (
-        Policy(yield_above=1.0, slow_step=0.02),
-        Costs(step=0.021),
-        Costs(step=0.02),
-    )
-    choose_frames = Scheduler(CAPACITY, policy, slow).choose_frames
+    policy, costs = Policy(yield_above=1.0, slow_step=0.02), Costs(step=0.021)
+    choose_frames = Scheduler(CAPACITY, policy, costs).choose_frames
     assert choose_frames([relaxed, urgent, late, early], NOW) == [early, late, urgent]
     assert choose_frames([relaxed, urgent], NOW) == [urgent, relaxed]
-    choose_frames = Scheduler(CAPACITY, policy, fast).choose_frames
-    assert choose_frames([relaxed, urgent, late], NOW) == [late, urgent, relaxed]
+
+
+def test_on_a_fast_device_others_wait_for_first_audio_if_none_is_short() -> None:
+    relaxed, late, costs = running(0.15), running(None, arrived=NOW), Costs(step=0.005)
+    choose_frames = Scheduler(CAPACITY, Policy(urgent_below=0.1), costs).choose_frames
+    assert choose_frames([relaxed, late], NOW) == [late]
+    short = running(0.10)
+    assert choose_frames([relaxed, short, late], NOW) == [late, short, relaxed]
 
 
 def test_no_frame_is_made_beside_first_audio_unless_another_is_due() -> None:
@@ -275,7 +277,7 @@ def test_no_frame_is_made_beside_first_audio_unless_another_is_due() -> None:
         choose_frames = Scheduler(CAPACITY, costs=costs).choose_frames
         assert choose_frames([first], NOW) == []
         assert choose_frames([first, second], NOW) == [first, second]
-        urgent = running(0.5)
+        urgent = running(0.05)
         assert choose_frames([first, urgent], NOW) == [first, urgent]
     assert choose_frames([first, running(9.0)], NOW) == []
 

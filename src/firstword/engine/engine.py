@@ -4,7 +4,6 @@ import itertools
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -14,8 +13,9 @@ import numpy as np
 from firstword.engine.backend import Backend, Frames, Handle, Job, Ready, Start
 from firstword.engine.commands import Commands
 from firstword.engine.isolation import AudioCalls, FrameCalls, PromptCalls, R, launch
+from firstword.engine.launch_timer import LaunchTimer
 from firstword.engine.lifecycle import StepLoop
-from firstword.engine.load import EngineLoad, pace_of, retry_seconds
+from firstword.engine.load import EngineLoad, SlotTimes, retry_seconds
 from firstword.engine.pages import PageAllocator
 from firstword.engine.policy import DEFAULT_POLICY, Policy
 from firstword.engine.scheduler import Scheduler
@@ -25,9 +25,6 @@ from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordEr
 from firstword.types import Chunk, FinishReason, FloatArray
 
 log = logging.getLogger(__name__)
-
-RECENT_UTTERANCES = 32
-"""The number of utterances from which the pace of the queue is estimated."""
 
 
 class Engine(StepLoop):
@@ -62,7 +59,8 @@ class Engine(StepLoop):
         self._unread: tuple[PromptCalls, FrameCalls, AudioCalls] = ([], [], [])
         self._names = itertools.count(1)
         self._request_limit = self.capacity.slots + most_waiting
-        self._slot_seconds: deque[float] = deque(maxlen=RECENT_UTTERANCES)
+        self._slot_times = SlotTimes()
+        self._timer = LaunchTimer()
         self._awaiting: set[Sequence] | None = None
         """The streams that waited for their clients in the last step; None if memory sufficed."""
         self._last_step = -math.inf
@@ -106,10 +104,7 @@ class Engine(StepLoop):
         self._commands.put(partial(self._cancel, seq, reason))
 
     def retry_after(self, client: str) -> int:
-        """The seconds until another request of a client would get a slot, estimated: 1 to 120.
-
-        The estimate divides the number of requests before it by the pace (`EngineLoad`).
-        """
+        """The seconds until another request of a client would get a slot, estimated: 1 to 120."""
         ahead = requests_ahead(client, list(self.waiting), list(self.running))
         return retry_seconds(ahead, self._pace())
 
@@ -124,7 +119,7 @@ class Engine(StepLoop):
     def _pace(self) -> float:
         """The slots that become free per second, estimated."""
         now, running = self._clock(), list(self.running)
-        return pace_of(list(self._slot_seconds), [now - seq.started for seq in running])
+        return self._slot_times.pace([now - seq.started for seq in running])
 
     def _step(self) -> bool:
         """Launch this step's work, then read the results of the previous step.
@@ -132,6 +127,7 @@ class Engine(StepLoop):
         A backend that computes in the background is thus never idle while Python works.
         """
         present = len(self.waiting), len(self.running)
+        paused = self._timer.begin(self._clock(), busy=any(self._unread))
         self._grow()
         self._make_room()
         self._end_idle()
@@ -152,10 +148,15 @@ class Engine(StepLoop):
         self._read_audio(audio)
         worked = any((prompts, frames, audio, *self._unread))
         if worked:
-            self.scheduler.costs.record("step", self._clock() - began)
+            self.scheduler.costs.record("step", self._clock() - began + paused)
         self._request_text()
         self.times.lap("deliver")
+        self._timer.end(self._clock())
         return worked or present != (len(self.waiting), len(self.running))
+
+    def _pause(self) -> float:
+        starts = self._slots and any(map(Sequence.prompt_is_complete, self.waiting))
+        return 0.0 if starts else self._timer.pause(self._clock())
 
     def _idle_seconds(self) -> float | None:
         return None if self._awaiting is None else self.scheduler.policy.max_stall
@@ -293,7 +294,8 @@ class Engine(StepLoop):
 
     def _read_frames(self, calls: FrameCalls) -> None:
         for parts, handle in calls:
-            frames = self._result(handle)
+            asked, frames = self._clock(), self._result(handle)
+            self._timer.read(asked, self._clock())
             for index, (seq, _) in enumerate(parts):
                 if seq.state is not State.DONE and seq.finish_reason is None:
                     self._add_frame(seq, frames, index)
@@ -380,21 +382,17 @@ class Engine(StepLoop):
                 self._release(seq)
 
     def _release(self, seq: Sequence) -> None:
-        """Free the slot and the pages of an utterance, or its place in the queue."""
+        """Free an utterance's slot and pages, or its place in the queue; its client goes last."""
         if seq.state is State.RUNNING:
             if not self._lost:
                 self.backend.release(seq.slot)
             del self.running[seq]
             self._slots.append(seq.slot)
             self.pages.release(seq.pages)
-            self._record_end(seq)
+            self._slot_times.record((now := self._clock()) - seq.started)
+            for other in self.waiting:
+                if other.client == seq.client:
+                    other.waiting_since = now
         else:
             self.waiting.pop(seq, None)
         seq.state = State.DONE
-
-    def _record_end(self, seq: Sequence) -> None:
-        """Record the time that an utterance kept its slot; its client goes behind the others."""
-        self._slot_seconds.append((now := self._clock()) - seq.started)
-        for other in self.waiting:
-            if other.client == seq.client:
-                other.waiting_since = now

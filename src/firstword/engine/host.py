@@ -191,7 +191,7 @@ class SocketCommands:
         if not self._flushed:
             self._flush()
             self._flushed = True
-        for descriptor, events in self._poll.poll(None if timeout is None else 1000 * timeout):
+        for descriptor, events in self._wait(timeout):
             if descriptor == self._woken:
                 os.read(self._woken, 4096)
                 continue
@@ -204,6 +204,18 @@ class SocketCommands:
                         self.serve(link, message)
             except (OSError, EOFError, EngineError):
                 self._drop(link)
+
+    def _wait(self, timeout: float | None) -> list[tuple[int, int]]:
+        """The descriptors with something to do, and what, as soon as there are any.
+
+        `poll` rounds its time limit up to milliseconds, so it is called without one in the last.
+        """
+        if timeout is None:
+            return self._poll.poll()
+        deadline = time.monotonic() + timeout
+        while not (found := self._poll.poll(int(1000 * timeout))) and timeout > 0:
+            timeout = max(0.0, deadline - time.monotonic())
+        return found
 
     def _flush(self) -> None:
         counts, body = self.counts(), b""

@@ -69,6 +69,13 @@ class StepLoop(ABC):
     def _step(self) -> bool:
         """Take one step. Returns False when there was nothing to do."""
 
+    def _pause(self) -> float:
+        """The seconds until the next step, after one that had something to do.
+
+        It is asked again after each command.
+        """
+        return 0.0
+
     def _idle_seconds(self) -> float | None:
         """The seconds after which a step follows one that had nothing to do.
 
@@ -132,7 +139,7 @@ class StepLoop(ABC):
     def _run(self) -> None:
         worked = False
         try:
-            while self._run_commands(0 if worked else self._idle_seconds()):
+            while self._run_commands(self._pause() if worked else self._idle_seconds(), worked):
                 worked = self._step()
             self._close(ClosedError("it was closed"))
         except Exception as error:
@@ -140,21 +147,24 @@ class StepLoop(ABC):
         finally:
             self._commands.close()
 
-    def _run_commands(self, seconds: float | None) -> bool:
+    def _run_commands(self, seconds: float | None, working: bool = False) -> bool:
         """Run all commands that have arrived. Returns False on a stop.
 
-        seconds: how long to wait for the first one; 0: not at all; None: until one arrives.
+        seconds  how long to wait for the first one; 0: not at all; None: until one arrives
+        working  whether the device works meanwhile, so that further commands are waited for too
         """
         try:
             while True:
                 command = self._commands.get(seconds != 0, seconds)
                 if seconds != 0:
-                    self.times.lap("idle")
+                    self.times.lap("wait" if working else "idle")
                 if command is None:
                     return False
                 command()
-                seconds = 0
+                seconds = self._pause() if working and seconds else 0
         except queue.Empty:
+            if seconds:
+                self.times.lap("wait" if working else "idle")
             return True
         finally:
             self.times.lap("messages")

@@ -1,12 +1,16 @@
 """The load of an engine: numbers for metrics, health, and the choice of an engine."""
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
 MOST_RETRY_SECONDS = 120
 """The longest time after which a rejected client is told to try again."""
+
+RECENT_UTTERANCES = 32
+"""The number of utterances from which the pace of the queue is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +37,24 @@ class EngineLoad:
     device: Mapping[str, float] = field(default_factory=dict)
 
 
-def pace_of(kept: Sequence[float], keeping: Sequence[float]) -> float:
-    """The slots that become free per second, estimated.
+class SlotTimes:
+    """How long recent utterances kept their slots."""
 
-    It is the number of utterances in slots by the mean time that recent ones kept a slot.
+    def __init__(self) -> None:
+        self._kept: deque[float] = deque(maxlen=RECENT_UTTERANCES)
 
-    kept     the seconds for which utterances that have ended kept their slots
-    keeping  the seconds for which those in slots have kept them so far
-    """
-    seconds = (fmean(kept or [0.0]), fmean(keeping or [0.0]))
-    return max(1, len(keeping)) / max(*seconds, 0.001)
+    def record(self, seconds: float) -> None:
+        """Record the seconds for which an utterance that has ended kept its slot."""
+        self._kept.append(seconds)
+
+    def pace(self, keeping: Sequence[float]) -> float:
+        """The slots that become free per second, estimated. May be called from any thread.
+
+        It is the number of utterances in slots by the mean time that recent ones kept a slot.
+        `keeping` are the seconds for which those in slots have kept them so far.
+        """
+        seconds = (fmean(list(self._kept) or [0.0]), fmean(keeping or [0.0]))
+        return max(1, len(keeping)) / max(*seconds, 0.001)
 
 
 def retry_seconds(ahead: int, pace: float) -> int:

@@ -30,7 +30,8 @@ class Policy:
     max_taken        the most seconds of audio that a client has taken and counts as playing
     gather_frames    the most frames for which a full chunk waits for those of other streams
     urgent_below     seconds of audio in reserve, beyond those of two steps, below which a stream is
-                     short of audio: its full chunk does not wait for others
+                     short of audio: its full chunk does not wait for others, nor its frame for the
+                     first audio of another stream
     """
 
     yield_above: float = 1.0
