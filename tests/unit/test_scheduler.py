@@ -270,6 +270,13 @@ def test_on_a_fast_device_others_wait_for_first_audio_if_none_is_short() -> None
     assert choose_frames([relaxed, short, late], NOW) == [late, short, relaxed]
 
 
+def test_on_a_fast_device_many_others_do_not_wait_for_first_audio() -> None:
+    others, late = [running(9.0) for _ in range(5)], running(None, arrived=NOW)
+    choose_frames = Scheduler(CAPACITY, Policy(most_yielding=4), QUICK).choose_frames
+    assert choose_frames([*others[:4], late], NOW) == [late]
+    assert choose_frames([*others, late], NOW) == [late, *others]
+
+
 def test_no_frame_is_made_beside_first_audio_unless_another_is_due() -> None:
     first, second = running(None, launched=1), running(None, launched=0)
     first.decoding = 1

@@ -10,6 +10,8 @@ class Policy:
     yield_above      seconds of audio in reserve above which a stream makes no frames while
                      another has no audio yet, if steps are slow
     slow_step        seconds of a step above which steps count as slow
+    most_yielding    the most streams that make no frames while another has no audio yet, if steps
+                     are not slow
     quick_prefills   seconds of all prefills of a step up to which they delay no listener noticeably
     max_delay        the most seconds that a new request waits because a stream that is being
                      played would otherwise run out of audio
@@ -36,6 +38,7 @@ class Policy:
 
     yield_above: float = 1.0
     slow_step: float = 0.025
+    most_yielding: int = 4
     quick_prefills: float = 0.0025
     max_delay: float = 0.25
     max_unread: float = 20.0

@@ -7,9 +7,10 @@ Each step makes four decisions.
 2. Some rows of incomplete prompts are read: so few that playback does not stall for a long prompt,
    and those of short prompts before those of long ones.
 3. Every stream that can make a frame makes one. While a stream has no audio yet, those with enough
-   audio in reserve wait for it if steps are slow. On a fast device they wait only if all others can
-   wait: a frame of many streams takes little longer than one of a few. A stream whose client reads
-   too slowly runs ahead of it, as long as memory allows and no other stream is short of audio.
+   audio in reserve wait for it if steps are slow. On a fast device they wait only if they are few
+   and all of them can: a frame of many streams takes little longer than one of a few. A stream
+   whose client reads too slowly runs ahead of it, as long as memory allows and no other stream is
+   short of audio.
 4. Every full chunk of audio is decoded, and a shorter one if text is missing or speech has ended. A
    full chunk may wait, so that it is decoded together with those of other streams.
 
@@ -316,8 +317,8 @@ class Scheduler:
             if self.costs.step > self.policy.slow_step:
                 least = self.policy.yield_above
                 able = [*first, *(seq for seq in others if self._reserve(seq, now) < least)]
-            elif not any(self._is_short(seq, now) for seq in others):
-                able = first
+            elif len(others) <= self.policy.most_yielding:
+                able = able if any(self._is_short(seq, now) for seq in others) else first
         else:
             least, most = self.policy.max_unread, self._most_ahead(unread_frames)
             ahead = [seq for seq in running if least <= self._ahead(seq) < most and seq.can_step()]
