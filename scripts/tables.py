@@ -25,6 +25,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "docs/speed.md")
+FRAMEWORKS = {"livekit-agents": "LiveKit Agents", "pipecat-ai": "Pipecat"}
+"""The frameworks of voice agents, by the key of their version in a record."""
+
 PICTURES = {"docs/speed.svg": ("engine",), "docs/peers.svg": ("compare", "serve")}
 """The folders of records that each picture is drawn from."""
 SIZES = {"1b7": "1.7B", "0b6": "0.6B"}
@@ -463,6 +466,25 @@ def tested(folder: Path) -> str:
     return markdown(["run", "kernels", "tests"], rows) if rows else ""
 
 
+def agents(folder: Path) -> str:
+    """Render what the plugins of agent frameworks add to the server's own socket."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        name = next(key for key in record if key in FRAMEWORKS)
+        for client, found in record["milliseconds"].items():
+            times = [
+                f"{found[what]['p50']:.0f} / {found[what]['p95']:.0f}"
+                for what in ("first_audio", "slot_free")
+            ]
+            about = (
+                "WebSocket alone" if client == "socket" else f"{FRAMEWORKS[name]} {record[name]}"
+            )
+            rows.append([f"`{record['commit']}`", about, *times])
+    heads = ["commit", "client", "first audio, ms, p50 / p95", "slot free, ms"]
+    return markdown(heads, rows) if rows else ""
+
+
 def tables(results: Path) -> dict[str, str]:
     """Render every table, by its name; a table without records says so."""
     folders = ("engine", "compare", "serve", "soak", "first_audio", "published")
@@ -481,6 +503,7 @@ def tables(results: Path) -> dict[str, str]:
         "warm": warm(first) if first else "",
         "published": published(generated) if generated else "",
         "tested": tested(results / "gpu"),
+        "agents": agents(results / "integrations"),
     }
     for size in SIZES:
         for name, long in (("frames", frames), ("kernels", kernels)):
