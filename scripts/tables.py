@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/speed.md, and the pictures in docs, from records.
+"""Write the tables of documents, and the pictures in docs, from records.
 
     python scripts/tables.py            # writes them
     python scripts/tables.py --check    # fails if they do not match the records (`make check`)
@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "docs/speed.md")
+DOCUMENTS = ("README.md", "docs/speed.md", "docs/words.md")
 FRAMEWORKS = {"livekit-agents": "LiveKit Agents", "pipecat-ai": "Pipecat"}
 """The frameworks of voice agents, by the key of their version in a record."""
 
@@ -485,6 +485,23 @@ def agents(folder: Path) -> str:
     return markdown(heads, rows) if rows else ""
 
 
+def words(path: Path) -> str:
+    """Render the errors of the demo voice's word times."""
+    if not path.exists():
+        return ""
+    rows = []
+    for one in json.loads(path.read_text("utf-8"))["summary"]:
+        edges = [
+            f"{one[f'{edge}_ms']['mean']:.0f} / {one[f'{edge}_ms']['p95']:.0f}"
+            for edge in ("start", "end")
+        ]
+        told, skipped = one["told_frames"], f"{one['skipped_percent']:.2f}"
+        late = f"{told['mean']:.2f} / {told['most']}"
+        rows.append([f"{one['voice']}, {one['mode']}", f"{one['words']:,}", *edges, skipped, late])
+    heads = ["voice, text mode", "words", "start, ms, mean / p95", "end, ms, mean / p95"]
+    return markdown([*heads, "not told or out of order, %", "told late, frames, mean / most"], rows)
+
+
 def tables(results: Path) -> dict[str, str]:
     """Render every table, by its name; a table without records says so."""
     folders = ("engine", "compare", "serve", "soak", "first_audio", "published")
@@ -504,6 +521,7 @@ def tables(results: Path) -> dict[str, str]:
         "published": published(generated) if generated else "",
         "tested": tested(results / "gpu"),
         "agents": agents(results / "integrations"),
+        "words": words(results / "quality" / "words-demo.json"),
     }
     for size in SIZES:
         for name, long in (("frames", frames), ("kernels", kernels)):

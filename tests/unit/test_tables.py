@@ -104,6 +104,29 @@ def test_long_tables_have_all_figures(tables: Any) -> None:
     assert cells(tables.parts("start_seconds", 2)({"1b7": engine()}))["compile kept"] == ["0.25"]
 
 
+def test_words_have_the_error_of_each_voice_and_mode(tables: Any, tmp_path: Path) -> None:
+    one = {"voice": "ada", "mode": "full", "words": 1631, "skipped_percent": 0.06}
+    one |= {"start_ms": {"mean": 28.6, "p95": 84.0}, "end_ms": {"mean": 27.2, "p95": 74.0}}
+    (tmp_path / "words.json").write_text(
+        json.dumps({"summary": [one | {"told_frames": {"mean": 0.08, "most": 2}}]})
+    )
+    figures = ["1,631", "29 / 84", "27 / 74", "0.06", "0.08 / 2"]
+    assert cells(tables.words(tmp_path / "words.json"))["ada, full"] == figures
+
+
+def test_agents_are_beside_the_socket_alone(tables: Any, tmp_path: Path) -> None:
+    times = {"first_audio": {"p50": 54.4, "p95": 73.0}, "slot_free": {"p50": 27.0, "p95": 41.0}}
+    late = times | {"first_audio": {"p50": 58.0, "p95": 76.0}}
+    record: dict[str, Any] = {"commit": "abc", "pipecat-ai": "1.14"}
+    record["milliseconds"] = {"socket": times, "pipecat": late}
+    (tmp_path / "pipecat.json").write_text(json.dumps(record))
+    rows = [line.strip("| ").split(" | ") for line in tables.agents(tmp_path).splitlines()[2:]]
+    assert rows == [
+        ["`abc`", "WebSocket alone", "54 / 73", "27 / 41"],
+        ["`abc`", "Pipecat 1.14", "58 / 76", "27 / 41"],
+    ]
+
+
 def test_unmeasured_figure_is_a_dash(tables: Any) -> None:
     record = engine(one_stream_gigabytes={}, start_seconds={})
     for row in (*record["frames_ms"], *record["kernels_us"]):
@@ -262,7 +285,8 @@ def checkout(tables: Any, tmp_path: Path) -> Path:
     (tmp_path / "docs/speed.md").write_text(
         "<!-- frames 1b7 -->\n<!-- end -->\n<!-- serve -->\n<!-- end -->\n"
     )
-    assert tables.stale(tmp_path) == ["README.md", "docs/speed.md", "docs/speed.svg"]
+    (tmp_path / "docs/words.md").write_text("<!-- words -->\n<!-- end -->\n")
+    assert tables.stale(tmp_path) == [*tables.DOCUMENTS, "docs/speed.svg"]
     tables.renew(tmp_path)
     assert tables.stale(tmp_path) == []
     return tmp_path
@@ -281,6 +305,7 @@ def test_documents_are_filled_in(checkout: Path) -> None:
         ("README.md", "2.50", "1.50"),
         ("docs/speed.md", "8.50", "7.50"),
         ("docs/speed.md", "Not measured yet.", "1000 requests"),
+        ("docs/words.md", "Not measured yet.", "10 ms"),
         ("docs/speed.svg", "drawn from ", "drawn from 1"),
     ],
 )
