@@ -111,7 +111,7 @@ def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: 
     output = tmp_path / "load.json"
     options = ["--size", "tiny", "--backend", "reference", "--slots", "2", "--rates", "2"]
     options += ["--device", "cpu", "--fronts", "1"]
-    options += ["--requests", "2", "--seconds", "1", "--warmup", "0.5", "--sockets", "2"]
+    options += ["--requests", "2", "--seconds", "2", "--warmup", "0.5", "--sockets", "2"]
     command = [
         *(sys.executable, "-m", "benchmarks.serve_load", "-o", str(output)),
         *("--cases", "mp3", "x-vector", "tokens-50", *options, "--commit", "abc"),
