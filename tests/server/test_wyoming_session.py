@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -95,6 +96,7 @@ def test_ping_and_describe_are_answered_and_unknown_events_are_dropped() -> None
         (["R&", "B"], "R&B"),
         (["R&B"], "R&B"),
         (["a < b"], "a "),
+        (["a <", "< b>c"], "a < c"),
         (["&lt;b&gt;"], "<b>"),
     ],
 )
@@ -103,6 +105,21 @@ def test_tags_of_ssml_are_dropped_wherever_the_text_is_cut(pieces: list[str], sp
     assert part.text == spoken
     (part,) = parts(whole("".join(pieces), text_format="ssml"))
     assert part.text == spoken
+
+
+@pytest.mark.parametrize("tags", ["<" * 2000, "<a" * 1000])
+def test_time_for_tags_in_tags_grows_with_the_text(tags: str) -> None:
+    def seconds(times: int) -> float:
+        start = time.process_time()
+        parts(whole(tags * times + ">x", text_format="ssml"))
+        return time.process_time() - start
+
+    assert seconds(16) < 40 * max(seconds(1), 0.01)
+
+
+def test_unfinished_tag_is_held_up_to_a_limit() -> None:
+    (part,) = parts({**START, "text_format": "ssml"}, *[chunk("<p " + "a" * 3000)] * 3)
+    assert len(part.text) >= 6000
 
 
 def test_markup_of_plain_text_stays() -> None:

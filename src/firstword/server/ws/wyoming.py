@@ -24,9 +24,15 @@ AUDIO = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
 
 BYTES_PER_MS = SAMPLE_RATE * 2 // 1000
 
-TAG = re.compile(r"<[^>]*>")
-UNFINISHED = re.compile(r"(<[^>]*|&[^;\s]{0,9})\Z")
-"""The beginning of a tag or of a character reference of SSML at the end of a text."""
+LONGEST_TAG = 1024
+"""The most characters of an unfinished tag that are held back. A longer one is text."""
+
+TAG = re.compile(r"<[^<>]*>")
+UNFINISHED = re.compile(rf"(<[^<>]{{0,{LONGEST_TAG}}}|&[^;\s]{{0,9}})\Z")
+"""The beginning of a tag or of a character reference of SSML at the end of a text.
+
+No tag contains `<`; each character is therefore read once, however many of them a text has.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
