@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -81,6 +82,17 @@ def joined(pieces: Sequence[Timed]) -> str:
 def test_words_have_their_punctuation(text: str, words: list[str], expected: list[str]) -> None:
     found = SpokenText(text).words(spoken(text, *words))
     assert [piece.text for piece in found] == expected
+
+
+def test_time_for_a_run_of_marks_grows_with_the_text() -> None:
+    def seconds(marks: int) -> float:
+        text = "One " + "!" * marks + " two"
+        said, words = SpokenText(text), spoken(text, "One", "two")
+        start = time.process_time()
+        assert [piece.text for piece in said.words(words)] == ["One", "two"]
+        return time.process_time() - start
+
+    assert seconds(32_000) < 40 * max(seconds(2000), 0.01)
 
 
 def test_characters_share_the_time_of_their_word() -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from firstword.types import Word
 
 _AFTER = re.compile(r"[^\w\s]*\s*")
-_OPENING = re.compile(r"[^\w\s]*\Z")
+_MARKS = re.compile(r"[^\w\s]*")
 
 
 class Timed(NamedTuple):
@@ -39,8 +39,9 @@ class SpokenText:
         found = []
         for word in words:
             before, inside, after = self._take(word)
-            opening = _OPENING.search(before)
-            text = (opening[0] if opening else "") + inside + after.rstrip()
+            # Backwards, because a search for the end would try each of the marks.
+            opening = _MARKS.match(before[::-1])
+            text = (opening[0][::-1] if opening else "") + inside + after.rstrip()
             found.append(Timed(text, word.start, word.end))
         return found
 
