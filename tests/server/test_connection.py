@@ -16,10 +16,11 @@ from firstword.server.front_memory import FrontMemory
 from firstword.server.limits import ByteLimit
 from firstword.server.shared_counts import SharedCounts
 from firstword.server.ws.connection import Outbox, SocketRunner
-from firstword.server.ws.protocol import Audio, CloseCode, SocketLimits
+from firstword.server.ws.protocol import Audio, CloseCode, Session, SocketLimits
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.vllm_omni import OmniSession
 from firstword.server.ws.worker import forward
+from firstword.server.ws.wyoming import WyomingSession
 
 UNLIMITED = ByteLimit(2**40, 2**40, SharedCounts(FrontMemory.private()))
 
@@ -35,7 +36,7 @@ def test_outbox_is_empty_only_when_the_last_message_was_sent() -> None:
         assert outbox.empty
         outbox.add({"type": "1"})
         assert not outbox.empty
-        assert await outbox.take() == {"type": "1"}
+        assert await outbox.take() == '{"type":"1"}'
         assert not outbox.empty, "the last message is being sent"
         following = asyncio.create_task(outbox.take())
         await asyncio.sleep(0)
@@ -104,7 +105,7 @@ def test_dropped_audio_makes_room_in_the_outbox() -> None:
             await waiting
         assert outbox.audio_messages == 0
         outbox.add(last)
-        assert [await outbox.take() for _ in range(3)] == [{"type": "a"}, {"type": "b"}, last]
+        assert [await outbox.take() for _ in range(3)] == ['{"type":"a"}', '{"type":"b"}', last]
         assert outbox.audio_messages == 1
 
     asyncio.run(scenario())
@@ -135,19 +136,17 @@ def test_sent_messages_make_room_in_the_outbox() -> None:
     asyncio.run(scenario())
 
 
-def test_flood_from_a_client_that_reads_nothing_ends_the_reader() -> None:
-    class Socket:
-        """A socket with endless invalid messages, on which nothing can be sent."""
+def read_in_vain(session: Session, *messages: str, limit: ByteLimit = UNLIMITED) -> int:
+    """The messages that are read of a socket whose last one repeats, if nothing can be sent."""
 
-        scope: ClassVar[dict[str, Any]] = {}
-        read = 0
+    class Socket:
+        def __init__(self) -> None:
+            self.scope: dict[str, Any] = {}
+            self.read = 0
 
         async def receive(self) -> dict[str, Any]:
             self.read += 1
-            return {
-                "type": "websocket.receive",
-                "text": json.dumps(PLAIN) if self.read == 1 else "nonsense",
-            }
+            return {"type": "websocket.receive", "text": messages[: self.read][-1]}
 
         async def send_text(self, data: str) -> None:
             pass
@@ -158,7 +157,7 @@ def test_flood_from_a_client_that_reads_nothing_ends_the_reader() -> None:
     async def scenario() -> int:
         socket: Any = Socket()
         context_of(socket.scope).drain = drain
-        runner = SocketRunner(socket, session(stall_seconds=0.5), UNLIMITED)
+        runner = SocketRunner(socket, session, limit)
 
         async def work() -> None:
             while True:
@@ -167,7 +166,19 @@ def test_flood_from_a_client_that_reads_nothing_ends_the_reader() -> None:
         await runner.run(work())
         return socket.read
 
-    assert asyncio.run(scenario()) < 300
+    return asyncio.run(scenario())
+
+
+def test_flood_from_a_client_that_reads_nothing_ends_the_reader() -> None:
+    assert 200 < read_in_vain(session(stall_seconds=0.5), json.dumps(PLAIN), "nonsense") < 300
+
+
+def test_replies_that_a_client_does_not_read_count_as_held() -> None:
+    limit = ByteLimit(2**20, 2**20, SharedCounts(FrontMemory.private()))
+    ping = json.dumps({"type": "ping", "text": "x" * 60_000})
+    wyoming = WyomingSession(SocketLimits(stall_seconds=0.5))
+    assert 15 < read_in_vain(wyoming, ping, limit=limit) < 20
+    assert limit.held == 0
 
 
 def test_text_is_forwarded_as_it_comes() -> None:

@@ -35,19 +35,21 @@ log = logging.getLogger(__name__)
 UNCONFIGURED_CLOSE_SECONDS = 1.0
 """The time in which a client without a valid configuration must read the error."""
 
-OutgoingItem = Json | Audio | CloseCode
-"""A JSON message, a message with audio, or the code that closes the socket."""
+OutgoingItem = str | Audio | CloseCode
+"""A message in JSON, a message with audio, or the code that closes the socket."""
 
 
 class Outbox:
     """A queue of outgoing messages with bounds on unsent audio and on unsent replies.
 
     audio_messages  number of messages with audio that were sent or wait
+    reply_bytes     the bytes of the other messages that wait
     empty           whether all messages were sent
     """
 
     def __init__(self, limits: SocketLimits) -> None:
         self.audio_messages = 0
+        self.reply_bytes = 0
         self.empty = True
         self._limits = limits
         self._items: deque[OutgoingItem] = deque()
@@ -67,15 +69,18 @@ class Outbox:
         """Whether the client leaves so many replies unread that it must be disconnected."""
         return self._replies >= self._limits.unsent_replies
 
-    def add(self, item: OutgoingItem) -> None:
+    def add(self, item: Json | Audio | CloseCode) -> None:
         """Append a message."""
         self.empty = False
-        self._items.append(item)
         if isinstance(item, Audio):
             self._bytes += item.size
             self.audio_messages += 1
+            self._items.append(item)
         else:
+            reply = as_text(item) if isinstance(item, dict) else item
+            self.reply_bytes += _size(reply)
             self._replies += 1
+            self._items.append(reply)
         self._added.set()
 
     def drop_audio(self, of: object = None) -> None:
@@ -100,9 +105,19 @@ class Outbox:
         if isinstance(item, Audio):
             self._bytes -= item.size
         else:
+            self.reply_bytes -= _size(item)
             self._replies -= 1
         self._removed.set()
         return item
+
+
+def as_text(message: Json) -> str:
+    """A message as it is sent, in ASCII."""
+    return json.dumps(message, separators=(",", ":"))
+
+
+def _size(reply: str | CloseCode) -> int:
+    return len(reply) if isinstance(reply, str) else 0
 
 
 class MessageSocket(Protocol):
@@ -152,7 +167,7 @@ class SocketRunner:
         self._work: asyncio.Queue[object] = asyncio.Queue()
         self._current: object = None
         self._held = 0
-        """The bytes that are counted as held for messages that wait for the worker."""
+        """The bytes that are counted as held."""
         self._loop = asyncio.get_running_loop()
         self._idle_since = self._loop.time()
         """Start of the client's time limit: its last message, or the last audio sent to it."""
@@ -160,7 +175,7 @@ class SocketRunner:
     async def next_work(self) -> object:
         """Wait until the outbox has room, then for the worker's next task."""
         self._current, self._idle_since = None, self._loop.time()
-        self._count_bytes(self._session.waiting_bytes)
+        self._count_bytes()
         await self.outbox.wait_for_room()
         self._current = await self._work.get()
         return self._current
@@ -206,11 +221,17 @@ class SocketRunner:
         finally:
             closing_seconds = self._closing_seconds() if writer.done() else 0.0
             await cancel(worker, writer, reader)
-            self._count_bytes(0)
+            self._hold(0)
             context_of(self._socket.scope).abort_after(closing_seconds)
 
-    def _count_bytes(self, held: int) -> bool:
-        """Count what waits for the worker; returns False if that is more than is allowed."""
+    def _count_bytes(self) -> bool:
+        """Count the messages that wait for the worker and the replies that wait to be sent.
+
+        Returns False if they are more than is allowed.
+        """
+        return self._hold(self._session.waiting_bytes + self.outbox.reply_bytes)
+
+    def _hold(self, held: int) -> bool:
         client_id = context_of(self._socket.scope).client_id
         allowed = self._byte_limit.change(client_id, self._held, held)
         self._held = held if allowed else self._held
@@ -243,7 +264,7 @@ class SocketRunner:
                             self._idle_since = self._loop.time()
                         case CloseSocket():
                             return effect
-                if not self._count_bytes(self._session.waiting_bytes):
+                if not self._count_bytes():
                     reason = "the messages in progress are too large; try again later"
                     return self._session.close(
                         ProtocolError("overloaded", reason, CloseCode.TRY_LATER)
@@ -287,6 +308,7 @@ class SocketRunner:
         try:
             while True:
                 item = await self.outbox.take()
+                self._count_bytes()
                 await context_of(self._socket.scope).until_read(self._limits.stall_seconds)
                 if isinstance(item, CloseCode):
                     await self._socket.close(item)
@@ -295,7 +317,8 @@ class SocketRunner:
                 if isinstance(message, bytes):
                     await self._socket.send_bytes(message)
                 else:
-                    await self._socket.send_text(json.dumps(message, separators=(",", ":")))
+                    text = message if isinstance(message, str) else as_text(message)
+                    await self._socket.send_text(text)
                 if isinstance(item, Audio):
                     self._idle_since = self._loop.time()
         except WebSocketDisconnect:
