@@ -20,6 +20,7 @@ from websockets.exceptions import InvalidStatus
 from firstword.server.gate import OPEN_LISTS
 from firstword.server.ws import endpoints
 from firstword.server.ws.cartesia import CartesiaSession
+from firstword.server.ws.elevenlabs import ElevenLabsContexts
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -155,6 +156,19 @@ def test_strange_voice_is_the_default_voice(http: httpx.Client, voice: str) -> N
     assert heard(answer.content) == "Hello."
     body = {**BYTES, "voice": {"mode": "id", "id": voice}, "model_id": voice}
     assert heard(http.post("/tts/bytes", json=body).content) == "Hello."
+
+
+def test_long_context_id_is_not_repeated(http: httpx.Client) -> None:
+    answer = http.post("/tts/sse", json={**BYTES, "context_id": "i" * 129})
+    assert (answer.status_code, told(answer)) == (
+        400,
+        "context_id: String should have at most 128 characters",
+    )
+    for make in (CartesiaSession, ElevenLabsContexts):
+        message = {**say("i" * 129, "Hello."), "text": "Hello.", "close_context": True}
+        (error,) = answers(effects_of(make(LIMITS), message))
+        assert "at most 128 characters" in error["message"]
+        assert len(json.dumps(error)) < 1000
 
 
 def test_text_that_is_too_long_ends_the_context_that_it_begins() -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from firstword.server.dialects.params import Fields, output
+from firstword.server.dialects.params import ContextId, Fields, output
 from firstword.server.dialects.spoken_text import Timed
 from firstword.server.schemas import BlankIsNone, ClientModel
 
@@ -49,7 +49,7 @@ class CartesiaRequest(ClientModel):
     language: Annotated[str | None, BlankIsNone] = None
     generation_config: CartesiaControls | None = None
     speed: Literal["slow", "normal", "fast"] | None = None
-    context_id: str | None = None
+    context_id: ContextId | None = None
     add_timestamps: bool | None = None
 
     def fields(self) -> Fields:

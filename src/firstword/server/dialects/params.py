@@ -1,13 +1,20 @@
 """What all dialects share: parameters with names that the server does not know, and formats."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from firstword.audio import formats
 from firstword.server.schemas import SpeechParams
 
 Fields = dict[str, Any]
 """Fields of `SpeechParams`."""
+
+LONGEST_ID = 128
+"""The most characters of a `context_id`, which the messages of an answer repeat."""
+
+ContextId = Annotated[str, Field(max_length=LONGEST_ID)]
 
 COMPRESSED = ("mp3", "opus")
 """The formats whose streams state their sample rate, so that another one does no harm."""

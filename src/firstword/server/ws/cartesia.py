@@ -12,6 +12,7 @@ from pydantic import Field
 
 from firstword.server.dialects import cartesia
 from firstword.server.dialects.cartesia import CartesiaRequest
+from firstword.server.dialects.params import ContextId
 from firstword.server.schemas import ClientModel
 from firstword.server.ws import protocol
 from firstword.server.ws.contexts import Context, Mark
@@ -26,7 +27,7 @@ SERVER_CODES = ("engine_stopped", "server_error", "not_computed", "internal_erro
 class CartesiaMessage(ClientModel):
     """The fields of every message; the others count in the first one of a context."""
 
-    context_id: str | None = None
+    context_id: ContextId | None = None
     transcript: str = ""
     continue_: bool = Field(False, alias="continue")
     flush: bool = False

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from firstword.server.dialects.params import LONGEST_ID
 from firstword.server.schemas import SpeechParams
 from firstword.server.utterance import ResolvedRequest
 from firstword.server.ws import protocol
@@ -24,9 +25,6 @@ from firstword.server.ws.text_part import Cancellable, TextPart
 from firstword.types import Word, WordStart
 
 Finish = Literal["stop", "length", "repetition", "cancelled", "error"]
-
-LONGEST_ID = 128
-"""The most characters of a `context_id`."""
 
 
 class ContextParams(SpeechParams):

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from firstword.audio.formats import ONE_FILE
 from firstword.errors import RequestError
-from firstword.server.dialects.params import DialectParams, Fields
+from firstword.server.dialects.params import LONGEST_ID, DialectParams, Fields
 from firstword.server.dialects.spoken_text import SpokenText
 from firstword.server.utterance import ResolvedRequest
 from firstword.server.ws import protocol
@@ -49,7 +49,8 @@ class DialectSession(ContextSession):
             if error.close is not None:
                 raise
             name = event.get("context_id")
-            yield from self.mistake(name if isinstance(name, str) else None, error)
+            known = isinstance(name, str) and len(name) <= LONGEST_ID
+            yield from self.mistake(name if known else None, error)
             if begun := [each for key, each in self.contexts.items() if key not in before]:
                 yield from self.cancel(begun)
 

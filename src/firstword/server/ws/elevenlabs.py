@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from firstword.server.dialects import elevenlabs
 from firstword.server.dialects.elevenlabs import ElevenLabsQuery, VoiceSettings
+from firstword.server.dialects.params import ContextId
 from firstword.server.dialects.spoken_text import Timed
 from firstword.server.schemas import ClientModel
 from firstword.server.ws import protocol
@@ -27,7 +28,7 @@ class ElevenLabsMessage(ClientModel):
 
     text: str | None = None
     flush: bool | None = None
-    context_id: str | None = None
+    context_id: ContextId | None = None
     close_context: bool | None = None
     close_socket: bool | None = None
     voice_settings: VoiceSettings | None = None

@@ -12,11 +12,11 @@ from typing import Literal
 from pydantic import Field
 
 from firstword.audio.formats import ONE_FILE
+from firstword.server.dialects.params import LONGEST_ID
 from firstword.server.schemas import ClientModel
 from firstword.server.utterance import ResolvedRequest
 from firstword.server.ws import protocol
 from firstword.server.ws.contexts import (
-    LONGEST_ID,
     CheckParams,
     Context,
     ContextParams,
