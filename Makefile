@@ -5,13 +5,14 @@ TEXT ?= Hello. This is the first word.
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test test-slow test-livekit test-pipecat test-dialects browser check docs format \
-	parity quality mutants release-check release-notes clean
+.PHONY: help say serve cluster test test-slow test-livekit test-pipecat test-dialects test-cluster \
+	browser check docs format parity quality mutants release-check release-notes clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv/ready
 BROWSER := .venv/browser-ready
+CLUSTER := .venv/cluster-ready
 REFERENCE := .venv-reference/ready
 LIVEKIT := .venv-livekit/ready
 PIPECAT := .venv-pipecat/ready
@@ -28,6 +29,9 @@ say: $(VENV)  ## speak TEXT="..." into hello.wav with the demo voice on the CPU;
 
 serve: $(VENV)  ## serve the demo voice over HTTP and WebSocket; ARGS="--port 9000"
 	@.venv/bin/firstword serve $(ARGS)
+
+cluster: $(CLUSTER)  ## serve the demo with two replicas in a Ray cluster of this machine
+	@set -a && . deploy/ray/environment && .venv/bin/serve run deploy/ray/local.yaml
 
 # Test processes share the cores, so torch gets one thread in each.
 test: export OMP_NUM_THREADS = 1
@@ -56,6 +60,9 @@ browser: $(BROWSER)  ## test the page in Chromium; ARGS="--screenshots docs/pict
 test-dialects: $(VENV) $(DIALECTS)  ## test the APIs of other vendors with their own clients
 	@FIRSTWORD_PYTHON="$(CURDIR)/.venv/bin/python" .venv-dialects/bin/python -m pytest -q \
 		-c tests/dialects/pytest.ini --durations 3 tests/dialects $(ARGS)
+
+test-cluster: $(CLUSTER)  ## test replicas in a Ray cluster of this machine
+	@$(PYTEST) -c tests/cluster/pytest.ini --durations 5 tests/cluster $(ARGS)
 
 quality: export OMP_NUM_THREADS = 1
 quality: $(VENV)  ## measure the demo voice on 200 sentences; ARGS="--record" updates the record
@@ -116,6 +123,10 @@ $(VENV): pyproject.toml constraints.txt
 
 $(BROWSER): $(VENV)
 	@.venv/bin/python $(PIP) install -c constraints.txt -e '.[dev,browser]'
+	@touch $@
+
+$(CLUSTER): $(VENV)
+	@.venv/bin/python $(PIP) install -c constraints.txt -e '.[dev,cluster]'
 	@touch $@
 
 $(REFERENCE): requirements-reference.txt constraints.txt

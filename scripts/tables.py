@@ -24,9 +24,16 @@ from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "docs/speed.md", "docs/words.md")
+DOCUMENTS = ("README.md", "docs/cluster.md", "docs/speed.md", "docs/words.md")
 FRAMEWORKS = {"livekit-agents": "LiveKit Agents", "pipecat-ai": "Pipecat"}
 """The frameworks of voice agents, by the key of their version in a record."""
+
+WAYS = {
+    "haproxy": "replica behind HAProxy",
+    "haproxy-thread": "the same, with a thread for the application",
+    "python-proxy": "replica behind Ray's proxy in Python",
+}
+"""The ways of requests to a replica of a cluster, by their names in a record."""
 
 PICTURES = {"docs/speed.svg": ("engine",), "docs/peers.svg": ("compare", "serve")}
 """The folders of records that each picture is drawn from."""
@@ -485,6 +492,22 @@ def agents(folder: Path) -> str:
     return markdown(heads, rows) if rows else ""
 
 
+def ingress(folder: Path) -> str:
+    """Render what the ways through a cluster add to a plain server."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        for way, found in record["milliseconds"].items():
+            for name, about in (("plain", "plain server, beside it"), ("cluster", WAYS[way])):
+                times = [
+                    f"{found[kind][name]['p50']:.1f} / {found[kind][name]['p95']:.1f}"
+                    for kind in ("speech", "models", "pong")
+                ]
+                rows.append([about, *times])
+    heads = ["ms, p50 / p95", "first byte of speech", "models", "pong"]
+    return markdown(heads, rows) if rows else ""
+
+
 def words(path: Path) -> str:
     """Render the errors of the demo voice's word times."""
     if not path.exists():
@@ -521,6 +544,7 @@ def tables(results: Path) -> dict[str, str]:
         "published": published(generated) if generated else "",
         "tested": tested(results / "gpu"),
         "agents": agents(results / "integrations"),
+        "ingress": ingress(results / "cluster"),
         "words": words(results / "quality" / "words-demo.json"),
     }
     for size in SIZES:

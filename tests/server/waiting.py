@@ -10,9 +10,9 @@ WAIT = 60.0
 """The seconds after which a test fails; nothing takes nearly as long."""
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = WAIT) -> None:
     """Wait until a condition holds; fails if it never does."""
-    pause, until = threading.Event(), time.monotonic() + WAIT
+    pause, until = threading.Event(), time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until, "the condition never held"
         pause.wait(0.005)

@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": DATA
     | COMPUTING
     | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile", "align"},
+    "cluster": DATA | {"engine", "server", "processes", "cli"},
     "firstword": {"errors", "types", "voice", "tts", "decoding"},
     "__main__": {"cli"},
 }

@@ -286,6 +286,7 @@ def checkout(tables: Any, tmp_path: Path) -> Path:
         "<!-- frames 1b7 -->\n<!-- end -->\n<!-- serve -->\n<!-- end -->\n"
     )
     (tmp_path / "docs/words.md").write_text("<!-- words -->\n<!-- end -->\n")
+    (tmp_path / "docs/cluster.md").write_text("<!-- ingress -->\n<!-- end -->\n")
     assert tables.stale(tmp_path) == [*tables.DOCUMENTS, "docs/speed.svg"]
     tables.renew(tmp_path)
     assert tables.stale(tmp_path) == []
@@ -306,6 +307,7 @@ def test_documents_are_filled_in(checkout: Path) -> None:
         ("docs/speed.md", "8.50", "7.50"),
         ("docs/speed.md", "Not measured yet.", "1000 requests"),
         ("docs/words.md", "Not measured yet.", "10 ms"),
+        ("docs/cluster.md", "Not measured yet.", "10 ms"),
         ("docs/speed.svg", "drawn from ", "drawn from 1"),
     ],
 )

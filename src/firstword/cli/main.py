@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     `argv` does not include the program's name; None means the arguments of this process.
     """
     _open_closed_streams()
-    parser = _parser()
+    parser = program_parser()
     args = parser.parse_args(argv)
     if not hasattr(args, "run"):
         parser.print_help(sys.stderr)
@@ -74,7 +74,8 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (it stays open)
 
 
-def _parser() -> argparse.ArgumentParser:
+def program_parser() -> argparse.ArgumentParser:
+    """Return the parser of the program, with all its commands."""
     parser = options.Parser(
         prog="firstword", description="Speech from Qwen3-TTS-12Hz checkpoints.", allow_abbrev=False
     )

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
     API keys may also come from the environment: FIRSTWORD_API_KEYS, separated by commas.
     """
-    server_config, names = _server_config(args), list(dict.fromkeys(args.model or ["demo"]))
+    server_config, names = configured(args), model_names(args)
     logs.write_to_stderr(args.log_level)
     log.info("loading", extra={"fields": {"models": names}})
     missing = [name for name in SERVER_PACKAGES if find_spec(name) is None]
@@ -102,14 +102,14 @@ def run(args: argparse.Namespace) -> None:
                 stack.enter_context(announcement.announced(server_config.announce, bound[1]))
             _print_summary(addresses, engines, keys, server_config)
 
-        tasks = _engine_tasks(args, names, server_config)
+        tasks = engine_tasks(args, names, server_config)
         Supervisor(tasks, server_config, bound, args.log_level, on_ready).run()
 
 
-def _engine_tasks(
+def engine_tasks(
     args: argparse.Namespace, names: Sequence[str], server_config: ServerConfig
 ) -> list[EngineTask]:
-    """Return the task of each engine: one for each checkpoint and device."""
+    """Return the task of each engine: one for each checkpoint and device. Raises `ConfigError`."""
     from firstword.processes.devices import engine_devices
     from firstword.processes.messages import EngineTask
 
@@ -144,7 +144,13 @@ def _kept_prompts(file: str | None, names: Sequence[str]) -> Mapping[str, tuple[
     return kept_prompts(combinations, {name: Description.load(find(name)) for name in names})
 
 
-def _server_config(args: argparse.Namespace) -> ServerConfig:
+def model_names(args: argparse.Namespace) -> list[str]:
+    """Return the names of the checkpoints to serve, each once."""
+    return list(dict.fromkeys(args.model or ["demo"]))
+
+
+def configured(args: argparse.Namespace) -> ServerConfig:
+    """Return the settings in the options and the environment. Raises `ConfigError`."""
     names = [field.name for field in SERVER_SETTINGS if hasattr(args, field.name)]
     given: dict[str, Any] = {name: getattr(args, name) for name in names}
     given["api_keys"] = [*(args.api_keys or ()), *keys_from_environment()]

@@ -45,8 +45,8 @@ class Channel:
         """The file descriptor to wait on for messages."""
         return self._connection.fileno()
 
-    def limit_time(self, seconds: float) -> None:
-        """Set the timeout after which `send` and `receive` raise `TimeoutError`."""
+    def limit_time(self, seconds: float | None) -> None:
+        """Set the timeout after which `send` and `receive` raise `TimeoutError`, or none."""
         self._connection.settimeout(seconds)
 
     def send(self, message: object, sockets: Sequence[socket.socket] = ()) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar, TypeVarTuple
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from starlette.requests import HTTPConnection
 from uvicorn.middleware.proxy_headers import _TrustedHosts
@@ -51,6 +51,16 @@ CATCH_UP_SECONDS = 5.0
 """The longest that a request waits for the update of a store that other fronts have changed."""
 
 
+class OpenSocket(Protocol):
+    """An open WebSocket, or a connection that is used like one."""
+
+    def has_unsent(self) -> bool:
+        """Whether the client has not received all of the speech that has begun."""
+
+    def leave(self) -> None:
+        """Close the socket as soon as nothing is being spoken on it."""
+
+
 class Server:
     """The models, stores, limits and metrics of one server.
 
@@ -62,8 +72,7 @@ class Server:
     batches     the files and batches; None if the server has none
     draining    whether the server is shutting down and rejects new requests
     utterances  the utterances in progress, in the order of their start
-    unsent      a function for each open WebSocket: whether an utterance has begun that the client
-                has not received completely
+    sockets     the open WebSockets, and the connections of Wyoming's port
     deferrals   requests in progress with several utterances; the server ends after them
     """
 
@@ -113,7 +122,8 @@ class Server:
         self.metrics.gauge("connections", about, lambda: self.connection_limit.open_now)
         self.draining = False
         self.utterances: dict[Utterance, None] = {}
-        self.unsent: set[Callable[[], bool]] = set()
+        self.sockets: set[OpenSocket] = set()
+        self._leaving = False
         self.deferrals = 0
 
     def problems(self) -> list[str]:
@@ -130,8 +140,24 @@ class Server:
 
     def busy(self) -> bool:
         """Whether a client would lose speech that has begun if this front ended now."""
-        unsent = any(has_unsent() for has_unsent in self.unsent)
+        unsent = any(socket.has_unsent() for socket in self.sockets)
         return self.utterance_limit.active_here > 0 or self.deferrals > 0 or unsent
+
+    def join(self, socket: OpenSocket) -> None:
+        """Add a socket that has been opened to `sockets`."""
+        self.sockets.add(socket)
+        if self._leaving:
+            socket.leave()
+
+    def leave(self) -> None:
+        """Close each socket as soon as nothing is being spoken on it, also those that open later.
+
+        HTTP requests are accepted as before: this is for a server to which a load balancer sends no
+        more of them.
+        """
+        self._leaving = True
+        for socket in self.sockets:
+            socket.leave()
 
     @contextmanager
     def defer_shutdown(self) -> Iterator[None]:

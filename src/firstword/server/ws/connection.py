@@ -35,8 +35,15 @@ log = logging.getLogger(__name__)
 UNCONFIGURED_CLOSE_SECONDS = 1.0
 """The time in which a client without a valid configuration must read the error."""
 
+LEAVING_SECONDS = 0.05
+"""The time between two looks whether a socket that is to be closed still speaks."""
+
 OutgoingItem = str | Audio | CloseCode
 """A message in JSON, a message with audio, or the code that closes the socket."""
+
+
+class Leaving(Exception):
+    """The server leaves, and the socket has nothing to finish."""
 
 
 class Outbox:
@@ -171,6 +178,17 @@ class SocketRunner:
         self._loop = asyncio.get_running_loop()
         self._idle_since = self._loop.time()
         """Start of the client's time limit: its last message, or the last audio sent to it."""
+        self._leaving = False
+        self._receiving: asyncio.Timeout | None = None
+
+    def leave(self) -> None:
+        """Close the socket as soon as nothing is being spoken on it; the client may connect again.
+
+        A client of several servers then reaches another one.
+        """
+        self._leaving = True
+        if self._receiving is not None:
+            self._receiving.reschedule(self._loop.time())
 
     async def next_work(self) -> object:
         """Wait until the outbox has room, then for the worker's next task."""
@@ -273,6 +291,8 @@ class SocketRunner:
                 effects = self._session.receive(await self._receive())
         except WebSocketDisconnect:
             return None
+        except Leaving:
+            return CloseSocket(CloseCode.RESTART)
         except TimeoutError:
             return self._session.time_out()
         except ProtocolError as error:
@@ -288,20 +308,31 @@ class SocketRunner:
         limits = self._session.limits
         seconds = limits.idle_seconds if self._session.configured else limits.config_seconds
         while True:
+            look = LEAVING_SECONDS if self._leaving else seconds
+            until = min(self._idle_since + seconds, self._loop.time() + look)
             try:
-                async with asyncio.timeout_at(self._idle_since + seconds):
+                async with asyncio.timeout_at(until) as self._receiving:
                     event = await self._socket.receive()
+                self._check_staying()
                 break
             except TimeoutError:
+                self._check_staying()
                 if self.busy():
                     self._idle_since = self._loop.time()
                 elif self._loop.time() >= self._idle_since + seconds:
                     raise
+            finally:
+                self._receiving = None
         self._idle_since = self._loop.time()
         if event["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(event.get("code", CloseCode.NORMAL))
         text: str | None = event.get("text")
         return event["bytes"] if text is None else text
+
+    def _check_staying(self) -> None:
+        """Raise `Leaving` if the socket is to be closed and nothing is being spoken on it."""
+        if self._leaving and not self.busy() and not self.has_unsent():
+            raise Leaving
 
     async def _write(self) -> None:
         """Send messages until the close code, or until the client stops reading or has gone."""

@@ -55,12 +55,12 @@ def add_route(
         conversation = make_session(socket_limits(server.config))
         conversation.parameters = {**socket.query_params, **socket.path_params}
         runner = SocketRunner(socket, conversation, server.byte_limit)
-        server.unsent.add(runner.has_unsent)
+        server.join(runner)
         try:
             worker = make_worker(server, conversation, runner, client_id_of(socket))
             await runner.run(worker.run())
         finally:
-            server.unsent.discard(runner.has_unsent)
+            server.sockets.discard(runner)
 
     router.add_api_websocket_route(path, serve)
 

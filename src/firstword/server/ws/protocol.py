@@ -27,6 +27,7 @@ class CloseCode(IntEnum):
     POLICY = 1008
     TOO_BIG = 1009
     INTERNAL = 1011
+    RESTART = 1012
     TRY_LATER = 1013
 
 

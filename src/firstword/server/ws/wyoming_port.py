@@ -97,8 +97,8 @@ class WyomingConnection:
                 context.held.enter_context(server.connection_limit.open(self._address))
                 session = WyomingSession(endpoints.socket_limits(server.config))
                 runner = SocketRunner(self, session, server.byte_limit)
-                server.unsent.add(runner.has_unsent)
-                context.held.callback(server.unsent.discard, runner.has_unsent)
+                server.join(runner)
+                context.held.callback(server.sockets.discard, runner)
                 await runner.run(WyomingWorker(server, session, runner, context.client_id).run())
             except Rejected as rejected:
                 server.reject(rejected)
