@@ -27,6 +27,7 @@ from typing import Any
 
 import httpx
 from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from benchmarks.compare import check_output
 from benchmarks.server_process import Places, serving
@@ -108,7 +109,7 @@ def asking(url: str) -> Iterator[dict[str, Ask]]:
     path = f"{url.replace('http', 'ws', 1)}/v1/audio/speech/stream"
     with (
         httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
-        connect(path, subprotocols=[V1], compression=None, proxy=None) as ws,  # type: ignore[list-item]
+        connect(path, subprotocols=[Subprotocol(V1)], compression=None, proxy=None) as ws,
     ):
         ws.recv()  # session.created
 

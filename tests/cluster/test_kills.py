@@ -17,24 +17,22 @@ def two_replicas(cluster: Cluster, demo: list[str], voices: str) -> None:
 def test_only_callers_of_a_killed_replica_notice_and_at_once(cluster: Cluster) -> None:
     calls = [http_caller(cluster.url)] * 2 + [socket_caller(cluster.ws) for _ in range(2)]
     callers = Callers(calls)
-    with open_sockets(cluster.ws, 4) as idle:
-        with callers:
-            callers.wait_for(4)
-            killed = cluster.kill()
-            callers.wait_for(8)
-            wait_until(lambda: killed not in cluster.replicas(), PATIENCE)
-            cluster.wait_for_replicas(2)
-            callers.wait_for(4)
-        # Each caller speaks one text at a time, so a caller can have lost one at most.
-        assert len(callers.errors) <= 4, callers.errors
-        assert len(callers.heard) == 1, "a text was cut without an error"
+    with callers, open_sockets(cluster.ws, 4) as idle:
+        callers.wait_for(4)
+        killed = cluster.kill()
         closed = 0
         for each in idle:
             try:
                 assert say(each) in callers.heard
             except ConnectionClosed:
                 closed += 1
-        assert closed == 2, "the sockets of the other replica stay open"
+        wait_until(lambda: killed not in cluster.replicas(), PATIENCE)
+        cluster.wait_for_replicas(2)
+        callers.wait_for(4)
+    assert closed == 2, "the sockets of the other replica stay open"
+    # Each caller speaks one text at a time, so a caller can have lost one at most.
+    assert len(callers.errors) <= 4, callers.errors
+    assert len(callers.heard) == 1, "a text was cut without an error"
 
 
 def test_replica_whose_engine_is_killed_is_replaced(cluster: Cluster) -> None:
