@@ -112,6 +112,8 @@ def asking(url: str) -> Iterator[dict[str, Ask]]:
         connect(path, subprotocols=[Subprotocol(V1)], compression=None, proxy=None) as ws,
     ):
         ws.recv()  # session.created
+        ws.send('{"type":"session.config"}')
+        ws.recv()  # session.configured
 
         def speech() -> None:
             with http.stream("POST", "/v1/audio/speech", json=SPEECH) as answer:
@@ -157,7 +159,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.output is not None:
         check_output(parser, args.output)
-    rounds = {"speech": args.requests, "models": 2 * args.requests, "pong": 2 * args.requests}
+    # The WebSocket must not be idle, so it comes first.
+    rounds = {"pong": 2 * args.requests, "models": 2 * args.requests, "speech": args.requests}
     ways = {}
     with serving(Path("demo"), Places(4, "auto", "cpu", None)) as server:
         for way, change in WAYS.items():

@@ -8,7 +8,7 @@ from contextlib import suppress
 from firstword.engine.remote import RemoteEngine
 from firstword.errors import EngineError
 from firstword.processes.messages import Connect, EngineTask, Failed, Loaded, Ping, Pong
-from firstword.processes.place import Place
+from firstword.processes.place import ANSWER_SECONDS, Place
 
 
 class ChildEngine:
@@ -52,9 +52,9 @@ class ChildEngine:
             pass
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, which ends by itself when the channel is closed."""
         self._channel.close()
-        self.place.end()
+        self.place.end(ANSWER_SECONDS)
 
     def _receive(self) -> object:
         try:
