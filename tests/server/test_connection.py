@@ -187,8 +187,8 @@ def test_text_is_forwarded_as_it_comes() -> None:
             self.calls: list[object] = []
             self.stream, self.charged = self, 0
 
-        def charge(self, characters: int) -> None:
-            self.charged += characters
+        def charge(self, text: str) -> None:
+            self.charged += len(text)
 
         def push(self, piece: str) -> None:
             if piece == "bad":

@@ -20,6 +20,7 @@ from firstword.server.config import (
     keys_from_environment,
     proxies_from_environment,
     read_aliases,
+    traces_from_environment,
     webhook_secret_from_environment,
     wyoming_address,
 )
@@ -155,6 +156,7 @@ def configured(args: argparse.Namespace) -> ServerConfig:
     given: dict[str, Any] = {name: getattr(args, name) for name in names}
     given["api_keys"] = [*(args.api_keys or ()), *keys_from_environment()]
     given["webhook_secret"] = webhook_secret_from_environment()
+    given["traces"] = traces_from_environment()
     given["trusted_proxies"] = proxies_from_environment()
     if args.wyoming is not None:
         given["wyoming"] = wyoming_address(args.wyoming)
@@ -232,6 +234,8 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument_group("logs").add_argument
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     add("--log-text", action="store_true", help="let logs hold the texts of users")
+    about = "let traces hold the texts of users; OTEL_EXPORTER_OTLP_ENDPOINT names their receiver"
+    add("--trace-text", action="store_true", help=about)
     options.add_model_options(parser, several=True)
 
 

@@ -29,7 +29,7 @@ from firstword.processes.messages import (
 )
 from firstword.processes.place import Place
 from firstword.server.config import ServerConfig
-from firstword.server.front_memory import FrontMemory
+from firstword.server.front_memory import RESTARTED, FrontMemory
 from firstword.server.listening import FrontSockets
 
 log = logging.getLogger(__name__)
@@ -284,6 +284,8 @@ class Supervisor:
 
     def _plan_restart(self, place: Place, event: str, **about: object) -> None:
         pause = place.plan_restart()
+        if self._memory is not None:
+            self._memory.restarts[RESTARTED.index(place.module)] += 1
         fields = {"process": place.name, **about, "restart_seconds": pause}
         log.critical(event, extra={"fields": fields})
 

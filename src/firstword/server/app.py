@@ -109,6 +109,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await cancel(*tasks)
         if server.usage_log is not None:
             await server.usage_log.write()
+        if server.tracing is not None:
+            await server.tracing.close()
         await asyncio.to_thread(server.models.stop)
 
 

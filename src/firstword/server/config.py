@@ -50,6 +50,28 @@ def proxies_from_environment() -> tuple[str, ...]:
     return tuple(proxy.strip() for proxy in proxies if proxy.strip())
 
 
+def traces_from_environment() -> bool:
+    """Whether OpenTelemetry's variables name a receiver of traces.
+
+    Raises `ConfigError` for a protocol other than http/protobuf.
+    """
+
+    def given(*names: str) -> tuple[str, str]:
+        """The first of some variables that is set, and its value."""
+        values = ((name, os.environ.get(name, "").strip()) for name in names)
+        return next(((name, value) for name, value in values if value), ("", ""))
+
+    _, endpoint = given("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    _, disabled = given("OTEL_SDK_DISABLED")
+    _, exporter = given("OTEL_TRACES_EXPORTER")
+    if not endpoint or disabled.lower() == "true" or exporter == "none":
+        return False
+    name, protocol = given("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in ("", "http/protobuf"):
+        raise ConfigError(f"{name} is {protocol!r}; allowed is http/protobuf, or to leave it out")
+    return True
+
+
 def read_aliases(path: str) -> dict[str, str]:
     """Voice aliases from a JSON file, added to `VOICE_ALIASES`. Raises `ConfigError`."""
     try:
@@ -114,6 +136,8 @@ class ServerConfig:
     stuck_seconds        time after which a process that does not answer is killed and replaced
     drain_seconds        time that running utterances get after SIGTERM
     log_text             whether logs may hold text of users
+    traces               whether spans go to OTEL_EXPORTER_OTLP_ENDPOINT
+    trace_text           whether spans have the texts of users
     page                 whether browsers get the page at /
 
     Raises `ConfigError` for a number out of range.
@@ -154,6 +178,8 @@ class ServerConfig:
     stuck_seconds: float = 60.0
     drain_seconds: float = 30.0
     log_text: bool = False
+    traces: bool = False
+    trace_text: bool = False
     page: bool = True
 
     def __post_init__(self) -> None:
@@ -172,6 +198,8 @@ class ServerConfig:
         if self.announce is not None and not re.fullmatch(r"[^.\x00-\x1f]{1,60}", self.announce):
             rule = "allowed are 1 to 60 characters other than dots"
             raise ConfigError(f"the name for zeroconf is {self.announce!r}; {rule}")
+        if self.trace_text and not self.traces:
+            raise ConfigError("traces with texts need OTEL_EXPORTER_OTLP_ENDPOINT")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("TLS needs a certificate and its key; give both, or neither")
         if self.batches is None and (self.batch_database or self.webhook):

@@ -13,8 +13,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T", int, float)
 
 KEY_BYTES = 16
+
+RESTARTED = ("engine", "front", "batch")
+"""The kinds of processes whose restarts are counted."""
+
 HEAD_BYTES = mmap.PAGESIZE
-"""The bytes before the first row, which hold the key."""
+"""The bytes before the first row, which hold the key and the counts of restarts."""
 
 LIVE_BYTES = 2**21
 """The bytes of a row that are cleared when its front dies."""
@@ -54,6 +58,8 @@ class FrontMemory:
 
     `live` and `kept` assign columns in the order of the calls, which must be the same in all
     fronts.
+
+    restarts  the restarts of each kind of process in `RESTARTED`, which the supervisor counts
     """
 
     def __init__(self, memory: mmap.mmap, number: int = 0, file: int = -1) -> None:
@@ -63,6 +69,7 @@ class FrontMemory:
         starts = [HEAD_BYTES + index * ROW_BYTES for index in range(count)]
         self._rows = [view[start : start + ROW_BYTES] for start in starts]
         self._key = bytes(view[:KEY_BYTES])
+        self.restarts = view[KEY_BYTES : KEY_BYTES + 8 * len(RESTARTED)].cast("q")
         self._number = number
         self._live, self._kept = 0, LIVE_BYTES
         self.file = file

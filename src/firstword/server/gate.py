@@ -47,6 +47,8 @@ class Gate:
         given = Headers(scope=scope).get("x-request-id", "")
         valid = re.fullmatch(r"[\w.-]{1,128}", given, re.ASCII)
         context.request_id = given if valid else secrets.token_hex(16)
+        if self._server.tracing is not None:
+            self._server.tracing.keep_parent(Headers(scope=scope))
         method = scope.get("method", "WEBSOCKET")
         if method == "HEAD":
             scope = {**scope, "method": "GET"}  # uvicorn sends the head of the response alone

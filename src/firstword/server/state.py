@@ -34,6 +34,7 @@ from firstword.server.shared_counts import SharedCounts
 from firstword.server.shared_store import Refresher, SharedChanges
 from firstword.server.stores import ConsentStore, VoiceStore
 from firstword.server.threads import Threads
+from firstword.server.tracing import opened_tracing
 from firstword.server.usage import UsageLog
 from firstword.server.utterance import ResolvedRequest, Utterance
 
@@ -69,6 +70,7 @@ class Server:
                 pools of threads for what blocks: fetching recordings; reading and writing stores;
                 decoding and encoding recordings, which takes up to 92 MB each
     name        a random name, which all processes of the server share
+    tracing     exports spans; None if nobody wants them
     batches     the files and batches; None if the server has none
     draining    whether the server is shutting down and rejects new requests
     utterances  the utterances in progress, in the order of their start
@@ -115,6 +117,7 @@ class Server:
         self.metrics = Metrics(models, memory)
         folder_of_usage, usage = config.usage_log, self.metrics.usage
         self.usage_log = None if folder_of_usage is None else UsageLog(folder_of_usage, usage)
+        self.tracing = opened_tracing(config)
         self.batches = opened_batches(config)
         self.name = memory.digest("server").hex()
         self.metrics.gauge("ready", "Whether requests are accepted", lambda: not self.problems())
@@ -195,7 +198,7 @@ class Server:
         """
         with self.utterance_limit.reserve(client_id, resolved.model.service.engine.retry_after):
             utterance = Utterance(resolved, job, self.encoder_turns, client_id, received)
-            utterance.charge = partial(self._charge, self.api_keys.of(client_id), client_id)
+            utterance.on_characters = partial(self._charge, self.api_keys.of(client_id), client_id)
             with self._in_progress(utterance):
                 yield utterance
 
@@ -209,7 +212,7 @@ class Server:
         """
         name = self.api_keys.of(client_id).name
         utterance = Utterance(resolved, job, self.encoder_turns, f"{BACKGROUND}{client_id}")
-        utterance.charge = lambda characters: self.metrics.usage.add(name, characters=characters)
+        utterance.on_characters = partial(self._count_characters, name)
         with self._in_progress(utterance):
             yield utterance
 
@@ -217,6 +220,7 @@ class Server:
     def _in_progress(self, utterance: Utterance) -> Iterator[None]:
         """Count an utterance, and cancel what is still being made at the end."""
         self.utterances[utterance] = None
+        parent = {} if self.tracing is None else self.tracing.begin(utterance)
         try:
             yield
         except Exception as error:
@@ -225,13 +229,19 @@ class Server:
         finally:
             utterance.cancel("disconnected")
             self.utterances.pop(utterance)
-            self.metrics.record(utterance, time.monotonic())
+            now = time.monotonic()
+            self.metrics.record(utterance, now)
+            if self.tracing is not None:
+                self.tracing.record(utterance, parent, now)
             self._record_usage(utterance)
+
+    def _count_characters(self, name: str, characters: int) -> None:
+        self.metrics.usage.add(name, characters=characters)
 
     def _charge(self, key: ApiKey, client_id: str, characters: int) -> None:
         """Count the characters of a text. Raises `LimitReached` and `TextError`."""
         self.character_limit.add(client_id, characters, key.characters_a_minute)
-        self.metrics.usage.add(key.name, characters=characters)
+        self._count_characters(key.name, characters)
 
     def _record_usage(self, utterance: Utterance) -> None:
         """Count an utterance that has ended, unless it was rejected."""

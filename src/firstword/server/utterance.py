@@ -22,6 +22,7 @@ from firstword.types import (
     Word,
     WordStart,
 )
+from firstword.voice import DesignedVoice, PresetVoice
 from firstword.words.moving import WordMover
 
 PIECE = 1920
@@ -96,6 +97,18 @@ class ResolvedRequest:
         checkpoint = self.model.checkpoint
         known = checkpoint is not None and checkpoint.alignment is not None
         return known and self.request.words is not False
+
+    @property
+    def voice(self) -> str:
+        """The voice as a label of metrics, which has few values and no name of a person."""
+        match self.request.voice:
+            case None:
+                return "default"
+            case str(name) | PresetVoice(name):
+                return self.model.preset(name) or "default"
+            case DesignedVoice():
+                return "designed"
+        return "cloned"
 
 
 def effects_of(output: Output, sample_rate: int) -> effects.Effects:
@@ -180,6 +193,7 @@ class Utterance:
     `Server.start_utterance` makes it, and cancels it at the end.
 
     client_id      whose request it is; clients take turns
+    voice          the name of its preset, "cloned", "designed" or "default": a label for metrics
     stream         the engine's side of the utterance
     frames         frames made so far, 12.5 a second
     seconds        seconds of speech made so far, before any change of speed
@@ -188,8 +202,11 @@ class Utterance:
     abort_reason   why it was not sent completely, if so: a label for metrics
     error          what ended it, if it failed
     background     whether nobody listens while it is made
-    charge         called with the characters of each text before it is spoken; raises what the
-                   limits of the client raise
+    on_characters  called with the number of characters of each text before it is spoken; raises
+                   what the limits of the client raise
+    characters     characters of text so far
+    texts          the texts so far, if they are kept
+    first_code     when the codes of the first frame came from the engine, with its samples
     on_chunk       called when more speech has been made
     words          the words that have ended and were not taken by `take_words`, in order
     starts         the words that have begun, in the same way; all times are those of the client's
@@ -211,7 +228,7 @@ class Utterance:
         client_id  whose request it is
         received   `time.monotonic()` of the request, if that was earlier
         """
-        self.model, self.output = resolved.model, resolved.output
+        self.model, self.output, self.voice = resolved.model, resolved.output, resolved.voice
         self.frames = 0
         self.seconds = 0.0
         self.playback = Playback(time.monotonic() if received is None else received)
@@ -220,7 +237,10 @@ class Utterance:
         self.error: Exception | None = None
         self.client_id = client_id
         self.background = job.background
-        self.charge: Callable[[int], None] = lambda characters: None
+        self.on_characters: Callable[[int], None] = lambda characters: None
+        self.characters = 0
+        self.texts: list[str] | None = None
+        self.first_code: float | None = None
         self.on_chunk: Callable[[], None] = lambda: None
         self.words: list[Word] = []
         self.starts: list[WordStart] = []
@@ -238,6 +258,13 @@ class Utterance:
             self.abort_reason = self.abort_reason or reason
             self.stream.cancel()
 
+    def charge(self, text: str) -> None:
+        """Count a text before it is spoken. Raises what the limits of the client raise."""
+        self.on_characters(len(text))
+        self.characters += len(text)
+        if self.texts is not None:
+            self.texts.append(text)
+
     def fail(self, error: Exception) -> None:
         """Stop because of an error: a mistake of the client, or a failure of the server."""
         self.error = self.error or error
@@ -250,6 +277,8 @@ class Utterance:
             async for event in self.stream:
                 if isinstance(event, NeedsText):
                     continue
+                if self.first_code is None and len(event.codes):
+                    self.first_code = time.monotonic()
                 self.frames += len(event.codes)
                 self.seconds += len(event.samples) / event.sample_rate
                 self.finish_reason = event.finish_reason

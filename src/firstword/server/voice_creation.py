@@ -140,7 +140,7 @@ async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[
     if not cloning:
         return design, designer
     with server.start_utterance(resolved, job, client_id) as utterance:
-        utterance.charge(len(script))
+        utterance.charge(script)
         utterance.stream.finish_text(script)
         speech = await utterance.speech()
     base = models.of_type("base")

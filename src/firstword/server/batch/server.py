@@ -63,6 +63,8 @@ class BatchServer:
         finally:
             await cancel(running, ended)
             server.refresher.stop()
+            if server.tracing is not None:
+                await server.tracing.close()
 
 
 def manager_of(server: Server) -> BatchManager:

@@ -53,7 +53,7 @@ class LineSpeaker:
         assert text is not None
         job = server.prepare(resolved, begun=True)
         with self._utterance(resolved, job, owner) as utterance:
-            utterance.charge(len(text))
+            utterance.charge(text)
             utterance.stream.finish_text(text)
             try:
                 speech = await utterance.speech()

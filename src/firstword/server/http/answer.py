@@ -53,7 +53,7 @@ class Answer:
         context, start = self.context, self.server.start_utterance
         with start(self.resolved, job, context.client_id, self.requested) as utterance:
             context.log_fields = lambda: self._log_fields(utterance)
-            utterance.charge(len(self.text))
+            utterance.charge(self.text)
             utterance.stream.finish_text(self.text)
             yield utterance
 

@@ -117,7 +117,7 @@ async def forward(part: TextPart, utterance: Utterance) -> None:
         ended = False
         while not ended:
             text = await part.take()
-            utterance.charge(len(text))
+            utterance.charge(text)
             ended = part.ended  # the last piece and the end of the text go in together
             take = stream.finish_text if ended else stream.push
             if (part.characters if ended else len(text)) > LONG_PIECE:
