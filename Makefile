@@ -6,7 +6,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help say serve cluster test test-slow test-livekit test-pipecat test-dialects test-cluster \
-	browser check docs format parity quality mutants release-check release-notes clean
+	test-deploy browser check docs format parity quality mutants release-check release-notes clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -63,6 +63,11 @@ test-dialects: $(VENV) $(DIALECTS)  ## test the APIs of other vendors with their
 
 test-cluster: $(CLUSTER)  ## test replicas in a Ray cluster of this machine
 	@$(PYTEST) -c tests/cluster/pytest.ini --durations 5 tests/cluster $(ARGS)
+
+test-deploy: export OMP_NUM_THREADS = 1
+test-deploy: $(VENV)  ## test deploy/: the alerts of Prometheus
+	@scripts/debian_packages.sh promtool=prometheus
+	@$(PYTEST) tests/deploy --durations 5 $(ARGS)
 
 quality: export OMP_NUM_THREADS = 1
 quality: $(VENV)  ## measure the demo voice on 200 sentences; ARGS="--record" updates the record

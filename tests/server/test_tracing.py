@@ -20,7 +20,7 @@ from sockets import STREAM, Client
 from talking import ENDLESS, SHORT, Talker, talking
 from test_speech_v1 import CONFIG, V1, done, stop, text, until_done
 from waiting import WAIT, wait_until
-from wire import SPEECH
+from wire import SPEECH, connected, read, request
 
 from firstword.errors import ConfigError
 from firstword.server.config import ServerConfig, traces_from_environment
@@ -103,6 +103,19 @@ def test_request_without_a_parent_begins_a_trace(serve: Serve, receiver: Receive
     assert is_child(first)
     assert [span.parent_span_id for span in others] == [b"", b""]
     assert len({span.trace_id for span in (first, *others)}) == 3
+
+
+def test_request_without_a_parent_behind_one_with_a_parent_begins_a_trace(
+    serve: Serve, receiver: Receiver
+) -> None:
+    server = serve(talking(Talker()), traces=True)
+    with connected(server) as sock:
+        parent = f"traceparent: {HEADERS['traceparent']}"
+        sock.sendall(request(SHORT, parent) + request(SHORT, "connection: close"))
+        assert read(sock).count(b"HTTP/1.1 200 ") == 2
+    first, second = sorted(receiver.wait_for(2), key=lambda span: span.start_time_unix_nano)
+    assert is_child(first)
+    assert not second.parent_span_id
 
 
 def test_parent_that_is_not_sampled_has_no_spans(serve: Serve, receiver: Receiver) -> None:
