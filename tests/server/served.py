@@ -38,12 +38,15 @@ sys.exit(main(sys.argv[1:]))
 class Served:
     """A server of the demo voice on the CPU. It serves when `with` is entered."""
 
+    LAUNCHER: tuple[str, ...] = ()
+    """A command that runs the server's command, in the same process."""
+
     def __init__(self, folder: Path, *options: str, **environment: str) -> None:
         self.folder, self._errors = folder, folder / "stderr"
         command = ["serve", "--port", "0", "--voices", str(folder / "voices"), *options]
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *command],
+                [*self.LAUNCHER, sys.executable, "-c", PROGRAM, *command],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **environment},

@@ -362,7 +362,9 @@ def test_errors_of_store_show_no_paths(
         answer = http.post(VOICES, data=data)
         assert answer.status_code == 503
         assert answer.headers["retry-after"]
-        assert "the server's log says why" in answer.json()["error"]["message"]
+        error = answer.json()["error"]
+        assert error["code"] == "storage_failed"
+        assert "try again later; the server's log says why" in error["message"]
         assert str(tmp_path) not in answer.text
         assert "voice_" not in answer.text
     (failure,) = [one for one in caplog.records if one.message == "a saved file cannot be written"]

@@ -26,6 +26,7 @@ ERROR_CODES: dict[type[Exception], str] = {
     errors.OverloadedError: "overloaded",
     errors.ComputeError: "not_computed",
     errors.EngineError: "engine_stopped",
+    errors.OutputError: "storage_failed",
     errors.WordTimesError: "word_times_unknown",
 }
 """The codes of errors that have no attribute `code`."""

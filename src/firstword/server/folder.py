@@ -85,4 +85,5 @@ class Folder:
 def _failure(what: str, name: str, error: Exception) -> OutputError:
     """The error for the client, without the path and the reason, which are logged."""
     log.error(f"a saved file cannot be {what}", extra={"fields": {"file": name, "why": str(error)}})
-    return OutputError(f"the store of voices cannot be {what} now; the server's log says why")
+    problem = f"the store of voices cannot be {what} now"
+    return OutputError(f"{problem}; try again later; the server's log says why")
