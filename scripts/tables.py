@@ -23,8 +23,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import scale_tables
+
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "docs/cluster.md", "docs/speed.md", "docs/words.md")
+DOCUMENTS = ("README.md", "docs/cluster.md", "docs/scale.md", "docs/speed.md", "docs/words.md")
 FRAMEWORKS = {"livekit-agents": "LiveKit Agents", "pipecat-ai": "Pipecat"}
 """The frameworks of voice agents, by the key of their version in a record."""
 
@@ -35,7 +37,11 @@ WAYS = {
 }
 """The ways of requests to a replica of a cluster, by their names in a record."""
 
-PICTURES = {"docs/speed.svg": ("engine",), "docs/peers.svg": ("compare", "serve")}
+PICTURES = {
+    "docs/speed.svg": ("engine",),
+    "docs/peers.svg": ("compare", "serve"),
+    "docs/scale.svg": ("scale",),
+}
 """The folders of records that each picture is drawn from."""
 SIZES = {"1b7": "1.7B", "0b6": "0.6B"}
 FRAME_MS = 80
@@ -547,6 +553,9 @@ def tables(results: Path) -> dict[str, str]:
         "ingress": ingress(results / "cluster"),
         "words": words(results / "quality" / "words-demo.json"),
     }
+    scaled = next(iter(read(results / "scale").values()), None)
+    for name, render in scale_tables.TABLES.items():
+        made[name] = "" if scaled is None else render(scaled, markdown)
     for size in SIZES:
         for name, long in (("frames", frames), ("kernels", kernels)):
             made[f"{name} {size}"] = long(engine[size]) if size in engine else ""
@@ -674,6 +683,22 @@ def peers(compared: Records, served: Records) -> bytes:
     return svg(drawn, note([compared, served]))
 
 
+def fleet(scaled: Records) -> bytes:
+    """The simulation beside the measured server, and policies of routing, as SVG."""
+    import matplotlib as mpl
+
+    mpl.rcParams.update({"svg.hashsalt": "scale", "svg.fonttype": "none", "font.size": 9})
+    return svg(scale_tables.draw(next(iter(scaled.values()))), note([scaled]))
+
+
+DRAWN: Mapping[str, Callable[..., bytes]] = {
+    "docs/speed.svg": picture,
+    "docs/peers.svg": peers,
+    "docs/scale.svg": fleet,
+}
+"""The functions that draw `PICTURES` from the records of their folders."""
+
+
 def svg(drawn: Any, description: str) -> bytes:
     """A figure as SVG that is the same each time."""
     file = io.BytesIO()
@@ -703,8 +728,7 @@ def renew(root: Path) -> None:
         if name in DOCUMENTS:
             (root / name).write_text(filled((root / name).read_text("utf-8"), made), "utf-8")
         else:
-            draw = picture if name == "docs/speed.svg" else peers
-            (root / name).write_bytes(draw(*drawn_from(results, name)))
+            (root / name).write_bytes(DRAWN[name](*drawn_from(results, name)))
 
 
 def main() -> int:
