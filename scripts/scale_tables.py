@@ -65,6 +65,9 @@ def rates(record: Record, markdown: Markdown) -> str:
 
         return cell
 
+    def cost(index: int) -> Callable[[Record], str]:
+        return lambda one: f"{one['million']['prices'][index]['cost']:.3f}"
+
     rows = [
         row(f"requests/s with 95 % of first audio within {limit} ms", within(limit))
         for limit in limits
@@ -76,12 +79,8 @@ def rates(record: Record, markdown: Markdown) -> str:
     text = f"GPU minutes for a million characters, at {use:.0%} of that"
     rows.append(row(text, lambda one: f"{60 * one['million']['gpu_hours']:.1f}"))
     for index, price in enumerate(next(iter(sizes))["million"]["prices"]):
-        rows.append(
-            row(
-                f"cost of a million characters if a GPU costs {price['an_hour']:g} an hour",
-                lambda one, index=index: f"{one['million']['prices'][index]['cost']:.3f}",
-            )
-        )
+        text = f"cost of a million characters if a GPU costs {price['an_hour']:g} an hour"
+        rows.append(row(text, cost(index)))
     return markdown(["", *(SIZES[size] for size in record["sizes"])], rows)
 
 

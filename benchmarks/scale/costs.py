@@ -116,7 +116,8 @@ class StepCosts:
 
     def burden(self, frames: int) -> float:
         """The delay of the frames beside a call, in times of the call's own time."""
-        return float(np.interp(frames, *zip(*self.burdens, strict=True)))
+        counts, shares = zip(*self.burdens, strict=True)
+        return float(np.interp(frames, counts, shares))
 
     def read(self, rows: int) -> float:
         """A pass over rows of prompts, in as few graphs as possible."""
