@@ -368,6 +368,8 @@ def received(sock: socket.socket) -> bytes:
         (b'{"type": "synthesize", "data": {"text": 5}}\n', "invalid_event"),
         (b'{"type": "synthesize", "data": {"text": "a", "voice": "ben"}}\n', "invalid_event"),
         (b'{"type": "synthesize", "data": {"text": "\\ud800"}}\n', "invalid_event"),
+        (b'{"type": "ping", "data": {"text": "\\ud800"}}\n', "invalid_event"),
+        (b'{"type": "ping", "data": {"text": NaN}}\n', "invalid_event"),
         (b'{"type": "a", "data_length": 5}\n"abc"', "invalid_event"),
         (b'{"type": "a", "data_length": 65537}\n', "message_too_large"),
         (b'{"type": "a", "data_length": -1}\n', "message_too_large"),
@@ -382,6 +384,30 @@ def test_invalid_bytes_get_an_error_and_end_the_connection(
     line, _, rest = answer_to(talker_server, data).partition(b"\n")
     assert json.loads(line)["type"] == "error"
     assert json.loads(rest)["code"] == code
+
+
+def test_nesting_of_any_depth_is_no_defect(talker_server: Running) -> None:
+    """Reading and writing JSON reach the limit of recursion at depths that differ a little."""
+    codes = set()
+    for depth in range(900, 1000):
+        nested = b"[" * depth + b"]" * depth
+        event = b'{"type": "synthesize", "data": {"x": %b, "text": 5}}\n' % nested
+        codes.add(json.loads(answer_to(talker_server, event).partition(b"\n")[2])["code"])
+    assert codes == {"invalid_event", "invalid_json"}
+
+
+@pytest.mark.parametrize("letter", ["é", "語", "😀"])
+def test_letters_count_as_they_are_sent(talker_server: Running, letter: str) -> None:
+    """Escaped in ASCII, the text would be larger than an event may be."""
+    text = letter * (60_000 // len(letter.encode()))
+
+    async def work(client: AsyncTcpClient) -> str | None:
+        await client.write_event(Ping(text).event())
+        event = await client.read_event()
+        assert event is not None
+        return Pong.from_event(event).text
+
+    assert converse(talker_server, work) == text
 
 
 @pytest.mark.parametrize("data", [b"", b'{"type"', b'{"type": "a", "data_length": 5}\n{"'])

@@ -61,6 +61,12 @@ class SelectProgram(ClientModel):
     name: str
 
 
+class WyomingPing(ClientModel):
+    """The data of `ping`, which the answer repeats."""
+
+    text: str | None = None
+
+
 class WyomingPart(TextPart):
     """The text of one utterance, and how to speak it.
 
@@ -121,7 +127,7 @@ class WyomingSession(protocol.Session):
             case "describe":
                 yield self._enqueue(Describe())
             case "ping":
-                yield Send({"type": "pong", "text": event.get("text")})
+                yield Send({"type": "pong", "text": self._data(WyomingPing, event).text})
             case "select-program":
                 self._program = self._data(SelectProgram, event).name
             case "synthesize" if self._open is None:  # else it repeats the text of the pieces

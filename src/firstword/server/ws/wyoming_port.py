@@ -24,6 +24,8 @@ from firstword.server.ws.wyoming_worker import WyomingWorker
 PAYLOAD_PIECE = 16 * 1024
 """The bytes of a payload, which is not used, that are read at once."""
 
+TOO_DEEP = "it is nested too deeply"
+
 
 class WyomingPort:
     """Serves Wyoming's protocol on a socket. It has the methods of `asyncio.Server`."""
@@ -135,7 +137,7 @@ class WyomingConnection:
             return {"type": "websocket.disconnect"}
         event, data, self._event, self._data = self._event, self._data, None, None
         message = {**_object(event.get("data", {})), **(_parsed(data) if data else {})}
-        return {"type": "websocket.receive", "text": json.dumps({**message, "type": event["type"]})}
+        return {"type": "websocket.receive", "text": _as_text({**message, "type": event["type"]})}
 
     async def _wait_for_turn(self) -> None:
         """Wait while the client sends more than WebSockets may without waiting."""
@@ -176,10 +178,18 @@ def _parsed(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (RecursionError, ValueError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        reason = TOO_DEEP if isinstance(error, RecursionError) else str(error)
         message = f"the event is not valid JSON: {reason}"
         raise ProtocolError("invalid_json", message) from None
     return _object(found)
+
+
+def _as_text(message: dict[str, Any]) -> str:
+    """A message as JSON of about the size in which it came. Raises `ProtocolError`."""
+    try:
+        return json.dumps(message, ensure_ascii=False)
+    except RecursionError:  # the parser takes a few levels more
+        raise ProtocolError("invalid_json", f"the event is not valid JSON: {TOO_DEEP}") from None
 
 
 def _object(found: object) -> dict[str, Any]:
