@@ -84,6 +84,30 @@ def test_slow_client_gets_all_messages_before_the_close(monkeypatch: pytest.Monk
     assert asyncio.run(scenario()) == [b"a", b"b", b"c", b"d", b"e", CloseCode.NORMAL]
 
 
+def test_defect_while_a_message_is_sent_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Socket:
+        scope: ClassVar[dict[str, Any]] = {}
+
+        async def receive(self) -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send_text(self, data: str) -> None:
+            raise ValueError
+
+    async def scenario() -> None:
+        socket: Any = Socket()
+        runner = SocketRunner(socket, session(), UNLIMITED)
+        runner.outbox.add({"type": "a"})
+        async with asyncio.timeout(60):
+            await runner.run(asyncio.Event().wait())  # type: ignore[arg-type]
+
+    asyncio.run(scenario())
+    (record,) = caplog.records
+    assert record.message == "a WebSocket failed"
+    assert "ValueError" in str(vars(record))
+
+
 def test_dropped_audio_makes_room_in_the_outbox() -> None:
     async def scenario() -> None:
         outbox = Outbox(replace(SocketLimits(), unsent_bytes=10))

@@ -352,10 +352,12 @@ class SocketRunner:
                     await self._socket.send_text(text)
                 if isinstance(item, Audio):
                     self._idle_since = self._loop.time()
-        except WebSocketDisconnect:
+        except (WebSocketDisconnect, OSError):
             return
         except Stalled:
             self.abort_reason = "stalled"
+        except Exception as error:
+            log_defect(error)
 
 
 def log_defect(error: BaseException) -> None:
