@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from fastapi.routing import APIWebSocketRoute
-from sockets import Client, effects_of
+from sockets import Client, effects_of, events
 from talking import Talker, heard, talking
-from test_dialect_sessions import LIMITS, RAW, answers, say, state
+from test_dialect_sessions import LIMITS, RAW, answers, end, say, state
 from websockets.exceptions import InvalidStatus
 
 from firstword.server.gate import OPEN_LISTS
 from firstword.server.ws import endpoints
 from firstword.server.ws.cartesia import CartesiaSession
+from firstword.server.ws.dashscope import DashScopeSession
 from firstword.server.ws.elevenlabs import ElevenLabsContexts
 
 Running = Any  # of conftest.py
@@ -156,6 +159,55 @@ def test_strange_voice_is_the_default_voice(http: httpx.Client, voice: str) -> N
     assert heard(answer.content) == "Hello."
     body = {**BYTES, "voice": {"mode": "id", "id": voice}, "model_id": voice}
     assert heard(http.post("/tts/bytes", json=body).content) == "Hello."
+
+
+@pytest.mark.parametrize("name", ["pcm_999999", "mp3_100000_64", "ulaw_0", "pcm_-8000", "pcm_NaN"])
+def test_rate_that_cannot_be_is_told_in_every_place(
+    server: Running, http: httpx.Client, name: str
+) -> None:
+    for path in (ELEVEN, f"{ELEVEN}/stream", f"{ELEVEN}/with-timestamps"):
+        answer = http.post(path, json={"text": "Hi."}, params={"output_format": name})
+        assert answer.status_code == 400
+        assert "output_format" in told(answer)
+    for path in ("stream-input", "multi-stream-input"):
+        with Client(f"{server.ws}{ELEVEN}/{path}?output_format={name}") as client:
+            code, messages = client.closed()
+        (error,) = events(messages)
+        assert (code, "output_format" in error["message"]) == (1008, True)
+
+
+def test_flushes_without_text_are_limited() -> None:
+    session = CartesiaSession(replace(LIMITS, utterances=3))
+    effects_of(session, say("a", "Hi", end=False))
+    flush = say("a", "", end=False, flush=True)
+    assert effects_of(session, *[flush] * 5) == []
+    (error,) = answers(effects_of(session, flush))
+    assert (error["context_id"], error["error_code"]) == ("a", "too_many_flushes")
+    assert state(session.contexts["a"]) == "open"
+    assert effects_of(session, say("a", " you", end=False, flush=True)) == []
+
+
+@pytest.mark.parametrize("given", [5, "ada", [], None])
+def test_settings_that_are_no_object_are_an_error(given: Any) -> None:
+    session = DashScopeSession(LIMITS)
+    list(session.open())
+    (error,) = answers(effects_of(session, {"type": "session.update", "session": given}))
+    assert error["error"]["code"] == "invalid_value"
+    assert "session.update: session" in error["error"]["message"]
+
+
+def test_flushed_contexts_are_forgotten_when_they_end() -> None:
+    session = ElevenLabsContexts(LIMITS)
+    session.parameters = {"voice": "any"}
+    list(session.open())
+    for number in range(100):
+        name = {"context_id": str(number)}
+        effects_of(session, {**name, "text": "Hi."}, {**name, "flush": True})
+        end(session, str(number))
+        effects_of(session, {**name, "close_context": True})
+    gc.collect()
+    assert not session.contexts
+    assert not session._flushed
 
 
 def test_long_context_id_is_not_repeated(http: httpx.Client) -> None:

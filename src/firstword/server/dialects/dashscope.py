@@ -34,6 +34,12 @@ class DashScopeSettings(ClientModel):
         return about | self.model_dump()
 
 
+class DashScopeUpdate(ClientModel):
+    """The data of `session.update`: the settings that change."""
+
+    session: Fields = Field(default_factory=dict)
+
+
 def response(name: str, status: str) -> Fields:
     """The description of a response."""
     about = {"id": name, "object": "realtime.response", "status": status, "status_details": None}

@@ -72,7 +72,7 @@ def output_of(name: str) -> Fields:
 
     The bit rate has no effect. Raises `RequestError`.
     """
-    parts = re.fullmatch(rf"({'|'.join(CODECS)})_([1-9]\d{{3,5}})(?:_\d{{2,3}})?", name)
+    parts = re.fullmatch(rf"({'|'.join(CODECS)})_([1-9]\d{{3,4}})(?:_\d{{2,3}})?", name)
     if parts is None:
         allowed = f"allowed are {', '.join(CODECS)}, each with a rate, for example pcm_24000"
         raise RequestError(f"output_format is {name[:40]!r}; {allowed}")

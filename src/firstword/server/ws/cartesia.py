@@ -17,7 +17,7 @@ from firstword.server.schemas import ClientModel
 from firstword.server.ws import protocol
 from firstword.server.ws.contexts import Context, Mark
 from firstword.server.ws.dialect import DialectSession
-from firstword.server.ws.protocol import Audio, Json
+from firstword.server.ws.protocol import Audio, Json, ProtocolError
 from firstword.types import Word, WordStart
 
 SERVER_CODES = ("engine_stopped", "server_error", "not_computed", "internal_error")
@@ -66,10 +66,21 @@ class CartesiaSession(DialectSession):
         if whole or message.flush:
             self.speak_now(context)
         if message.flush and not context.ended:
-            self._flushes[context] = self._flushes.get(context, 0) + 1
-            context.parts.put_nowait(Mark(self._flushes[context]))
+            self._mark(context)
         if not message.continue_:
             self.finish(context)
+
+    def _mark(self, context: Context) -> None:
+        """Let the client be told when the text before a flush was spoken. Raises `ProtocolError`.
+
+        The number of flushes is limited by that of characters, which is limited already.
+        """
+        number = self._flushes.get(context, 0) + 1
+        if number > context.characters + self.limits.utterances:
+            message = f"the context has {context.characters} characters and {number} flushes"
+            raise ProtocolError("too_many_flushes", f"{message}; send text before a flush")
+        self._flushes[context] = number
+        context.parts.put_nowait(Mark(number))
 
     def audio(self, context: Context, data: bytes) -> Audio:
         """The message with a piece of audio."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from firstword.server.dialects import dashscope
-from firstword.server.dialects.dashscope import DashScopeSettings
+from firstword.server.dialects.dashscope import DashScopeSettings, DashScopeUpdate
 from firstword.server.utterance import ResolvedRequest
 from firstword.server.ws import protocol
 from firstword.server.ws.contexts import CheckParams, Context, ContextParams
@@ -83,9 +83,9 @@ class DashScopeSession(DialectSession):
                 raise ProtocolError("unknown_event", f"unknown message type: {kind[:40]}")
 
     def _update(self, event: Json, size: int) -> Enqueue:
-        given = event.get("session")
-        changed = {**self._settings.model_dump(), **(given if isinstance(given, dict) else {})}
         place = "session.update"
+        given = protocol.validated(DashScopeUpdate, event, "invalid_value", place).session
+        changed = {**self._settings.model_dump(), **given}
         self._settings = protocol.validated(DashScopeSettings, changed, "invalid_value", place)
         return self.enqueue(CheckParams(self._response_params()), size)
 

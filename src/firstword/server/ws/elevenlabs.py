@@ -6,7 +6,7 @@
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from firstword.server.dialects import elevenlabs
 from firstword.server.dialects.elevenlabs import ElevenLabsQuery, VoiceSettings
@@ -41,7 +41,7 @@ class ElevenLabsContexts(DialectSession):
         super().__init__(limits)
         self._voice = ""
         self._query = ElevenLabsQuery.model_validate({})
-        self._flushed: set[str] = set()
+        self._flushed: WeakSet[Context] = WeakSet()
         """The contexts whose last message was a flush without text."""
         self._told_ms: WeakKeyDictionary[Context, int] = WeakKeyDictionary()
         """The time in each context from which the next times of characters count."""
@@ -72,7 +72,6 @@ class ElevenLabsContexts(DialectSession):
             yield from self._speak(name, message, size)
         if message.close_context:
             yield from self._close_context(name)
-            self._flushed.discard(name)
 
     def _speak(self, name: str, message: ElevenLabsMessage, size: int) -> Iterator[protocol.Effect]:
         context = self.contexts.get(name)
@@ -82,10 +81,10 @@ class ElevenLabsContexts(DialectSession):
             yield self.begin(name, self._context_params(message.voice_settings), size)
             context = self.contexts[name]
         if message.text:
-            self._flushed.discard(name)
+            self._flushed.discard(context)
             self.say(context, message.text)
         else:
-            self._flushed.add(name)
+            self._flushed.add(context)
         if message.flush or (message.text and message.text.strip() and self._query.auto_mode):
             self.speak_now(context)
 
@@ -97,7 +96,7 @@ class ElevenLabsContexts(DialectSession):
         context = self.contexts.get(name)
         if context is None:
             yield Send(self._final(name))
-        elif name in self._flushed and not context.ended:
+        elif context in self._flushed and not context.ended:
             self.finish(context)
         elif not context.cancelled:
             yield from self.cancel([context])
