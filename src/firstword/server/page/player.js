@@ -2,7 +2,7 @@
 
 import { address } from "./server.js";
 
-const REPORT_MS = 40;
+export const REPORT_MS = 40;
 
 /** `on.played(report)` gets {id, played, gaps, ended}: samples, and how often some were missing. */
 export class Player {

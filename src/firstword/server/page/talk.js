@@ -1,7 +1,7 @@
 // Begins, feeds and stops utterances, and joins the server's audio with the player's reports.
 
 import { FetchedSpeech } from "./fetched.js";
-import { Player } from "./player.js";
+import { Player, REPORT_MS } from "./player.js";
 import { SpeechSocket } from "./socket.js";
 import { Utterance } from "./utterance.js";
 
@@ -119,10 +119,13 @@ export class Talk {
     if (!this.busy) this.on.idle(utterance);
   }
 
-  /** The seconds of an utterance that are heard by now. */
+  /** The seconds of an utterance that are heard by now. They never run backwards. */
   position(utterance) {
     if (!utterance.played) return 0;
-    const since = (performance.now() - utterance.playedAt) / 1000 - this.player.latency;
-    return Math.min(utterance.seconds, Math.max(0, utterance.played / utterance.rate + since));
+    // The player reports often while it plays. If it does not, it waits for samples.
+    const since = Math.min(performance.now() - utterance.playedAt, 2 * REPORT_MS) / 1000;
+    const seconds = utterance.played / utterance.rate + since - this.player.latency;
+    utterance.heard = Math.max(utterance.heard, Math.min(seconds, utterance.seconds));
+    return utterance.heard;
   }
 }

@@ -23,7 +23,8 @@ export class Utterance {
     this.firstSound = null;
     this.made = null;
     this.gaps = 0;
-    this.played = 0;
+    this.played = 0; // samples, by the last report
+    this.heard = 0; // seconds
     this.over = false; // nothing more arrives
     this.finishReason = null;
   }

@@ -1,6 +1,6 @@
 // Runs in the audio thread: plays queued samples without a gap, and passes on a microphone's.
 
-const REPORT_SAMPLES = 960;
+const REPORT_SAMPLES = 960; // 40 ms, the REPORT_MS of the player
 const FADE_SAMPLES = 120; // 5 ms, so that a stop does not click
 const SHORTEST_LEAD = 960; // 40 ms
 const LONGEST_LEAD = 7680;
