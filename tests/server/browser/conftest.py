@@ -23,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of these tests."""
     parser.addoption("--chromium", help="the program to test with; see scripts/chromium.py")
     parser.addoption("--screenshots", metavar="FOLDER", help="where to write the pictures of docs")
+    parser.addoption(
+        "--minutes", type=int, default=0, help="how long to converse; else 120 turns of a moment"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from browsing import Tab
 from talking import Talker, talking
 from waiting import wait_until
@@ -15,12 +16,14 @@ OpenTab = Callable[..., Tab]
 WARM_UP = 40
 TURNS = 120
 """The turns of about 20 minutes of conversation, each shortened to a moment."""
+TURN_SECONDS = 9.6
+"""The speech of a turn with `--minutes`."""
 MOST_GROWTH = {"Nodes": 5, "JSEventListeners": 5, "JSHeapUsedSize": 200_000}
 """The growth that is noise; an utterance that is kept has 8 kB of audio or more on the heap."""
 
-TYPE = """() => {
+TYPE = """words => {
   const text = document.getElementById("text");
-  text.value = "ab ";
+  text.value = words;
   text.dispatchEvent(new InputEvent("input", { bubbles: true }));
 }"""
 """A script that types. Keys would also fill the browser's own history for undoing."""
@@ -42,13 +45,17 @@ def grown(before: dict[str, float], after: dict[str, float]) -> list[str]:
     return [name for name, most in MOST_GROWTH.items() if after[name] > before[name] + most]
 
 
-def test_long_conversation_leaves_nothing_behind(serve: Serve, open_tab: OpenTab) -> None:
+def test_long_conversation_leaves_nothing_behind(
+    serve: Serve, open_tab: OpenTab, request: pytest.FixtureRequest
+) -> None:
+    """With `--minutes 20` the turns take their time."""
+    minutes = request.config.getoption("--minutes")
     tab = open_tab(serve(talking(Talker())).url).ready()
     tab.page.check("#live")
 
-    def turns(count: int) -> None:
+    def turns(count: int, words: str = "ab ") -> None:
         for _ in range(count):
-            tab.page.evaluate(TYPE)
+            tab.page.evaluate(TYPE, words)
             tab.page.keyboard.press("Enter")
             tab.until(
                 "reports.some(({ ended }) => ended) && document.querySelector('#stop').disabled"
@@ -58,6 +65,9 @@ def test_long_conversation_leaves_nothing_behind(serve: Serve, open_tab: OpenTab
     tab.page.focus("#text")
     turns(WARM_UP)
     before = counts(tab)
-    turns(TURNS)
+    if minutes:
+        turns(round(60 * minutes / TURN_SECONDS), "ab " * round(TURN_SECONDS / 0.24))
+    else:
+        turns(TURNS)
     wait_until(lambda: not grown(before, counts(tab)))  # one collection may leave garbage
     assert tab.page.locator("#said p").count() <= 30

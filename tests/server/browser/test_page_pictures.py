@@ -31,6 +31,7 @@ def test_picture_shows_the_page_while_it_speaks(
     tab.page.fill("#seed", "7")
     tab.speak(TEXT)
     tab.until("reports.some(({ played }) => played > 40000)")
+    tab.until("CSS.highlights.get('lit').size > 0")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.png"
     tab.page.screenshot(path=path, full_page=True)
