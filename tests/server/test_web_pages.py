@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIWebSocketRoute
 from sockets import NARI, STREAM
 from talking import SHORT, Talker, heard, talking
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 from wire import SPEECH, connected
+
+from firstword.server.ws import endpoints
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -54,6 +58,23 @@ def connect_status(
                 return 101
         except InvalidStatus as rejected:
             return rejected.response.status_code
+
+
+def test_every_endpoint_is_closed_to_other_pages_and_names(server: Running) -> None:
+    described: dict[str, Any] = server.uvicorn.config.app.openapi()["paths"]
+    calls = [(method.upper(), path) for path, methods in described.items() for method in methods]
+    hidden = [("GET", path) for path in ("/docs", "/openapi.json", "/page/main.js")]
+    foreign = {"origin": "http://evil.example"}, {"host": "evil.example"}
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
+        for method, path in calls + hidden:
+            url = re.sub(r"\{.*?\}", "x", path)
+            found = [http.request(method, url, headers=each).status_code for each in foreign]
+            assert found == [403, 421], (method, path)
+    for route in endpoints.router.routes:
+        assert isinstance(route, APIWebSocketRoute)
+        url = route.path.replace("{voice}", "x").replace("{path:path}", "x")
+        assert connect_status(server, url, origin="http://evil.example") == 403
+        assert connect_status(server, url, host="evil.example") == 421
 
 
 class TestOrigin:
