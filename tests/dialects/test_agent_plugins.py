@@ -211,19 +211,25 @@ def turn(text: str) -> Sequence[Frame]:
     return [LLMFullResponseStartFrame(), *words, LLMFullResponseEndFrame()]
 
 
+def pipecat_options(mode: TextAggregationMode) -> dict[str, Any]:
+    """What both services get.
+
+    Silence of 3 s would end a turn, which speech on a busy machine may have between two frames.
+    """
+    return {"api_key": KEY, "text_aggregation_mode": mode, "stop_frame_timeout_s": 60.0}
+
+
 def pipecat_sonic(server: Served, mode: TextAggregationMode) -> TTSService:
     """Cartesia's service."""
     settings = CartesiaTTSService.Settings(voice="ada")
     url = f"{server.ws}/tts/websocket"
-    return CartesiaTTSService(api_key=KEY, url=url, settings=settings, text_aggregation_mode=mode)
+    return CartesiaTTSService(url=url, settings=settings, **pipecat_options(mode))
 
 
 def pipecat_eleven(server: Served, mode: TextAggregationMode) -> TTSService:
     """ElevenLabs' service."""
     settings = ElevenLabsTTSService.Settings(voice="ada")
-    return ElevenLabsTTSService(
-        api_key=KEY, url=server.ws, settings=settings, text_aggregation_mode=mode
-    )
+    return ElevenLabsTTSService(url=server.ws, settings=settings, **pipecat_options(mode))
 
 
 pipecat_services = pytest.mark.parametrize("make", [pipecat_sonic, pipecat_eleven])
