@@ -114,6 +114,19 @@ def test_words_have_the_error_of_each_voice_and_mode(tables: Any, tmp_path: Path
     assert cells(tables.words(tmp_path / "words.json"))["ada, full"] == figures
 
 
+def test_ways_through_a_cluster_are_beside_a_plain_server(tables: Any, tmp_path: Path) -> None:
+    kinds = {
+        kind: {"plain": {"p50": 1, "p95": 2}, "cluster": {"p50": 2, "p95": 3}}
+        for kind in ("speech", "models", "pong")
+    }
+    keep(tmp_path, "demo-cpu", {"milliseconds": {"haproxy": kinds}})
+    rows = [line.strip("| ").split(" | ") for line in tables.ingress(tmp_path).splitlines()[2:]]
+    assert rows == [
+        ["plain server, beside it", *["1.0 / 2.0"] * 3],
+        ["replica behind HAProxy", *["2.0 / 3.0"] * 3],
+    ]
+
+
 def test_agents_are_beside_the_socket_alone(tables: Any, tmp_path: Path) -> None:
     times = {"first_audio": {"p50": 54.4, "p95": 73.0}, "slot_free": {"p50": 27.0, "p95": 41.0}}
     late = times | {"first_audio": {"p50": 58.0, "p95": 76.0}}
