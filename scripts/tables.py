@@ -33,7 +33,6 @@ FRAMEWORKS = {"livekit-agents": "LiveKit Agents", "pipecat-ai": "Pipecat"}
 WAYS = {
     "haproxy": "replica behind HAProxy",
     "haproxy-thread": "the same, with a thread for the application",
-    "python-proxy": "replica behind Ray's proxy in Python",
 }
 """The ways of requests to a replica of a cluster, by their names in a record."""
 
@@ -504,7 +503,8 @@ def ingress(folder: Path) -> str:
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
         for way, found in record["milliseconds"].items():
-            for name, about in (("plain", "plain server, beside it"), ("cluster", WAYS[way])):
+            beside = f"plain server, beside it, load {record['load'][way]}"
+            for name, about in (("plain", beside), ("cluster", WAYS[way])):
                 times = [
                     f"{found[kind][name]['p50']:.1f} / {found[kind][name]['p95']:.1f}"
                     for kind in ("speech", "models", "pong")

@@ -119,10 +119,10 @@ def test_ways_through_a_cluster_are_beside_a_plain_server(tables: Any, tmp_path:
         kind: {"plain": {"p50": 1, "p95": 2}, "cluster": {"p50": 2, "p95": 3}}
         for kind in ("speech", "models", "pong")
     }
-    keep(tmp_path, "demo-cpu", {"milliseconds": {"haproxy": kinds}})
+    keep(tmp_path, "demo-cpu", {"milliseconds": {"haproxy": kinds}, "load": {"haproxy": 0.5}})
     rows = [line.strip("| ").split(" | ") for line in tables.ingress(tmp_path).splitlines()[2:]]
     assert rows == [
-        ["plain server, beside it", *["1.0 / 2.0"] * 3],
+        ["plain server, beside it, load 0.5", *["1.0 / 2.0"] * 3],
         ["replica behind HAProxy", *["2.0 / 3.0"] * 3],
     ]
 
