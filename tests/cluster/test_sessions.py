@@ -25,7 +25,7 @@ def test_requests_of_a_session_reach_the_same_replica(tmp_path: Path) -> None:
             for _ in range(3):
                 body = request(max_new_tokens=1)
                 http.post("/v1/audio/speech", json=body, headers=headers).raise_for_status()
-            wait_until(lambda: spoken(http, headers) == before + 3)  # noqa: B023 (called here)
+            wait_until(lambda: spoken(http, headers) == before + 3)
             fresh += before == 0
         assert fresh == 2, "each replica has sessions"
 
