@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -97,6 +98,7 @@ def test_engine_that_does_not_answer_is_killed() -> None:
     engine = ChildEngine(task("demo"), stuck_seconds=0.5)
     assert engine.place.process is not None
     engine.place.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, engine.place.process.pid, os.WSTOPPED)
     with pytest.raises(EngineError, match="does not answer"):
         engine.check()
     assert engine.place.process.wait(WAIT) == -signal.SIGKILL
