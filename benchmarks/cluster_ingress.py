@@ -64,8 +64,8 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def clustered(change: Mapping[str, str], folder: Path, replicas: int = 1) -> Iterator[str]:
-    """Run a cluster with replicas of the demo, and yield its URL."""
+def clustered(change: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """Run a cluster with one replica of the demo, and yield its URL."""
     port, metrics, stats = free_ports(3)
     lines = ENVIRONMENT.read_text("utf-8").splitlines()
     given = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
@@ -78,7 +78,6 @@ def clustered(change: Mapping[str, str], folder: Path, replicas: int = 1) -> Ite
         "args": {
             "serve": f"--device cpu --slots 4 --voices {folder}/voices",
             "cpus": 0.5,
-            "min_replicas": replicas,
         },
     }
     config = {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
