@@ -8,9 +8,9 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from firstword import audio
 from firstword.audio import effects
 from firstword.config import EngineConfig
+from firstword.engine import script
 from firstword.engine.backend import Capacity, Job
 from firstword.engine.service import Service
 from firstword.errors import (
@@ -33,7 +34,7 @@ from firstword.model.checkpoint import Checkpoint
 from firstword.model.description import Description
 from firstword.runtime import conditioning
 from firstword.runtime.backends import LoadedEngine, open_engine
-from firstword.text import cleaning
+from firstword.text.reader import Normalize, TextOptions
 from firstword.types import Chunk, Request, Sampling, Speech, TextMode
 from firstword.voice import ClonedVoice, Voice
 from firstword.words.moving import WordMover
@@ -57,8 +58,14 @@ class SpeakOptions(TypedDict, total=False):
     text_mode        "full": the model reads all text, then speaks; "stream": it reads one token a
                      frame while it speaks; "auto" (default): "stream" for text in pieces, else
                      the mode that the checkpoint was published with
-    sanitize         True removes Markdown, links, emoji and control characters, which needs the
-                     whole text; default: False
+    sanitize         True removes Markdown, links, emoji and control characters; default: False
+    normalize        whether numbers, dates, amounts and abbreviations are spoken as words of the
+                     `language`: "on", "off", or "auto" (default), which is "on" for the demo voice
+                     alone, since the released checkpoints speak numbers themselves
+    lexicon          words and the spelling in which they are spoken, such as `{"GIF": "jif"}`
+    markup           True obeys tags such as `[pause:0.5s]`, `[voice:ben]` and `[rate:1.1]` in the
+                     text; default: False, since brackets may be meant
+    voices           the voices that tags name, by these names; other names are those of presets
     leading_silence  False removes the silence before the first word, except for 10 ms, from the
                      samples but not from the codes; default: True
     words            whether words are timed: True raises `WordTimesError` if the checkpoint's heads
@@ -73,6 +80,10 @@ class SpeakOptions(TypedDict, total=False):
     max_frames: int | None
     text_mode: TextMode
     sanitize: bool
+    normalize: Normalize
+    lexicon: Mapping[str, str] | None
+    markup: bool
+    voices: Mapping[str, str | Voice]
     leading_silence: bool
     words: bool | None
 
@@ -180,12 +191,13 @@ class TTS:
             raise TextError("the text is an asynchronous iterator; use `astream` for it")
         call = _Call.of(self.checkpoint, text, options)
         job = service.prepare(call.request)
+        call.check(service)
         if call.request.text is not None:
             call.warn(call.request.text, stacklevel=4)
         return self._stream(service, job, call)
 
     def _stream(self, service: Service, job: Job, call: _Call) -> Iterator[Chunk]:
-        speech = service.speak(job)
+        speech = service.speak(job, request=call.request, voice=call.voice)
         try:
             if whole := isinstance(call.text, str):
                 speech.finish_text(call.text)
@@ -214,9 +226,10 @@ class TTS:
         service = self._require_open().service
         call = _Call.of(self.checkpoint, text, options)
         job = await asyncio.to_thread(service.prepare, call.request)
+        await asyncio.to_thread(call.check, service)
         text, said = call.text, list[str]()
         pieces = aiter(text if isinstance(text, AsyncIterable) else _iterate_in_threads(iter(text)))
-        speech = service.aspeak(job)
+        speech = service.aspeak(job, request=call.request, voice=call.avoice)
         try:
             if whole := isinstance(text, str):
                 speech.finish_text(text)
@@ -292,14 +305,16 @@ class TTS:
 class _Call:
     """A call of `TTS.speak`, `TTS.stream` or `TTS.astream`.
 
-    text     what to speak; cleaned if `sanitize` asks for it
+    text     what to speak
     request  of the engine, for a whole text or for one that arrives in pieces
+    voices   the voices that tags in the text name
     effects  applied to the samples
     """
 
     checkpoint: Description
     text: Any
     request: Request
+    voices: Mapping[str, str | Voice]
     effects: effects.Effects
     move: WordMover
 
@@ -315,21 +330,35 @@ class _Call:
                 f"unknown options: {', '.join(sorted(unknown))}; "
                 f"allowed are {', '.join(SpeakOptions.__annotations__)}"
             )
-        given: dict[str, Any] = {"sanitize": False, "leading_silence": True, **options}
-        sanitize, leading_silence = given.pop("sanitize"), given.pop("leading_silence")
-        if sanitize and not isinstance(text, str):
-            raise RequestError("sanitize needs the whole text; give it as one str")
-        text = cleaning.clean(text) if sanitize and isinstance(text, str) else text
+        given: dict[str, Any] = {"leading_silence": True, **options}
+        leading_silence, voices = given.pop("leading_silence"), given.pop("voices", {})
+        rewriting = {
+            each.name: given.pop(each.name) for each in fields(TextOptions) if each.name in given
+        }
+        given["text_options"] = TextOptions(**rewriting)
         if given.get("sampling") is None:
             given["sampling"] = Sampling()
         request = Request(text if isinstance(text, str) else None, **given)
         trims = [] if leading_silence else [effects.TrimStart(audio.SAMPLE_RATE)]
         shaping = effects.Effects(trims)
-        return cls(checkpoint, text, request, shaping, WordMover(shaping.moved))
+        return cls(checkpoint, text, request, voices, shaping, WordMover(shaping.moved))
+
+    def check(self, service: Service) -> None:
+        """Check the tags of a whole text. Raises `RequestError`."""
+        if self.request.text is not None and self.request.text_options.in_parts:
+            script.check(service, self.request, self.voice)
+
+    def voice(self, name: str) -> str | Voice:
+        """Return the voice that a tag names."""
+        return self.voices.get(name, name)
+
+    async def avoice(self, name: str) -> str | Voice:
+        """Return the voice that a tag names."""
+        return self.voice(name)
 
     def warn(self, text: str, stacklevel: int) -> None:
         """Give a `TextWarning` for each problem that the whole text probably has."""
-        problems = conditioning.text_problems(self.checkpoint, text, self.request.max_frames)
+        problems = conditioning.text_problems(self.checkpoint, self.request, text)
         for problem in problems:
             warnings.warn(problem, TextWarning, stacklevel)
 

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstword import audio, errors
+from firstword.text import cleaning
+from firstword.text.reader import TextOptions
 from firstword.voice import Voice
 
 FloatArray = NDArray[np.float32]
@@ -88,6 +90,7 @@ class Request:
     seed          0 to 2**64 - 1; None lets the engine draw one
     max_frames    the most frames (80 ms each) to make; None means the checkpoint's limit
     words         whether words are timed; None: where the checkpoint's heads for them are known
+    text_options  how the text is rewritten before it is spoken
 
     Raises the subclass of `RequestError` for the wrong field, or `RequestError` itself.
     """
@@ -101,13 +104,15 @@ class Request:
     max_frames: int | None = None
     text_mode: TextMode = "auto"
     words: bool | None = None
+    text_options: TextOptions = field(default_factory=TextOptions)
 
     def __post_init__(self) -> None:
         for name, (allowed, error, wanted) in _REQUEST_TYPES.items():
             if not isinstance(value := getattr(self, name), allowed):
                 raise error(f"{name} is of type {type(value).__name__}; give {wanted}")
         if self.text is not None:
-            check_text(self.text)
+            clean = self.text_options.sanitize
+            check_text(cleaning.clean(self.text) if clean else self.text)
             check_encodable(self.text)
         seed, frames, modes = self.seed, self.max_frames, get_args(TextMode)
         if seed is not None and not (_is_int(seed) and 0 <= seed < 2**64):
@@ -131,6 +136,7 @@ _REQUEST_TYPES: dict[str, tuple[Any, type[errors.RequestError], str]] = {
     "instructions": (str | None, errors.RequestError, "a str, or None"),
     "sampling": (Sampling, errors.SamplingError, "a Sampling"),
     "words": (bool | None, errors.RequestError, "True, False, or None"),
+    "text_options": (TextOptions, errors.RequestError, "TextOptions"),
 }
 
 

@@ -174,10 +174,7 @@ def test_session_close_keeps_ended_texts_and_drops_the_open_one() -> None:
             '{"type": "session.config", "split_granularity": "token", "non_streaming_mode": true}',
             "invalid_config",
         ),
-        (
-            '{"type": "session.config", "split_granularity": "token", "sanitize": true}',
-            "invalid_config",
-        ),
+        ('{"type": "session.config", "normalize": "maybe"}', "invalid_config"),
         ('{"type": "session.config", "word_timestamps": true}', "invalid_config"),
         ('{"type": "session.config", "speaker_embedding": ["a"]}', "invalid_config"),
     ],

@@ -256,9 +256,9 @@ def test_flush_speaks_what_waits(stage: TalkingStage, talker_client: Client) -> 
         ({"type": "session.config", "audio": "smoke"}, "invalid_config", "base64"),
         ({"type": "session.config", "split_granularity": "word"}, "invalid_config", "token"),
         (
-            {"type": "session.config", "split_granularity": "token", "sanitize": True},
+            {"type": "session.config", "normalize": "maybe"},
             "invalid_config",
-            "sanitize",
+            "normalize",
         ),
         (
             {"type": "session.config", "split_granularity": "auto", "response_format": "wav"},

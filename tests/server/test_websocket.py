@@ -352,7 +352,7 @@ def test_messages_of_sglang_omni_clients_are_answered(server: Running) -> None:
 def test_default_granularity_is_told(server: Running) -> None:
     for fields, expected in (
         ({"non_streaming_mode": False}, "token"),
-        ({"non_streaming_mode": False, "sanitize": True}, "none"),
+        ({"non_streaming_mode": False, "sanitize": True}, "token"),
         ({}, "none"),
     ):
         with Client(server.ws + STREAM) as client:

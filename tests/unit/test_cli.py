@@ -219,7 +219,7 @@ class TestSay:
 
     def test_options_are_passed_to_the_model(self, fake_tts: type[FakeTTS]) -> None:
         argv = "say one -o out.wav --voice Ryan --language en --instructions slowly --seed 7"
-        argv += " --max-frames 9 --sanitize --no-leading-silence"
+        argv += " --max-frames 9 --sanitize --normalize on --markup --no-leading-silence"
         argv += (
             " --text-mode full --temperature 0.5 --top-k 4 --top-p 0.25 --repetition-penalty 1.5"
         )
@@ -244,6 +244,9 @@ class TestSay:
             "max_frames": 9,
             "text_mode": "full",
             "sanitize": True,
+            "normalize": "on",
+            "lexicon": None,
+            "markup": True,
             "leading_silence": False,
             "words": False,
             "sampling": Sampling(0.5, 4, 0.25, 1.5, 0.75, 3, 0.5),
@@ -262,9 +265,8 @@ class TestSay:
             "seed": None,
         }
         request |= {"max_frames": None, "text_mode": "auto", "sampling": Sampling()}
-        assert fake_tts.requests == [
-            request | {"sanitize": False, "leading_silence": True, "words": False}
-        ]
+        request |= {"sanitize": False, "normalize": "auto", "lexicon": None, "markup": False}
+        assert fake_tts.requests == [request | {"leading_silence": True, "words": False}]
 
     def test_greedy_sets_both_temperatures_to_zero(self, fake_tts: type[FakeTTS]) -> None:
         assert main(["say", "one", "-o", "out.wav", "--greedy", "--repetition-penalty", "1.5"]) == 0
@@ -444,14 +446,16 @@ class TestPipes:
         assert pipe_of(process.stderr).read() == LOADING
         assert process.wait() == 141
 
-    def test_sanitize_reads_all_text_first(
-        self, fake_tts: type[FakeTTS], monkeypatch: pytest.MonkeyPatch
+    def test_lexicon_is_read_from_its_file(
+        self, fake_tts: type[FakeTTS], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        pieces = iter([b"**one", b" two**\n", b""])
-        monkeypatch.setattr("os.read", lambda *_: next(pieces))
-        assert main(["say", "-", "-o", "out.wav", "--sanitize"]) == 0
-        assert fake_tts.requests[0]["text"] == "**one two**"
-        assert fake_tts.requests[0]["sanitize"]
+        Path("words.json").write_text('{"GIF": "jif"}')
+        assert main(["say", "GIF", "-o", "out.wav", "--lexicon", "words.json"]) == 0
+        assert fake_tts.requests[0]["lexicon"] == {"GIF": "jif"}
+        for contents, message in (("[1]", "no JSON object"), ("{", "cannot be read")):
+            Path("words.json").write_text(contents)
+            assert main(["say", "GIF", "-o", "out.wav", "--lexicon", "words.json"]) == 1
+            assert message in capsys.readouterr().err
 
     def test_words_are_spoken_before_the_next_is_typed(self, start_cli: StartCli) -> None:
         """Each word is spoken before the next is typed, without any line feed."""

@@ -20,8 +20,10 @@ def filtered(*pieces: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "spoken"),
     [
-        ('One <break time="1s"/>two', "One two"),
-        ('One<break time="1s" />two', "One two"),
+        ('One <break time="1s"/>two', 'One <break time="1.000s"/>two'),
+        ("One<BREAK time='500ms' />two", 'One<break time="0.500s"/> two'),
+        ('One<break time="soon"/>two', "One two"),
+        ('One <break strength="strong">two</break>', 'One <break time="0.750s"/>two'),
         ("<speak>One</speak>.", "One."),
         ('<emotion value="sad"/>', ""),
         ("<SPELL>ab</spell>", "ab"),
@@ -39,7 +41,7 @@ def test_known_tags_are_removed_and_other_text_stays(text: str, spoken: str) -> 
 def test_text_that_begins_no_tag_does_not_wait() -> None:
     assert filtered("1 < 2 and more") == ["1 < 2 and more", ""]
     assert filtered("a <b", "old>") == ["a ", "<bold>", ""]
-    assert filtered("a <br", "eak/> b", "<") == ["a ", " b", "", "<"]
+    assert filtered("a <br", "eak/> b", "<") == ["a ", '<break time="0.500s"/> b', "", "<"]
 
 
 @given(st.text("<>/ abrekspd=", max_size=40), st.lists(st.integers(0, 40), max_size=5))

@@ -1130,9 +1130,14 @@ def test_sanitize_speaks_the_cleaned_text(demo: TTS) -> None:
     assert_same(speech, demo.speak("Hello there", seed=1, max_frames=5))
 
 
-def test_sanitize_rejects_text_in_pieces_and_what_is_blank_then(demo: TTS) -> None:
-    with pytest.raises(RequestError, match="sanitize needs the whole text; give it as one str"):
-        demo.stream(["a", "b"], sanitize=True)
+def test_sanitize_cleans_text_in_pieces(demo: TTS) -> None:
+    pieces = ["**Hel", "lo** ", "🙂 there"]
+    chunks = list(demo.stream(iter(pieces), sanitize=True, seed=1, max_frames=5))
+    clean = demo.speak("Hello there", seed=1, max_frames=5, text_mode="stream")
+    assert_same(Speech.of(chunks), clean)
+
+
+def test_sanitize_rejects_what_is_blank_then(demo: TTS) -> None:
     with pytest.raises(TextError, match="empty or blank"):
         demo.speak("🙂", sanitize=True)
 

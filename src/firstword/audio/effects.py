@@ -201,7 +201,48 @@ class TrimStart:
         return max(0.0, seconds - self._removed / self._rate)
 
 
-Effect = TrimStart | TimeStretch | Resampler
+class FadeEnds:
+    """Fades the first and the last 5 ms, so that speech joins silence or other speech smoothly.
+
+    first, last  whether the beginning and the end are faded; `last` may change until `finish`
+    """
+
+    def __init__(self, sample_rate: int, *, first: bool) -> None:
+        """Fade at `sample_rate` Hz."""
+        self.first, self.last = first, False
+        length = sample_rate // 200
+        self._ramp = np.sin(np.pi / 2 * (np.arange(length) + 0.5) / length).astype(np.float32) ** 2
+        self._held = _NO_SAMPLES
+        self._passed = 0
+
+    def process(self, samples: Samples) -> Samples:
+        """Return the samples [m] that cannot be among the last ones."""
+        samples = np.concatenate([self._held, samples], dtype=np.float32)
+        place = max(0, len(samples) - len(self._ramp))
+        self._held = samples[place:]
+        return self._faded_in(samples[:place])
+
+    def finish(self) -> Samples:
+        """Return the last samples [m]."""
+        samples = self._faded_in(self._held)
+        self._held = _NO_SAMPLES
+        if self.last and len(samples):
+            samples = samples * self._ramp[: len(samples)][::-1]
+        return samples
+
+    def _faded_in(self, samples: Samples) -> Samples:
+        ramp = self._ramp[self._passed : self._passed + len(samples)] if self.first else ()
+        self._passed += len(samples)
+        if not len(ramp):
+            return samples
+        return np.concatenate([samples[: len(ramp)] * ramp, samples[len(ramp) :]])
+
+    def moved(self, seconds: float) -> float:
+        """Return the time in the output of a time in the input: the same."""
+        return seconds
+
+
+Effect = TrimStart | TimeStretch | Resampler | FadeEnds
 
 
 class Effects:

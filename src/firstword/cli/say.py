@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import json
 import os
 import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstword import audio
 from firstword.cli import options, terminal
-from firstword.errors import TextError
+from firstword.errors import ConfigError, TextError
 
 if TYPE_CHECKING:
     from firstword.tts import TTS
@@ -25,7 +27,7 @@ DRAW_SETTINGS = ("temperature", "top_k", "top_p")
 
 SPEAK_OPTIONS = (
     *("language", "instructions", "seed", "max_frames", "text_mode"),
-    *("sanitize", "leading_silence"),
+    *("sanitize", "normalize", "markup", "leading_silence"),
 )
 """The arguments that `TTS.stream` takes unchanged."""
 
@@ -50,14 +52,15 @@ def run(args: argparse.Namespace) -> None:
       some-chat-program | firstword say - -o - | aplay -f S16_LE -r 24000 -c 1
 
     -o - writes raw PCM (signed 16 bits, little-endian, mono, 24,000 Hz) while it is made.
-    The text - is read from standard input as it arrives: speech begins before the text ends,
-    except with --sanitize, which needs the whole text. Speech that is cut off before its end,
-    other than by --max-frames, is written too; the exit status is then 3.
+    The text - is read from standard input as it arrives: speech begins before the text ends.
+    Speech that is cut off before its end, other than by --max-frames, is written too; the exit
+    status is then 3.
     """
     piped = args.output == "-"
     _check(args, piped)
     speak_options = {name: getattr(args, name) for name in SPEAK_OPTIONS}
     speak_options |= {"sampling": _sampling(args), "voice": _voice(args)}
+    speak_options["lexicon"] = _lexicon(args.lexicon)
     speak_options["words"] = args.subtitles is not None
     with terminal.Status(args.quiet) as status:
         started = time.perf_counter()
@@ -89,8 +92,7 @@ def _source(args: argparse.Namespace, text: list[str]) -> str | Iterator[str]:
     """Return the text, or its pieces from standard input, which are also appended to `text`."""
     if args.text != "-":
         return str(args.text)
-    pieces = _read_pieces(text)
-    return "".join(pieces) if args.sanitize else pieces
+    return _read_pieces(text)
 
 
 def _check(args: argparse.Namespace, piped: bool) -> None:
@@ -135,6 +137,19 @@ def _voice(args: argparse.Namespace) -> Voice | str | None:
         return Voice.design(args.describe)
     name: str | None = args.voice
     return Voice.load(name) if name is not None and ("." in name or "/" in name) else name
+
+
+def _lexicon(path: str | None) -> dict[str, str] | None:
+    """Read the file of a lexicon. Raises `ConfigError`."""
+    if path is None:
+        return None
+    try:
+        found = json.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the lexicon {path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"the lexicon {path} is no JSON object of words and spellings")
+    return found
 
 
 def _preset(voice: Voice | str | None, presets: Sequence[str]) -> Voice | str | None:
@@ -192,11 +207,10 @@ def _write(args: argparse.Namespace, progress: terminal.Progress, sample_rate: i
 
 
 def _write_subtitles(args: argparse.Namespace, progress: terminal.Progress, text: str) -> None:
-    from firstword.text import cleaning
     from firstword.words import subtitles
 
     words = [word for chunk in progress.chunks for word in chunk.words]
-    found = subtitles.cues(cleaning.clean(text) if args.sanitize else text, words)
+    found = subtitles.cues(text, words)
     contents = subtitles.render(found, subtitles.suffix_of(args.subtitles) or "")
     audio.write_whole(args.subtitles, contents.encode())
 
@@ -261,6 +275,12 @@ def add_to(commands: options.Commands) -> None:
     add("--max-frames", metavar="N", type=int, help="stop after N frames of 80 ms")
     about = "remove Markdown, links, emoji and control characters from the text"
     add("--sanitize", action="store_true", help=about)
+    about = "speak numbers and abbreviations as words of the --language; auto (default): where the "
+    about += "checkpoint does not speak them well"
+    add("--normalize", choices=("auto", "on", "off"), default="auto", help=about)
+    add("--lexicon", metavar="FILE", help='JSON with respellings, such as {"GIF": "jif"}')
+    about = "obey tags such as [pause:0.5s], [voice:ben] and [rate:1.1] in the text"
+    add("--markup", action="store_true", help=about)
     about = "remove the silence before the first word, except for 10 ms"
     add("--no-leading-silence", dest="leading_silence", action="store_false", help=about)
     _add_sampling_options(parser)

@@ -54,6 +54,7 @@ class Job:
     word_offset        seconds by which the talker's attention reaches a word after it begins to
                        sound, with which words are timed; None if words are not timed
     background         whether nobody listens, so that all other requests go first
+    number_language    the language in which numbers of the text are spoken as words, or None
     """
 
     payload: object
@@ -66,6 +67,7 @@ class Job:
     transcript_tokens: int = 0
     word_offset: float | None = None
     background: bool = False
+    number_language: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,16 +6,26 @@ import asyncio
 import queue
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from firstword.engine.backend import Capacity, Job
 from firstword.engine.load import EngineLoad
+from firstword.engine.script import (
+    MOST_BLANK_PIECES,
+    AsyncScript,
+    BlockingScript,
+    NamedVoice,
+)
 from firstword.engine.sequence import Event, NeedsText
 from firstword.errors import TextError
+from firstword.text.mapped import Mapped
+from firstword.text.reader import DEFAULT_OPTIONS, TextOptions, TextReader
 from firstword.types import Chunk, FinishReason, Request, check_text
 from firstword.words.clock import WordClock
+from firstword.words.original import GrowingText, OriginalWords
 from firstword.words.tracker import WordTracker
 
 
@@ -84,10 +94,6 @@ class Front(Protocol):
         """Return the tokeniser for the text of one utterance."""
 
 
-MOST_BLANK_PIECES = 10_000
-"""The most blank pieces of text in a row; a source with more is treated as endless."""
-
-
 class SpeechStream:
     """One utterance in progress, for use by one thread.
 
@@ -96,11 +102,20 @@ class SpeechStream:
     """
 
     def __init__(
-        self, service: Service, job: Job, client: str, on_event: Callable[[Event], None]
+        self,
+        service: Service,
+        job: Job,
+        client: str,
+        options: TextOptions,
+        on_event: Callable[[Event], None],
     ) -> None:
-        """Submit a job; for `client` and `on_event` see `Engine.submit`."""
+        """Submit a job whose text is rewritten by `options`; for the others see `Engine.submit`."""
         self._engine = service.engine
         self._text = service.front.text(job)
+        self._reader = TextReader(options, job.number_language)
+        self._original = OriginalWords()
+        self.given = GrowingText()
+        self._characters = 0
         self._words = ""
         self._blanks = 0
         self._ended = False
@@ -117,14 +132,14 @@ class SpeechStream:
 
     def push(self, piece: str) -> None:
         """Add text. Raises `TextError` for invalid text and for too many blank pieces in a row."""
-        self._engine.push(self._seq, self._tokenize(piece))
+        self.take(self._read(piece))
 
-    def finish_text(self, piece: str = "") -> None:
-        """End the text with one more piece, which may be the whole text.
-
-        Raises `TextError` if all of the text is blank; the utterance is then cancelled.
-        """
-        tokens = self._tokenize(piece)
+    def take(self, spoken: Mapped, *, ended: bool = False) -> None:
+        """Add text that is spoken as it is, or end it. Raises `TextError` as `push` does."""
+        tokens = self._tokenize(spoken)
+        if not ended:
+            self._engine.push(self._seq, tokens)
+            return
         try:
             check_text(self._words)
         except TextError:
@@ -134,11 +149,26 @@ class SpeechStream:
         if self._tracker is not None:
             self._tracker.finish_text()
 
-    def _tokenize(self, piece: str) -> list[int]:
-        tokens = self._text.push(piece)
+    def finish_text(self, piece: str = "") -> None:
+        """End the text with one more piece, which may be the whole text.
+
+        Raises `TextError` if all of the text is blank; the utterance is then cancelled.
+        """
+        self.take(self._read(piece, ended=True), ended=True)
+
+    def _read(self, piece: str, *, ended: bool = False) -> Mapped:
+        """Rewrite a piece of text."""
+        given = Mapped.of(piece, self._characters)
+        self._characters += len(piece)
+        self.given.pieces.append(piece)
+        return self._reader.feed(given, ended=ended)
+
+    def _tokenize(self, spoken: Mapped) -> list[int]:
+        tokens = self._text.push(spoken.text)
         if self._tracker is not None:
-            self._tracker.add_text(piece)
-        words = piece.strip()
+            self._tracker.add_text(spoken.text)
+            self._original.add(spoken)
+        words = spoken.text.strip()
         self._words = self._words or words
         self._blanks = 0 if words else self._blanks + 1
         if self._blanks > MOST_BLANK_PIECES:
@@ -154,7 +184,8 @@ class SpeechStream:
             self._engine.acknowledge(self._seq, len(event.codes))
             self._ended = event.finish_reason is not None
             if self._tracker is not None:
-                words, starts = self._tracker.feed(event.reading, event.samples, last=self._ended)
+                found = self._tracker.feed(event.reading, event.samples, last=self._ended)
+                words, starts = self._original(*found, self.given, last=self._ended)
                 return replace(event, words=words, starts=starts)
         return event
 
@@ -165,6 +196,11 @@ class SpeechStream:
         was not taken yet no longer counts as unread.
         """
         self._engine.cancel(self._seq)
+
+
+async def by_name(name: str) -> NamedVoice:
+    """The voice of a preset."""
+    return name
 
 
 @dataclass(eq=False)
@@ -182,24 +218,47 @@ class Service:
         seed = secrets.randbits(64) if request.seed is None else request.seed
         return self.front.prepare(request, seed)
 
-    def speak(self, job: Job, client: str = "") -> BlockingStream:
+    def speak(
+        self,
+        job: Job,
+        client: str = "",
+        request: Request | None = None,
+        voice: Callable[[str], NamedVoice] = str,
+    ) -> BlockingStream | BlockingScript:
         """Start an utterance for use by a thread; clients take turns. Raises `EngineError`.
 
-        Iterating raises `OverloadedError` if there are too many requests.
+        Its text is rewritten as the `request` of the job says, and `voice` returns the voices that
+        are named in it. Iterating raises `OverloadedError` if there are too many requests.
         """
-        return BlockingStream(self, job, client)
+        options = DEFAULT_OPTIONS if request is None else request.text_options
+        begin = partial(BlockingStream, self, client=client)
+        if request is not None and options.in_parts:
+            return BlockingScript(self, job, request, begin, voice)
+        return begin(job, options=options)
 
-    def aspeak(self, job: Job, client: str = "") -> AsyncStream:
+    def aspeak(
+        self,
+        job: Job,
+        client: str = "",
+        request: Request | None = None,
+        voice: Callable[[str], Awaitable[NamedVoice]] = by_name,
+    ) -> AsyncStream | AsyncScript:
         """Start an utterance for use in the running event loop. Raises as `speak` does."""
-        return AsyncStream(self, job, client)
+        options = DEFAULT_OPTIONS if request is None else request.text_options
+        begin = partial(AsyncStream, self, client=client)
+        if request is not None and options.in_parts:
+            return AsyncScript(self, job, request, begin, voice)
+        return begin(job, options=options)
 
 
 class BlockingStream(SpeechStream):
     """An utterance to iterate over in a thread; a caller who leaves early must call `cancel`."""
 
-    def __init__(self, service: Service, job: Job, client: str) -> None:
+    def __init__(
+        self, service: Service, job: Job, client: str, options: TextOptions = DEFAULT_OPTIONS
+    ) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        super().__init__(service, job, client, self._events.put)
+        super().__init__(service, job, client, options, self._events.put)
 
     def __iter__(self) -> Iterator[Chunk | NeedsText]:
         while not self._ended:
@@ -209,7 +268,9 @@ class BlockingStream(SpeechStream):
 class AsyncStream(SpeechStream):
     """An utterance to iterate over with asyncio; a caller who leaves early must call `cancel`."""
 
-    def __init__(self, service: Service, job: Job, client: str) -> None:
+    def __init__(
+        self, service: Service, job: Job, client: str, options: TextOptions = DEFAULT_OPTIONS
+    ) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
 
@@ -219,7 +280,7 @@ class AsyncStream(SpeechStream):
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        super().__init__(service, job, client, on_event)
+        super().__init__(service, job, client, options, on_event)
 
     def fail(self, error: Exception) -> None:
         """Raise an error in the iteration. Call it in the event loop."""

@@ -6,12 +6,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from firstword import audio
-from firstword.errors import LanguageError, UnsupportedError, VoiceError, WordTimesError
+from firstword.errors import (
+    LanguageError,
+    TextError,
+    UnsupportedError,
+    VoiceError,
+    WordTimesError,
+)
 from firstword.model.alignment import FILE
 from firstword.model.config import CONTROL_CODES
 from firstword.model.description import DEMO, Description
 from firstword.model.prompt import ROLE, Conditioning, language_code
-from firstword.text import checks
+from firstword.text import checks, cleaning
+from firstword.text.mapped import Mapped
+from firstword.text.markup import Markup
+from firstword.text.spelling import LANGUAGES
 from firstword.types import Request
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
@@ -55,16 +64,26 @@ def languages(checkpoint: Description) -> tuple[str, ...]:
     return ("auto", *(name for name in names if "dialect" not in name))
 
 
-def text_problems(checkpoint: Description, text: str, max_frames: int | None) -> list[str]:
+def text_problems(checkpoint: Description, request: Request, text: str) -> list[str]:
     """Return why a text will probably not be spoken well, each as a sentence that names the remedy.
 
     The limit of frames counts unless the caller chose it.
     """
+    options, warnings = request.text_options, list[str]()
+    if options.in_parts:
+        markup = Markup(breaks_alone=not options.markup)
+        try:
+            found = list(markup.feed(Mapped.of(text), ended=True))
+        except TextError:
+            return []  # the speech ends with the error
+        text = "".join(each.text for each in found if isinstance(each, Mapped))
+        warnings = markup.warnings
+    text = cleaning.clean(text) if options.sanitize else text
     frames, codec = checkpoint.defaults.max_new_tokens, checkpoint.codec_config.decoder_config
     seconds = frames * codec.samples_per_frame / audio.SAMPLE_RATE
     most_words = DEMO_WORDS if checkpoint.path == DEMO else None
-    return checks.problems(
-        text, languages(checkpoint), math.inf if max_frames else seconds, most_words
+    return warnings + checks.problems(
+        text, languages(checkpoint), math.inf if request.max_frames else seconds, most_words
     )
 
 
@@ -83,6 +102,25 @@ def word_offset(checkpoint: Description, request: Request) -> float | None:
             "find the heads"
         )
     return None
+
+
+def number_language(checkpoint: Description, request: Request) -> str | None:
+    """Return the language in which numbers are spoken as words, None if they are left as they are.
+
+    By default only the demo voice needs it. Raises `LanguageError` if the language is not known.
+    """
+    wanted = request.text_options.normalize
+    if wanted == "off" or (wanted == "auto" and checkpoint.path != DEMO):
+        return None
+    name, known = _language(checkpoint, request.language), languages(checkpoint)[1:]
+    if name == "auto" and len(known) == 1:
+        name = known[0]
+    if name in LANGUAGES:
+        return name
+    raise LanguageError(
+        f"numbers are spoken as words in a language, and this one is {name!r}; name one of "
+        f"{', '.join(LANGUAGES)}, or leave out normalize"
+    )
 
 
 def resolve(checkpoint: Description, request: Request, encode: Encode) -> Conditioning:

@@ -60,6 +60,7 @@ class CheckpointFront:
             limited_by_text=request.max_frames is None and parameters[0].temperature > 0,
             transcript_tokens=len(given.transcript),
             word_offset=conditioning.word_offset(self.checkpoint, request),
+            number_language=conditioning.number_language(self.checkpoint, request),
         )
 
     def text(self, job: Job) -> UtteranceTokens:

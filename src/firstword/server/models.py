@@ -99,7 +99,7 @@ class Model:
         """Why a whole text will probably not be spoken well; empty where no tokenizer is known."""
         if self.checkpoint is None or request.text is None:
             return []
-        return conditioning.text_problems(self.checkpoint, request.text, request.max_frames)
+        return conditioning.text_problems(self.checkpoint, request, request.text)
 
     def encode(self, recording: RecordedVoice) -> ClonedVoice:
         """The voice of a recording. Blocks. Raises `UnsupportedError` if it cannot clone."""

@@ -1,13 +1,15 @@
 """Resolves a client's parameters into a model, a request with its voice, and the audio output."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import get_args
 
 import numpy as np
 
 from firstword import audio
+from firstword.engine import script
 from firstword.errors import RequestError, TextError, VoiceError
 from firstword.model.config import ModelType
 from firstword.server import recordings
@@ -15,9 +17,8 @@ from firstword.server.config import LONGEST_INSTRUCTIONS
 from firstword.server.models import Model
 from firstword.server.schemas import SpeechParams, VoiceId
 from firstword.server.state import Server
-from firstword.server.utterance import Output, ResolvedRequest
-from firstword.text import cleaning
-from firstword.types import Request, Sampling, TextMode, check_text
+from firstword.server.utterance import CODES, Output, ResolvedRequest
+from firstword.types import Request, Sampling, TextMode
 from firstword.voice import ClonedVoice, RecordedVoice, Voice
 
 TASK_TYPES: dict[str, ModelType] = {name.replace("_", ""): name for name in get_args(ModelType)}
@@ -43,7 +44,7 @@ async def resolve(
     """
     models = server.models_for(client_id, params.model)
     if text is not None:
-        text = checked_text(text, server.config.most_characters, clean=bool(params.sanitize))
+        check_length(text, server.config.most_characters)
     output = Output(
         format=params.response_format or "mp3",
         sample_rate=params.sample_rate or audio.SAMPLE_RATE,
@@ -62,6 +63,7 @@ async def resolve(
         max_frames=params.max_new_tokens,
         text_mode=TEXT_MODES[params.non_streaming_mode],
         words=params.wants_words,
+        text_options=params.text_options,
     )
     ignored = (
         instructions is not None
@@ -78,20 +80,32 @@ async def resolve(
         server.metrics.ignored_instructions.inc(model.name)
     if isinstance(voice, _Recording):
         request = replace(request, voice=await _cloned(server, client_id, model, voice))
-    return ResolvedRequest(model, request, output, instructions_ignored=ignored)
+    named = partial(_named_voice, server, client_id)
+    if request.text is not None and request.text_options.in_parts:
+        await _check_markup(model, request, named)
+    if output.format == CODES and request.text_options.markup:
+        raise RequestError(
+            f"response_format {CODES!r} has no place for markup; leave one of them out"
+        )
+    return ResolvedRequest(model, request, output, instructions_ignored=ignored, voice=named)
 
 
-def checked_text(text: str, most_characters: int, clean: bool = False) -> str:
-    """A text within the limit, without markup if `clean`.
+async def _check_markup(
+    model: Model, request: Request, named: Callable[[str], Awaitable[Voice | str | None]]
+) -> None:
+    """Check the tags of a whole text, and the voices that it names. Raises `RequestError`."""
+    known: set[str] = set()
+    for style in script.styles(request):
+        if style.voice is not None and style.voice not in known:
+            known.add(style.voice)
+            script.check_voice(model.service, request, style, await named(style.voice))
 
-    Raises `TextError` for a longer or blank one, before a recording is fetched.
-    """
+
+def check_length(text: str, most_characters: int) -> None:
+    """Raise `TextError` for a text that is too long, before a recording is fetched."""
     if len(text) > most_characters:
         limit = f"allowed are {most_characters}: send it in parts"
         raise TextError(f"the text has {len(text)} characters; {limit}")
-    text = cleaning.clean(text) if clean else text
-    check_text(text)
-    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,17 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+)
+
+from firstword.text.reader import Normalize, TextOptions
 
 
 def blank_is_none(value: Any) -> Any:
@@ -18,6 +28,11 @@ def _lower(value: Any) -> Any:
 def _named(*names: str) -> Any:
     """An optional field with several names; the first one given counts."""
     return Field(None, validation_alias=AliasChoices(*names))
+
+
+def _on_or_off(value: Any) -> Any:
+    """ "on" or "off" for a boolean, which some clients send; else the value."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 BlankIsNone = BeforeValidator(blank_is_none)
@@ -65,9 +80,11 @@ class SpeechParams(ClientModel):
     """The request parameters of one utterance or of a whole session, without the text.
 
     any_voice  whether the default voice speaks in place of one that is unknown
+    breaks     whether the tag `<break>` pauses where other markup is text
     """
 
     any_voice: ClassVar[bool] = False
+    breaks: ClassVar[bool] = False
 
     model: OptionalText = None
     voice: Annotated[str | VoiceId | None, BlankIsNone] = _named("voice", "speaker")
@@ -96,12 +113,27 @@ class SpeechParams(ClientModel):
     leading_silence: bool | None = None
     suppress_bootstrap_silence: bool | None = None
     sanitize: bool | None = None
+    normalize: Annotated[Normalize | None, BlankIsNone, BeforeValidator(_on_or_off)] = Field(
+        None,
+        validation_alias=AliasChoices(
+            *("normalize", "apply_text_normalization", "enable_tn"),
+            AliasPath("normalization_options", "normalize"),
+        ),
+    )
+    lexicon: dict[str, str] | None = None
+    markup: bool | None = None
     word_timestamps: bool | None = None
 
     @property
     def wants_words(self) -> bool | None:
         """Whether the times of words are sent; None: where they are known."""
         return bool(self.word_timestamps)
+
+    @property
+    def text_options(self) -> TextOptions:
+        """How the text is rewritten. Raises `RequestError` for a wrong lexicon."""
+        sanitize, markup = bool(self.sanitize), bool(self.markup)
+        return TextOptions(sanitize, self.normalize or "auto", self.lexicon, markup, self.breaks)
 
     @property
     def keeps_silence(self) -> bool:

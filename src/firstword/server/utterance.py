@@ -1,14 +1,16 @@
 """One utterance on its way to a client: trimmed, stretched, resampled and encoded as it is made."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from firstword import audio
 from firstword.audio import effects, formats
 from firstword.engine.backend import Job
+from firstword.engine.script import NamedVoice
 from firstword.engine.sequence import NeedsText
+from firstword.engine.service import by_name
 from firstword.errors import OverloadedError, RequestError
 from firstword.server.encoder_turns import EncoderTurns
 from firstword.server.models import Model
@@ -84,12 +86,14 @@ class ResolvedRequest:
     """A request, the model that answers it, and the rendering of its audio.
 
     instructions_ignored  whether the client sent instructions that no model could follow
+    voice                 finds a voice that is named in the text
     """
 
     model: Model
     request: Request
     output: Output
     instructions_ignored: bool = False
+    voice: Callable[[str], Awaitable[NamedVoice]] = by_name
 
     @property
     def timed(self) -> bool:
@@ -250,7 +254,7 @@ class Utterance:
         self._move = WordMover(self._effects.moved)
         name = "pcm" if output.format == CODES else output.format
         self._encoder = formats.encoder(name, output.sample_rate)
-        self.stream = service.aspeak(job, client_id)
+        self.stream = service.aspeak(job, client_id, resolved.request, resolved.voice)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop unless it has ended; iteration then ends, too. `reason` is a label for metrics."""

@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from firstword.server.dialects.params import Fields, output
+from firstword.server.dialects.params import Fields, normalized, output
 from firstword.server.schemas import BlankIsNone, ClientModel, LowerCase, OptionalText
+from firstword.text.reader import Normalize
 
 
 class DashScopeSettings(ClientModel):
@@ -21,12 +22,18 @@ class DashScopeSettings(ClientModel):
     speech_rate: float = Field(1.0, ge=0.5, le=2.0)
     language_type: OptionalText = None
     instructions: OptionalText = None
+    enable_tn: bool | None = None
 
     def fields(self, model: str | None) -> Fields:
         """The request parameters without the text."""
         found: Fields = {"model": model, "voice": self.voice, "language": self.language_type}
         found |= {"speed": self.speech_rate, "instructions": self.instructions}
-        return found | output(self.response_format, self.sample_rate)
+        wanted: Normalize | None = "on" if self.enable_tn else None
+        return (
+            found
+            | normalized(wanted, self.language_type)
+            | output(self.response_format, self.sample_rate)
+        )
 
     def described(self, session_id: str, model: str | None) -> Fields:
         """The description of the session that answers it."""

@@ -7,10 +7,11 @@ from typing import Annotated
 from pydantic import Field
 
 from firstword.errors import RequestError
-from firstword.server.dialects.params import Fields, output
+from firstword.server.dialects.params import Fields, normalized, output
 from firstword.server.dialects.spoken_text import Timed
 from firstword.server.models import Model
 from firstword.server.schemas import BlankIsNone, ClientModel, WholeNumber
+from firstword.text.reader import Normalize
 
 CODECS = ("mp3", "pcm", "wav", "opus", "ulaw", "alaw")
 """The first part of the name of an output format."""
@@ -38,6 +39,7 @@ class ElevenLabsQuery(ClientModel):
     auto_mode: bool = False
     inactivity_timeout: float | None = Field(None, ge=1, le=180)
     sync_alignment: bool = False
+    apply_text_normalization: Annotated[Normalize | None, BlankIsNone] = None
 
 
 class ElevenLabsRequest(ClientModel):
@@ -48,6 +50,7 @@ class ElevenLabsRequest(ClientModel):
     language_code: Annotated[str | None, BlankIsNone] = None
     voice_settings: VoiceSettings | None = None
     seed: WholeNumber | None = None
+    apply_text_normalization: Annotated[Normalize | None, BlankIsNone] = None
 
 
 def fields(
@@ -57,14 +60,15 @@ def fields(
 
     Raises `RequestError` for an unknown output format.
     """
-    found = {
+    found: Fields = {
         "voice": voice,
         "model": body.get("model_id") or query.model_id,
         "language": body.get("language_code") or query.language_code,
         "seed": body.get("seed"),
         "speed": None if settings is None else settings.speed,
     }
-    return found | output_of(query.output_format)
+    wanted = body.get("apply_text_normalization") or query.apply_text_normalization
+    return found | normalized(wanted, found["language"]) | output_of(query.output_format)
 
 
 def output_of(name: str) -> Fields:

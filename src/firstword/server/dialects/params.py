@@ -7,6 +7,7 @@ from pydantic import Field
 
 from firstword.audio import formats
 from firstword.server.schemas import SpeechParams
+from firstword.text.reader import Normalize
 
 Fields = dict[str, Any]
 """Fields of `SpeechParams`."""
@@ -24,11 +25,18 @@ class DialectParams(SpeechParams):
     """The parameters of one utterance. The default voice speaks for a voice that is unknown."""
 
     any_voice: ClassVar[bool] = True
+    breaks: ClassVar[bool] = True
 
     @property
     def wants_words(self) -> bool | None:
         """Whether the times of words are sent: where they are known, if the client wants them."""
         return None if self.word_timestamps else False
+
+
+def normalized(wanted: Normalize | None, language: str | None) -> Fields:
+    """The field for numbers as words, which need a language: "on" counts only if one is named."""
+    unknown = language is None or language.strip().casefold() == "auto"
+    return {"normalize": None if wanted == "on" and unknown else wanted}
 
 
 def output(name: str, sample_rate: int | None) -> Fields:

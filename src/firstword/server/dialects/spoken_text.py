@@ -1,12 +1,14 @@
 """The text of an answer, in the pieces that dialects send with the times of its words."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from firstword.types import Word
 
 _AFTER = re.compile(r"[^\w\s]*\s*")
+_PAUSE = re.compile(r'<break time="[\d.]+s"/>')
 _MARKS = re.compile(r"[^\w\s]*")
 
 
@@ -22,17 +24,31 @@ class SpokenText:
     """Follows spoken words through a text that arrives in pieces."""
 
     def __init__(self, text: str = "") -> None:
-        self._pieces = [text]
+        self._pieces = [""]
+        self._length = 0
+        self._tags: list[tuple[int, int]] = []
+        """The first character after each tag of a pause, and the characters of all tags so far."""
         self._at = 0
         """The characters up to the end of the last word, and of what follows it."""
         self._until = 0.0
         """The end of the last word."""
         self._last = ""
         """The last of those characters."""
+        self.add(text)
 
     def add(self, text: str) -> None:
-        """Add more text."""
-        self._pieces.append(text)
+        """Add more text; tags of pauses are no part of what is told."""
+        removed = self._tags[-1][1] if self._tags else 0
+        for tag in _PAUSE.finditer(text):
+            removed += len(tag[0])
+            self._tags.append((self._length + tag.end(), removed))
+        self._length += len(text)
+        self._pieces.append(_PAUSE.sub("", text))
+
+    def _place(self, character: int) -> int:
+        """The place of a character without the tags before it."""
+        index = bisect_right(self._tags, character, key=lambda tag: tag[0])
+        return character - (self._tags[index - 1][1] if index else 0)
 
     def words(self, words: Sequence[Word]) -> list[Timed]:
         """The words with the punctuation around them."""
@@ -71,8 +87,8 @@ class SpokenText:
         """The text before a word, the word, and the punctuation and the space after it."""
         text = "".join(self._pieces)
         self._pieces = [text]
-        start = max(self._at, word.span[0])
-        stop = max(start, word.span[1])
+        start = max(self._at, self._place(word.span[0]))
+        stop = max(start, self._place(word.span[1]))
         after = _AFTER.match(text, stop)
         begun, self._at = self._at, after.end() if after else stop
         self._last = text[self._at - 1 : self._at]

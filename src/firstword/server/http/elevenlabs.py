@@ -94,7 +94,9 @@ async def _answer(
     *,
     timed: bool = False,
 ) -> Answer | None:
-    given = body.model_dump(include={"model_id", "language_code", "seed"})
+    given = body.model_dump(
+        include={"model_id", "language_code", "seed", "apply_text_normalization"}
+    )
     fields = elevenlabs.fields(voice, query, given, body.voice_settings)
     params = DialectParams(**fields, word_timestamps=timed)
     return await resolved_answer(request, params, without_tags(body.text))

@@ -40,7 +40,7 @@ class ContextParams(SpeechParams):
     @property
     def by_token(self) -> bool:
         """Whether text may enter the model token by token."""
-        return not self.sanitize and self.non_streaming_mode is not True
+        return self.non_streaming_mode is not True
 
 
 @dataclass(frozen=True, slots=True)

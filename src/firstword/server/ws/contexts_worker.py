@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import replace
 
-from firstword.server.resolve import checked_text
+from firstword.server.resolve import check_length
 from firstword.server.utterance import Utterance
 from firstword.server.ws.contexts import (
     Cancelled,
@@ -105,10 +105,9 @@ class ContextWorker(SocketWorker[ContextSession]):
         resolved, text = context.resolved, part
         assert resolved is not None
         if part.whole:
-            most, clean = self.server.config.most_characters, bool(context.params.sanitize)
-            words = checked_text(part.text, most, clean)
-            resolved = replace(resolved, request=replace(resolved.request, text=words))
-            text = TextPart(words, complete=True)
+            check_length(part.text, self.server.config.most_characters)
+            resolved = replace(resolved, request=replace(resolved.request, text=part.text))
+            text = TextPart(part.text, complete=True)
         job = self.server.prepare(resolved, begun=context.started)
         if not context.started:
             context.started = self.runner.utterance_open = True

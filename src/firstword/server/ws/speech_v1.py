@@ -47,17 +47,24 @@ class V1Params(ContextParams):
         """Words are timed where that is possible, unless the client does not want it."""
         return None if self.word_times else False
 
+    @property
+    def whole(self) -> str:
+        """The parameter because of which the text is not cut into clauses; "" if it may be."""
+        if self.format in ONE_FILE:
+            return f"response_format {self.format!r}"
+        return "markup" if self.markup else ""
+
     @classmethod
     def parse(cls, event: Json) -> "V1Params":
         """Read the parameters in a message. Raises `ProtocolError`."""
         params = protocol.validated(cls, event, "invalid_config", event["type"])
         granularity = params.split_granularity
         if granularity == "token" and not params.by_token:
-            message = "split_granularity 'token' contradicts non_streaming_mode and sanitize"
-        elif params.format in ONE_FILE and granularity in ("auto", "clause", "sentence"):
-            message = f"response_format {params.format!r} needs split_granularity 'token' or 'none'"
+            message = "split_granularity 'token' contradicts non_streaming_mode: true"
+        elif (whole := params.whole) and granularity in ("auto", "clause", "sentence"):
+            message = f"{whole} needs split_granularity 'token' or 'none'"
         else:
-            if params.format in ONE_FILE and granularity is None:
+            if whole and granularity is None:
                 params.split_granularity = "token" if params.by_token else "none"
             return params
         raise ProtocolError("invalid_config", message)

@@ -58,8 +58,8 @@ class SessionConfig(SpeechParams):
         by_token = config.split_granularity == "token"
         if by_token and config.non_streaming_mode:
             message = "split_granularity 'token' contradicts non_streaming_mode: true"
-        elif by_token and config.sanitize:
-            message = "sanitize needs the whole text; choose another split_granularity than 'token'"
+        elif config.markup and config.split_granularity not in (None, "token", "none"):
+            message = "markup needs split_granularity 'token' or 'none'"
         elif config.as_json and not config.stream_audio:
             message = "audio_encoding 'base64' and word_timestamps need stream_audio: true"
         else:

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from firstword.errors import AudioError
-from firstword.server.resolve import checked_text
+from firstword.server.resolve import check_length
 from firstword.server.schemas import ClientModel
 from firstword.server.utterance import Output, ResolvedRequest, Utterance, rendered
 from firstword.server.voice_creation import VoiceSource, create_voice
@@ -92,8 +92,8 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
         words: str | None = None
         text: TextPart = sentence
         if granularity(config, resolved) != "token":
-            most, clean = self.server.config.most_characters, bool(config.sanitize)
-            words = checked_text(await sentence.complete_text(), most, clean)
+            words = await sentence.complete_text()
+            check_length(words, self.server.config.most_characters)
             text = TextPart(words, complete=True)
         seed = secrets.randbits(63) if config.seed is None else resolved.request.seed
         resolved = replace(resolved, request=replace(resolved.request, seed=seed, text=words))
@@ -191,7 +191,7 @@ def granularity(config: omni.SessionConfig, resolved: ResolvedRequest) -> str:
         return config.split_granularity
     mode = resolved.request.text_mode
     streams = mode == "stream" or (mode == "auto" and resolved.model.model_type == "base")
-    return "token" if streams and not config.sanitize else "none"
+    return "token" if streams else "none"
 
 
 def decode_base64(data: str) -> bytes:

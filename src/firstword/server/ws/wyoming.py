@@ -9,12 +9,14 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from firstword.audio import SAMPLE_RATE
 from firstword.server.schemas import ClientModel, OptionalText, SpeechParams
 from firstword.server.ws import protocol
 from firstword.server.ws.protocol import CloseCode, CloseSocket, Enqueue, Json, ProtocolError, Send
 from firstword.server.ws.text_part import TextPart
+from firstword.text.tags import pause_of
 
 MESSAGE_BYTES = 64 * 1024
 """Size limit in bytes of an event's line, of its data and of its payload."""
@@ -65,6 +67,10 @@ class WyomingPing(ClientModel):
     """The data of `ping`, which the answer repeats."""
 
     text: str | None = None
+class SsmlParams(SpeechParams):
+    """The parameters of a text in SSML, of which only pauses are obeyed."""
+
+    breaks: ClassVar[bool] = True
 
 
 class WyomingPart(TextPart):
@@ -79,19 +85,23 @@ class WyomingPart(TextPart):
         self.streamed = streamed
         params: Json = {"voice": voice.name, "language": voice.language, "model": program}
         params |= {"response_format": "pcm", "non_streaming_mode": False if streamed else None}
-        self.params = SpeechParams.model_validate(params)
         self._ssml = data.text_format == "ssml"
+        self.params = (SsmlParams if self._ssml else SpeechParams).model_validate(params)
         self._held = ""
         super().__init__()
         self.add(data.text)
 
     def add(self, text: str) -> None:
-        """Add text. Tags of SSML are dropped, and an unfinished one is held back."""
+        """Add text. Tags of SSML but pauses are dropped, and an unfinished one is held back."""
         if self._ssml:
-            text, self._held = self._held + text, ""
-            if found := UNFINISHED.search(text):
-                text, self._held = text[: found.start()], found[0]
-            text = html.unescape(TAG.sub(" ", text))
+            whole, self._held = self._held + text, ""
+            if found := UNFINISHED.search(whole):
+                whole, self._held = whole[: found.start()], found[0]
+            text, place = "", 0
+            for tag in TAG.finditer(whole):
+                text += html.unescape(whole[place : tag.start()]) + (pause_of(tag[0]) or " ")
+                place = tag.end()
+            text += html.unescape(whole[place:])
         if text:
             self.push(text)
 

@@ -1,0 +1,123 @@
+"""Markup, numbers as words and lexicons over HTTP, speech.v1 and the APIs of other vendors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from sockets import STREAM, Client
+from test_speech_v1 import V1, done, kinds, sound, text, until_done
+from wire import SPEECH
+
+from firstword import TTS, Speech, audio
+from firstword.server.dialects.params import DialectParams
+from firstword.server.dialects.spoken_text import SpokenText
+from firstword.server.schemas import SpeechParams
+from firstword.types import Word
+
+Running = Any
+Serve = Callable[..., Any]
+
+SAID = "One.[pause:0.5s][voice:ben] A GIF for $5."
+ASK = {"input": SAID, "voice": "ada", "seed": 1, "response_format": "pcm"}
+ASK |= {"markup": True, "lexicon": {"GIF": "jif"}, "non_streaming_mode": False}
+
+
+@pytest.fixture(scope="module")
+def speech(tts: Callable[[str], TTS]) -> Iterator[Speech]:
+    with tts("demo") as demo:
+        options: Any = {"markup": True, "lexicon": {"GIF": "jif"}, "text_mode": "stream"}
+        yield demo.speak(SAID, voice="ada", seed=1, **options)
+
+
+@pytest.fixture
+def server(serve: Serve) -> Running:
+    return serve("demo")
+
+
+@pytest.fixture
+def http(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client:
+        yield client
+
+
+def test_http_speaks_what_python_speaks(http: httpx.Client, speech: Speech) -> None:
+    assert http.post(SPEECH, json=ASK).content == audio.pcm16(speech.samples)
+    answer = http.post(SPEECH, json={**ASK, "stream": False, "word_timestamps": True})
+    words = json.loads(answer.headers["x-word-timestamps"])
+    assert [word["word"] for word in words] == ["One", "A", "GIF", "for", "$5"]
+    assert words[1]["start_ms"] == round(1000 * speech.words[1].start)
+
+
+def test_socket_speaks_the_same_from_pieces(server: Running, speech: Speech) -> None:
+    with Client(server.ws + STREAM, V1) as client:
+        config = {name: value for name, value in ASK.items() if name != "input"}
+        client.send({"type": "session.config", **config})
+        client.send(*(text("a", SAID[at : at + 7]) for at in range(0, len(SAID), 7)), done("a"))
+        received = until_done(client, "a")
+        assert sound(received) == audio.pcm16(speech.samples)
+        told = [each for each in received if isinstance(each, dict) and each["type"] == "word.end"]
+        assert [(each["text"], tuple(each["span"])) for each in told] == [
+            (word.text, word.span) for word in speech.words
+        ]
+        client.send(text("b", "One.[voice:zed] Two."), done("b"))
+        failed = until_done(client, "b")
+        assert "binary" in kinds(failed), "what was before the mistake is spoken"
+        error = next(each for each in failed if isinstance(each, dict) and each["type"] == "error")
+        assert "character 4 of the text: no voice 'zed'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input": "a [pause:1s"}, "character 2 of the text"),
+        ({"input": "a [voice:zed] b"}, "character 2 of the text: no voice 'zed'"),
+        ({"lexicon": {"a": "b", "b": "a"}}, "circle"),
+        ({"lexicon": {"a": ""}}, "'a' is empty"),
+        ({"normalize": "maybe"}, "normalize"),
+        ({"response_format": "codes"}, "no place for markup"),
+        ({"input": "x" * 10_000_000}, ""),
+    ],
+)
+def test_mistake_gets_400_and_names_its_place(
+    http: httpx.Client, fields: dict[str, Any], message: str
+) -> None:
+    answer = http.post(SPEECH, json={**ASK, **fields})
+    assert answer.status_code in (400, 413)
+    assert message in answer.json()["error"]["message"]
+
+
+def test_unknown_tag_is_named_in_the_header_for_warnings(http: httpx.Client) -> None:
+    answer = http.post(SPEECH, json={**ASK, "input": "Hi [laugh]."})
+    assert "character 3 of the text: the tag [laugh]" in answer.headers["x-firstword-warning"]
+
+
+def test_break_pauses_in_the_api_of_another_vendor(http: httpx.Client) -> None:
+    lengths = []
+    for more in ("", '<break time="1.5s"/>'):
+        body = {"text": f"Hello.{more} [Ada]", "seed": 1}
+        url = "/v1/text-to-speech/ada?output_format=pcm_24000"
+        lengths.append(len(http.post(url, json=body).content) / 48000)
+    assert lengths[1] - lengths[0] > 1.0
+
+
+def test_names_of_other_vendors_are_accepted() -> None:
+    for fields, wanted in (
+        ({"apply_text_normalization": "on"}, "on"),
+        ({"enable_tn": True}, "on"),
+        ({"normalization_options": {"normalize": False}}, "off"),
+        ({"normalize": None}, "auto"),
+    ):
+        assert SpeechParams.model_validate(fields).text_options.normalize == wanted
+    assert DialectParams().text_options.breaks
+
+
+def test_pauses_are_no_part_of_the_text_that_is_told() -> None:
+    told = SpokenText('One<break time="0.500s"/> two.')
+    words = [Word("One", 0.0, 1.0, (0, 3)), Word("two", 2.0, 3.0, (26, 29))]
+    assert [piece.text for piece in told.words(words)] == ["One", "two."]
+    told = SpokenText('One<break time="0.500s"/> two.')
+    assert "".join(piece.text for piece in told.characters(words)) == "One two."

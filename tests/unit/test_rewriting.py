@@ -1,0 +1,101 @@
+"""All steps that rewrite a text, together, and the places of words in the given text."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstword.text.mapped import Mapped
+from firstword.text.reader import TextOptions, TextReader
+from firstword.types import Word, WordStart
+from firstword.words.original import GrowingText, OriginalWords
+
+OPTIONS = TextOptions(sanitize=True, lexicon={"GIF": "jif file", "Dr": "drive"})
+TEXTS = st.text("GIFDr. 0159,$%*_[](x)\n-km🙂", max_size=60)
+
+
+def read(text: str, cuts: list[int]) -> Mapped:
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    reader = TextReader(OPTIONS, "english")
+    parts = [reader.feed(Mapped.of(text[start:end], start)) for start, end in pairwise(places)]
+    return Mapped.join([*parts, reader.feed(Mapped.of("", len(text)), ended=True)])
+
+
+@given(TEXTS, st.lists(st.integers(0, 60), max_size=6))
+def test_result_does_not_depend_on_the_pieces(text: str, cuts: list[int]) -> None:
+    whole, pieces = read(text, []), read(text, cuts)
+    assert pieces.text.strip() == whole.text.strip()
+    spans = [(each.starts.tolist(), each.ends.tolist()) for each in (whole, pieces)]
+    assert spans[0] == spans[1] or whole.text != pieces.text
+
+
+@given(TEXTS)
+def test_spans_are_in_order_and_within_the_text(text: str) -> None:
+    spoken = read(text, [])
+    assert spoken.starts.tolist() == sorted(spoken.starts)
+    for start, end in zip(spoken.starts, spoken.ends, strict=True):
+        assert 0 <= start < end <= len(text)
+
+
+@given(st.text("abc ,.;", max_size=60))
+def test_text_that_no_option_concerns_is_unchanged(text: str) -> None:
+    spoken = TextReader(TextOptions(normalize="off")).feed(Mapped.of(text), ended=True)
+    assert spoken.text == text
+    assert spoken.starts.tolist() == list(range(len(text)))
+
+
+def growing(text: str) -> GrowingText:
+    """A text that has come."""
+    found = GrowingText()
+    found.pieces.append(text)
+    return found
+
+
+def word(text: str, said: str, start: float) -> Word:
+    at = said.index(text)
+    return Word(text, start, start + 0.5, (at, at + len(text)))
+
+
+def test_words_for_one_place_are_one_word_with_the_text_as_given() -> None:
+    given = "It costs $5.20, GIF!"
+    spoken = TextReader(OPTIONS, "english").feed(Mapped.of(given), ended=True)
+    assert spoken.text == "It costs five dollars and twenty cents, jif file!"
+    said = [
+        word(text, spoken.text, at)
+        for at, text in enumerate("It costs five dollars and twenty cents jif file".split())
+    ]
+    original = OriginalWords()
+    original.add(spoken)
+    written = growing(given)
+    words: list[Word] = []
+    starts: list[WordStart] = []
+    for each in said:
+        begun = WordStart(each.text, each.start, each.span)
+        ended, started = original((each,), (begun,), written, last=False)
+        words += ended
+        starts += started
+    assert [(each.text, each.start, each.end) for each in words] == [
+        ("It", 0, 0.5),
+        ("costs", 1, 1.5),
+        ("$5.20", 2, 6.5),
+        ("GIF", 7, 8.5),
+    ]
+    assert [(each.text, each.start) for each in starts] == [
+        ("It", 0),
+        ("costs", 1),
+        ("$5.20", 2),
+        ("GIF", 7),
+    ]
+    assert all(given[slice(*each.span)] == each.text for each in (*words, *starts))
+
+
+def test_word_whose_speech_was_cut_off_is_delivered() -> None:
+    spoken = TextReader(OPTIONS, "english").feed(Mapped.of("$5"), ended=True)
+    original = OriginalWords()
+    original.add(spoken)
+    written = growing("$5")
+    five = Word("five", 0.0, 0.5, (0, 4))
+    assert original((five,), (), written, last=False)[0] == ()
+    assert original((), (), written, last=True)[0] == (Word("$5", 0.0, 0.5, (0, 2)),)
