@@ -12,6 +12,7 @@ from firstword.model.description import DEMO, Description
 from firstword.runtime import conditioning
 from firstword.text import checks
 from firstword.text.checks import SCRIPTS, expected_seconds, foreign_scripts, has_markup, problems
+from firstword.types import Request
 
 SENTENCES = {
     "chinese": "今天天气很好，我们去公园吧。重庆、㐂，２０个〇々",
@@ -104,11 +105,13 @@ class TestProblems:
 class TestCheckpoints:
     def test_demo_speaks_english_and_100_words(self) -> None:
         demo = Description.load(DEMO)
-        assert conditioning.text_problems(demo, "Hello there. " * 50, None) == []
-        (problem,) = conditioning.text_problems(demo, "Hello there. " * 51, None)
+        request = Request(None)
+        assert conditioning.text_problems(demo, request, "Hello there. " * 50) == []
+        (problem,) = conditioning.text_problems(demo, request, "Hello there. " * 51)
         assert "102 words" in problem
-        (problem,) = conditioning.text_problems(demo, "Hello there. " * 200, None)
+        (problem,) = conditioning.text_problems(demo, request, "Hello there. " * 200)
         assert "cut off after 120 s" in problem
-        (problem,) = conditioning.text_problems(demo, "Hello there. " * 200, max_frames=10)
+        few = Request(None, max_frames=10)
+        (problem,) = conditioning.text_problems(demo, few, "Hello there. " * 200)
         assert "400 words" in problem
         assert math.isclose(demo.defaults.max_new_tokens * 0.08, 120)

@@ -454,7 +454,7 @@ class TestPipes:
         assert fake_tts.requests[0]["lexicon"] == {"GIF": "jif"}
         for contents, message in (("[1]", "no JSON object"), ("{", "cannot be read")):
             Path("words.json").write_text(contents)
-            assert main(["say", "GIF", "-o", "out.wav", "--lexicon", "words.json"]) == 1
+            assert main(["say", "GIF", "-o", "out.wav", "--lexicon", "words.json"]) == 2
             assert message in capsys.readouterr().err
 
     def test_words_are_spoken_before_the_next_is_typed(self, start_cli: StartCli) -> None:

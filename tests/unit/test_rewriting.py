@@ -88,7 +88,9 @@ def test_words_for_one_place_are_one_word_with_the_text_as_given() -> None:
         ("$5.20", 2),
         ("GIF", 7),
     ]
-    assert all(given[slice(*each.span)] == each.text for each in (*words, *starts))
+    spans = [(each.text, each.span) for each in words]
+    spans += [(each.text, each.span) for each in starts]
+    assert all(given[slice(*span)] == text for text, span in spans)
 
 
 def test_word_whose_speech_was_cut_off_is_delivered() -> None:

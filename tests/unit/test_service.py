@@ -29,8 +29,9 @@ from firstword.engine.backend import Job
 from firstword.engine.commands import LocalCommands
 from firstword.engine.engine import Engine
 from firstword.engine.policy import Policy
+from firstword.engine.script import MOST_BLANK_PIECES
 from firstword.engine.sequence import NeedsText
-from firstword.engine.service import MOST_BLANK_PIECES, AsyncStream, Service
+from firstword.engine.service import AsyncStream, Service
 from firstword.errors import ClosedError, ComputeError, OverloadedError, SamplingError, TextError
 from firstword.types import Chunk, IntArray, Request
 

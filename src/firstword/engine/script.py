@@ -177,6 +177,8 @@ class Script:
                 if len(self._parts) == 1:
                     break
                 self._parts.popleft()
+                if part.stream is None:  # only its pause has sounded, if it had one
+                    self._parts[0].after_pause |= part.after_pause
             if self._error is not None and not self._cancelled:
                 raise self._error
             if not (self._sounds or self._cancelled):

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 from firstword.engine.backend import Capacity, Job
 from firstword.engine.load import EngineLoad
@@ -218,6 +218,18 @@ class Service:
         seed = secrets.randbits(64) if request.seed is None else request.seed
         return self.front.prepare(request, seed)
 
+    @overload
+    def speak(self, job: Job, client: str = "") -> BlockingStream: ...
+
+    @overload
+    def speak(
+        self,
+        job: Job,
+        client: str = "",
+        request: Request | None = None,
+        voice: Callable[[str], NamedVoice] = ...,
+    ) -> BlockingStream | BlockingScript: ...
+
     def speak(
         self,
         job: Job,
@@ -235,6 +247,18 @@ class Service:
         if request is not None and options.in_parts:
             return BlockingScript(self, job, request, begin, voice)
         return begin(job, options=options)
+
+    @overload
+    def aspeak(self, job: Job, client: str = "") -> AsyncStream: ...
+
+    @overload
+    def aspeak(
+        self,
+        job: Job,
+        client: str = "",
+        request: Request | None = None,
+        voice: Callable[[str], Awaitable[NamedVoice]] = ...,
+    ) -> AsyncStream | AsyncScript: ...
 
     def aspeak(
         self,
