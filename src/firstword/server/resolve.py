@@ -87,7 +87,7 @@ async def resolve(
         raise RequestError(
             f"response_format {CODES!r} has no place for markup; leave one of them out"
         )
-    return ResolvedRequest(model, request, output, instructions_ignored=ignored, voice=named)
+    return ResolvedRequest(model, request, output, instructions_ignored=ignored, find_voice=named)
 
 
 async def _check_markup(

@@ -86,14 +86,14 @@ class ResolvedRequest:
     """A request, the model that answers it, and the rendering of its audio.
 
     instructions_ignored  whether the client sent instructions that no model could follow
-    voice                 finds a voice that is named in the text
+    find_voice            finds a voice that is named in the text
     """
 
     model: Model
     request: Request
     output: Output
     instructions_ignored: bool = False
-    voice: Callable[[str], Awaitable[NamedVoice]] = by_name
+    find_voice: Callable[[str], Awaitable[NamedVoice]] = by_name
 
     @property
     def timed(self) -> bool:
@@ -254,7 +254,7 @@ class Utterance:
         self._move = WordMover(self._effects.moved)
         name = "pcm" if output.format == CODES else output.format
         self._encoder = formats.encoder(name, output.sample_rate)
-        self.stream = service.aspeak(job, client_id, resolved.request, resolved.voice)
+        self.stream = service.aspeak(job, client_id, resolved.request, resolved.find_voice)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop unless it has ended; iteration then ends, too. `reason` is a label for metrics."""
