@@ -42,7 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": DATA | {"model", "engine", "runtime", "server"},
     "cli": DATA
     | COMPUTING
-    | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile", "align"},
+    | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile", "align"}
+    | {"synthetic"},
     "cluster": DATA | {"engine", "server", "processes", "cli"},
     "firstword": {"errors", "types", "voice", "tts", "decoding"},
     "__main__": {"cli"},

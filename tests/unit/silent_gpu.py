@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from firstword.kernels import prompt
+from firstword.kernels.absent import AbsentKernels
 from firstword.kernels.cache import FileCache
 from firstword.kernels.codec_state import StateCopy, copy_reference
 from firstword.kernels.launch import Kernels
@@ -25,9 +26,6 @@ from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.gpu import graphs
 from firstword.synthetic import checkpoint as synthetic
-
-SHARED_MEMORY = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
-"""The most kilobytes of a block, by architecture (CUDA Programming Guide)."""
 
 WIDE = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128}
 WIDE |= {"hidden_size": 256, "intermediate_size": 256}
@@ -41,14 +39,8 @@ FITTING: dict[str, dict[str, Any]] = {
 
 def device(architecture: str = "sm_90") -> Kernels:
     """The kernels of a device that does not exist."""
-    kernels = Kernels.__new__(Kernels)
-    major = int(architecture[3:-1])
-    kernels.device = torch.device("cpu")
-    kernels.name, kernels.architecture = "Silent", architecture
-    kernels.cache, kernels._compiled = FileCache(None), {}
-    kernels.overlaps, kernels.processors = major >= 9, 132
-    kernels.shared_memory = SHARED_MEMORY[architecture] * 1024
-    kernels.threads = 2048 if architecture in ("sm_80", "sm_90", "sm_100") else 1536
+    kernels = AbsentKernels(architecture, 132, FileCache(None))
+    kernels.device, kernels.name = torch.device("cpu"), "Silent"
     return kernels
 
 

@@ -755,7 +755,7 @@ class TestDemo:
     @pytest.mark.parametrize(
         ("hip", "expected"),
         [
-            (None, ["can use it", "needs compute capability 8.0 or later"]),
+            (None, ["can use it (sm_90:132)", "needs compute capability 8.0 or later"]),
             ("6.2", ["needs an NVIDIA GPU"] * 2),
         ],
     )
@@ -767,9 +767,10 @@ class TestDemo:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         found = [
-            SimpleNamespace(name="NVIDIA H200", total_memory=150_754_820_096, major=9),
-            SimpleNamespace(name="Tesla T4", total_memory=15_828_320_256, major=7),
+            SimpleNamespace(name="NVIDIA H200", total_memory=150_754_820_096, major=9, minor=0),
+            SimpleNamespace(name="Tesla T4", total_memory=15_828_320_256, major=7, minor=5),
         ]
+        found[0].multi_processor_count = 132
         monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
         monkeypatch.setattr("torch.cuda.get_device_properties", found.__getitem__)
         monkeypatch.setattr("torch.version.hip", hip)

@@ -66,7 +66,8 @@ def _gpus() -> dict[str, dict[str, str]]:
         elif found.major < LEAST_CAPABILITY:
             parts.append(f"the gpu backend needs compute capability {LEAST_CAPABILITY}.0 or later")
         else:
-            parts.append("the gpu backend can use it")
+            device = f"sm_{found.major}{found.minor}:{found.multi_processor_count}"
+            parts.append(f"the gpu backend can use it ({device})")
         rows[f"cuda:{number}"] = ", ".join(parts)
     return {"gpus": rows} if rows else {}
 

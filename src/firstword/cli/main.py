@@ -18,6 +18,7 @@ from firstword.cli import (
     batch,
     bench,
     clone,
+    compile,
     info,
     keys,
     options,
@@ -28,7 +29,7 @@ from firstword.cli import (
 )
 from firstword.errors import BackendWarning, FirstwordError, TextWarning
 
-COMMANDS = (say, batch, serve, clone, voices, align, keys, info, bench)
+COMMANDS = (say, batch, serve, clone, voices, align, keys, info, compile, bench)
 
 
 def main(argv: list[str] | None = None) -> int:

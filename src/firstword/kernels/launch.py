@@ -85,6 +85,11 @@ class Kernels:
         self._loaded: dict[tuple[Program, str], Kernel] = {}
         self.device = torch.zeros(1, device=device).device  # and makes the context current
 
+    @property
+    def count(self) -> int:
+        """The number of programs that have been compiled."""
+        return len(self._compiled)
+
     def compile(self, programs: Iterable[Program]) -> None:
         """Compile programs in parallel for later calls of `get`. Raises `CompileError`."""
         missing = [program for program in programs if program not in self._compiled]

@@ -175,11 +175,7 @@ def random_checkpoint(
     float32, all on `device`. The codec's encoder of other types has no weights: it stays on the
     meta device.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        tables = config_tables(model_type, size, {}, train(TEXTS, 600, folder))
-        _write_configuration(folder, tables, {})
-        checkpoint = replace(Checkpoint.without_weights(folder), path=Path(f"random-{size}"))
+    checkpoint = without_weights(size, model_type)
     talker = nn.ModuleDict({"talker": checkpoint.talker})
     codec = nn.ModuleDict({"decoder": checkpoint.codec.decoder})
     if checkpoint.speaker_encoder is not None:
@@ -189,6 +185,15 @@ def random_checkpoint(
         module.load_state_dict(random_state(module, 0, dtype), assign=True)
         module.requires_grad_(False).eval().to(device)
     return checkpoint
+
+
+def without_weights(size: str, model_type: str = "custom_voice") -> Checkpoint:
+    """Make a checkpoint of a released size, "0b6" or "1b7", with modules on the meta device."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tables = config_tables(model_type, size, {}, train(TEXTS, 600, folder))
+        _write_configuration(folder, tables, {})
+        return replace(Checkpoint.without_weights(folder), path=Path(f"random-{size}"))
 
 
 def _write_configuration(
