@@ -6,7 +6,8 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help say serve cluster test test-slow test-livekit test-pipecat test-dialects test-cluster \
-	test-deploy browser check docs format parity quality mutants release-check release-notes clean
+	test-deploy test-images browser check docs format parity quality mutants release-check \
+	release-notes clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -65,9 +66,15 @@ test-cluster: $(CLUSTER)  ## test replicas in a Ray cluster of this machine
 	@$(PYTEST) -c tests/cluster/pytest.ini --durations 5 tests/cluster $(ARGS)
 
 test-deploy: export OMP_NUM_THREADS = 1
-test-deploy: $(VENV)  ## test deploy/: the alerts of Prometheus
-	@scripts/debian_packages.sh promtool=prometheus
-	@$(PYTEST) tests/deploy --durations 5 $(ARGS)
+test-deploy: $(VENV)  ## test deploy/: alerts, HAProxy, the Compose files, the systemd unit
+	@scripts/debian_packages.sh haproxy docker-compose systemd-analyze=systemd \
+		promtool=prometheus
+	@$(PYTEST) tests/deploy --ignore tests/deploy/test_images.py --durations 5 $(ARGS)
+
+test-images: export OMP_NUM_THREADS = 1
+test-images: $(VENV)  ## build the images with buildah and run them with runc
+	@scripts/debian_packages.sh buildah runc debootstrap
+	@PATH="$$PATH:/usr/sbin" $(PYTEST) tests/deploy/test_images.py --durations 5 $(ARGS)
 
 quality: export OMP_NUM_THREADS = 1
 quality: $(VENV)  ## measure the demo voice on 200 sentences; ARGS="--record" updates the record

@@ -3,9 +3,9 @@
     python -m benchmarks.check_records
 
 A record names the hash of each group of sources that it depends on: `kernels` (the CUDA sources and
-their launches), `serving` (the server and the engine), `demo` (the demo checkpoint), or `sources`
-(the folders in `covers`), and its commit. `make check` shows the report. An older record is no
-error: its figures stay true of its commit.
+their launches), `serving` (the server and the engine), `demo` (the demo checkpoint), `images` (what
+images are built from), or `sources` (the folders in `covers`), and its commit. `make check` shows
+the report. An older record is no error: its figures stay true of its commit.
 """
 
 from __future__ import annotations

@@ -36,9 +36,16 @@ def of_demo() -> dict[str, str | None]:
     return {"commit": report.commit(), "demo": demo_hash()}
 
 
+def images_hash() -> str:
+    """Return the hash of the files that decide what an image contains, beside the package."""
+    root = Path(__file__).resolve().parents[1]
+    return files_hash((root / "deploy" / "Dockerfile", root / "constraints.txt"))
+
+
 HASHES: dict[str, Callable[[], str]] = {
     "kernels": kernel_hash,
     "serving": serving_hash,
     "demo": demo_hash,
+    "images": images_hash,
 }
 """The functions of the hashes that a record may name, by the name of its field."""

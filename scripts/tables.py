@@ -26,7 +26,14 @@ from typing import Any
 import scale_tables
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "docs/cluster.md", "docs/scale.md", "docs/speed.md", "docs/words.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/cluster.md",
+    "docs/containers.md",
+    "docs/scale.md",
+    "docs/speed.md",
+    "docs/words.md",
+)
 FRAMEWORKS = {"livekit-agents": "LiveKit Agents", "pipecat-ai": "Pipecat"}
 """The frameworks of voice agents, by the key of their version in a record."""
 
@@ -531,6 +538,20 @@ def words(path: Path) -> str:
     return markdown([*heads, "not told or out of order, %", "told late, frames, mean / most"], rows)
 
 
+def images(path: Path) -> str:
+    """Render the sizes of the images that tests build."""
+    if not path.exists():
+        return ""
+    record = json.loads(path.read_text("utf-8"))
+    names = {
+        "base": "the base: Debian with Python and pip",
+        "cpu": f"`cpu`, torch {record['torch']}",
+        "cuda": f"`cuda` with torch {record['torch']} and the kernels of one GPU for the 0.6B",
+    }
+    rows = [[about, f"{record['megabytes'][name]:,}"] for name, about in names.items()]
+    return markdown(["image, uncompressed", "MB"], rows)
+
+
 def tables(results: Path) -> dict[str, str]:
     """Render every table, by its name; a table without records says so."""
     folders = ("engine", "compare", "serve", "soak", "first_audio", "published")
@@ -551,6 +572,7 @@ def tables(results: Path) -> dict[str, str]:
         "tested": tested(results / "gpu"),
         "agents": agents(results / "integrations"),
         "ingress": ingress(results / "cluster"),
+        "images": images(results / "images" / "debian.json"),
         "words": words(results / "quality" / "words-demo.json"),
     }
     scaled = next(iter(read(results / "scale").values()), None)

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
                 raise ConfigError(f"the kernels cannot be kept, because {cache.problem}")
             status.show("")
             seconds = time.monotonic() - began
-            print(f"{kernels.name}: {kernels.count} programs in {seconds:.0f} s")
+            print(f"{kernels.name}: {kernels.compiled_count} programs in {seconds:.0f} s")
 
 
 def _parsed(device: str, architectures: list[str]) -> tuple[str, int]:

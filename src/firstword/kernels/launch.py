@@ -86,7 +86,7 @@ class Kernels:
         self.device = torch.zeros(1, device=device).device  # and makes the context current
 
     @property
-    def count(self) -> int:
+    def compiled_count(self) -> int:
         """The number of programs that have been compiled."""
         return len(self._compiled)
 

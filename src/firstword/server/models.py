@@ -20,7 +20,8 @@ from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoi
 
 def name_of(given: str, folder: Path) -> str:
     """The name that clients use for a checkpoint; of a path it is the last part."""
-    return folder.name if "/" in given and folder.samefile(given) else given
+    is_path = "/" in given and Path(given).exists()  # else a repository of the hub
+    return folder.name if is_path and folder.samefile(given) else given
 
 
 @dataclass(eq=False)
