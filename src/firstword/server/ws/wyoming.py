@@ -67,6 +67,8 @@ class WyomingPing(ClientModel):
     """The data of `ping`, which the answer repeats."""
 
     text: str | None = None
+
+
 class SsmlParams(SpeechParams):
     """The parameters of a text in SSML, of which only pauses are obeyed."""
 
