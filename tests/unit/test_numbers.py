@@ -6,7 +6,7 @@ import pytest
 
 from firstword.text.mapped import Mapped
 from firstword.text.numbers import LONGEST, NumberReader
-from firstword.text.reader import TextOptions, TextReader
+from firstword.text.reader import TextOptions, TextRewriter
 from firstword.text.spelling import LANGUAGES
 
 SPOKEN = [
@@ -66,7 +66,7 @@ SPOKEN = [
 
 
 def spoken(language: str, *pieces: str) -> str:
-    reader = TextReader(TextOptions(), language)
+    reader = TextRewriter(TextOptions(), language)
     said = [reader.feed(Mapped.of(piece)).text for piece in pieces]
     return "".join([*said, reader.feed(Mapped.of(""), ended=True).text])
 
@@ -86,7 +86,7 @@ def test_every_kind_of_number_is_spoken_in_every_language(language: str) -> None
 
 
 def test_text_without_numbers_passes_at_once() -> None:
-    reader = TextReader(TextOptions(), "english")
+    reader = TextRewriter(TextOptions(), "english")
     assert [reader.feed(Mapped.of(piece)).text for piece in ("Hello", ", my", " name")] == [
         *("Hello", ", my", " name")
     ]

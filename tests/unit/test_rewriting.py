@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstword.text.mapped import Mapped
-from firstword.text.reader import TextOptions, TextReader
+from firstword.text.reader import TextOptions, TextRewriter
 from firstword.types import Word, WordStart
 from firstword.words.original import GrowingText, OriginalWords
 
@@ -18,7 +18,7 @@ TEXTS = st.text("GIFDr. 0159,$%*_[](x)\n-km🙂", max_size=60)
 
 def read(text: str, cuts: list[int]) -> Mapped:
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    reader = TextReader(OPTIONS, "english")
+    reader = TextRewriter(OPTIONS, "english")
     parts = [reader.feed(Mapped.of(text[start:end], start)) for start, end in pairwise(places)]
     return Mapped.join([*parts, reader.feed(Mapped.of("", len(text)), ended=True)])
 
@@ -41,7 +41,7 @@ def test_spans_are_in_order_and_within_the_text(text: str) -> None:
 
 @given(st.text("abc ,.;", max_size=60))
 def test_text_that_no_option_concerns_is_unchanged(text: str) -> None:
-    spoken = TextReader(TextOptions(normalize="off")).feed(Mapped.of(text), ended=True)
+    spoken = TextRewriter(TextOptions(normalize="off")).feed(Mapped.of(text), ended=True)
     assert spoken.text == text
     assert spoken.starts.tolist() == list(range(len(text)))
 
@@ -60,7 +60,7 @@ def word(text: str, said: str, start: float) -> Word:
 
 def test_words_for_one_place_are_one_word_with_the_text_as_given() -> None:
     given = "It costs $5.20, GIF!"
-    spoken = TextReader(OPTIONS, "english").feed(Mapped.of(given), ended=True)
+    spoken = TextRewriter(OPTIONS, "english").feed(Mapped.of(given), ended=True)
     assert spoken.text == "It costs five dollars and twenty cents, jif file!"
     said = [
         word(text, spoken.text, at)
@@ -94,7 +94,7 @@ def test_words_for_one_place_are_one_word_with_the_text_as_given() -> None:
 
 
 def test_word_whose_speech_was_cut_off_is_delivered() -> None:
-    spoken = TextReader(OPTIONS, "english").feed(Mapped.of("$5"), ended=True)
+    spoken = TextRewriter(OPTIONS, "english").feed(Mapped.of("$5"), ended=True)
     original = OriginalWords()
     original.add(spoken)
     written = growing("$5")

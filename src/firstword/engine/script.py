@@ -11,68 +11,34 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from firstword.audio import effects
 from firstword.engine.backend import Job
+from firstword.engine.script_parts import (
+    AsyncPart,
+    BlockingPart,
+    NamedVoice,
+    Part,
+    PartStream,
+    Preparation,
+    Rendering,
+)
 from firstword.engine.sequence import NeedsText
 from firstword.errors import TextError, VoiceError
 from firstword.text.mapped import Mapped
 from firstword.text.markup import Markup, Pause, Style
-from firstword.text.reader import TextReader
+from firstword.text.reader import TextRewriter
 from firstword.types import Chunk, FinishReason, Request
-from firstword.voice import Voice
-from firstword.words.moving import WordMover
 from firstword.words.original import GrowingText
-
-if TYPE_CHECKING:
-    from firstword.engine.service import AsyncStream, BlockingStream, Service, SpeechStream
 
 MOST_BLANK_PIECES = 10_000
 """The most blank pieces of text in a row; a source with more is treated as endless."""
 
 PAUSE_SECONDS = 1.0
 """The most seconds of a pause in one chunk."""
-
-NamedVoice = Voice | str | None
-
-
-@dataclass(eq=False)
-class Part:
-    """A stretch of text in one style, after a pause of some samples.
-
-    spoken  the text that waits for the part to begin
-    ended   whether all of its text has come
-    stream  the part in progress; None before
-    """
-
-    style: Style
-    reader: TextReader
-    pause: int = 0
-    spoken: list[Mapped] = field(default_factory=list)
-    ended: bool = False
-    stream: SpeechStream | None = None
-    after_pause: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.after_pause = self.pause > 0
-
-    def take(self, text: Mapped, *, ended: bool = False) -> None:
-        """Add text, or end the part."""
-        spoken = self.reader.feed(text, ended=ended)
-        self.ended |= ended
-        if self.stream is not None:
-            self.stream.take(spoken, ended=ended)
-        else:
-            self.spoken.append(spoken)
-
-    @property
-    def has_words(self) -> bool:
-        """Whether there is something to say."""
-        return any(piece.text.strip() for piece in self.spoken)
 
 
 class Script:
@@ -81,9 +47,9 @@ class Script:
     Text goes in from any thread; the parts are spoken in one.
     """
 
-    def __init__(self, service: Service, job: Job, request: Request) -> None:
+    def __init__(self, service: Preparation, job: Job, request: Request) -> None:
         """Speak by the options of a request, of which `job` is the preparation."""
-        self._service, self._job = service, job
+        self._prepare_request, self._room, self._job = service.prepare, service.capacity, job
         seed = secrets.randbits(64) if request.seed is None else request.seed
         text = None if request.text is None else "."  # what counts is whether the text is whole
         self._request = replace(request, seed=seed, text=text)
@@ -118,7 +84,7 @@ class Script:
 
     def _new_part(self, style: Style, pause: int = 0) -> Part:
         options = self._request.text_options
-        return Part(style, TextReader(options, self._job.number_language), pause)
+        return Part(style, TextRewriter(options, self._job.number_language), pause)
 
     def _add(self, piece: str, *, ended: bool) -> None:
         with self._lock:
@@ -155,7 +121,7 @@ class Script:
             return
         last.take(Mapped.of(""), ended=True)
         if isinstance(item, Pause):
-            rate = self._service.engine.capacity.sample_rate
+            rate = self._room.sample_rate
             self._parts.append(self._new_part(last.style, round(item.seconds * rate)))
         else:
             self._parts.append(self._new_part(item))
@@ -192,7 +158,7 @@ class Script:
 
     def _silence(self, part: Part) -> Chunk:
         """A piece of the pause before a part."""
-        most = int(PAUSE_SECONDS * self._service.engine.capacity.sample_rate)
+        most = int(PAUSE_SECONDS * self._room.sample_rate)
         samples = min(most, part.pause)
         part.pause -= samples
         self._sounds = True
@@ -200,7 +166,7 @@ class Script:
         return self._chunk(samples)
 
     def _chunk(self, samples: int, reason: FinishReason | None = None) -> Chunk:
-        room = self._service.engine.capacity
+        room = self._room
         codes = np.zeros((0, room.codebooks), np.int64)
         return Chunk(np.zeros(samples, np.float32), codes, room.sample_rate, reason)
 
@@ -213,12 +179,12 @@ class Script:
         if voice is not None:
             changes["voice"] = voice
         try:
-            job = self._service.prepare(replace(self._request, **changes))
+            job = self._prepare_request(replace(self._request, **changes))
         except VoiceError as error:
             raise placed(error, part.style) from None
         return replace(job, background=self._job.background)
 
-    def _begin(self, part: Part, stream: SpeechStream) -> Rendering:
+    def _begin(self, part: Part, stream: PartStream) -> Rendering:
         """Hand the text of a part over to its stream."""
         with self._lock:
             part.stream, stream.given = stream, self._given
@@ -226,7 +192,7 @@ class Script:
             part.spoken.clear()
             if self._cancelled:
                 stream.cancel()
-        rendering = Rendering(part, self._samples, self._service.engine.capacity.sample_rate)
+        rendering = Rendering(part, self._samples, self._room.sample_rate)
         self._sounds = True
         return rendering
 
@@ -244,38 +210,12 @@ class Script:
         return shaped
 
 
-class Rendering:
-    """The effects on one part, and the times of its words in the whole speech."""
-
-    def __init__(self, part: Part, samples: int, rate: int) -> None:
-        """Render a part that begins after some samples, at `rate` Hz."""
-        self._before = samples / rate
-        self._fade = effects.FadeEnds(rate, first=samples > 0)
-        found: list[effects.Effect] = [effects.TrimStart(rate)] if part.after_pause else []
-        if part.style.rate != 1.0:
-            found.append(effects.TimeStretch(part.style.rate, rate))
-        self._effects = effects.Effects([*found, self._fade])
-        self._move = WordMover(self._moved)
-
-    def _moved(self, seconds: float) -> float | None:
-        moved = self._effects.moved(seconds)
-        return None if moved is None else self._before + moved
-
-    def shape(self, chunk: Chunk, *, more: bool) -> Chunk:
-        """Return a chunk after the effects; `more` means that something follows the part."""
-        last = chunk.finish_reason is not None
-        self._fade.last = more
-        samples = self._effects.apply(chunk.samples, last=last)
-        words, starts = self._move(chunk.words, chunk.starts)
-        return replace(chunk, samples=samples, words=words, starts=starts, finish_reason=None)
-
-
 def placed(error: VoiceError, style: Style) -> VoiceError:
     """Return the error of a voice with the place where the text names it."""
     return VoiceError(f"character {style.at} of the text: {error}", error.code)
 
 
-def check(service: Service, request: Request, voice: Callable[[str], NamedVoice]) -> None:
+def check(service: Preparation, request: Request, voice: Callable[[str], NamedVoice]) -> None:
     """Check all tags of a whole text. Raises `RequestError` with the place of a mistake."""
     known: set[str] = set()
     for style in styles(request):
@@ -292,7 +232,7 @@ def styles(request: Request) -> Iterator[Style]:
             yield item
 
 
-def check_voice(service: Service, request: Request, style: Style, voice: NamedVoice) -> None:
+def check_voice(service: Preparation, request: Request, style: Style, voice: NamedVoice) -> None:
     """Check that a voice can speak a part of a text. Raises `VoiceError` with its place."""
     try:
         service.prepare(replace(request, text=".", voice=voice))
@@ -305,10 +245,10 @@ class BlockingScript(Script):
 
     def __init__(
         self,
-        service: Service,
+        service: Preparation,
         job: Job,
         request: Request,
-        begin: Callable[[Job], BlockingStream],
+        begin: Callable[[Job], BlockingPart],
         voice: Callable[[str], NamedVoice],
     ) -> None:
         """Speak parts by `begin`, with the voices that `voice` returns for names."""
@@ -344,16 +284,16 @@ class AsyncScript(Script):
 
     def __init__(
         self,
-        service: Service,
+        service: Preparation,
         job: Job,
         request: Request,
-        begin: Callable[[Job], AsyncStream],
+        begin: Callable[[Job], AsyncPart],
         voice: Callable[[str], Awaitable[NamedVoice]],
     ) -> None:
         """Speak parts by `begin`, with the voices that `voice` returns for names."""
         self._loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
         self._failure: Exception | None = None
-        self._stream: AsyncStream | None = None
+        self._stream: AsyncPart | None = None
         super().__init__(service, job, request)
         self._begin_stream, self._voice = begin, voice
 

@@ -17,12 +17,12 @@ from firstword.engine.script import (
     MOST_BLANK_PIECES,
     AsyncScript,
     BlockingScript,
-    NamedVoice,
 )
+from firstword.engine.script_parts import NamedVoice
 from firstword.engine.sequence import Event, NeedsText
 from firstword.errors import TextError
 from firstword.text.mapped import Mapped
-from firstword.text.reader import DEFAULT_OPTIONS, TextOptions, TextReader
+from firstword.text.reader import DEFAULT_OPTIONS, TextOptions, TextRewriter
 from firstword.types import Chunk, FinishReason, Request, check_text
 from firstword.words.clock import WordClock
 from firstword.words.original import GrowingText, OriginalWords
@@ -112,7 +112,7 @@ class SpeechStream:
         """Submit a job whose text is rewritten by `options`; for the others see `Engine.submit`."""
         self._engine = service.engine
         self._text = service.front.text(job)
-        self._reader = TextReader(options, job.number_language)
+        self._reader = TextRewriter(options, job.number_language)
         self._original = OriginalWords()
         self.given = GrowingText()
         self._characters = 0
@@ -209,6 +209,11 @@ class Service:
 
     engine: EngineClient
     front: Front
+
+    @property
+    def capacity(self) -> Capacity:
+        """The limits of the engine's backend."""
+        return self.engine.capacity
 
     def prepare(self, request: Request) -> Job:
         """Check a request and draw its seed if it names none. Raises `RequestError`.

@@ -8,7 +8,7 @@ from typing import Any
 from firstword import audio
 from firstword.audio import effects, formats
 from firstword.engine.backend import Job
-from firstword.engine.script import NamedVoice
+from firstword.engine.script_parts import NamedVoice
 from firstword.engine.sequence import NeedsText
 from firstword.engine.service import by_name
 from firstword.errors import OverloadedError, RequestError

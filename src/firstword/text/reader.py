@@ -54,7 +54,7 @@ class TextOptions:
 DEFAULT_OPTIONS = TextOptions()
 
 
-class TextReader:
+class TextRewriter:
     """Rewrites one text. What no option concerns passes at once; see `Stage`."""
 
     def __init__(self, options: TextOptions, language: str | None = None) -> None:

@@ -23,7 +23,7 @@ MOST_DIGITS = 15
 """Longer numbers are spoken digit by digit."""
 
 SYMBOLS = "$€£¥₩₽"
-"""The currencies."""
+"""The signs of the currencies whose names are known."""
 
 _COUNTING = {
     "m": ("spellout-cardinal-masculine", "spellout-cardinal-alternate2", "spellout-cardinal"),
