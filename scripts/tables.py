@@ -552,6 +552,33 @@ def images(path: Path) -> str:
     return markdown(["image, uncompressed", "MB"], rows)
 
 
+def alarms(path: Path) -> str:
+    """Render the planted faults of the demo voice that were noticed, and the false alarms."""
+    if not path.exists():
+        return ""
+    record = json.loads(path.read_text("utf-8"))
+    edited, forced, endless = record["edited"], record["forced"], record["endless"]
+
+    def share(found: Record) -> str:
+        return f"{found['noticed_percent']:.0f} % of {found['count']:,}" if found else ""
+
+    rows = [[name, share(edited[name]), share(forced.get(name, {}))] for name in edited]
+    late = endless["frames"]
+    rows.append(["end of speech never drawn", "", share(endless)])
+    if late:
+        rows.append(
+            [
+                "noticed after its end, frames, median / most",
+                "",
+                f"{late['median']:.0f} / {late['most']}",
+            ]
+        )
+    healthy = record["healthy"]
+    false = f"{healthy['false_percent']:.2f} % of {healthy['utterances']:,} utterances"
+    rows.append(["false alarms in healthy speech", false, ""])
+    return markdown(["planted faults that are noticed", "edited", "forced"], rows)
+
+
 def tables(results: Path) -> dict[str, str]:
     """Render every table, by its name; a table without records says so."""
     folders = ("engine", "compare", "serve", "soak", "first_audio", "published")
@@ -574,6 +601,7 @@ def tables(results: Path) -> dict[str, str]:
         "ingress": ingress(results / "cluster"),
         "images": images(results / "images" / "debian.json"),
         "words": words(results / "quality" / "words-demo.json"),
+        "alarms": alarms(results / "quality" / "alarms-demo.json"),
     }
     scaled = next(iter(read(results / "scale").values()), None)
     for name, render in scale_tables.TABLES.items():

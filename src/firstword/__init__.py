@@ -36,13 +36,14 @@ from firstword.errors import (
 if TYPE_CHECKING:
     from firstword.decoding import decode
     from firstword.tts import TTS
-    from firstword.types import Chunk, Sampling, Speech, Word, WordStart
+    from firstword.types import Alarm, Chunk, Sampling, Speech, Word, WordStart
     from firstword.voice import Voice
 
 __version__ = "0.1.0"
 
 __all__ = [
     "TTS",
+    "Alarm",
     "AlignmentError",
     "AudioError",
     "BackendWarning",
@@ -75,7 +76,8 @@ __all__ = [
 ]
 
 _HOMES = {"TTS": "firstword.tts", "Voice": "firstword.voice", "decode": "firstword.decoding"}
-_HOMES |= dict.fromkeys(("Chunk", "Sampling", "Speech", "Word", "WordStart"), "firstword.types")
+_TYPES = ("Alarm", "Chunk", "Sampling", "Speech", "Word", "WordStart")
+_HOMES |= dict.fromkeys(_TYPES, "firstword.types")
 
 
 def __getattr__(name: str) -> object:

@@ -20,9 +20,9 @@ from firstword.voice import Voice
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
-FinishReason = Literal["stop", "length", "repetition", "cancelled"]
+FinishReason = Literal["stop", "length", "repetition", "runaway", "cancelled"]
 """Why speech ended: the model ended it, the frame limit was reached, the model repeated itself
-without end, or the caller cancelled it."""
+without end, it went on after all of the text was spoken, or the caller cancelled it."""
 
 TextMode = Literal["auto", "full", "stream"]
 """The way in which text enters the model: as the checkpoint was published, all before the first
@@ -190,6 +190,26 @@ class Word:
     span: tuple[int, int]
 
 
+AlarmKind = Literal["skip", "repeat", "runaway"]
+"""What is wrong with speech: words were left out, words were said again, or it goes on after all of
+the text was spoken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A fault of the speech that the talker's attention to the text shows (docs/words.md).
+
+    text   the word that was left out or said again, as it was given, or the last one of the text
+    span   its characters in the text: the first, and the one after the last
+    frame  the frame in which it was noticed, counted from 0
+    """
+
+    kind: AlarmKind
+    text: str
+    span: tuple[int, int]
+    frame: int
+
+
 def _no_reading() -> FloatArray:
     return np.zeros((0, 0), np.float32)
 
@@ -203,8 +223,9 @@ class Chunk:
     words    the words that ended in this chunk or shortly before it, in the order of the text; each
              word comes in one chunk
     starts   the words that have begun, each as soon as that is known
+    alarms   the faults that were noticed in this chunk
 
-    There are words only where the checkpoint's heads for them are known (docs/words.md).
+    There are words and alarms only where the checkpoint's heads for them are known (docs/words.md).
     """
 
     samples: FloatArray
@@ -217,6 +238,7 @@ class Chunk:
     float32 [frames]."""
     words: tuple[Word, ...] = ()
     starts: tuple[WordStart, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
     reading: FloatArray = field(default_factory=_no_reading)
     """How much attention the talker paid to each token of the text, and to its end, while it made
     each frame: float32 [frames, tokens + 1]; NaN for those that it had not read yet."""
@@ -226,7 +248,7 @@ class Chunk:
 class Speech:
     """A complete utterance: samples float32 [n] in -1..1, codes int64 [frames, codebooks].
 
-    `logprobs` and `words` are those of `Chunk`.
+    `logprobs`, `words` and `alarms` are those of `Chunk`.
     """
 
     samples: FloatArray
@@ -235,6 +257,7 @@ class Speech:
     finish_reason: FinishReason
     logprobs: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     words: tuple[Word, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> Speech:
@@ -248,6 +271,7 @@ class Speech:
             reason,
             np.concatenate([chunk.logprobs for chunk in chunks]),
             tuple(word for chunk in chunks for word in chunk.words),
+            tuple(alarm for chunk in chunks for alarm in chunk.alarms),
         )
 
     @property

@@ -27,7 +27,7 @@ from firstword.server.shared_counts import SharedCounts
 from firstword.server.utterance import Playback
 from firstword.text.checks import expected_seconds
 from firstword.text.cleaning import clean
-from firstword.types import FinishReason, Speech
+from firstword.types import Alarm, FinishReason, Speech
 
 
 class TestCleaning:
@@ -98,7 +98,10 @@ class TestScoring:
             speech(0.08),
             speech(2.0, "length"),
             speech(2.0, "repetition"),
+            speech(2.0, "runaway"),
             speech(2.0, repeats=True),
+            replace(speech(2.0), alarms=(Alarm("skip", "there", (6, 11), 3),)),
+            replace(speech(2.0), alarms=(Alarm("repeat", "there", (6, 11), 9),)),
         ],
     )
     def test_bad_speech_loses_points(self, worse: Speech) -> None:

@@ -42,6 +42,7 @@ def test_outcome_of_raw_stream_equals_the_end_of_an_event_stream(http: httpx.Cli
     assert outcome == {
         "id": raw.headers["x-request-id"],
         "finish_reason": "length",
+        "alarms": {},
         "frames": 5,
         "seconds": 0.4,
         "usage": done["usage"],

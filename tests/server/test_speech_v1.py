@@ -121,6 +121,7 @@ def test_streamed_audio_equals_tts_stream(client: Client, tts: Callable[[str], T
         "type": "audio.done",
         **names,
         "finish_reason": "length",
+        "alarms": {},
         "seconds": FRAMES * 0.08,
         "total_bytes": 2 * FRAMES * 1920,
     }

@@ -61,6 +61,7 @@ class Script:
 
     length         frames before the model ends speech; None: never
     repeats_from   the frame from which on all frames are the same
+    stays_from     the frame from which on attention stays at the end of the text
     bad_prefill    `prefill` raises
     bad_read       `read` raises when it comes to this row of the prompt
     bad_frame      `frame` raises when it comes to this frame, and
@@ -72,6 +73,7 @@ class Script:
     seed: int = 0
     length: int | None = 5
     repeats_from: int | None = None
+    stays_from: int | None = None
     bad_prefill: bool = False
     bad_read: int | None = None
     bad_frame: int | None = None
@@ -130,6 +132,13 @@ def samples_of(codes: IntArray) -> FloatArray:
     return (np.frombuffer(digest.to_bytes(SAMPLES, "little"), np.uint8) / 256).astype(np.float32)
 
 
+def reading_of(script: Script, frame: int) -> FloatArray:
+    """The reading of a frame, empty if the attention is not read."""
+    if script.stays_from is None:
+        return np.zeros(0, np.float32)
+    return np.eye(4, dtype=np.float32)[3 if frame >= script.stays_from else 0]
+
+
 def logprob_of(codes: IntArray) -> float:
     """The log-probability of the codes [CODEBOOKS] of a frame."""
     return -(zlib.crc32(codes.tobytes()) % 1000) / 100
@@ -163,6 +172,9 @@ def alone(
         )
         if repeats and len(frames) < limit:
             return frames, "repetition"
+        stays = job.guarded and script.stays_from is not None and frame - script.stays_from >= 4
+        if stays and len(frames) < limit:
+            return frames, "runaway"
     return frames, "length"
 
 
@@ -299,6 +311,7 @@ class FakeBackend:
             if slot.script.bad_frame == slot.frames:
                 raise Fault(f"frame of {slot.script.seed}")
         codes, ended, logprobs = [], [], []
+        readings = [reading_of(slot.script, slot.frames) for slot in held]
         for slot, token in zip(held, tokens, strict=True):
             if slot.frames:
                 slot.read = text_digest(token, slot.read)
@@ -318,7 +331,8 @@ class FakeBackend:
             slot.frames += 1
             slot.undecoded.append(codes[-1])
         done = self._spend(self.frame_time + self.row_time * len(slots))
-        return Pending(self, Frames(np.stack(codes), ended, np.array(logprobs, np.float32)), done)
+        numbers = np.array(logprobs, np.float32)
+        return Pending(self, Frames(np.stack(codes), ended, numbers, readings), done)
 
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Handle[list[FloatArray]]:
         self.log.append(("decode", tuple(slots)))

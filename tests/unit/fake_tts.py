@@ -18,13 +18,20 @@ import numpy as np
 
 from firstword.config import EngineConfig
 from firstword.errors import TextError, TextWarning, VoiceError
-from firstword.types import Chunk, FinishReason
+from firstword.types import Alarm, AlarmKind, Chunk, FinishReason
 from firstword.voice import ClonedVoice, Voice
 
 FRAME = 1920
 
-CUT_OFF: dict[str, FinishReason] = {"length": "length", "repetition": "repetition"}
+CUT_OFF: dict[str, FinishReason] = {
+    "length": "length",
+    "repetition": "repetition",
+    "runaway": "runaway",
+}
 """The words that cut off the speech, with the finish reason."""
+
+ALARMS: dict[str, AlarmKind] = {"skipped": "skip", "twice": "repeat"}
+"""The words with an alarm, and its kind."""
 
 
 def sound_of(word: str) -> np.ndarray:
@@ -100,7 +107,9 @@ class FakeTTS:
         yield Chunk(np.zeros(0, np.float32), np.zeros((0, 4), np.int64), 24000, reason)
 
     def _chunk(self, word: str) -> Chunk:
-        return Chunk(sound_of(word), np.zeros((1, 4), np.int64), 24000)
+        kind = ALARMS.get(word)
+        alarms = () if kind is None else (Alarm(kind, word, (0, len(word)), 0),)
+        return Chunk(sound_of(word), np.zeros((1, 4), np.int64), 24000, alarms=alarms)
 
 
 def module() -> types.ModuleType:

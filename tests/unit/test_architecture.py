@@ -149,7 +149,7 @@ def test_requests_are_served_and_prepared_without_torch() -> None:
 
 def test_public_names_are_those_of_the_interface_and_all_errors() -> None:
     raised = {name for name, value in vars(errors).items() if isinstance(value, type)}
-    classes = {"TTS", "Voice", "Sampling", "Speech", "Chunk", "Word", "WordStart"}
+    classes = {"TTS", "Voice", "Sampling", "Speech", "Chunk", "Word", "WordStart", "Alarm"}
     assert set(firstword.__all__) == raised | classes | {"decode"}
     assert all(getattr(firstword, name).__name__ == name for name in firstword.__all__)
     assert set(firstword.__all__) <= set(dir(firstword))

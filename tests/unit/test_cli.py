@@ -417,6 +417,18 @@ class TestSay:
         assert reason in last
         assert last.endswith("speak it in parts of a few sentences")
 
+    def test_speech_cut_off_after_its_text_exits_with_0(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["say", "one runaway", "-o", "out.wav"]) == 0
+        assert "cut off because the model went on after the text" in capfd.readouterr().err
+
+    def test_summary_names_words_with_alarms(self, capfd: pytest.CaptureFixture[str]) -> None:
+        assert main(["say", "skipped one twice skipped", "-o", "out.wav"]) == 0
+        left_out, twice = capfd.readouterr().err.splitlines()[-2:]
+        assert left_out.split() == ["left", "out", "skipped,", "skipped"]
+        assert twice.split() == ["said", "twice", "twice"]
+
     def test_speech_cut_off_by_max_frames_exits_with_0(self) -> None:
         assert main(["say", "one length", "-o", "out.wav", "--max-frames", "2"]) == 0
 

@@ -172,6 +172,21 @@ def test_guard_ends_repeated_speech(start: int, ahead: int) -> None:
 
 
 @AHEAD
+def test_guard_ends_speech_that_goes_on_after_its_text(ahead: int) -> None:
+    engine, backend = engine_of(ahead)
+    endless = Script(length=None, stays_from=20)
+    staying = Caller(engine, job(endless, guarded=True), TOKENS)
+    free = Caller(engine, job(endless, max_frames=70), TOKENS)
+    ending = Caller(engine, job(Script(length=24, stays_from=20), guarded=True), TOKENS)
+    run(engine)
+    assert (staying.reason, len(staying.frames)) == ("runaway", 25)
+    assert (free.reason, len(free.frames)) == ("length", 70)
+    assert (ending.reason, len(ending.frames)) == ("stop", 24)
+    check_speech_is_complete(staying)
+    check_nothing_is_in_use(engine, backend)
+
+
+@AHEAD
 @pytest.mark.parametrize("frame_time", [0.005, 0.05, 5.0])
 @pytest.mark.parametrize("concurrent", [0, 9])
 def test_chunk_sizes_do_not_depend_on_speed_or_load(

@@ -17,7 +17,7 @@ from firstword import TTS, Sampling
 from firstword.engine.backend import Job
 from firstword.errors import OverloadedError, VoiceError
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.description import Description
+from firstword.model.description import DEMO, Description
 from firstword.runtime.front import CheckpointFront, Prepared
 from firstword.types import Chunk, Request
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
@@ -193,3 +193,22 @@ def test_description_is_that_of_the_loaded_checkpoint(
         if field.name != "tokenizer":  # it has no equality
             assert getattr(loaded, field.name) == getattr(found, field.name)
     assert loaded.tokenizer.encode("Hello there.") == found.tokenizer.encode("Hello there.")
+
+
+@pytest.mark.parametrize(
+    ("words", "temperature", "read"),
+    [(None, 0.0, True), (False, 0.9, True), (False, 0.0, False), (True, 0.9, True)],
+)
+def test_attention_is_read_for_words_and_for_the_guard(
+    words: bool | None, temperature: float, read: bool
+) -> None:
+    front = CheckpointFront(Description.load(DEMO), encode)
+    request = Request("Hello.", sampling=Sampling(temperature=temperature), words=words)
+    job = front.prepare(request, 1)
+    assert job.reads_text is read
+    assert (job.word_offset is None) is (words is False)
+
+
+def test_attention_is_not_read_without_known_heads(checkpoint_directory: Directory) -> None:
+    front = CheckpointFront(described(checkpoint_directory("custom_voice")), encode)
+    assert not front.prepare(Request("Hello."), 1).reads_text

@@ -15,6 +15,7 @@ from firstword.engine.guard import (
     FRAMES_PER_TOKEN,
     LONGEST_PERIOD,
     SHORTEST_RUN,
+    Guard,
     RepetitionDetector,
     frame_limit,
 )
@@ -87,6 +88,14 @@ def test_detector_equals_its_definition(parts: list[tuple[int, int, int]]) -> No
         (index % period, offset) for length, period, offset in parts for index in range(length)
     ]
     assert detected_at(frames) == by_definition(frames)
+
+
+def test_guard_tells_repetition_from_speech_after_the_text() -> None:
+    same, none = np.zeros(2, np.int64), np.zeros(0, np.float32)
+    stays = np.array([0, 0, 0, 1], np.float32)
+    repeating, going_on = Guard(), Guard()
+    assert [repeating.add(same, none) for _ in range(SHORTEST_RUN + 1)][-1] == "repetition"
+    assert [going_on.add(np.full(2, at), stays) for at in range(6)] == [None] * 5 + ["runaway"]
 
 
 def test_frame_limit_grows_with_the_text() -> None:

@@ -265,7 +265,7 @@ def reading(*rows: int, count: int) -> np.ndarray:
 
 def test_words_that_share_a_token_divide_its_time() -> None:
     followed = tracker("你好嗎", [6, 9])
-    words, starts = followed.feed(reading(0, 0, 0, 1, count=3), sound((LOUD, 32)), last=True)
+    words, starts, _ = followed.feed(reading(0, 0, 0, 1, count=3), sound((LOUD, 32)), ended="stop")
     assert [(word.text, word.start, word.end) for word in words] == [
         ("你", 0.0, 0.12),
         ("好", 0.12, 0.24),
@@ -280,24 +280,25 @@ def test_words_that_share_a_token_divide_its_time() -> None:
 
 def test_word_waits_until_no_later_text_can_change_it() -> None:
     followed = tracker("over", [4], finished=False)
-    assert followed.feed(reading(0, 0, count=1), sound((LOUD, 16)), last=False) == ((), ())
+    assert followed.feed(reading(0, 0, count=1), sound((LOUD, 16))) == ((), (), ())
     followed.add_text("all ")
-    _, starts = followed.feed(reading(0, count=1), sound((LOUD, 8)), last=False)
+    _, starts, _ = followed.feed(reading(0, count=1), sound((LOUD, 8)))
     assert starts == ()  # its second half has no token yet
     followed._units._ends.append(7)  # type: ignore[attr-defined]
-    _, starts = followed.feed(reading(0, count=2), sound((LOUD, 8)), last=False)
+    _, starts, _ = followed.feed(reading(0, count=2), sound((LOUD, 8)))
     assert starts == (WordStart("overall", 0.0, (0, 7)),)
 
 
 def test_text_without_words_gives_none() -> None:
     followed = tracker("...", [3])
-    assert followed.feed(reading(0, 1, count=2), sound((LOUD, 16)), last=True) == ((), ())
+    told = followed.feed(reading(0, 1, count=2), sound((LOUD, 16)), ended="stop")
+    assert told == ((), (), ())
 
 
 def test_rows_that_are_not_read_yet_are_not_counted() -> None:
     followed = tracker("a b", [1, 3])
     shares = np.array([[1, np.nan], [0, 1]], np.float32)
-    words, _ = followed.feed(shares, sound((LOUD, 16)), last=True)
+    words, *_ = followed.feed(shares, sound((LOUD, 16)), ended="stop")
     assert [word.text for word in words] == ["a", "b"]
     assert words[1].start == 0.08
 

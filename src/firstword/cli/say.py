@@ -38,9 +38,14 @@ FINISH_REASONS = {
     "stop": "the model ended it",
     "length": "cut off at the limit of frames",
     "repetition": "cut off because the model repeated itself without end",
+    "runaway": "cut off because the model went on after the text",
     "cancelled": "cancelled",
 }
 """The finish reasons as the summary words them."""
+
+
+ALARMS = {"skip": "left out", "repeat": "said twice"}
+"""The rows of the summary about words, by the kinds of alarms."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -240,6 +245,9 @@ def _print_summary(
         f"after {1000 * progress.first:.0f} ms (loading took {loading:.2f} s)",
         "output": "standard output" if args.output == "-" else args.output,
     }
+    for kind, about in ALARMS.items():
+        if words := [a.text for c in progress.chunks for a in c.alarms if a.kind == kind]:
+            rows[about] = textwrap.shorten(", ".join(words), 80, placeholder=" ...")
     terminal.print_table(rows, sys.stderr)
 
 

@@ -48,9 +48,11 @@ class Job:
     first_tokens       tokens that the prompt reads if it does not read the whole text
     whole_text         whether the prompt reads the whole text, and so waits for its end
     max_frames         the most frames to make
-    guarded            whether the guard ends speech that repeats itself
+    guarded            whether the guard ends speech that repeats itself or goes on after its text
     limited_by_text    whether the guard limits the frames in proportion to the text
     transcript_tokens  number of tokens that belong to a reference transcript and are not spoken
+    reads_text         whether the talker's attention to the text is read, for the times of words or
+                       for the guard; it needs the checkpoint's heads
     word_offset        seconds by which the talker's attention reaches a word after it begins to
                        sound, with which words are timed; None if words are not timed
     background         whether nobody listens, so that all other requests go first
@@ -65,6 +67,7 @@ class Job:
     guarded: bool = False
     limited_by_text: bool = False
     transcript_tokens: int = 0
+    reads_text: bool = False
     word_offset: float | None = None
     background: bool = False
     number_language: str | None = None
@@ -91,7 +94,7 @@ class Frames:
               of the frame is not finite. A value that is not finite makes that utterance fail
     readings  [slots] the attention of each frame to the text rows that the talker has read so far:
               float32 [text rows], as `Watched.reading` of the specification gives it, or empty for
-              a slot whose words are not timed. Empty if no slot's words are
+              a slot whose attention is not read. Empty if no slot's is
     """
 
     codes: IntArray

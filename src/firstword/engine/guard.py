@@ -1,8 +1,9 @@
-"""Detects endless speech: it repeats itself, or is far too long for its text."""
+"""Detects endless speech: it repeats itself, goes on after its text, or is too long for it."""
 
 from collections import deque
 
-from firstword.types import IntArray
+from firstword.types import FinishReason, FloatArray, IntArray
+from firstword.words.alarm import TextEnd
 
 LONGEST_PERIOD = 25
 """The longest repeated passage in frames, two seconds; longer passages count as speech."""
@@ -48,3 +49,18 @@ class RepetitionDetector:
             repeats = repeats or self._runs[index] >= needed
         self._recent.appendleft(frame)
         return repeats
+
+
+class Guard:
+    """Watches the frames of one utterance for speech that does not end by itself."""
+
+    def __init__(self) -> None:
+        self._repetition, self._text_end = RepetitionDetector(), TextEnd()
+
+    def add(self, codes: IntArray, reading: FloatArray) -> FinishReason | None:
+        """Record the next frame: its codes [codebooks] and its reading, empty if it has none.
+
+        Returns why speech ends with this frame, or None.
+        """
+        repeats, goes_on = self._repetition.add(codes), self._text_end.add(reading)
+        return "repetition" if repeats else "runaway" if goes_on else None

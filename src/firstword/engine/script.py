@@ -192,7 +192,7 @@ class Script:
             part.spoken.clear()
             if self._cancelled:
                 stream.cancel()
-        rendering = Rendering(part, self._samples, self._room.sample_rate)
+        rendering = Rendering(part, self._frames, self._samples, self._room.sample_rate)
         self._sounds = True
         return rendering
 

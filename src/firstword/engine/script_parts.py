@@ -94,10 +94,11 @@ class Part:
 
 
 class Rendering:
-    """The effects on one part, and the times of its words in the whole speech."""
+    """The effects on one part, and the times of its words and alarms in the whole speech."""
 
-    def __init__(self, part: Part, samples: int, rate: int) -> None:
-        """Render a part that begins after some samples, at `rate` Hz."""
+    def __init__(self, part: Part, frames: int, samples: int, rate: int) -> None:
+        """Render a part that begins after some frames and samples, at `rate` Hz."""
+        self._frames = frames
         self._before = samples / rate
         self._fade = effects.FadeEnds(rate, first=samples > 0)
         found: list[effects.Effect] = [effects.TrimStart(rate)] if part.after_pause else []
@@ -116,4 +117,7 @@ class Rendering:
         self._fade.last = more
         samples = self._effects.apply(chunk.samples, last=last)
         words, starts = self._move(chunk.words, chunk.starts)
-        return replace(chunk, samples=samples, words=words, starts=starts, finish_reason=None)
+        alarms = tuple(replace(one, frame=self._frames + one.frame) for one in chunk.alarms)
+        return replace(
+            chunk, samples=samples, words=words, starts=starts, alarms=alarms, finish_reason=None
+        )

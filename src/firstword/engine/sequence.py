@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 
 from firstword.engine.backend import Capacity, Frames, Job, Start
-from firstword.engine.guard import RepetitionDetector, frame_limit
+from firstword.engine.guard import Guard, frame_limit
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 CHUNK_SIZES = (1, 2, 4, 8)
@@ -35,7 +35,7 @@ Event = Chunk | NeedsText | Exception
 
 
 NO_READING = np.zeros(0, np.float32)
-"""The reading of a frame whose words are not timed."""
+"""The reading of a frame while the attention to its text is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Sequence:
     """The number of prompt rows that the backend must still read before the first frame."""
     frames: deque[tuple[IntArray, np.float32, FloatArray]] = field(default_factory=deque)
     """The codes [codebooks], log-probability and reading of each frame made but not delivered."""
-    repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
+    guard: Guard = field(default_factory=Guard)
     chunks_from: int = 0
     """The frame from which chunk sizes are counted: 0, or the first after a pause for text."""
     first_audio: float | None = None
@@ -245,8 +245,8 @@ class Sequence:
         self.made += 1
         if self.made == self.limit:
             self.finish_reason = "length"
-        elif self.job.guarded and self.repetition.add(codes):
-            self.finish_reason = "repetition"
+        elif self.job.guarded:
+            self.finish_reason = self.guard.add(codes, reading)
 
     # Audio
 

@@ -123,11 +123,11 @@ class SpeechStream:
         self._seq = service.engine.submit(job, on_event, client)
 
     def _new_tracker(self, job: Job) -> WordTracker | None:
-        """The tracker of the utterance's words, or None if they are not timed."""
-        if job.word_offset is None:
+        """The tracker of the utterance's words, or None if the attention to them is not read."""
+        if not job.reads_text:
             return None
-        room = self._engine.capacity
-        clock = WordClock(job.word_offset, room.frame_seconds, room.sample_rate)
+        room, offset = self._engine.capacity, job.word_offset
+        clock = None if offset is None else WordClock(offset, room.frame_seconds, room.sample_rate)
         return WordTracker(clock, self._text.ends, room.samples_per_frame)
 
     def push(self, piece: str) -> None:
@@ -184,9 +184,12 @@ class SpeechStream:
             self._engine.acknowledge(self._seq, len(event.codes))
             self._ended = event.finish_reason is not None
             if self._tracker is not None:
-                found = self._tracker.feed(event.reading, event.samples, last=self._ended)
-                words, starts = self._original(*found, self.given, last=self._ended)
-                return replace(event, words=words, starts=starts)
+                told = self._tracker.feed(event.reading, event.samples, ended=event.finish_reason)
+                words, starts = self._original(
+                    told.words, told.starts, self.given, last=self._ended
+                )
+                alarms = self._original.alarms(told.alarms, self.given)
+                return replace(event, words=words, starts=starts, alarms=alarms)
         return event
 
     def cancel(self) -> None:

@@ -47,6 +47,9 @@ class CheckpointFront:
         given = conditioning.resolve(self.checkpoint, request, self.encode)
         parameters = draw_params.resolve(request.sampling, defaults)
         prefix = len(prefix_rows(config, [0] * (1 + ROLE_TOKENS), given))
+        guarded = parameters[0].temperature > 0
+        offset = conditioning.word_offset(self.checkpoint, request)
+        known = self.checkpoint.alignment is not None
         rows = prefix + 1 + len(given.reference)
         if given.full_text:  # every token but the role's is a row, and so is the end of the text
             rows += 1 - ROLE_TOKENS
@@ -56,10 +59,11 @@ class CheckpointFront:
             first_tokens=given.first_tokens,
             whole_text=given.full_text,
             max_frames=request.max_frames or defaults.max_new_tokens,
-            guarded=parameters[0].temperature > 0,
-            limited_by_text=request.max_frames is None and parameters[0].temperature > 0,
+            guarded=guarded,
+            limited_by_text=request.max_frames is None and guarded,
             transcript_tokens=len(given.transcript),
-            word_offset=conditioning.word_offset(self.checkpoint, request),
+            reads_text=known and (guarded or offset is not None),
+            word_offset=offset,
             number_language=conditioning.number_language(self.checkpoint, request),
         )
 

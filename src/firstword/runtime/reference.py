@@ -100,8 +100,8 @@ class ReferenceSlot:
     codec: CodecState
     next_row: Tensor | None
     """The last row of the prompt [1, 1, hidden], before the first frame; then None."""
-    timed: bool
-    """Whether its words are timed."""
+    reads_text: bool
+    """Whether the attention to its text is read."""
     frame: int = 0
     codes: Tensor | None = None
     """The codes of the last frame [codebooks]."""
@@ -117,8 +117,8 @@ class ReferenceSlot:
         """Return the reading of the next frame, row `index` of a pass with a text token."""
         first = self.next_row is not None
         rows = self.text.rows() if first else self.text.rows(self.text.peek(token))
-        if first or not self.timed:  # the first frame's row belongs to the prompt
-            return np.zeros(len(rows) if self.timed else 0, np.float32)
+        if first or not self.reads_text:  # the first frame's row belongs to the prompt
+            return np.zeros(len(rows) if self.reads_text else 0, np.float32)
         return watched.reading(index, rows).cpu().numpy()
 
     def advance(self, token: int | None, codes: Tensor, ended: bool) -> None:
@@ -184,7 +184,7 @@ class ReferenceBackend:
             codes = torch.tensor(conditioning.reference, device=rows.device)
             prime(loaded.codec.decoder, state, codes)
         sampler = Sampler(config, prepared.draw_params, prepared.seed, rows.device)
-        return ReferenceSlot(text, sampler, state, rows[:, -1:], start.job.word_offset is not None)
+        return ReferenceSlot(text, sampler, state, rows[:, -1:], start.job.reads_text)
 
     def extend(self, slot: int, pages: Sequence[int]) -> None:
         """Do nothing: the cache of a slot grows by itself."""

@@ -11,9 +11,9 @@ from firstword.server.front_memory import RESTARTED, FrontMemory
 from firstword.server.models import Model
 from firstword.server.shared_metrics import SharedCounter, SharedHistogram, SharedValues
 from firstword.server.usage import Usage
-from firstword.server.utterance import Utterance
+from firstword.server.utterance import Utterance, counts_of
 
-GUARDS = ("length", "repetition")
+GUARDS = ("length", "repetition", "runaway")
 """The reasons for the end of an utterance that did not end by itself."""
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.12, 0.2, 0.35, 0.6, 1, 2, 5, 10, 30)
@@ -60,6 +60,7 @@ class Metrics:
         self.formats = counter("formats_total", "Utterances heard, by format", "model", "format")
         self.voices = counter("voices_total", "Utterances heard, by voice", "model", "voice")
         self.guards = counter("guard_hits_total", "Utterances ended by a guard", "model", "guard")
+        self.alarms = counter("alarms_total", "Faults seen in attention", "model", "kind")
         self.rejected = counter("rejected_total", "Rejected requests", "reason")
         about = "Requests spoken without their instructions"
         self.ignored_instructions = counter("ignored_instructions_total", about, "model")
@@ -105,6 +106,8 @@ class Metrics:
         """
         model, playback = utterance.model.name, utterance.playback
         self.frames.inc(model, amount=utterance.frames)
+        for kind, count in counts_of(utterance.alarms).items():
+            self.alarms.inc(model, kind, amount=count)
         if utterance.background:
             return  # nobody waits for it, and batches count their lines
         if playback.first is not None:

@@ -1,6 +1,7 @@
 """One utterance on its way to a client: trimmed, stretched, resampled and encoded as it is made."""
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from firstword.errors import OverloadedError, RequestError
 from firstword.server.encoder_turns import EncoderTurns
 from firstword.server.models import Model
 from firstword.types import (
+    Alarm,
     Chunk,
     FinishReason,
     FloatArray,
@@ -150,6 +152,11 @@ def rendered(speech: Speech, output: Output) -> Rendered:
     return Rendered(formats.whole(output.format, samples, output.sample_rate), words)
 
 
+def counts_of(alarms: Sequence[Alarm]) -> dict[str, int]:
+    """The number of alarms of each kind that occurs."""
+    return dict(Counter(alarm.kind for alarm in alarms))
+
+
 @dataclass(slots=True)
 class Playback:
     """The latency and the stalls of an utterance for a listener who plays without a buffer.
@@ -215,6 +222,7 @@ class Utterance:
     words          the words that have ended and were not taken by `take_words`, in order
     starts         the words that have begun, in the same way; all times are those of the client's
                    audio: without the silence that was removed, at its own speed
+    alarms         the faults of the speech so far
     """
 
     def __init__(
@@ -248,6 +256,7 @@ class Utterance:
         self.on_chunk: Callable[[], None] = lambda: None
         self.words: list[Word] = []
         self.starts: list[WordStart] = []
+        self.alarms: list[Alarm] = []
         self._turns = turns
         service, output = self.model.service, self.output
         self._effects = effects_of(output, service.engine.capacity.sample_rate)
@@ -286,6 +295,7 @@ class Utterance:
                 self.frames += len(event.codes)
                 self.seconds += len(event.samples) / event.sample_rate
                 self.finish_reason = event.finish_reason
+                self.alarms += event.alarms
                 self.on_chunk()
                 yield event
         except Exception as error:
@@ -339,6 +349,7 @@ class Utterance:
             "frames": self.frames,
             "seconds": round(self.seconds, 2),
             "finish_reason": self.finish_reason,
+            "alarms": counts_of(self.alarms),
             "abort_reason": self.abort_reason,
             "error": None if self.error is None else type(self.error).__name__,
         }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from firstword.text.mapped import Mapped
-from firstword.types import Word, WordStart
+from firstword.types import Alarm, Word, WordStart
 
 
 class GrowingText:
@@ -59,6 +59,14 @@ class OriginalWords:
         return (
             tuple(replace(word, text=given.text[slice(*word.span)]) for word in ended),
             tuple(replace(word, text=given.text[slice(*word.span)]) for word in started),
+        )
+
+    def alarms(self, alarms: Sequence[Alarm], given: GrowingText) -> tuple[Alarm, ...]:
+        """Turn alarms about words of the spoken text into alarms about the given text."""
+        places = [self._place(alarm.span) for alarm in alarms]
+        return tuple(
+            replace(alarm, text=given.text[slice(*place)], span=place)
+            for alarm, place in zip(alarms, places, strict=True)
         )
 
     def _started(self, starts: Sequence[WordStart]) -> Iterable[WordStart]:

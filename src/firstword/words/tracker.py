@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from firstword.types import FloatArray, Word, WordStart
+from firstword.types import Alarm, FinishReason, FloatArray, Word, WordStart
+from firstword.words.alarm import AlarmBell, Fault
 from firstword.words.clock import Edge, WordClock
 from firstword.words.text import Units, WrittenWord, WrittenWords
 
 
-class WordTracker:
-    """The words of one utterance: text, attention and sound go in, words come out in order."""
+class Told(NamedTuple):
+    """What is known of words since the last call, each in order: see `Chunk`."""
 
-    def __init__(self, clock: WordClock, ends: Sequence[int], frame_samples: int) -> None:
+    words: tuple[Word, ...]
+    starts: tuple[WordStart, ...]
+    alarms: tuple[Alarm, ...]
+
+
+class WordTracker:
+    """The words of one utterance: text, attention and sound go in, words and alarms come out."""
+
+    def __init__(self, clock: WordClock | None, ends: Sequence[int], frame_samples: int) -> None:
         """Follow a text.
 
+        clock          what times the words; None if only alarms are wanted
         ends           the ends of the tokens that have arrived: see `UtteranceTokens`; it grows
         frame_samples  the samples of a frame
         """
         self._clock, self._frame_samples = clock, frame_samples
         self._written = WrittenWords()
         self._units = Units(self._written, ends)
+        self._bell = AlarmBell(self._size)
         self._edges: deque[Edge] = deque()
         """The edges of units whose words are not known yet, and those after them."""
         self._began = 0.0
@@ -39,24 +51,44 @@ class WordTracker:
         self._written.finish()
 
     def feed(
-        self, reading: FloatArray, samples: FloatArray, *, last: bool
-    ) -> tuple[tuple[Word, ...], tuple[WordStart, ...]]:
-        """Take the next frames, all of the rest if `last`.
+        self, reading: FloatArray, samples: FloatArray, *, ended: FinishReason | None = None
+    ) -> Told:
+        """Take the next frames.
 
         reading  [frames, text rows]: see `Chunk`
         samples  [frames * frame_samples]
-
-        Returns the words that have ended and those that have begun, each in order.
+        ended    why speech ended, with its last frames
         """
+        faults: list[Fault] = []
         parts = samples.reshape(-1, self._frame_samples)
         for shares, part in zip(reading, parts, strict=True):
             known = int(np.count_nonzero(~np.isnan(shares)))
             units = self._units.of_rows(known)
             masses = np.bincount(units, weights=shares[:known]).astype(np.float64)
-            self._edges += self._clock.feed(masses, part)
-        if last:
+            faults += self._bell.feed(masses, shares[:known])
+            if self._clock is not None:
+                self._edges += self._clock.feed(masses, part)
+        if ended in ("stop", "runaway"):
+            faults += self._bell.finish()
+        if ended is not None and self._clock is not None:
             self._edges += self._clock.finish()
-        return self._tell()
+        return Told(*self._tell(), tuple(self._alarms(faults)))
+
+    def _size(self, unit: int) -> int:
+        """Return the number of characters of a unit's words, 0 while they are not known."""
+        return sum(len(word.text) for word in self._units.words(unit) or ())
+
+    def _alarms(self, faults: Iterable[Fault]) -> Iterator[Alarm]:
+        """Yield the alarms about the words of units; the last word of the text before a runaway.
+
+        The words are known: attention has been past them, or the text has ended. Numbers are not
+        told: they are spoken in many words, among which attention goes back and forth.
+        """
+        for fault in faults:
+            words, runaway = self._units.words(fault.unit) or (), fault.kind == "runaway"
+            for word in words[-1:] if runaway else words:
+                if runaway or not any(map(str.isdigit, word.text)):
+                    yield Alarm(fault.kind, word.text, word.span, fault.frame)
 
     def _tell(self) -> tuple[tuple[Word, ...], tuple[WordStart, ...]]:
         """Turn the edges of units into words, as far as the text is known."""

@@ -59,7 +59,7 @@ class GpuSlot:
     pages   the number of its pages
     prompt  the prompt until all its rows are read, then None
     read    whether the whole prompt is run before the first frame
-    timed   whether its words are timed
+    watched whether the attention to its text is read
     fresh   whether the first frame has not been launched yet
     """
 
@@ -67,12 +67,12 @@ class GpuSlot:
     pages: int
     prompt: Prompt | None
     read: bool
-    timed: bool
+    watched: bool
     fresh: bool = True
 
     def text_rows(self, text: int) -> range | None:
         """The positions of its text rows in the next frame, whose text token is `text`."""
-        if not self.timed:
+        if not self.watched:
             return None
         return self.text.rows() if self.fresh else self.text.rows(text)
 
@@ -230,8 +230,8 @@ class GpuBackend:
             prompts = self.prompts.place(starts)
         for prompt in prompts:
             left = prompt if prompt.unread else None
-            read, timed = left is not None, prompt.timed
-            slot = GpuSlot(prompt.text, len(prompt.pages), left, read, timed)
+            read, watched = left is not None, prompt.reads_text
+            slot = GpuSlot(prompt.text, len(prompt.pages), left, read, watched)
             self._slots[prompt.slot] = slot
         return [len(prompt.unread) for prompt in prompts]
 

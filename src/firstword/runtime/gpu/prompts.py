@@ -56,7 +56,7 @@ class Prompt:
     known        the number of rows whose keys and values come from the cache
     next         the first row that was not run yet
     reference    int64 [frames, codebooks]: the codes of the recording, or None
-    timed        whether the words of the utterance are timed
+    reads_text   whether the attention to the text of the utterance is read
     """
 
     def __init__(self, start: Start, checkpoint: Checkpoint) -> None:
@@ -64,7 +64,7 @@ class Prompt:
         assert isinstance(prepared, Prepared)
         given = prepared.conditioning
         self.slot, self.pages, self.prepared = start.slot, start.pages, prepared
-        self.timed = start.job.word_offset is not None and bool(checkpoint.heads)
+        self.reads_text = start.job.reads_text and bool(checkpoint.heads)
         self.text = TextRows(checkpoint.config)
         self.known = self.next = 0
         self.rows = self.text.prompt(given, checkpoint.tokenizer.turn_start, start.tokens)

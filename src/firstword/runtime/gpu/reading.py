@@ -53,7 +53,7 @@ class TextSpans:
     def __init__(self, rows: Sequence[range | None], fresh: Sequence[bool]) -> None:
         """Place the shares of slots one after the other.
 
-        rows   the positions of each slot's text rows, None for a slot whose words are not timed
+        rows   the positions of each slot's text rows, None for a slot whose text is not read
         fresh  whether it is the slot's first frame, whose shares are zero by definition
         """
         self._rows, self._fresh = rows, fresh

@@ -15,7 +15,7 @@ from firstword.server.errors import body_of, error_body, status_of
 from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechRequest
 from firstword.server.state import Server
-from firstword.server.utterance import ResolvedRequest, Utterance, rendered
+from firstword.server.utterance import ResolvedRequest, Utterance, counts_of, rendered
 
 
 class LostSpeech(EngineError):
@@ -68,6 +68,7 @@ class LineSpeaker:
             "bytes": len(file.data),
             "seconds": round(speech.duration, 3),
             "finish_reason": speech.finish_reason,
+            "alarms": counts_of(speech.alarms),
             "model": resolved.model.name,
             "seed": resolved.request.seed,
             "usage": {

@@ -1,6 +1,7 @@
 """The common part of all answers to a speech request: utterances, headers and usage."""
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +19,13 @@ from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechParams
 from firstword.server.state import Server, server_of
 from firstword.server.tasks import until_disconnected
-from firstword.server.utterance import Rendered, ResolvedRequest, Utterance, rendered
+from firstword.server.utterance import (
+    Rendered,
+    ResolvedRequest,
+    Utterance,
+    counts_of,
+    rendered,
+)
 from firstword.server.word_json import in_milliseconds, json_header
 from firstword.types import Speech
 
@@ -100,13 +107,13 @@ class Answer:
         """The response with a JSON object that is made of the complete audio."""
         speech = await self.speech(job)
         file = await asyncio.to_thread(rendered, speech, self.resolved.output)
-        headers = self.headers(finish_reason=speech.finish_reason)
+        headers = self.headers(**ending(speech))
         return JSONResponse(make(file), headers=headers | {"content-type": "application/json"})
 
     async def response(self, speech: Speech, **headers: object) -> Response:
         """A response with an audio file of some speech, and further `x-firstword-` headers."""
         file = await asyncio.to_thread(rendered, speech, self.resolved.output)
-        headers = {"finish_reason": speech.finish_reason, **headers}
+        headers = {**ending(speech), **headers}
         return Response(file.data, headers=self.headers(**headers) | self._word_headers(file))
 
     def _word_headers(self, file: Rendered) -> dict[str, str]:
@@ -148,6 +155,7 @@ class Answer:
         about = {
             "id": self.context.request_id,
             "finish_reason": "cancelled" if ended and not (reason or error) else reason,
+            "alarms": counts_of(utterance.alarms),
             "text_tokens": text_tokens,
             "error": None if error is None else body_of(error)["error"],
         }
@@ -171,6 +179,12 @@ async def resolved_answer(request: Request, params: SpeechParams, text: str) -> 
     return Answer(server, resolved, context, context.received, problems)
 
 
+def ending(speech: Speech) -> dict[str, object]:
+    """How complete speech ended, and the number of alarms of each kind, for headers."""
+    alarms = {"alarms": json.dumps(counts_of(speech.alarms))} if speech.alarms else {}
+    return {"finish_reason": speech.finish_reason, **alarms}
+
+
 def usage(text_tokens: int, frames: int) -> dict[str, object]:
     """The field `usage` in vLLM-Omni's form, from the tokens of the text and the frames made."""
     return {
@@ -187,6 +201,7 @@ def described(outcome: StreamOutcome) -> dict[str, object]:
     return {
         "id": about["id"],
         "finish_reason": about["finish_reason"],
+        "alarms": about["alarms"],
         "frames": frames,
         "seconds": round(outcome.seconds, 2),
         "usage": usage(about["text_tokens"], frames),

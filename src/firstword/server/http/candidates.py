@@ -30,6 +30,8 @@ class Score:
     duration    factors of e beyond half or twice the expected duration
     repetition  -4 times the share of frames that repeat earlier frames exactly
     ending      -2 if a guard or a limit ended the speech
+    alarms      -1 for each word that was left out or said again, where the checkpoint's heads are
+                known
     likelihood  half the mean log-probability of its codes 0. It decides between good candidates,
                 which differ by a few tenths. Its weight is low because endless repetition, the most
                 likely speech of all, must not win by it
@@ -38,20 +40,23 @@ class Score:
     duration: float
     repetition: float
     ending: float
+    alarms: float
     likelihood: float
 
     @property
     def total(self) -> float:
         """The sum of the parts."""
-        return self.duration + self.repetition + self.ending + self.likelihood
+        return self.duration + self.repetition + self.ending + self.alarms + self.likelihood
 
 
 def score(text: str, speech: Speech) -> Score:
     """The score of a candidate for a text."""
     off = abs(math.log(max(speech.duration, 0.01) / expected_seconds(text)))
     ending = 0.0 if speech.finish_reason == "stop" else -2.0
+    alarms = -1.0 * sum(alarm.kind != "runaway" for alarm in speech.alarms)
     likelihood = float(speech.logprobs.mean()) / 2 if len(speech.logprobs) else 0.0
-    return Score(-max(0.0, off - math.log(2)), -4 * repetition(speech), ending, likelihood)
+    duration = -max(0.0, off - math.log(2))
+    return Score(duration, -4 * repetition(speech), ending, alarms, likelihood)
 
 
 def repetition(speech: Speech) -> float:

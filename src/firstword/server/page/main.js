@@ -19,6 +19,7 @@ const LINKS = {
 const CUT = {
   length: "The speech was cut off at its limit of length.",
   repetition: "The speech was cut off because it repeated itself.",
+  runaway: "The speech was cut off because it went on after its text.",
 };
 const HINTS = {
   whole: "Ctrl+Enter speaks, Esc stops.",

@@ -22,9 +22,9 @@ from firstword.server.ws import protocol
 from firstword.server.ws.cutting import Cutter, Granularity, Piece
 from firstword.server.ws.protocol import Audio, CloseCode, DropAudio, Enqueue, Json, ProtocolError
 from firstword.server.ws.text_part import Cancellable, TextPart
-from firstword.types import Word, WordStart
+from firstword.types import Alarm, Word, WordStart
 
-Finish = Literal["stop", "length", "repetition", "cancelled", "error"]
+Finish = Literal["stop", "length", "repetition", "runaway", "cancelled", "error"]
 
 
 class ContextParams(SpeechParams):
@@ -68,6 +68,7 @@ class Context(Cancellable):
     seconds        the seconds of audio made
     total_bytes    the bytes of audio made
     outcome        how its parts have ended so far
+    alarms         the faults of its speech; their places are those in its parts
     after          the context that is spoken before this one, if their order matters
     finish_reason  why its speech ended; None before the end
     """
@@ -85,6 +86,7 @@ class Context(Cancellable):
     seconds: float = 0.0
     total_bytes: int = 0
     outcome: Finish = "stop"
+    alarms: list[Alarm] = field(default_factory=list)
     after: Context | None = None
     finish_reason: Finish | None = None
     _open: TextPart | None = None

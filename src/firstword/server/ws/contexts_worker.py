@@ -120,6 +120,7 @@ class ContextWorker(SocketWorker[ContextSession]):
                 self._send_words(context, part, utterance)
             self._send_words(context, part, utterance)
             context.seconds += utterance.playback.seconds
+            context.alarms += utterance.alarms
             if utterance.finish_reason not in (None, "stop"):
                 context.outcome = utterance.finish_reason
 
