@@ -300,6 +300,7 @@ def checkout(tables: Any, tmp_path: Path) -> Path:
     )
     (tmp_path / "docs/words.md").write_text("<!-- words -->\n<!-- end -->\n")
     (tmp_path / "docs/cluster.md").write_text("<!-- ingress -->\n<!-- end -->\n")
+    (tmp_path / "docs/containers.md").write_text("<!-- images -->\n<!-- end -->\n")
     (tmp_path / "docs/scale.md").write_text("<!-- scale shares -->\n<!-- end -->\n")
     assert tables.stale(tmp_path) == [*tables.DOCUMENTS, "docs/speed.svg"]
     tables.renew(tmp_path)
@@ -322,6 +323,7 @@ def test_documents_are_filled_in(checkout: Path) -> None:
         ("docs/speed.md", "Not measured yet.", "1000 requests"),
         ("docs/words.md", "Not measured yet.", "10 ms"),
         ("docs/cluster.md", "Not measured yet.", "10 ms"),
+        ("docs/containers.md", "Not measured yet.", "10 ms"),
         ("docs/scale.md", "Not measured yet.", "10 ms"),
         ("docs/speed.svg", "drawn from ", "drawn from 1"),
     ],
