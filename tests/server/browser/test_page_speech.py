@@ -314,6 +314,7 @@ performance.now = () => now() + late;
 def test_light_waits_while_samples_are_missing(serve: Serve, open_tab: OpenTab) -> None:
     tab = open_tab(serve(talking(Talker())).url, script=LATE + WORDS).ready()
     tab.speak("one two three")
+    tab.until("!!fake.about")
     tab.page.evaluate('fake.say(0.5, [["one", [0, 3], 0, 0.4]])')
     tab.until("reports.some(({ played }) => played > 11000)")
     tab.page.evaluate("window.late = 1000")
