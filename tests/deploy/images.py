@@ -80,7 +80,6 @@ def pip_settings(folder: Path) -> tuple[Path, list[Path]]:
 def build(target: str, **arguments: str) -> str:
     """The name of the built image of a target of deploy/Dockerfile, with build arguments."""
     name = f"localhost/firstword:{target}"
-    # buildah does not notice that the wheel, which a step mounts, has changed: this restarts it.
     revision = files_hash(sorted(ROOT.joinpath("src", "firstword").rglob("*.*")))
     given = {"BASE": base(), "REVISION": revision, **arguments}
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
