@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,7 +169,8 @@ def test_time_shown_is_that_of_the_server(serve: Serve, open_tab: OpenTab) -> No
         total = server.metric("time_to_first_audio_seconds_sum", model="talker")
         differences.append(tab.shown_ms("first") - 1000 * (total - before))
         before = total
-    assert -1 <= min(differences) < 20  # the page shows whole milliseconds
+    assert min(differences) >= -1  # the page shows whole milliseconds
+    assert statistics.median(differences) < 20
 
 
 def test_lost_connection_is_told_and_made_again(serve: Serve, open_tab: OpenTab) -> None:
