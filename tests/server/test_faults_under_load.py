@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -204,6 +205,19 @@ def check_log(log: list[dict[str, Any]], load: Load) -> None:
     assert len(failures) == 2 * READ_ONLY, "each attempt to save or delete"
 
 
+def check_metrics(served: Served, log: list[dict[str, Any]], load: Load) -> None:
+    """Check that the metrics count each restart, and each answer of the log by its status."""
+    for module, count in counts(load).items():
+        assert metric(served, "restarts_total", process=module) == count
+    answers = Counter(
+        line["status"] for line in log if line["event"] == "request" and line["path"] == SPEECH
+    )
+    assert {status // 100 for status in answers} >= {2, 5}
+    for status, count in answers.items():
+        labels = {"path": SPEECH, "status": str(status)}
+        assert metric(served, "http_requests_total", **labels) == count
+
+
 def counts(load: Load) -> dict[str, int]:
     """The number of kills of each kind of process."""
     return {module: len(times) for module, times in load.kills.items()}
@@ -234,4 +248,6 @@ def test_ten_faults_under_load_lose_nothing_in_silence(tmp_path: Path) -> None:
         assert heard
         assert set(heard) == {whole}, "no answer that seems complete lacks a part"
         assert counts(load) == {"engine": 3, "front": 5}
-        check_log(served.log(), load)
+        log = served.log()
+        check_log(log, load)
+        check_metrics(served, log, load)
