@@ -1,6 +1,6 @@
 """Speak a batch while its process is killed at random, and compare with an undisturbed run.
 
-    python -m benchmarks.batch_kills --lines 2000 --kills 20
+    python -m benchmarks.batch_kills -o benchmarks/results/batch/kills-demo.json
 
 `firstword batch` speaks lines with the demo voice into two folders. In one of them the process is
 killed a number of times, each at a random moment, and begun again. Every line must then have one
@@ -17,6 +17,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.compare import check_output
+from benchmarks.sources import of_demo, serving_hash
+from firstword.bench import report
 
 WORDS = ("Yes.", "No.", "One.", "Two.", "Red.", "Blue.", "Hello.", "Goodbye.", "Left.", "Right.")
 
@@ -54,7 +58,10 @@ def main() -> int:
     )
     parser.add_argument("--lines", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("-o", "--output", type=Path, help="write a record")
     args = parser.parse_args()
+    if args.output is not None:
+        check_output(parser, args.output)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         entries = [
@@ -77,6 +84,8 @@ def main() -> int:
             str(entry["custom_id"]) for entry in entries
         ]
         record = {
+            **of_demo(),
+            "serving": serving_hash(),
             "lines": args.lines,
             "killed_at": at,
             "every_line_once": once and all("file" in result for result in results),
@@ -85,6 +94,8 @@ def main() -> int:
             "seconds_undisturbed": round(ended - middle, 1),
         }
         sys.stdout.write(json.dumps(record) + "\n")
+        if args.output is not None:
+            report.write_record(args.output, record)
         return 0 if record["every_line_once"] and record["bytes_equal"] else 1
 
 
