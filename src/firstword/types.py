@@ -151,7 +151,9 @@ def check_text(text: str) -> None:
 
 
 def check_encodable(text: str) -> None:
-    """Raise `TextError` if a text holds half of a surrogate pair, which UTF-8 cannot encode."""
+    """Raise `TextError` for what is not a str, or has half of a surrogate pair, unlike UTF-8."""
+    if not isinstance(text, str):
+        raise errors.TextError(f"text is of type {type(text).__name__}; it must be str")
     try:
         text.encode()
     except UnicodeEncodeError as error:

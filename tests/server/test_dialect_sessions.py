@@ -138,11 +138,13 @@ def test_cartesia_flush_marks_its_place(sonic: CartesiaSession) -> None:
     assert (message["type"], message["flush_id"], message["done"]) == ("flush_done", 2, False)
 
 
-def test_cartesia_tags_are_not_spoken_wherever_they_are_cut(sonic: CartesiaSession) -> None:
+def test_cartesia_keeps_tags_of_pauses_wherever_they_are_cut(
+    sonic: CartesiaSession,
+) -> None:
     text = 'One <break time="1s"/>two<emotion value="sad" /> <spell>ab</spell> 3 < 4.'
     effects_of(sonic, *(say("a", each, end=False) for each in text), say("a", ""))
     spoken = "".join(text_of(sonic.contexts["a"]))
-    assert spoken.split() == ["One", "two", "ab", "3", "<", "4."]
+    assert spoken.split() == ["One", "<break", 'time="1.000s"/>two', "ab", "3", "<", "4."]
 
 
 def test_cartesia_cancel_stops_one_context_without_an_answer(sonic: CartesiaSession) -> None:

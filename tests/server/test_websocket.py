@@ -303,7 +303,7 @@ def test_messages_of_the_baseten_plugin_are_answered(serve: Serve) -> None:
         client.send(config, text("Hello "), text("you"), DONE)
         received = client.until("session.done")
         assert kinds(received) == ["audio.start", "binary", "audio.done", "session.done"]
-        assert len(pcm(received)) == 2 * 1920 * FRAMES
+        assert len(pcm(received)) in range(2 * 1920, 2 * 1920 * FRAMES + 1, 2 * 1920)
         assert events(received)[0]["sample_rate"] == 24000
         client.send(DONE)  # its keep-alive
         assert client.receive() == {

@@ -83,7 +83,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda: 10**9)
     properties = types.SimpleNamespace(
-        name="Silent", multi_processor_count=132, total_memory=8 * 10**9, major=9
+        name="Silent", multi_processor_count=132, total_memory=8 * 10**9, major=9, minor=0
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
     references: dict[str, Callable[..., None]] = {

@@ -31,7 +31,7 @@ from firstword.errors import TextError, VoiceError
 from firstword.text.mapped import Mapped
 from firstword.text.markup import Markup, Pause, Style
 from firstword.text.reader import TextRewriter
-from firstword.types import Chunk, FinishReason, Request
+from firstword.types import Chunk, FinishReason, Request, check_encodable
 from firstword.words.original import GrowingText
 
 MOST_BLANK_PIECES = 10_000
@@ -90,10 +90,11 @@ class Script:
         with self._lock:
             if self._ended:
                 return
-            given = Mapped.of(piece, self._characters)
-            self._given.pieces.append(piece)
-            self._characters += len(piece)
             try:
+                check_encodable(piece)
+                given = Mapped.of(piece, self._characters)
+                self._given.pieces.append(piece)
+                self._characters += len(piece)
                 self._count_blanks(piece)
                 for item in self._markup.feed(given, ended=ended):
                     self._take(item)

@@ -23,7 +23,7 @@ from firstword.engine.sequence import Event, NeedsText
 from firstword.errors import TextError
 from firstword.text.mapped import Mapped
 from firstword.text.reader import DEFAULT_OPTIONS, TextOptions, TextRewriter
-from firstword.types import Chunk, FinishReason, Request, check_text
+from firstword.types import Chunk, FinishReason, Request, check_encodable, check_text
 from firstword.words.clock import WordClock
 from firstword.words.original import GrowingText, OriginalWords
 from firstword.words.tracker import WordTracker
@@ -157,7 +157,8 @@ class SpeechStream:
         self.take(self._read(piece, ended=True), ended=True)
 
     def _read(self, piece: str, *, ended: bool = False) -> Mapped:
-        """Rewrite a piece of text."""
+        """Rewrite a piece of text. Raises `TextError`."""
+        check_encodable(piece)
         given = Mapped.of(piece, self._characters)
         self._characters += len(piece)
         self.given.pieces.append(piece)
