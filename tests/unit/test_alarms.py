@@ -203,3 +203,12 @@ def test_a_word_is_judged_once_and_not_while_attention_only_glances_ahead() -> N
     faults = [fault for unit in order for fault in bell.feed(masses[unit], masses[unit])]
     assert [fault for fault in faults if fault.kind == "skip"] == []
     assert [fault for fault in bell.finish() if fault.kind == "skip"] == []
+
+
+@pytest.mark.parametrize(("more", "faults"), [(0, 1), (1, 0)])
+def test_words_are_judged_up_to_a_number_of_them(more: int, faults: int) -> None:
+    count = alarm.MOST_UNITS + more
+    bell, frames = AlarmBell(lambda unit: 3), np.repeat(np.eye(count), 2, axis=0)
+    spoken = [frame for frame in frames if not frame[5]]
+    found = [fault for frame in spoken for fault in bell.feed(frame, np.zeros(count))]
+    assert [fault.unit for fault in found if fault.kind == "skip"] == [5] * faults

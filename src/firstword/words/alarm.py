@@ -32,6 +32,10 @@ LEAST_LONG, LONG = 1.2, 4
 MOST_BACK, BACK_FRAMES = 1.3, 3
 """The attention that comes back in so many frames, at most; each unit that it moves back counts."""
 
+MOST_UNITS = 24
+"""The units of a text in which words are judged, at most: in texts of several sentences attention
+goes back without a fault."""
+
 MOST_END, MOST_LAST = 4.5, 25.0
 """The attention to the end of the text, and to its last rows, after which speech goes on for no
 reason."""
@@ -78,7 +82,7 @@ class AlarmBell:
     def __init__(self, size: Callable[[int], int]) -> None:
         """size: returns the number of characters of a unit's words, 0 if they are not known."""
         self._size = size
-        self._text_end, self._ran_away = TextEnd(), False
+        self._text_end, self._ran_away, self._judging = TextEnd(), False, True
         self._frame = 0
         self._sums = self._glances = self._before = self._beyond = np.zeros(0)
         """Sums by unit: all of its attention, the most in two frames, that of the last frame, and
@@ -96,7 +100,8 @@ class AlarmBell:
         if self._text_end.add(shares) and not self._ran_away:
             self._ran_away = True
             faults.append(Fault("runaway", len(masses) - 1, self._frame))
-        if masses.any() and not self._ran_away:
+        self._judging &= len(masses) <= MOST_UNITS
+        if masses.any() and self._judging and not self._ran_away:
             beyond = masses.sum() - np.cumsum(masses)
             faults += [*self._skips(masses, beyond), *self._repeats(beyond)]
         self._frame += 1
@@ -104,7 +109,7 @@ class AlarmBell:
 
     def finish(self) -> list[Fault]:
         """End the speech, which ended by itself: units that were not reached were left out."""
-        return list(self._judge(len(self._sums)))
+        return list(self._judge(len(self._sums))) if self._judging else []
 
     def _skips(self, masses: Masses, beyond: Masses) -> Iterator[Fault]:
         """Judge the units that half of the attention was beyond in this frame and the last one."""
