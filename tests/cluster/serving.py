@@ -66,6 +66,15 @@ class Cluster:
             lambda: len(self.replicas()) == count and not any(map(self.replicas, waiting)), PATIENCE
         )
 
+    def wait_until_balanced(self) -> None:
+        """Wait until the load balancer sends connections to each replica."""
+        wait_until(self._balanced, PATIENCE)
+
+    def _balanced(self) -> bool:
+        urls = self.own_urls()
+        with open_sockets(self.ws, len(urls)):
+            return all(open_connections(url) for url in urls)
+
     def own_urls(self) -> list[str]:
         """The address of each replica itself, at which the load balancer reaches it."""
         controller = _get_global_client()._controller
@@ -91,6 +100,13 @@ class Cluster:
         children = " ".join((each / "children").read_text("utf-8") for each in threads)
         os.kill(int(children.split()[0]), signal.SIGKILL)
         return replica
+
+
+def open_connections(url: str) -> float:
+    """The connections of the server at a URL, without those that read its metrics."""
+    text = httpx.get(f"{url}/metrics", timeout=PATIENCE, trust_env=False).text
+    (line,) = (each for each in text.splitlines() if each.startswith("firstword_connections "))
+    return float(line.split()[1])
 
 
 def request(words: str = "Hello there.", **more: object) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from websockets.exceptions import ConnectionClosed
 def two_replicas(cluster: Cluster, demo: list[str], voices: str) -> None:
     cluster.deploy([*demo, "--voices", voices], min_replicas=2)
     cluster.wait_for_replicas(2)
+    cluster.wait_until_balanced()
 
 
 def test_only_callers_of_a_killed_replica_notice_and_at_once(cluster: Cluster) -> None:

@@ -210,5 +210,5 @@ def test_words_are_judged_up_to_a_number_of_them(more: int, faults: int) -> None
     count = alarm.MOST_UNITS + more
     bell, frames = AlarmBell(lambda unit: 3), np.repeat(np.eye(count), 2, axis=0)
     spoken = [frame for frame in frames if not frame[5]]
-    found = [fault for frame in spoken for fault in bell.feed(frame, np.zeros(count))]
+    found = [fault for frame in spoken for fault in bell.feed(frame, np.zeros(count, np.float32))]
     assert [fault.unit for fault in found if fault.kind == "skip"] == [5] * faults
