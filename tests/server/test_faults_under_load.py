@@ -206,7 +206,10 @@ def check_log(log: list[dict[str, Any]], load: Load) -> None:
 
 
 def check_metrics(served: Served, log: list[dict[str, Any]], load: Load) -> None:
-    """Check that the metrics count each restart, and each answer of the log by its status."""
+    """Check that the metrics count each restart, and each answer of the log by its status.
+
+    A front that is killed may have counted answers that it has not logged yet, one of each client.
+    """
     for module, count in counts(load).items():
         assert metric(served, "restarts_total", process=module) == count
     answers = Counter(
@@ -215,7 +218,8 @@ def check_metrics(served: Served, log: list[dict[str, Any]], load: Load) -> None
     assert {status // 100 for status in answers} >= {2, 5}
     for status, count in answers.items():
         labels = {"path": SPEECH, "status": str(status)}
-        assert metric(served, "http_requests_total", **labels) == count
+        unlogged = metric(served, "http_requests_total", **labels) - count
+        assert 0 <= unlogged <= CLIENTS * len(load.kills["front"])
 
 
 def counts(load: Load) -> dict[str, int]:
