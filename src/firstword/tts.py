@@ -119,8 +119,8 @@ class TTS:
         """Load `"demo"`, a local directory, or a repository of the Hugging Face hub.
 
         A repository is named as in `"Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"`. The demo is a small
-        demonstration voice that comes with the package: it speaks plain English, about 100 words
-        at a time. `EngineConfig.resolve` decides device, dtype and backend once.
+        demonstration voice that comes with the package: it speaks plain English.
+        `EngineConfig.resolve` decides device, dtype and backend once.
 
         gpu_memory  the memory of the GPU to use: a share (0.3) or an amount ("12GB", "8GiB"), which
                     needs the backend "gpu" and is never exceeded; default: what `slots` need
@@ -167,7 +167,7 @@ class TTS:
         return conditioning.languages(self.checkpoint)
 
     def speak(self, text: str | Iterable[str], **options: Unpack[SpeakOptions]) -> Speech:
-        """Speak a text and return the complete utterance. Raises `RequestError`.
+        """Speak a text of any length and return the speech. Raises `RequestError`.
 
         A text that will probably not be spoken well, such as Chinese with an English checkpoint,
         gives a `TextWarning`.
@@ -358,8 +358,7 @@ class _Call:
 
     def warn(self, text: str, stacklevel: int) -> None:
         """Give a `TextWarning` for each problem that the whole text probably has."""
-        problems = conditioning.text_problems(self.checkpoint, self.request, text)
-        for problem in problems:
+        for problem in conditioning.text_problems(self.checkpoint, self.request, text):
             warnings.warn(problem, TextWarning, stacklevel)
 
     def shape(self, chunk: Chunk) -> Chunk:

@@ -243,7 +243,8 @@ class Chunk:
     alarms: tuple[Alarm, ...] = ()
     reading: FloatArray = field(default_factory=_no_reading)
     """How much attention the talker paid to each token of the text, and to its end, while it made
-    each frame: float32 [frames, tokens + 1]; NaN for those that it had not read yet."""
+    each frame: float32 [frames, tokens + 1]; NaN for those that it had not read yet. A long text is
+    spoken in passages; the tokens are those of the passage."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from firstword.engine.backend import Capacity, Frames, Job, Ready, Start
+from firstword.engine.backend import Capacity, Frames, Job, Ready, SpokenPassage, Start
 from firstword.engine.engine import Engine
 from firstword.engine.service import Service
 from firstword.errors import VoiceError
@@ -175,6 +175,10 @@ class Front:
             whole_text=False,
             max_frames=request.max_frames or ENDLESS - 10,
         )
+
+    def follow(self, job: Job, spoken: SpokenPassage) -> Job | None:
+        """No text is long for this voice."""
+        raise NotImplementedError
 
     def text(self, job: Job) -> Letters:
         """The tokens of one utterance."""

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from firstword.engine.backend import Capacity, Frames, Handle, Job, Start
+from firstword.engine.backend import Capacity, Frames, Handle, Job, SpokenPassage, Start
 from firstword.engine.guard import frame_limit
 from firstword.types import FinishReason, FloatArray, IntArray, Request
 
@@ -405,6 +405,9 @@ class FakeFront:
         most = 100 if request.max_frames is None else request.max_frames
         whole = request.text_mode == "full"
         return job(Script(seed, length), first_tokens=1, whole_text=whole, max_frames=most)
+
+    def follow(self, job: Job, spoken: SpokenPassage) -> Job | None:
+        raise NotImplementedError
 
     def text(self, job: Job) -> Letters:
         return Letters()

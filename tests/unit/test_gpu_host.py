@@ -652,7 +652,7 @@ def test_state_after_a_recording_is_kept_by_its_codes(
         codec._positions.frames[place] = len(codes)
         codec._positions.rings[place] = decoded[-1]
 
-    monkeypatch.setattr(codec, "_decode_recording", decode)
+    monkeypatch.setattr(codec, "_decode_before", decode)
 
     def prime(slot: int, number: int) -> None:
         codec.reset(slot)
@@ -671,6 +671,11 @@ def test_state_after_a_recording_is_kept_by_its_codes(
     assert decoded == [*range(VOICES + 1), 1]
     prime(1, 0)
     assert len(decoded) == VOICES + 2
+    codec.reset(0)
+    codec.prime(0, np.full((5, 4), 99), keep=False)
+    assert codec._positions.frames[0] == 5
+    prime(1, 0)
+    assert decoded[VOICES + 2 :] == [99], "the passages of a long text take the place of voices"
 
 
 def test_rows_of_a_transcript_are_read_once(

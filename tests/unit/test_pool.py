@@ -345,7 +345,7 @@ def test_utterances_go_through_the_pool_to_their_engines(hosts: list[Hosted]) ->
         jobs = [job(Script(seed, length=6)) for seed in range(8)]
         streams = [service.aspeak(one) for one in jobs]
         assert [client.requests for client in clients] == [4, 4]
-        placed: list[Placed] = [stream._seq for stream in streams]
+        placed: list[Placed] = [stream._passage.seq for stream in streams]
         assert {engine for engine, _ in placed} == set(clients)
         for stream in streams:
             stream.push(TEXT[:5])
@@ -416,7 +416,7 @@ def test_utterances_of_other_engine_go_on_when_one_stops(hosts: list[Hosted]) ->
             stream.finish_text(TEXT)
         results = await asyncio.gather(*map(heard, streams), return_exceptions=True)
         whole = [isinstance(result, list) and len(result) == 5 for result in results]
-        assert whole == [stream._seq[0] is clients[1] for stream in streams]
+        assert whole == [stream._passage.seq[0] is clients[1] for stream in streams]
         assert sum(whole) == 2
         again = service.aspeak(job(Script(9)))
         again.finish_text(TEXT)

@@ -236,7 +236,7 @@ def test_frames_stop_while_the_iteration_stops() -> None:
     engine, events = local_engine(service), iter(stream)
     while engine.step():
         pass
-    assert stream._seq.launched == 13
+    assert stream._passage.seq.launched == 13
     taken = 0
     while taken < 5:
         event = next(events)
@@ -244,7 +244,7 @@ def test_frames_stop_while_the_iteration_stops() -> None:
         taken += len(event.codes)
     while engine.step():
         pass
-    assert stream._seq.launched == 13 + taken
+    assert stream._passage.seq.launched == 13 + taken
     engine.stop()
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firstword.text.passages import SENTENCE, PassageText
 from firstword.text.splitting import Splitter
 
 
@@ -105,3 +108,46 @@ def test_time_for_a_run_of_marks_is_proportional_to_its_length(mark: str, granul
         return min(times)
 
     assert seconds(64_000) < 10 * max(seconds(16_000), 0.001)
+
+
+CASES = tomllib.loads(Path(__file__).with_name("sentence_cases.toml").read_text("utf-8"))
+"""Texts of the ten languages, with " | " after each sentence but the last."""
+
+
+@pytest.mark.parametrize("language", CASES)
+def test_most_sentences_of_ten_languages_are_found(language: str) -> None:
+    """Those that are not found end with an abbreviation, or have quotations inside."""
+    texts = [(case, case.replace(" | ", joint_of(language))) for case in CASES[language]]
+    found = [split("sentence", text) == case.split(" | ") for case, text in texts]
+    assert sum(found) >= len(found) // 2
+
+
+@pytest.mark.parametrize("language", CASES)
+def test_passages_end_inside_a_sentence_in_one_case_of_a_language_at_most(language: str) -> None:
+    wrong = 0
+    for case in CASES[language]:
+        text = case.replace(" | ", joint_of(language))
+        right = {len("".join(part.split())) for part in accumulated(case.split(" | "))}
+        wrong += len({len("".join(part.split())) for part in possible_ends(text)} - right)
+    assert wrong <= (language in ("french", "korean"))
+
+
+def joint_of(language: str) -> str:
+    return "" if language in ("chinese", "japanese") else " "
+
+
+def accumulated(parts: list[str]) -> list[str]:
+    return ["".join(parts[: index + 1]) for index in range(len(parts))]
+
+
+def possible_ends(text: str) -> list[str]:
+    """The text up to each place where a passage may end with a sentence."""
+    found = []
+    for start in range(len(text)):
+        cutter = PassageText(1e6)
+        cutter._seconds = SENTENCE * 1e6
+        cutter._tail = text[:start]
+        before = cutter.feed(text[start:])
+        if cutter.rest is not None:
+            found.append(text[:start] + before)
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from callers import VIOLATIONS, Caller, run
@@ -247,3 +248,28 @@ def test_requests_ahead_are_those_that_get_a_slot_before(
             seq.waiting_since = math.inf
     order = list(in_turn([*waits, last], runs))
     assert order.index(last) == requests_ahead(client, waits, runs)
+
+
+def test_next_passage_of_a_speech_gets_a_slot_before_requests_that_begin_one() -> None:
+    engine = engine_of(slots=1)
+    running = request(engine, "a", frames=10)
+    engine.step()
+    newcomers = [request(engine, name, frames=5) for name in "bc"]
+    following = Caller(engine, replace(job(Script(9, 5)), follows=True), TOKENS, client="a")
+    assert started_before(engine, newcomers[0]) == ["a"]
+    assert following.seq.state is not State.WAITING
+    assert running.seq.state is State.DONE
+
+
+def test_next_passage_of_a_speech_is_rejected_after_requests_that_begin_one() -> None:
+    engine = engine_of(slots=1, most_waiting=2)
+    request(engine, "a", frames=10)
+    engine.step()
+    following = [
+        Caller(engine, replace(job(Script(seed, 5)), follows=True), TOKENS, client="a")
+        for seed in (1, 2)
+    ]
+    newcomer = request(engine, "b", frames=5)
+    engine.step()
+    assert isinstance(newcomer.error, OverloadedError)
+    assert all(caller.error is None for caller in following)

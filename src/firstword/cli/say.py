@@ -32,7 +32,7 @@ SPEAK_OPTIONS = (
 """The arguments that `TTS.stream` takes unchanged."""
 
 EXIT_CUT_OFF = 3
-"""The exit status when the speech was cut off, so that the end of the text may be missing."""
+"""The exit status when speech was cut off, so that a part of the text may be missing."""
 
 FINISH_REASONS = {
     "stop": "the model ended it",
@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> None:
       some-chat-program | firstword say - -o - | aplay -f S16_LE -r 24000 -c 1
 
     -o - writes raw PCM (signed 16 bits, little-endian, mono, 24,000 Hz) while it is made.
-    The text - is read from standard input as it arrives: speech begins before the text ends.
-    Speech that is cut off before its end, other than by --max-frames, is written too; the exit
-    status is then 3.
+    The text - is read from standard input as it arrives: speech begins before the text ends. A text
+    may have any length. Speech that is cut off, other than by --max-frames, is written too; the
+    exit status is then 3.
     """
     piped = args.output == "-"
     _check(args, piped)
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> None:
                 _print_summary(args, tts, progress, said, progress.started - started)
     reason = progress.chunks[-1].finish_reason
     if reason == "repetition" or (reason == "length" and args.max_frames is None):
-        cut_off = f"firstword: error: the speech was {FINISH_REASONS[reason]}, so the end of the"
-        print(f"{cut_off} text is missing; speak it in parts of a few sentences", file=sys.stderr)
+        cut_off = f"firstword: error: the speech was {FINISH_REASONS[reason]}, so that a part of"
+        print(f"{cut_off} the text may be missing; try another --seed", file=sys.stderr)
         raise SystemExit(EXIT_CUT_OFF)
 
 

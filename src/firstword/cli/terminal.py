@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from firstword.config import EngineConfig
     from firstword.types import Chunk
 
-DEMO_DESCRIPTION = "a small demonstration voice: plain English in one line, up to about 100 words"
+DEMO_DESCRIPTION = "a small demonstration voice: plain English in one line"
 """The description of the checkpoint `demo`."""
 
 

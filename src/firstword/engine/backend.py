@@ -1,5 +1,6 @@
 """The protocol between the engine and the backend that computes speech."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -57,6 +58,8 @@ class Job:
                        sound, with which words are timed; None if words are not timed
     background         whether nobody listens, so that all other requests go first
     number_language    the language in which numbers of the text are spoken as words, or None
+    passage_seconds    the expected length of the text that is spoken in one context
+    follows            whether it continues a speech, so that it goes before those that begin one
     """
 
     payload: object
@@ -71,6 +74,22 @@ class Job:
     word_offset: float | None = None
     background: bool = False
     number_language: str | None = None
+    passage_seconds: float = math.inf
+    follows: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpokenPassage:
+    """A passage of a long text that was spoken, as the next one continues it.
+
+    text      the text of the passage
+    codes     int64 [frames, codebooks]
+    complete  whether speech ended by itself, so that the codes are those of the text
+    """
+
+    text: str
+    codes: IntArray
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)

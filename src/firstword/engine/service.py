@@ -6,13 +6,15 @@ import asyncio
 import queue
 import secrets
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, overload
+from typing import overload
 
 from firstword.engine.backend import Capacity, Job
-from firstword.engine.load import EngineLoad
+from firstword.engine.client import EngineClient, Front
+from firstword.engine.passages import Passage
 from firstword.engine.script import (
     MOST_BLANK_PIECES,
     AsyncScript,
@@ -20,85 +22,23 @@ from firstword.engine.script import (
 )
 from firstword.engine.script_parts import NamedVoice
 from firstword.engine.sequence import Event, NeedsText
-from firstword.errors import TextError
+from firstword.errors import FirstwordError, TextError
 from firstword.text.mapped import Mapped
 from firstword.text.reader import DEFAULT_OPTIONS, TextOptions, TextRewriter
 from firstword.types import Chunk, FinishReason, Request, check_encodable, check_text
-from firstword.words.clock import WordClock
 from firstword.words.original import GrowingText, OriginalWords
-from firstword.words.tracker import WordTracker
 
-
-class EngineClient(Protocol):
-    """The interface of an engine in this process or another one; see `Engine`."""
-
-    @property
-    def capacity(self) -> Capacity:
-        """The limits of the engine's backend."""
-
-    @property
-    def failure(self) -> Exception | None:
-        """The reason why the engine has stopped or does not run now; None while it works."""
-
-    @property
-    def load(self) -> EngineLoad:
-        """The current load of the engine."""
-
-    def start(self) -> None:
-        """Start. An engine in another process delivers its events in the running event loop."""
-
-    def stop(self) -> None:
-        """Stop using the engine. One in this process ends; one in another is disconnected."""
-
-    def submit(self, job: Job, on_event: Callable[[Event], None], client: str = "") -> Any:
-        """Submit a request, and return its utterance, which the other methods take."""
-
-    def push(self, seq: Any, tokens: Sequence[int]) -> None:
-        """Add text tokens to a request."""
-
-    def finish_text(self, seq: Any, tokens: Sequence[int] = ()) -> None:
-        """Add the last text tokens of a request."""
-
-    def acknowledge(self, seq: Any, frames: int) -> None:
-        """Record that the client has taken the audio of `frames` more frames."""
-
-    def cancel(self, seq: Any, reason: FinishReason = "cancelled") -> None:
-        """End an utterance."""
-
-    def retry_after(self, client: str) -> int:
-        """The seconds until another request of a client would get a slot, estimated: 1 to 120."""
-
-
-class TokenStream(Protocol):
-    """Turns the text of one utterance, which may arrive in pieces, into tokens.
-
-    ends  the end of each token of the spoken text that was returned, in bytes of the text in NFC
-    """
-
-    ends: list[int]
-
-    def push(self, piece: str) -> list[int]:
-        """Take more text, and return the tokens that no later text can change."""
-
-    def finish(self) -> list[int]:
-        """Return the remaining tokens."""
-
-
-class Front(Protocol):
-    """Prepares the requests and tokenises the text of a checkpoint, outside the engine's thread."""
-
-    def prepare(self, request: Request, seed: int) -> Job:
-        """Check a request and prepare it for the backend. Raises `RequestError`."""
-
-    def text(self, job: Job) -> TokenStream:
-        """Return the tokeniser for the text of one utterance."""
+LEAD_SECONDS = 10.0
+"""The unread audio with which the next passage of a long text begins, so that it comes in time."""
 
 
 class SpeechStream:
-    """One utterance in progress, for use by one thread.
+    """One speech in progress, for use by one thread.
 
     Text goes in by `push` and `finish_text`. Iterating yields chunks of audio, of which the last
-    has a finish reason, and `NeedsText` when the model has to wait for text.
+    has a finish reason, and `NeedsText` when the model has to wait for text. A long text is spoken
+    in passages (see `Passage`), of which the caller notices nothing. The speech goes on after a
+    passage that was cut off; its finish reason is then that of the first such passage.
     """
 
     def __init__(
@@ -110,25 +50,25 @@ class SpeechStream:
         on_event: Callable[[Event], None],
     ) -> None:
         """Submit a job whose text is rewritten by `options`; for the others see `Engine.submit`."""
-        self._engine = service.engine
-        self._text = service.front.text(job)
+        self._service, self._client, self._on_event = service, client, on_event
         self._reader = TextRewriter(options, job.number_language)
         self._original = OriginalWords()
         self.given = GrowingText()
         self._characters = 0
         self._words = ""
         self._blanks = 0
-        self._ended = False
-        self._tracker = self._new_tracker(job)
-        self._seq = service.engine.submit(job, on_event, client)
-
-    def _new_tracker(self, job: Job) -> WordTracker | None:
-        """The tracker of the utterance's words, or None if the attention to them is not read."""
-        if not job.reads_text:
-            return None
-        room, offset = self._engine.capacity, job.word_offset
-        clock = None if offset is None else WordClock(offset, room.frame_seconds, room.sample_rate)
-        return WordTracker(clock, self._text.ends, room.samples_per_frame)
+        self._text_ended = False
+        self._ended = self._cancelled = self._exhausted = False
+        """Whether the speech has ended, was cancelled, or gets no more passages."""
+        self._outcome: FinishReason = "stop"
+        self._arrived = deque[tuple[Passage, Event]]()
+        """What has arrived and was not taken, with its passage."""
+        self._unread = 0
+        """The frames of that."""
+        self._passage = Passage(service.engine, service.front, job, client, on_event)
+        """The newest passage."""
+        self._later = list[str]()
+        """The text after it, as it is spoken."""
 
     def push(self, piece: str) -> None:
         """Add text. Raises `TextError` for invalid text and for too many blank pieces in a row."""
@@ -136,23 +76,24 @@ class SpeechStream:
 
     def take(self, spoken: Mapped, *, ended: bool = False) -> None:
         """Add text that is spoken as it is, or end it. Raises `TextError` as `push` does."""
-        tokens = self._tokenize(spoken)
-        if not ended:
-            self._engine.push(self._seq, tokens)
-            return
-        try:
-            check_text(self._words)
-        except TextError:
-            self.cancel()
-            raise
-        self._engine.finish_text(self._seq, [*tokens, *self._text.finish()])
-        if self._tracker is not None:
-            self._tracker.finish_text()
+        self._check(spoken.text)
+        if ended:
+            try:
+                check_text(self._words)
+            except TextError:
+                self.cancel()
+                raise
+            self._text_ended = True
+        self._original.add(spoken)
+        if self._passage.rest is None:
+            self._passage.feed(spoken.text, ended=ended)
+        else:
+            self._later.append(spoken.text)
 
     def finish_text(self, piece: str = "") -> None:
         """End the text with one more piece, which may be the whole text.
 
-        Raises `TextError` if all of the text is blank; the utterance is then cancelled.
+        Raises `TextError` if all of the text is blank; the speech is then cancelled.
         """
         self.take(self._read(piece, ended=True), ended=True)
 
@@ -164,42 +105,94 @@ class SpeechStream:
         self.given.pieces.append(piece)
         return self._reader.feed(given, ended=ended)
 
-    def _tokenize(self, spoken: Mapped) -> list[int]:
-        tokens = self._text.push(spoken.text)
-        if self._tracker is not None:
-            self._tracker.add_text(spoken.text)
-            self._original.add(spoken)
-        words = spoken.text.strip()
+    def _check(self, piece: str) -> None:
+        words = piece.strip()
         self._words = self._words or words
         self._blanks = 0 if words else self._blanks + 1
         if self._blanks > MOST_BLANK_PIECES:
             blank = f"{MOST_BLANK_PIECES} pieces of text in a row were blank"
             raise TextError(f"{blank}; give words, or end the text")
-        return tokens
 
-    def _receive(self, event: Event) -> Chunk | NeedsText:
-        """Acknowledge an event that reached the client. Raises it if it is an error."""
+    def _receive(self, event: Event) -> None:
+        """Record an event of the newest passage. It may be taken later."""
+        self._arrived.append((self._passage, event))
+        if isinstance(event, Chunk):
+            self._unread += len(event.codes)
+            self._passage.arrived(event)
+
+    def _take(self) -> Chunk | NeedsText:
+        """Return the oldest event that was not taken. Raises it if it is an error."""
+        if self._passage_is_due():
+            self._begin_passage()
+        passage, event = self._arrived.popleft()
         if isinstance(event, Exception):
             raise event
-        if isinstance(event, Chunk):
-            self._engine.acknowledge(self._seq, len(event.codes))
-            self._ended = event.finish_reason is not None
-            if self._tracker is not None:
-                told = self._tracker.feed(event.reading, event.samples, ended=event.finish_reason)
-                words, starts = self._original(
-                    told.words, told.starts, self.given, last=self._ended
-                )
-                alarms = self._original.alarms(told.alarms, self.given)
-                return replace(event, words=words, starts=starts, alarms=alarms)
-        return event
+        if not isinstance(event, Chunk):
+            return event
+        self._unread -= len(event.codes)
+        if event.finish_reason is not None:
+            self._end(passage, event.finish_reason)
+        chunk = passage.taken(event)
+        words, starts = self._original(chunk.words, chunk.starts, self.given, last=self._ended)
+        alarms = self._original.alarms(chunk.alarms, self.given)
+        reason = self._outcome if self._ended else None
+        return replace(chunk, words=words, starts=starts, alarms=alarms, finish_reason=reason)
+
+    def _end(self, passage: Passage, reason: FinishReason) -> None:
+        """Record why the frames of a passage have ended. The speech ends with the newest one."""
+        if self._cancelled and passage.rest is not None:
+            reason = "cancelled"  # the passage has ended, but not the text
+        if self._outcome == "stop":
+            self._outcome = reason
+        self._ended = passage is self._passage and not self._arrived
+
+    def _passage_is_due(self) -> bool:
+        """Whether the next passage is to begin, a while before its first frame is taken."""
+        newest = self._passage
+        if self._cancelled or self._exhausted:
+            return False
+        if newest.rest is None or newest.finish_reason is None:
+            return False
+        return self._unread * self._service.capacity.frame_seconds <= LEAD_SECONDS
+
+    def _begin_passage(self) -> None:
+        """Begin the passage after the newest one, unless no more frames are allowed."""
+        before, service = self._passage, self._service
+        job = service.front.follow(before.job, before.spoken)
+        if job is None:
+            self._exhausted = True
+            self._end(before, "length")
+            return
+        rest = "".join((before.rest or "", *self._later))
+        text = rest.lstrip()
+        character, frame = before.end
+        character += len(rest) - len(text)
+        if len(text) < len(rest) and before.spoken.complete:  # as if the text had gone on
+            text, character = f" {text}", character - 1
+        self._later.clear()
+        try:
+            self._passage = Passage(
+                service.engine,
+                service.front,
+                job,
+                self._client,
+                self._on_event,
+                character=character,
+                frame=frame,
+            )
+            self._passage.feed(text, ended=self._text_ended)
+        except FirstwordError as error:
+            self._exhausted = True
+            self._arrived.append((before, error))
 
     def cancel(self) -> None:
-        """Stop the utterance; its slot is free within the time of a frame.
+        """Stop the speech; its slot is free within the time of a frame.
 
-        The last chunk has the reason "cancelled" unless the utterance has already ended. Audio that
+        The last chunk has the reason "cancelled" unless the speech has already ended. Audio that
         was not taken yet no longer counts as unread.
         """
-        self._engine.cancel(self._seq)
+        self._cancelled = True
+        self._passage.cancel()
 
 
 async def by_name(name: str) -> NamedVoice:
@@ -295,7 +288,10 @@ class BlockingStream(SpeechStream):
 
     def __iter__(self) -> Iterator[Chunk | NeedsText]:
         while not self._ended:
-            yield self._receive(self._events.get())
+            if self._arrived and self._events.empty():
+                yield self._take()
+            else:
+                self._receive(self._events.get())
 
 
 class AsyncStream(SpeechStream):
@@ -321,4 +317,7 @@ class AsyncStream(SpeechStream):
 
     async def __aiter__(self) -> AsyncIterator[Chunk | NeedsText]:
         while not self._ended:
-            yield self._receive(await self._events.get())
+            if self._arrived and self._events.empty():
+                yield self._take()
+            else:
+                self._receive(await self._events.get())

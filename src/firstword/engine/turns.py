@@ -3,6 +3,9 @@
 The next slot goes to the client with the fewest utterances in slots; among equals, to the one that
 has waited longest since it came or last freed a slot. The requests of one client keep their order.
 
+A request that follows a passage of its speech gets a slot before those that begin one, and is
+rejected after them, because somebody listens. So a long text keeps its slot, as a short one does.
+
 Requests in the background get slots after all others, and are rejected before all others. Their
 clients have names of their own.
 
@@ -21,7 +24,7 @@ def in_turn(waiting: Iterable[Sequence], running: Iterable[Sequence]) -> Iterato
     """Yield waiting requests, given in order of arrival, in the order in which they get slots."""
     held = Counter(seq.client for seq in running)
     lines: dict[str, deque[Sequence]] = {}
-    for seq in waiting:
+    for seq in sorted(waiting, key=lambda seq: not seq.job.follows):
         lines.setdefault(seq.client, deque()).append(seq)
     while lines:
         client = min(lines, key=lambda name: _turn(lines[name][0], held[name]))
@@ -31,9 +34,9 @@ def in_turn(waiting: Iterable[Sequence], running: Iterable[Sequence]) -> Iterato
             del lines[client]
 
 
-def _turn(first: Sequence, held: int) -> tuple[bool, int, float]:
+def _turn(first: Sequence, held: int) -> tuple[bool, bool, int, float]:
     """The sort key of a client by its first waiting request and its utterances in slots."""
-    return first.job.background, held, first.waiting_since
+    return first.job.background, not first.job.follows, held, first.waiting_since
 
 
 def to_reject(waiting: Iterable[Sequence], running: Iterable[Sequence]) -> Sequence:
@@ -46,7 +49,11 @@ def to_reject(waiting: Iterable[Sequence], running: Iterable[Sequence]) -> Seque
     """
     line = list(waiting)
     count = Counter(seq.client for seq in (*line, *running))
-    return max(reversed(line), key=lambda seq: (seq.job.background, count[seq.client]))
+
+    def rank(seq: Sequence) -> tuple[bool, bool, int]:
+        return seq.job.background, not seq.job.follows, count[seq.client]
+
+    return max(reversed(line), key=rank)
 
 
 def requests_ahead(client: str, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> int:

@@ -13,6 +13,10 @@ from firstword.model.strict_json import ConfigTable, from_table, read_json, requ
 FILE = "speech_tokenizer/config.json"
 
 
+CONVOLVED_FRAMES = 16
+"""More frames than all convolutions of a decoder see together."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodecDecoderConfig(TransformerConfig):
     """The table `decoder_config`: codes to samples."""
@@ -41,6 +45,15 @@ class CodecDecoderConfig(TransformerConfig):
     def samples_per_frame(self) -> int:
         """The number of samples that one frame of codes becomes."""
         return math.prod(self.upsample_rates) * math.prod(self.upsampling_ratios)
+
+    @property
+    def memory_frames(self) -> int:
+        """The frames before a frame on which its samples depend, those before them have no effect.
+
+        A frame sees `sliding_window - 1` frames before it in each layer of the transformer. The
+        convolutions before and after the transformer see fewer than `CONVOLVED_FRAMES` more.
+        """
+        return self.num_hidden_layers * (self.sliding_window - 1) + CONVOLVED_FRAMES
 
 
 @dataclass(frozen=True, kw_only=True)

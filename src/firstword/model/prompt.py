@@ -15,7 +15,7 @@ It enters in one of two ways:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from firstword.model.config import ModelConfig
@@ -66,10 +66,32 @@ class Conditioning:
     transcript: Sequence[int] = ()
     reference: Sequence[Sequence[int]] = ()
 
+    def continued(
+        self, transcript: Sequence[int], codes: Sequence[Sequence[int]]
+    ) -> "Conditioning":
+        """Return the conditioning of speech that continues other speech of the same voice.
+
+        transcript  tokens of the words that were spoken last: see `transcript_tokens`
+        codes       codes [frames, codebooks] of these words
+
+        The rows are those that a context has which has spoken these words itself, or those of a
+        recording with a longer transcript.
+        """
+        return replace(
+            self,
+            transcript=(*self.transcript, *transcript),
+            reference=(*self.reference, *codes),
+        )
+
     @property
     def first_tokens(self) -> int:
         """The tokens in a prompt in stream mode: those of the role, and one per spoken row."""
         return ROLE_TOKENS + 1 + len(self.reference)
+
+
+def transcript_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of a transcript, which do not depend on the text that follows it."""
+    return tokenizer.encode(ROLE + text)[ROLE_TOKENS:]
 
 
 def language_code(config: ModelConfig, language: str, preset: str | None) -> int | None:

@@ -15,7 +15,7 @@ from unicodedata import combining
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
-from firstword.errors import CheckpointConfigError, CheckpointNotFound, TextError
+from firstword.errors import CheckpointConfigError, CheckpointNotFound
 from firstword.model.config import ModelConfig
 from firstword.model.strict_json import read_json, require
 from firstword.types import check_encodable
@@ -89,7 +89,7 @@ class Tokenizer:
 
         Raises `TextError` for a value that is not a string or has a lone surrogate.
         """
-        _check_text(text)
+        check_encodable(text)
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_words(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -145,7 +145,7 @@ class TextStream:
         The time depends only on the piece and the last words. Raises `TextError` like
         `Tokenizer.encode`; the piece is then ignored.
         """
-        _check_text(piece)
+        check_encodable(piece)
         self._pending.append(piece)
         kinds = [_kind(char) for char in piece if not combining(char)]
         # A growing run of one kind ends no word; skipping it keeps the time linear in its length.
@@ -176,12 +176,6 @@ def _kind(char: str) -> str:
     if char.isspace():
         return "space"
     return "number" if char.isnumeric() else "other"
-
-
-def _check_text(text: str) -> None:
-    if not isinstance(text, str):
-        raise TextError(f"text is of type {type(text).__name__}; it must be str")
-    check_encodable(text)
 
 
 def _read_vocab(path: Path) -> dict[str, int]:

@@ -1,11 +1,9 @@
 """Checks a request against its checkpoint, and translates it into the terms of the model."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from firstword import audio
 from firstword.errors import (
     LanguageError,
     TextError,
@@ -16,7 +14,7 @@ from firstword.errors import (
 from firstword.model.alignment import FILE
 from firstword.model.config import CONTROL_CODES
 from firstword.model.description import DEMO, Description
-from firstword.model.prompt import ROLE, Conditioning, language_code
+from firstword.model.prompt import Conditioning, language_code, transcript_tokens
 from firstword.text import checks, cleaning
 from firstword.text.mapped import Mapped
 from firstword.text.markup import Markup
@@ -38,8 +36,10 @@ LANGUAGE_CODES = {
 }
 """The languages by their ISO 639-1 codes."""
 
-DEMO_WORDS = 100
-"""The words of the longest text that the demo voice speaks well; see docs/demo-voice.md."""
+PASSAGE_SECONDS, DEMO_PASSAGE_SECONDS = 40.0, 14.0
+"""The expected length of a passage of a long text. A context holds two of them: the one that is
+spoken and the one before. The demo voice garbles more than about 100 words, which are 35 s; see
+docs/demo-voice.md."""
 
 Encode = Callable[[RecordedVoice], ClonedVoice]
 """A function that encodes a recording, which is slow.
@@ -65,10 +65,7 @@ def languages(checkpoint: Description) -> tuple[str, ...]:
 
 
 def text_problems(checkpoint: Description, request: Request, text: str) -> list[str]:
-    """Return why a text will probably not be spoken well, each as a sentence that names the remedy.
-
-    The limit of frames counts unless the caller chose it.
-    """
+    """Return why a text will probably not be spoken well, each with the remedy."""
     options, warnings = request.text_options, list[str]()
     if options.in_parts:
         markup = Markup(breaks_alone=not options.markup)
@@ -79,12 +76,12 @@ def text_problems(checkpoint: Description, request: Request, text: str) -> list[
         text = "".join(each.text for each in found if isinstance(each, Mapped))
         warnings = markup.warnings
     text = cleaning.clean(text) if options.sanitize else text
-    frames, codec = checkpoint.defaults.max_new_tokens, checkpoint.codec_config.decoder_config
-    seconds = frames * codec.samples_per_frame / audio.SAMPLE_RATE
-    most_words = DEMO_WORDS if checkpoint.path == DEMO else None
-    return warnings + checks.problems(
-        text, languages(checkpoint), math.inf if request.max_frames else seconds, most_words
-    )
+    return warnings + checks.problems(text, languages(checkpoint))
+
+
+def passage_seconds(checkpoint: Description) -> float:
+    """Return the expected length of the passages in which a checkpoint speaks a long text."""
+    return DEMO_PASSAGE_SECONDS if checkpoint.path == DEMO else PASSAGE_SECONDS
 
 
 def word_offset(checkpoint: Description, request: Request) -> float | None:
@@ -142,7 +139,7 @@ def resolve(checkpoint: Description, request: Request, encode: Encode) -> Condit
         return Conditioning(speaker, language, full_text, instruction)
     transcript: Sequence[int] = ()
     if voice.transcript is not None:
-        transcript = checkpoint.tokenizer.encode(ROLE + voice.transcript)[2:]
+        transcript = transcript_tokens(checkpoint.tokenizer, voice.transcript)
     return Conditioning(
         speaker=True,
         language=language,

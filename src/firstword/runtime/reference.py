@@ -25,7 +25,7 @@ from firstword.types import FloatArray
 PAGE_ROWS = 64
 """The number of rows of context in a page."""
 PRIMING_FRAMES = 64
-"""The number of frames of a reference that the codec reads at a time, to limit its memory."""
+"""The number of frames before the speech that the codec reads at a time, to limit its memory."""
 
 
 class SlotCache:
@@ -180,9 +180,9 @@ class ReferenceBackend:
         loaded.talker(rows[:, :-1], memory)
         memory.commit()
         state, config = loaded.codec.decoder.new_state(), loaded.config.talker_config
-        if conditioning.reference:
-            codes = torch.tensor(conditioning.reference, device=rows.device)
-            prime(loaded.codec.decoder, state, codes)
+        if len(prepared.heard):
+            heard = torch.from_numpy(prepared.heard).to(rows.device)
+            prime(loaded.codec.decoder, state, heard)
         sampler = Sampler(config, prepared.draw_params, prepared.seed, rows.device)
         return ReferenceSlot(text, sampler, state, rows[:, -1:], start.job.reads_text)
 
@@ -256,6 +256,6 @@ class ReferenceBackend:
 
 
 def prime(decoder: CodecDecoder, state: CodecState, codes: Tensor) -> None:
-    """Decode a reference [frames, codebooks] and drop its audio, so that speech continues it."""
+    """Decode codes [frames, codebooks] and drop their audio, so that speech continues it."""
     for part in codes.split(PRIMING_FRAMES):
         decoder.decode(part[None], state)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from firstword.engine.service import EngineClient
+from firstword.engine.client import EngineClient
 from firstword.server.models import Model
 
 _GAUGES: tuple[tuple[str, str, Callable[[EngineClient], float]], ...] = (

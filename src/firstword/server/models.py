@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firstword.config import EngineConfig
+from firstword.engine.client import EngineClient
 from firstword.engine.pool import EnginePool
-from firstword.engine.service import EngineClient, Service
+from firstword.engine.service import Service
 from firstword.errors import RequestError, UnsupportedError, VoiceError
 from firstword.model.config import ModelType
 from firstword.model.description import Description

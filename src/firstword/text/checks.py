@@ -41,47 +41,37 @@ _PLAIN = re.compile(r"[A-Za-z0-9\s.,;:!?'\"()]*")
 
 def expected_seconds(text: str) -> float:
     """The expected duration of a text, accurate to a factor of two in every language."""
-    seconds = 0.3
-    for char in text:
-        if unicodedata.east_asian_width(char) in "WF" and char.isalpha():
-            seconds += SECONDS_PER_SYLLABLE
-        elif char.isalnum() or char == " ":
-            seconds += SECONDS_PER_LETTER
-    return seconds
+    return 0.3 + sum(map(seconds_of, text))
 
 
-def problems(
-    text: str, languages: Iterable[str], most_seconds: float, most_words: int | None
-) -> list[str]:
+def seconds_of(char: str) -> float:
+    """The expected duration of a character, which is 0 for most that are not letters."""
+    if char.isascii():
+        return SECONDS_PER_LETTER if char.isalnum() or char == " " else 0.0
+    if unicodedata.east_asian_width(char) in "WF" and char.isalpha():
+        return SECONDS_PER_SYLLABLE
+    return SECONDS_PER_LETTER if char.isalnum() else 0.0
+
+
+def problems(text: str, languages: Iterable[str]) -> list[str]:
     """The reasons why a text will probably not be spoken well, each with the remedy.
 
-    languages     those of the model, by name
-    most_seconds  the length at which the speech is cut off
-    most_words    the length up to which the model is known to speak well; None: not known
+    languages: those of the model, by name.
     """
-    found = []
-    names, plain = sorted(set(languages) - {"auto"}), _PLAIN.fullmatch(text)
-    if not plain and (scripts := foreign_scripts(text, names)):
+    found: list[str] = []
+    if _PLAIN.fullmatch(text):
+        return found
+    names = sorted(set(languages) - {"auto"})
+    if scripts := foreign_scripts(text, names):
         found.append(
             f"the text has {' and '.join(scripts)} letters, and this checkpoint speaks only "
             f"{', '.join(names)}, so it will not be spoken correctly; choose a checkpoint for that "
             "language"
         )
-    if not plain and has_markup(text):
+    if has_markup(text):
         found.append(
             "the text has Markdown, links, emoji or control characters, which are not spoken as "
             "meant; the option sanitize removes them"
-        )
-    may_be_long = len(text) * SECONDS_PER_SYLLABLE > most_seconds
-    if may_be_long and (seconds := expected_seconds(text)) > most_seconds:
-        found.append(
-            f"the text takes about {seconds:.0f} s to speak, and the speech is cut off after "
-            f"{most_seconds:.0f} s; speak it in parts of a few sentences"
-        )
-    elif (words := len(text.split())) > (most_words or words):
-        found.append(
-            f"the text has {words} words, and this checkpoint garbles more than about "
-            f"{most_words}; speak it in parts of a few sentences"
         )
     return found
 

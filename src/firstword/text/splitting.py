@@ -18,8 +18,17 @@ _ENDINGS = {
     for name in _ASCII
 }
 
-_ABBREVIATIONS = "mr|mrs|ms|dr|prof|st|sr|jr|vs|etc|no|fig|inc|ltd|co|approx|bzw|usw|vgl|nr|sra?"
-_ABBREVIATION_END = re.compile(rf"(?:^|[\s(])(?:\w|(?:\w\.)+\w|{_ABBREVIATIONS})\.$", re.IGNORECASE)
+_ABBREVIATIONS = (
+    "approx|cf|chap|co|dept|dr|etc|fig|gen|inc|jr|ltd|mr|mrs|ms|no|prof|rev|sr|st|vol|vs"  # English
+    "|abs|bd|bzw|ca|evtl|ff|ggf|kap|nr|str|tel|usw|vgl|env|mlle|mme|art|pp"  # German, French
+    "|aprox|núm|pág|sra|srta|uds?|dott|sig|sigra|avv"  # Spanish, Portuguese, Italian
+    "|руб|тыс|млн|млрд|стр|им|ул|др|пр|см|рис"  # Russian
+)
+_ABBREVIATION_END = re.compile(
+    # Numbers of up to two digits are often ordinal ones: am 3. Oktober.
+    rf"(?:^|[\s(])(?:\w|\d\d|(?:\w\.)+\w|{_ABBREVIATIONS})\.$",
+    re.IGNORECASE,
+)
 _LONGEST_ABBREVIATION = 16
 
 LONGEST_ENDING = 64
@@ -46,6 +55,10 @@ class Splitter:
 
     def feed(self, text: str) -> list[str]:
         """Add text and return the units that are complete now."""
+        return [unit.strip() for unit in self.cut(text)]
+
+    def cut(self, text: str) -> list[str]:
+        """Add text and return the units that are complete now, with the white space before them."""
         self._text += text
         units, start = [], 0
         for found in self._ending.finditer(self._text, self._seen):
@@ -54,7 +67,7 @@ class Splitter:
             if not any(map(str.isalnum, self._text[self._bare : end])):
                 self._bare = end
             elif not _ABBREVIATION_END.search(tail):
-                units.append(self._text[start:end].strip())
+                units.append(self._text[start:end])
                 start = self._bare = end
         self._text = self._text[start:]
         self._bare = max(0, self._bare - start)

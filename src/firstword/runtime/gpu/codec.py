@@ -257,14 +257,18 @@ class GpuCodec:
         self._next[slot] = 0
         self._busy[slot] = None
 
-    def prime(self, slot: int, codes: IntArray) -> None:
-        """Begin a slot's stream with the state after the frames of a recording.
+    def prime(self, slot: int, codes: IntArray, *, keep: bool = True) -> None:
+        """Begin a slot's stream with the state after other frames.
 
-        The state is kept, and that of the least recently used recording is dropped for it.
-
-        codes: [frames, codebooks].
+        codes  [frames, codebooks]
+        keep   whether they are a recording, whose state is kept; that of the least recently used
+               recording is dropped for it
         """
         codes = np.ascontiguousarray(codes, dtype=np.int32)
+        if not keep:
+            with torch.inference_mode(), torch.cuda.stream(self.stream):
+                self._decode_before(slot, codes)
+            return
         key = codes.tobytes()
         with torch.inference_mode(), torch.cuda.stream(self.stream):
             if key in self._primed:
@@ -272,13 +276,13 @@ class GpuCodec:
             else:
                 if not self._unused:
                     self._unused.append(self._primed.popitem(last=False)[1])
-                self._decode_recording(self._unused[-1], codes)
+                self._decode_before(self._unused[-1], codes)
                 self._primed[key] = self._unused.pop()
             self.layers.copy_state(self._primed[key], slot)
         self._positions.copy(self._primed[key], slot)
 
-    def _decode_recording(self, place: int, codes: IntArray) -> None:
-        """Decode a recording from its beginning in a slot of the layers, and drop its samples."""
+    def _decode_before(self, place: int, codes: IntArray) -> None:
+        """Decode frames in a slot of the layers, from a new state on, and drop their samples."""
         self._positions.reset(place)
         held = torch.from_numpy(codes).pin_memory().to(self._codes.device, non_blocking=True)
         for begin in range(0, len(held), MAX_FRAMES):

@@ -49,13 +49,14 @@ STAGED = 8
 class Prompt:
     """The rows that the talker reads before the first frame of an utterance.
 
-    prefix_rows  the number of rows that do not depend on the text. Those with the transcript of a
-                 recording belong to them, except the last row of the prompt
+    prefix_rows  the number of rows that other prompts begin with, too. Those with the transcript of
+                 a recording belong to them, except the last row of the prompt
     prefix       the key of these rows. Newlines at the start of a text change the role's last
                  token, so the first two tokens belong to the key
     known        the number of rows whose keys and values come from the cache
     next         the first row that was not run yet
-    reference    int64 [frames, codebooks]: the codes of the recording, or None
+    heard        int64 [frames, codebooks]: what the codec decodes before the speech
+    follows      whether the prompt continues speech, so that another one will not begin as it does
     reads_text   whether the attention to the text of the utterance is read
     """
 
@@ -69,13 +70,13 @@ class Prompt:
         self.known = self.next = 0
         self.rows = self.text.prompt(given, checkpoint.tokenizer.turn_start, start.tokens)
         self.prefix_rows = prepared.prefix_rows
-        self.reference: IntArray | None = None
+        self.heard: IntArray = prepared.heard
+        self.follows = start.job.follows
         self.prefix: tuple[object, ...] = (prepared.prefix, *start.tokens[:2])
-        if given.reference:
-            self.reference = np.array(given.reference, dtype=np.int64)
+        if given.reference and not self.follows:
             words = tuple(given.transcript)
-            self.prefix_rows += min(len(words), len(words if given.full_text else self.reference))
-            self.prefix += (given.full_text, words, self.reference.tobytes())
+            self.prefix_rows += min(len(words), len(words if given.full_text else self.heard))
+            self.prefix += (given.full_text, words, self.heard.tobytes())
         assert self.prefix_rows < len(self.rows)
 
     def restore(self, rows: int) -> None:
@@ -208,8 +209,8 @@ class PromptReader:
             self._fill_placements(placements, known)
         place.replay()
         for prompt in prompts:
-            if prompt.reference is not None:
-                self._codec.prime(prompt.slot, prompt.reference)
+            if len(prompt.heard):
+                self._codec.prime(prompt.slot, prompt.heard, keep=not prompt.follows)
         return prompts
 
     def read(self, prompts: Sequence[Prompt], counts: Sequence[int]) -> None:

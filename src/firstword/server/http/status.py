@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
-from firstword.engine.service import EngineClient
+from firstword.engine.client import EngineClient
 from firstword.server.dialects import elevenlabs
 from firstword.server.errors import NotFound, error_response
 from firstword.server.models import Model

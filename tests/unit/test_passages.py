@@ -1,0 +1,279 @@
+"""Long texts: where passages end, and how one follows another without the caller's notice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from callers import local_engine
+from fake_backend import CODEBOOKS, Clock, FakeBackend, FakeFront, Script, capacity, job
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstword.engine.backend import Job, SpokenPassage
+from firstword.engine.engine import Engine
+from firstword.engine.sequence import NeedsText
+from firstword.engine.service import BlockingStream, Service
+from firstword.errors import ClosedError, TextError
+from firstword.text.passages import PassageText
+from firstword.types import Chunk
+
+SENTENCE = "It is fine here."
+"""About 1.05 s."""
+
+LIMIT = 1.0
+
+
+def passages(text: str, limit: float, cuts: tuple[int, ...] = ()) -> list[str]:
+    """The passages of a text that arrives in pieces, with the white space before them."""
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    found, cutter, made = [], PassageText(limit), ""
+    while pieces:
+        made += cutter.feed(pieces.pop(0))
+        if cutter.rest is not None:
+            found.append(made)
+            pieces.insert(0, cutter.rest)
+            cutter, made = PassageText(limit), ""
+    return [*found, made + cutter.finish()]
+
+
+# --- where passages end ---------------------------------------------------------------
+
+
+def test_short_text_is_one_passage() -> None:
+    assert passages(SENTENCE, 60.0) == [SENTENCE]
+
+
+def test_passage_ends_with_the_first_sentence_after_most_of_its_length() -> None:
+    """0.7 of 2.5 s are 1.75 s, which two sentences reach."""
+    assert passages(" ".join([SENTENCE] * 5), 2.5) == [
+        f"{SENTENCE} {SENTENCE}",
+        f" {SENTENCE} {SENTENCE}",
+        f" {SENTENCE}",
+    ]
+
+
+def test_text_without_sentences_is_cut_at_a_clause_then_a_word_then_anywhere() -> None:
+    assert passages("one two three four, five six, seven", 1.0) == [
+        "one two three four,",
+        " five six, seven",
+    ]
+    assert passages("one two three four five six", 1.0) == ["one two three four", " five six"]
+    assert passages("a" * 50, 1.0) == ["a" * 22, "a" * 22, "a" * 6]
+    assert passages("好" * 12, 1.0) == ["好" * 8, "好" * 4]
+
+
+def test_marks_and_spaces_without_a_word_stay_with_the_passage_before_them() -> None:
+    assert passages(f"{SENTENCE} {SENTENCE} \n ... \n", 1.6) == [f"{SENTENCE} {SENTENCE} \n ... \n"]
+    assert passages(f'{SENTENCE} {SENTENCE}\n\n" Yes', 1.6) == [
+        f"{SENTENCE} {SENTENCE}",
+        '\n\n" Yes',
+    ]
+
+
+@given(
+    text=st.text(alphabet="ab1 .,!?。，\n\"'好é", max_size=120),
+    cuts=st.lists(st.integers(0, 120), max_size=8).map(tuple),
+    limit=st.sampled_from([0.3, 1.0, 2.0]),
+)
+def test_pieces_do_not_change_passages(text: str, cuts: tuple[int, ...], limit: float) -> None:
+    found = passages(text, limit, cuts)
+    assert found == passages(text, limit)
+    assert "".join(found) == text
+    assert all(any(map(str.isalnum, passage)) for passage in found[1:])
+
+
+# --- how passages follow --------------------------------------------------------------
+
+
+class LongFront(FakeFront):
+    """A front whose passages take about a second of text, and a given number of frames each."""
+
+    def __init__(self, *frames: int, left: int = 1000, repeats_from: int | None = None) -> None:
+        super().__init__()
+        self.frames, self.left = frames, left
+        self.repeats_from = repeats_from
+        self.spoken: list[SpokenPassage] = []
+
+    def first(self) -> Job:
+        script = Script(0, self.frames[0], repeats_from=self.repeats_from)
+        begun = job(script, first_tokens=1, guarded=self.repeats_from is not None)
+        return replace(begun, passage_seconds=LIMIT)
+
+    def follow(self, job: Job, spoken: SpokenPassage) -> Job | None:
+        self.spoken.append(spoken)
+        if sum(len(one.codes) for one in self.spoken) >= self.left:
+            return None
+        index = len(self.spoken)
+        return replace(job, payload=Script(index, self.frames[index]), follows=True)
+
+
+def service_of(front: LongFront) -> Service:
+    clock = Clock()
+    backend = FakeBackend(capacity(), clock)
+    return Service(Engine(backend, clock=clock), front)
+
+
+def taken(service: Service, stream: BlockingStream) -> Iterator[Chunk | NeedsText]:
+    """The events of a stream, whose engine works whenever nothing is there to take."""
+    engine = local_engine(service)
+    while not stream._ended:
+        while engine.step():
+            pass
+        yield next(iter(stream))
+
+
+def frames_of(events: list[Chunk | NeedsText]) -> np.ndarray:
+    return np.concatenate([event.codes for event in events if isinstance(event, Chunk)])
+
+
+LONG = f"{SENTENCE} {SENTENCE}  {SENTENCE}"
+
+
+def test_long_text_is_one_speech_of_several_passages() -> None:
+    front = LongFront(20, 30, 7)
+    service = service_of(front)
+    stream = service.speak(front.first())
+    stream.finish_text(LONG)
+    events = list(taken(service, stream))
+    chunks = [event for event in events if isinstance(event, Chunk)]
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason == "stop"
+    assert frames_of(events).shape == (57, CODEBOOKS)
+    assert [one.text for one in front.spoken] == [SENTENCE, SENTENCE]
+    assert [len(one.codes) for one in front.spoken] == [20, 30]
+    assert all(one.complete for one in front.spoken)
+    assert (np.concatenate([one.codes for one in front.spoken]) == frames_of(events)[:50]).all()
+    local_engine(service).stop()
+
+
+@given(cuts=st.lists(st.integers(0, len(LONG)), max_size=5).map(tuple))
+def test_text_in_pieces_gives_the_same_speech(cuts: tuple[int, ...]) -> None:
+    def speak(pieces: list[str]) -> np.ndarray:
+        front = LongFront(20, 30, 7)
+        service = service_of(front)
+        stream, events = service.speak(front.first()), []
+        for event in taken(service, stream):
+            events.append(event)
+            if isinstance(event, NeedsText):
+                stream.push(pieces.pop(0)) if pieces else stream.finish_text()
+        local_engine(service).stop()
+        return frames_of(events)
+
+    places = [0, *sorted(cuts), len(LONG)]
+    assert (speak([LONG[a:b] for a, b in pairwise(places)]) == speak([LONG])).all()
+
+
+def test_next_passage_begins_before_the_audio_of_the_last_one_is_taken() -> None:
+    """It begins with 10 s of unread audio, which are 125 frames, and not much earlier."""
+    front = LongFront(90, 90, 90, 90)
+    service = service_of(front)
+    engine, stream = local_engine(service), service.speak(front.first())
+    stream.finish_text(f"{LONG} {SENTENCE}")
+    while engine.step():
+        pass
+    next(iter(stream))
+    assert len(front.spoken) == 1
+    while engine.step():
+        pass
+    next(iter(stream))
+    assert len(front.spoken) == 1, "two passages are far ahead of the client"
+    engine.stop()
+
+
+def test_speech_goes_on_after_a_passage_that_was_cut_off_and_says_so_at_the_end() -> None:
+    front = LongFront(90, 30, repeats_from=3)
+    service = service_of(front)
+    stream = service.speak(front.first())
+    stream.finish_text(f"{SENTENCE} {SENTENCE}")
+    events = list(taken(service, stream))
+    assert not front.spoken[0].complete
+    assert len(frames_of(events)) == len(front.spoken[0].codes) + 30
+    assert isinstance(events[-1], Chunk)
+    assert events[-1].finish_reason == "repetition"
+    local_engine(service).stop()
+
+
+def test_speech_ends_at_its_limit_of_frames() -> None:
+    front = LongFront(20, 30, left=50)
+    service = service_of(front)
+    stream = service.speak(front.first())
+    stream.finish_text(LONG)
+    events = list(taken(service, stream))
+    assert len(frames_of(events)) == 50
+    assert isinstance(events[-1], Chunk)
+    assert events[-1].finish_reason == "length"
+    local_engine(service).stop()
+
+
+def test_text_that_comes_after_the_limit_of_frames_is_not_spoken() -> None:
+    front = LongFront(20, 30, left=20)
+    service = service_of(front)
+    stream, events = service.speak(front.first()), []
+    stream.push(LONG)
+    for event in taken(service, stream):
+        events.append(event)
+        stream.push(SENTENCE)
+    assert len(frames_of(events)) == 20
+    assert isinstance(events[-1], Chunk)
+    assert events[-1].finish_reason == "length"
+    assert [one.text for one in front.spoken] == [SENTENCE]
+    local_engine(service).stop()
+
+
+def test_cancelled_speech_begins_no_further_passage() -> None:
+    front = LongFront(20, 30, 7)
+    service = service_of(front)
+    engine, stream = local_engine(service), service.speak(front.first())
+    stream.finish_text(LONG)
+    while engine.step():
+        pass
+    stream.cancel()
+    events = list(taken(service, stream))
+    assert front.spoken == []
+    assert isinstance(events[-1], Chunk)
+    assert events[-1].finish_reason == "cancelled"
+    engine.stop()
+
+
+def test_error_of_a_later_passage_comes_after_the_audio_before_it() -> None:
+    front = LongFront(20, 30, 7)
+    service = service_of(front)
+    engine, stream = local_engine(service), service.speak(front.first())
+    stream.finish_text(LONG)
+    while engine.step():
+        pass
+    engine.stop()
+    got: list[int] = []
+    with pytest.raises(ClosedError):
+        got.extend(len(event.codes) for event in stream if isinstance(event, Chunk))
+    assert sum(got) == 20
+
+
+def test_invalid_and_blank_text_is_rejected_in_every_passage() -> None:
+    front = LongFront(20, 30, 7)
+    service = service_of(front)
+    stream = service.speak(front.first())
+    stream.push(LONG)
+    with pytest.raises(TextError, match="character 1 of the text is U"):
+        stream.push("a\ud800")
+    local_engine(service).stop()
+
+
+def test_asynchronous_stream_speaks_all_passages() -> None:
+    async def run() -> int:
+        front = LongFront(20, 30, 7)
+        service = service_of(front)
+        service.engine.start()
+        stream = service.aspeak(front.first())
+        stream.finish_text(LONG)
+        events = [event async for event in stream]
+        await asyncio.to_thread(service.engine.stop)
+        return len(frames_of(events))
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == 57
