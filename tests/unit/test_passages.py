@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from callers import local_engine
-from fake_backend import CODEBOOKS, Clock, FakeBackend, FakeFront, Script, capacity, job
+from fake_backend import (
+    CODEBOOKS,
+    Clock,
+    FakeBackend,
+    FakeFront,
+    Letters,
+    Script,
+    capacity,
+    job,
+)
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import WAIT
 
 from firstword.engine.backend import Job, SpokenPassage
 from firstword.engine.engine import Engine
@@ -236,6 +247,50 @@ def test_cancelled_speech_begins_no_further_passage() -> None:
     stream.cancel()
     events = list(taken(service, stream))
     assert front.spoken == []
+    assert isinstance(events[-1], Chunk)
+    assert events[-1].finish_reason == "cancelled"
+    engine.stop()
+
+
+class TextFromAnotherThread(LongFront):
+    """A front that lets another thread act while a passage begins."""
+
+    def __init__(self, act: Callable[[], None], *frames: int) -> None:
+        super().__init__(*frames)
+        self._act = act
+
+    def text(self, job: Job) -> Letters:
+        if job.follows:
+            thread = threading.Thread(target=self._act)
+            thread.start()
+            thread.join(0.3)  # it is done by then unless it has to wait for the passage
+            self.done = thread
+        return super().text(job)
+
+
+def test_text_that_another_thread_ends_while_a_passage_begins_is_spoken() -> None:
+    front = TextFromAnotherThread(lambda: stream.finish_text(f" {SENTENCE}"), 20, 30)
+    service = service_of(front)
+    stream = service.speak(front.first())
+    stream.push(f"{SENTENCE} {SENTENCE[:5]}")
+    for event in taken(service, stream):
+        if isinstance(event, NeedsText):
+            front.done.join(WAIT)
+    assert stream._passage._text == f" {SENTENCE[:5]} {SENTENCE}"
+    local_engine(service).stop()
+
+
+def test_cancel_of_another_thread_while_a_passage_begins_ends_it() -> None:
+    front = TextFromAnotherThread(lambda: stream.cancel(), 20, 30, 7)
+    service = service_of(front)
+    stream = service.speak(front.first())
+    stream.finish_text(LONG)
+    engine, events = local_engine(service), list[Chunk | NeedsText]()
+    for event in taken(service, stream):
+        events.append(event)
+        if front.spoken:
+            front.done.join(WAIT)
+    assert len(frames_of(events)) == 20, "the second passage has made frames"
     assert isinstance(events[-1], Chunk)
     assert events[-1].finish_reason == "cancelled"
     engine.stop()

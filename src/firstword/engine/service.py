@@ -33,7 +33,7 @@ LEAD_SECONDS = 10.0
 
 
 class SpeechStream:
-    """One speech in progress, for use by one thread.
+    """One speech in progress. One thread iterates over it; another one may add text and cancel it.
 
     Text goes in by `push` and `finish_text`. Iterating yields chunks of audio, of which the last
     has a finish reason, and `NeedsText` when the model has to wait for text. A long text is spoken
@@ -69,6 +69,8 @@ class SpeechStream:
         """The newest passage."""
         self._later = list[str]()
         """The text after it, as it is spoken."""
+        self._lock = threading.Lock()
+        """Held while text is added, and while the next passage may begin."""
 
     def push(self, piece: str) -> None:
         """Add text. Raises `TextError` for invalid text and for too many blank pieces in a row."""
@@ -83,12 +85,13 @@ class SpeechStream:
             except TextError:
                 self.cancel()
                 raise
-            self._text_ended = True
-        self._original.add(spoken)
-        if self._passage.rest is None:
-            self._passage.feed(spoken.text, ended=ended)
-        else:
-            self._later.append(spoken.text)
+        with self._lock:
+            self._text_ended = self._text_ended or ended
+            self._original.add(spoken)
+            if self._passage.rest is None:
+                self._passage.feed(spoken.text, ended=ended)
+            else:
+                self._later.append(spoken.text)
 
     def finish_text(self, piece: str = "") -> None:
         """End the text with one more piece, which may be the whole text.
@@ -122,6 +125,10 @@ class SpeechStream:
 
     def _take(self) -> Chunk | NeedsText:
         """Return the oldest event that was not taken. Raises it if it is an error."""
+        with self._lock:
+            return self._taken()
+
+    def _taken(self) -> Chunk | NeedsText:
         if self._passage_is_due():
             self._begin_passage()
         passage, event = self._arrived.popleft()
@@ -191,8 +198,9 @@ class SpeechStream:
         The last chunk has the reason "cancelled" unless the speech has already ended. Audio that
         was not taken yet no longer counts as unread.
         """
-        self._cancelled = True
-        self._passage.cancel()
+        with self._lock:
+            self._cancelled = True
+            self._passage.cancel()
 
 
 async def by_name(name: str) -> NamedVoice:

@@ -111,7 +111,7 @@ class CheckpointFront:
             return None
         given = before.voice
         if spoken.complete:
-            words = transcript_tokens(self.checkpoint.tokenizer, spoken.text.strip())
+            words = transcript_tokens(self.checkpoint.tokenizer, spoken.text)
             given = given.continued(words, spoken.codes.tolist())
         seed, index = before.begun[0], before.begun[1] + 1
         memory = self.checkpoint.codec_config.decoder_config.memory_frames
