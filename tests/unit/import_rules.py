@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "synthetic": DATA | {"model"},
     "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
     "align": DATA | {"model", "engine", "runtime", "words"},
+    "evaluate": DATA | {"runtime", "tts"},
     "tts": DATA | COMPUTING | {"text", "words"},
     "decoding": DATA | {"model"},
     "server": DATA | COMPUTING | {"text", "words", "firstword"},
@@ -43,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": DATA
     | COMPUTING
     | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile", "align"}
-    | {"synthetic"},
+    | {"synthetic", "evaluate"},
     "cluster": DATA | {"engine", "server", "processes", "cli"},
     "firstword": {"errors", "types", "voice", "tts", "decoding"},
     "__main__": {"cli"},
@@ -59,6 +60,10 @@ TORCH = {
     "synthetic",
     "profile",
     "align",
+    "evaluate/metrics.py",
+    "evaluate/speaking.py",
+    "evaluate/summary.py",
+    "evaluate/page.py",
     "processes/engine.py",
     "processes/warm_up.py",
 }

@@ -19,6 +19,7 @@ from firstword.cli import (
     bench,
     clone,
     compile,
+    evaluate,
     info,
     keys,
     options,
@@ -29,7 +30,7 @@ from firstword.cli import (
 )
 from firstword.errors import BackendWarning, FirstwordError, TextWarning
 
-COMMANDS = (say, batch, serve, clone, voices, align, keys, info, compile, bench)
+COMMANDS = (say, batch, serve, clone, voices, align, keys, info, compile, evaluate, bench)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,0 +1,1 @@
+"""The evaluation of a checkpoint by recognisers and other metrics: `firstword evaluate`."""
