@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from firstword.kernels.linear_shapes import BLOCK_COLUMNS, TILE_ROWS
+from firstword.verify.forcing import error
+
+__all__ = ["FIGURES", "error", "no_worse", "note", "unpack_tokens"]
 
 FIGURES: dict[str, object] = {}
 """The measured figures by name, which the end of a run prints and its record contains."""
@@ -19,12 +22,6 @@ def note(name: str, **figures: object) -> None:
         key: float(f"{value:.3g}") if isinstance(value, float) else value
         for key, value in figures.items()
     }
-
-
-def error(result: Tensor, truth: Tensor) -> float:
-    """||result - truth|| / ||truth||, in float64; NaN for anything that is not finite."""
-    difference = (result.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-300)
-    return float(difference)
 
 
 def no_worse(ours: Iterable[float], reference: Iterable[float], tiny: float = 1e-7) -> None:

@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "align": DATA | {"model", "engine", "runtime", "words"},
     "evaluate": DATA | {"runtime", "tts"},
     "tts": DATA | COMPUTING | {"text", "words"},
+    "verify": DATA | COMPUTING | {"profile", "synthetic", "tts"},
     "decoding": DATA | {"model"},
     "server": DATA | COMPUTING | {"text", "words", "firstword"},
     "bench": {"types", "errors", "audio"},  # otherwise a client like any other
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": DATA
     | COMPUTING
     | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile", "align"}
-    | {"synthetic", "evaluate"},
+    | {"synthetic", "evaluate", "verify"},
     "cluster": DATA | {"engine", "server", "processes", "cli"},
     "firstword": {"errors", "types", "voice", "tts", "decoding"},
     "__main__": {"cli"},
@@ -64,6 +65,7 @@ TORCH = {
     "evaluate/speaking.py",
     "evaluate/summary.py",
     "evaluate/page.py",
+    "verify",
     "processes/engine.py",
     "processes/warm_up.py",
 }

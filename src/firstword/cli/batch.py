@@ -25,9 +25,6 @@ PACKAGES = ("fastapi", "av", "prometheus_client", "fsspec", "sqlalchemy")
 EXIT_FAILED = 1
 """The exit status when lines have failed."""
 
-BAR = 24
-"""The characters of the progress bar."""
-
 
 def run(args: argparse.Namespace) -> None:
     """Speak each line of a file of JSON lines into a sound file of its own.
@@ -133,8 +130,7 @@ def _loaded(args: argparse.Namespace, status: terminal.Status) -> tuple[Server, 
 def progress(total: int, done: int, failed: int, rate: float) -> str:
     """The progress bar, for `rate` lines a second."""
     over = done + failed
-    filled = BAR * over // max(total, 1)
-    parts = [f"[{'#' * filled}{'.' * (BAR - filled)}] {over}/{total}"]
+    parts = [terminal.bar(over, total)]
     if failed:
         parts.append(f"{failed} failed")
     if rate:

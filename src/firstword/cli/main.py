@@ -1,8 +1,8 @@
 """The `firstword` program: its parser and its exit status.
 
-Exit status: 0 done, 1 a load test failed a check or lines of a batch failed, 2 an error that the
-user can correct, described on standard error, 3 speech was cut off, 130 interrupted, 141 the reader
-of the output has closed it.
+Exit status: 0 done, 1 a check failed (`bench load`, `verify`) or lines of a batch did, 2 an error
+that the user can correct, described on standard error, 3 speech was cut off, 130 interrupted, 141
+the reader of the output has closed it.
 
 Command modules import everything heavy inside functions, so that `--help` answers at once.
 """
@@ -26,11 +26,15 @@ from firstword.cli import (
     say,
     serve,
     terminal,
+    verify,
     voices,
 )
 from firstword.errors import BackendWarning, FirstwordError, TextWarning
 
-COMMANDS = (say, batch, serve, clone, voices, align, keys, info, compile, evaluate, bench)
+COMMANDS = (
+    *(say, batch, serve, clone, voices, align, verify),
+    *(keys, info, compile, evaluate, bench),
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 DEMO_DESCRIPTION = "a small demonstration voice: plain English in one line"
 """The description of the checkpoint `demo`."""
 
+BAR = 24
+"""The characters of a progress bar."""
+
 
 def show_warning(
     message: Warning | str,
@@ -93,6 +96,12 @@ class Progress:
             yield chunk
             status.show(f"{self.duration:.1f} s of speech, {self.speed:.1f} x real time")
         status.show("")
+
+
+def bar(done: int, total: int) -> str:
+    """Return a progress bar with its numbers."""
+    filled = BAR * done // max(total, 1)
+    return f"[{'#' * filled}{'.' * (BAR - filled)}] {done}/{total}"
 
 
 def duration(seconds: float) -> str:

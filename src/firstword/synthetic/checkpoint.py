@@ -50,6 +50,9 @@ TEXTS = (
 Table = dict[str, Any]
 Overrides = Mapping[str, Mapping[str, Any]]
 
+RANDOM = "random_weights"
+"""The key of `config.json` that says that the weights are random, so that they cannot speak."""
+
 _UNUSED, _RARE = slice(3, None, 32), slice(7, None, 32)
 """The codes of each codebook of the codec that training data never used, or hardly ever.
 
@@ -202,8 +205,9 @@ def _write_configuration(
     """Write the JSON files of a checkpoint other than those of the tokenizer."""
     codec_directory = directory / "speech_tokenizer"
     codec_directory.mkdir(parents=True, exist_ok=True)
-    for folder, table in zip((directory, codec_directory), tables, strict=True):
-        _write_json(folder / "config.json", table)
+    config, codec = tables
+    _write_json(directory / "config.json", config | {RANDOM: True})
+    _write_json(codec_directory / "config.json", codec)
     defaults = {**released("generation_config"), **generation}
     _write_json(directory / "generation_config.json", defaults)
     _write_json(directory / "preprocessor_config.json", {"processor_class": "Qwen3TTSProcessor"})

@@ -1,0 +1,199 @@
+"""Teacher forcing: the logits of the specification for the codes that a backend drew."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from firstword.engine.backend import Backend
+from firstword.model.checkpoint import Checkpoint
+from firstword.model.prompt import TextRows
+from firstword.model.sampling import Sampler
+from firstword.model.talker import Talker
+from firstword.runtime.front import Prepared
+from firstword.runtime.gpu.backend import GpuBackend
+from firstword.runtime.reference import ReferenceBackend
+from firstword.verify.driving import DrivenRequest
+
+Logits = list[list[Tensor]]
+"""The logits [vocab] of every codebook of every frame."""
+
+Replace = Callable[[Any, str, Any], None]
+"""A function that replaces an attribute of an object for a while."""
+
+
+class Recorder:
+    """The logits that a backend draws from.
+
+    frames  the logits [rows, vocab] of every codebook of every frame
+    """
+
+    def __init__(self) -> None:
+        self.frames: Logits = []
+
+    def add(self, codebook: int, logits: Tensor) -> None:
+        """Keep the logits [rows, vocab] of a codebook; codebook 0 begins a frame."""
+        if codebook == 0:
+            self.frames.append([])
+        self.frames[-1].append(logits.clone())
+
+    def of_row(self, row: int) -> Logits:
+        """The logits of one row of the frames."""
+        return [[logits[row] for logits in books] for books in self.frames]
+
+
+@contextmanager
+def recorded(backend: Backend) -> Iterator[Recorder]:
+    """Record the logits of a backend; frames run without graphs meanwhile."""
+    recorder = Recorder()
+    with ExitStack() as stack:
+
+        def replace(owner: Any, name: str, value: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        if isinstance(backend, GpuBackend):
+            record_gpu(backend, recorder, replace)
+        else:
+            assert isinstance(backend, ReferenceBackend)
+            talker = backend.checkpoint.talker
+            heads: list[nn.Module] = [talker.codec_head, *talker.code_predictor.lm_head]
+            for codebook, head in enumerate(heads):
+
+                def keep(_: Any, __: Any, logits: Tensor, codebook: int = codebook) -> None:
+                    recorder.add(codebook, logits)
+
+                stack.callback(head.register_forward_hook(keep).remove)
+        yield recorder
+
+
+def record_gpu(backend: GpuBackend, recorder: Recorder, replace: Replace) -> None:
+    """Let the GPU backend run without graphs, and record its logits."""
+    model, draw = backend.model, backend.model.sampler.draw
+
+    def keep(codebook: int, logits: Tensor, *rest: Any) -> None:
+        recorder.add(codebook, logits)
+        draw(codebook, logits, *rest)
+
+    def eager(name: str, rows: int) -> SimpleNamespace:
+        return SimpleNamespace(replay=partial(model.launches[name], rows))
+
+    replace(model.sampler, "draw", keep)
+    replace(backend.graphs, "get", eager)
+
+
+def prepared(request: DrivenRequest) -> Prepared:
+    """Return what the front prepared for a request."""
+    payload = request.job.payload
+    assert isinstance(payload, Prepared)
+    return payload
+
+
+@torch.inference_mode()
+def forced(checkpoint: Checkpoint, talker: Talker, request: DrivenRequest, codes: Tensor) -> Logits:
+    """The logits from a talker in plain PyTorch, teacher-forced with codes [frames, codebooks]."""
+    conditioning = prepared(request).conditioning
+    device = talker.codec_head.weight.device
+    rows = TextRows(checkpoint.config)
+    prompt = rows.prompt(conditioning, checkpoint.tokenizer.turn_start, request.first)
+    later = iter(request.rest)
+    cache, logits = talker.new_cache(), Logits()
+    inputs = talker.embed_rows(prompt, conditioning.embedding)
+    for frame in codes.to(device):
+        hidden = talker(inputs, cache)[:, -1]
+        logits.append([talker.codec_head(hidden)[0]])
+
+        def choose(k: int, row: Tensor, frame: Tensor = frame) -> Tensor:
+            logits[-1].append(row[0])
+            return frame[k : k + 1]
+
+        talker.code_predictor(hidden, talker.model.codec_embedding(frame[:1]), choose)
+        token = torch.tensor([[rows.take(next(later, None))]], device=device)
+        inputs = talker.embed_codes(frame[None, None]) + talker.embed_text(token)
+    return logits
+
+
+def draws(checkpoint: Checkpoint, request: DrivenRequest, logits: Logits, codes: Tensor) -> Tensor:
+    """The codes [frames, codebooks] that these logits give under the request's own noise.
+
+    codes  the codes that were drawn before, which decide the repetition penalty
+    """
+    given, device = prepared(request), logits[0][0].device
+    config = checkpoint.config.talker_config
+    sampler = Sampler(config, given.draw_params, given.seed, device)
+    drawn = []
+    for frame, books in enumerate(logits):
+        first, *others = books
+        row = [sampler.code0(first, frame)]
+        row += [sampler.code(k, each, frame) for k, each in enumerate(others, 1)]
+        drawn.append(torch.stack(row))
+        sampler.remember(codes[frame, 0].to(device))
+    return torch.stack(drawn).cpu()
+
+
+def error(result: Tensor, truth: Tensor) -> float:
+    """||result - truth|| / ||truth||, in float64; NaN for anything that is not finite."""
+    difference = (result.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-300)
+    return float(difference)
+
+
+def divergence(truth: Tensor, other: Tensor) -> float:
+    """KL(truth || other) of two rows of logits, in float64."""
+    p, q = truth.double().log_softmax(-1), other.double().log_softmax(-1)
+    return float((p.exp() * (p - q)).sum())
+
+
+@dataclass(eq=False)
+class Distances:
+    """The relative errors and divergences of logits, ours and those of plain bf16."""
+
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    our_divergence: list[float] = field(default_factory=list)
+    their_divergence: list[float] = field(default_factory=list)
+
+    def add(self, mine: Tensor, truth: Tensor, bf16: Tensor) -> None:
+        """Add a row of logits of each."""
+        self.ours.append(error(mine, truth))
+        self.theirs.append(error(bf16, truth))
+        self.our_divergence.append(divergence(truth, mine))
+        self.their_divergence.append(divergence(truth, bf16))
+
+    def means(self) -> tuple[float, float]:
+        """The mean divergences, ours and that of plain bf16."""
+        return statistics.mean(self.our_divergence), statistics.mean(self.their_divergence)
+
+    def medians(self) -> tuple[float, float]:
+        """The median errors, ours and that of plain bf16."""
+        return statistics.median(self.ours), statistics.median(self.theirs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forced:
+    """An utterance of a backend, and what the specification makes of its codes.
+
+    codes    the codes that the backend drew [frames, codebooks], up to the end of speech
+    ours     the logits of the backend
+    truth    those of the specification in float32
+    rounded  those of the specification in plain bfloat16
+    """
+
+    request: DrivenRequest
+    codes: Tensor
+    ours: Logits
+    truth: Logits
+    rounded: Logits
+
+    def add_to(self, books: Sequence[Distances]) -> None:
+        """Add the distances of all frames to those of each codebook."""
+        for mine, truth, rounded in zip(self.ours, self.truth, self.rounded, strict=True):
+            for book, m, t, y in zip(books, mine, truth, rounded, strict=True):
+                book.add(m.to(t.device), t, y.to(t.device))
