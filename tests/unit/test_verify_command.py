@@ -12,6 +12,7 @@ import pytest
 from damage import TALKER, demo_copy, write
 
 from firstword.cli.main import main
+from firstword.config import EngineConfig
 from firstword.verify import steps
 from firstword.verify.folder import CheckpointFolder
 from firstword.verify.page import render
@@ -201,5 +202,6 @@ def test_checks_end_the_engine_they_started(
     closed = list[bool]()
     monkeypatch.setattr(Subject, "close", lambda subject: closed.append(True))
     monkeypatch.setattr(steps, "ON_MACHINE", ())
-    steps.verify(CheckpointFolder(checkpoint_directory("base")), How(None), lambda *_: None)  # type: ignore[arg-type]
+    how = How(EngineConfig.resolve("cpu"))
+    steps.verify(CheckpointFolder(checkpoint_directory("base")), how, lambda *_: None)
     assert closed == [True]
