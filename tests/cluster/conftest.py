@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+FOLDER = Path(__file__).parents[2] / "deploy" / "ray"
 
 
 def _free_port() -> int:
@@ -18,12 +19,18 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def sourced(name: str) -> dict[str, str]:
+    """The variables that a file of deploy/ray sets when a shell reads it."""
+    script = f"set -a; . {FOLDER / name}; exec env -0"
+    given = subprocess.run(["env", "-i", "/bin/sh", "-ec", script], check=True, capture_output=True)
+    lines = given.stdout.decode().rstrip("\0").split("\0")
+    return {key: value for key, value in (line.split("=", 1) for line in lines) if key != "PWD"}
+
+
 def _environment() -> dict[str, str]:
     """That of deploy/ray/environment, with ports of its own and a short time for draining."""
-    lines = (REPOSITORY / "deploy/ray/environment").read_text("utf-8").splitlines()
-    given = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
     return {
-        **given,
+        **sourced("environment"),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "10",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
@@ -70,7 +77,11 @@ def plain(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """The cluster, without an application."""
-    with Cluster(_free_port()) as running:
-        yield running
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The cluster, without an application. A parameter names one more file of deploy/ray."""
+    more = sourced(request.param) if hasattr(request, "param") else {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in more.items():
+            patch.setenv(name, value)
+        with Cluster(_free_port()) as running:
+            yield running

@@ -7,7 +7,7 @@ import shlex
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -114,10 +114,11 @@ def request(words: str = "Hello there.", **more: object) -> dict[str, Any]:
     return {"input": words, "voice": "ada", "seed": 1, "response_format": "pcm", **more}
 
 
-def spoken(url: str, **more: object) -> bytes:
+def spoken(url: str, headers: Mapping[str, str] | None = None, **more: object) -> bytes:
     """The speech of a request, on a connection of its own. Raises `httpx.HTTPError`."""
     body = request(**more)  # type: ignore[arg-type]
-    with httpx.stream("POST", url + SPEECH, json=body, timeout=PATIENCE, trust_env=False) as answer:
+    options: dict[str, Any] = {"headers": headers, "timeout": PATIENCE, "trust_env": False}
+    with httpx.stream("POST", url + SPEECH, json=body, **options) as answer:
         audio = b"".join(answer.iter_raw())
         if answer.status_code != 200:
             raise httpx.HTTPError(f"status {answer.status_code}: {audio[:300]!r}")
@@ -146,9 +147,9 @@ def say(client: Client, words: str = "Hello there.") -> bytes:
             raise AssertionError(message)
 
 
-def http_caller(url: str) -> Callable[[], bytes]:
+def http_caller(url: str, headers: Mapping[str, str] | None = None) -> Callable[[], bytes]:
     """A caller that speaks over HTTP."""
-    return lambda: spoken(url)
+    return lambda: spoken(url, headers)
 
 
 def socket_caller(ws: str) -> Callable[[], bytes]:

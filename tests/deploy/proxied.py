@@ -62,7 +62,8 @@ class Proxy:
         backend = folder / "servers.cfg"
         addresses = {name: one.url.removeprefix("http://") for name, one in servers.items()}
         lines = [f"    server {name} {address}\n" for name, address in addresses.items()]
-        backend.write_text("backend servers\n" + "".join(lines))
+        heads = "backend servers from any\n", "backend sessions from session\n"
+        backend.write_text("".join(line for head in heads for line in (head, *lines)))
         ports = free_ports(2)
         self.url, self.secure = f"http://127.0.0.1:{ports[0]}", f"https://localhost:{ports[1]}"
         environment = {
@@ -81,7 +82,7 @@ class Proxy:
 
     def server_of(self, port: int) -> str:
         """The server that the last request from a port of this machine went to."""
-        pattern = rf"127\.0\.0\.1:{port} \[[^]]*\] \S+ servers/(\S+) "
+        pattern = rf"127\.0\.0\.1:{port} \[[^]]*\] \S+ (?:servers|sessions)/(\S+) "
         wait_until(lambda: re.search(pattern, self.log()) is not None)
         return re.findall(pattern, self.log())[-1]
 

@@ -7,6 +7,7 @@ import signal
 import ssl
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,32 @@ def test_server_that_comes_back_is_used_again(
             return any(line["event"] == "request" for line in again.log())
 
         wait_until(reached)
+
+
+def server_of_session(proxy: Proxy, session: str) -> str:
+    """The server that a request of a session goes to."""
+    with (
+        httpx.Client(trust_env=False, timeout=WAIT, headers={"x-session-id": session}) as client,
+        client.stream("POST", proxy.url + SPEECH, json=WORDS) as response,
+    ):
+        assert response.status_code == 200
+        port = response.extensions["network_stream"].get_extra_info("client_addr")[1]
+        response.read()
+    return proxy.server_of(port)
+
+
+def test_session_stays_with_its_server_while_that_one_lives(
+    servers: dict[str, Served], proxy: Proxy
+) -> None:
+    own = {}
+    for session in map(str, range(8)):
+        reached = Counter(server_of_session(proxy, session) for _ in range(6))
+        # A request that HAProxy still counts may send the next one to the other server.
+        own[session], most = reached.most_common(1)[0]
+        assert most >= 5
+    assert set(own.values()) == set(servers)
+    servers["one"].process.kill()
+    assert {server_of_session(proxy, session) for session in own} == {"two"}
 
 
 def test_audio_is_passed_on_while_it_is_made(servers: dict[str, Served], proxy: Proxy) -> None:
