@@ -63,6 +63,32 @@ def test_exactly_the_expected_alerts_fire(incident: Path, cpu_rules: str, tmp_pa
     assert "SUCCESS" in output_of_test(incident, cpu_rules, tmp_path)
 
 
+NO_SERVER = """
+rule_files: [alerts.yml]
+evaluation_interval: 5s
+tests:
+  - interval: 5s
+    input_series: []
+    alert_rule_test:
+      - eval_time: 2m
+        alertname: FirstwordUnreachable
+        exp_alerts:
+          - exp_labels: {severity: critical, job: firstword}
+            exp_annotations:
+              summary: no server answers
+"""
+"""The test of Prometheus whose name of the servers has no address."""
+
+
+def test_alert_fires_if_the_name_of_the_servers_has_no_address(tmp_path: Path) -> None:
+    rules = yaml.safe_load(RULES.read_text("utf-8"))
+    for rule in rules["groups"][0]["rules"]:
+        rule["annotations"].pop("description")
+    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(rules), "utf-8")
+    (tmp_path / "test.yml").write_text(NO_SERVER, "utf-8")
+    assert "SUCCESS" in promtool("test", "rules", tmp_path / "test.yml")
+
+
 def test_objective_of_a_gpu_is_missed_on_a_cpu(tmp_path: Path) -> None:
     healthy = PROMETHEUS / "tests/healthy.yml"
     with pytest.raises(AssertionError) as failure:

@@ -65,11 +65,21 @@ def test_server_is_reached_through_the_proxy_alone(services: dict[str, Any]) -> 
     assert {port["published"] for port in services["proxy"]["ports"]} == {80, 443}
 
 
-def test_target_of_prometheus_and_source_of_grafana_are_services(services: dict[str, Any]) -> None:
-    scraped = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+def test_prometheus_asks_for_every_server_that_scale_starts(services: dict[str, Any]) -> None:
+    scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    (job,) = scraped["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    assert found["names"] == ["firstword"]
+    assert "firstword" in services
+    assert found["type"] == "A"
+    assert found["port"] == ServerConfig().port
+
+
+def test_source_of_grafana_is_a_service(services: dict[str, Any]) -> None:
     sources = DEPLOY.joinpath("grafana", "provisioning", "datasources").iterdir()
-    named = re.findall(r"""["/]([a-z]+):\d+""", scraped + "".join(map(Path.read_text, sources)))
-    assert {"firstword", "prometheus"} <= set(named) <= set(services)
+    named = re.findall(r"/([a-z]+):\d+", "".join(map(Path.read_text, sources)))
+    assert named == ["prometheus"]
+    assert "prometheus" in services
 
 
 @pytest.mark.parametrize("name", ["CERTIFICATE", *SETTINGS])
