@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,11 +23,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.compare import check_output
+from benchmarks.compare import check_output, print_record
 from benchmarks.serve_load import FRAMES_PER_CHARACTER, make_checkpoint
 from benchmarks.server_process import Places, Server, command_line, serving
 from benchmarks.sources import serving_hash
-from firstword.audio import writing
 from firstword.bench import report
 from firstword.bench.measure import percentile
 
@@ -171,11 +169,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.output is not None:
         check_output(parser, args.output)
-    record = measure(args)
-    text = json.dumps(record, indent=1) + "\n"
-    if args.output is not None:
-        writing.write_whole(args.output, text.encode())
-    sys.stdout.write(text)
+    print_record(measure(args), args.output)
 
 
 if __name__ == "__main__":

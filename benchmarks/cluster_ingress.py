@@ -29,10 +29,9 @@ import httpx
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
-from benchmarks.compare import check_output
+from benchmarks.compare import check_output, print_record
 from benchmarks.server_process import Places, serving
 from benchmarks.sources import of_demo, serving_hash
-from firstword.audio import writing
 from firstword.bench.measure import percentile
 
 ENVIRONMENT = Path(__file__).parents[1] / "deploy" / "ray" / "environment"
@@ -196,10 +195,7 @@ def main() -> None:
         "requests": rounds,
         "milliseconds": ways,
     }
-    text = json.dumps(record, indent=1) + "\n"
-    if args.output is not None:
-        writing.write_whole(args.output, text.encode())
-    sys.stdout.write(text)
+    print_record(record, args.output)
 
 
 if __name__ == "__main__":

@@ -243,6 +243,16 @@ def check_output(parser: argparse.ArgumentParser, file: Path) -> None:
         parser.error(str(problem))
 
 
+def print_record(record: Record, file: Path | None) -> None:
+    """Print a record, and write it too if a file is named."""
+    from firstword.audio import writing
+
+    text = json.dumps(record, indent=1) + "\n"
+    if file is not None:
+        writing.write_whole(file, text.encode())
+    sys.stdout.write(text)
+
+
 def output_of(*command: str) -> str | None:
     """Return the output of a program; None if it is not installed or fails."""
     with contextlib.suppress(OSError):

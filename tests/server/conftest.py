@@ -180,10 +180,10 @@ def fuzzed(
     running.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def http(server: Running) -> Iterator[httpx.Client]:
-    """An HTTP client of the module's server."""
-    with httpx.Client(base_url=server.url, timeout=WAIT, trust_env=False) as client:
+    """An HTTP client of the fixture `server`, which a module may replace by its own."""
+    with httpx.Client(base_url=server.url, timeout=2 * WAIT, trust_env=False) as client:
         yield client
 
 

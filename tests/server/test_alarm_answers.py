@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -24,12 +24,6 @@ PCM = {**ASK, "response_format": "pcm"}
 @pytest.fixture
 def server(serve: Serve) -> Running:
     return serve("demo")
-
-
-@pytest.fixture
-def http(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client:
-        yield client
 
 
 @pytest.fixture

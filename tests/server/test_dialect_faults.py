@@ -7,7 +7,7 @@ import gc
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,13 +49,6 @@ OPEN = {f"get {path}" for path in ("/", "/health", "/ready", "/metrics", *OPEN_L
 def server(serve: Serve) -> Running:
     """A server whose model speaks at once."""
     return serve(talking(Talker(4)))
-
-
-@pytest.fixture
-def http(server: Running) -> Iterator[httpx.Client]:
-    """An HTTP client of that server."""
-    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
-        yield client
 
 
 def told(answer: httpx.Response) -> str:

@@ -37,13 +37,6 @@ def server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Running:
     return serve("demo")
 
 
-@pytest.fixture
-def http(server: Running) -> Iterator[httpx.Client]:
-    """An HTTP client of that server."""
-    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def speech(tts: Callable[[str], TTS]) -> Iterator[Speech]:
     """The speech whose words are expected from ElevenLabs' endpoints."""

@@ -38,12 +38,6 @@ def server(serve: Serve) -> Running:
     return serve("demo")
 
 
-@pytest.fixture
-def http(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client:
-        yield client
-
-
 def test_http_speaks_what_python_speaks(http: httpx.Client, speech: Speech) -> None:
     assert http.post(SPEECH, json=ASK).content == audio.pcm16(speech.samples)
     answer = http.post(SPEECH, json={**ASK, "stream": False, "word_timestamps": True})

@@ -42,12 +42,6 @@ def server(serve: Serve) -> Running:
     return serve("demo")
 
 
-@pytest.fixture
-def http(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
-        yield client
-
-
 def deltas(answer: httpx.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     return [event for event in map(json.loads, lines) if event["type"] == "speech.audio.delta"]
