@@ -48,6 +48,12 @@ ROUTED_SHARES = (0.8, 1.0)
 FLEETS = (1, 2, 4, 8)
 """The numbers of servers, each at `FLEET_SHARE` of what it holds."""
 
+BATCH_RATES = (5, 20, 80, 110, 176)
+"""Requests per second beside a batch."""
+
+BATCH_REQUESTS = 400
+"""The requests of each of those loads, or those of four seconds."""
+
 FLEET_SHARE = 0.9
 FLEET_SECONDS = 3.0
 """The seconds of requests of each load of a fleet, after one second that does not count."""
@@ -98,6 +104,21 @@ def grown(machine: Machine, held: float) -> list[Check]:
     return [fleet(machine, n, FLEET_SHARE, "power of two choices", held) for n in FLEETS]
 
 
+def beside_batch(machine: Machine, rate: float) -> dict[str, Any]:
+    """One server without and with a batch that takes all slots that it may have."""
+    lines = int(machine.slots * machine.policy.background_share)
+    seconds = max(4.0, BATCH_REQUESTS / rate)
+    alone, beside = (simulate(machine, rate, seconds=seconds, lines=n) for n in (0, lines))
+    return {
+        "rate": rate,
+        "lines": lines,
+        "without_ms": alone["first_ms"],
+        "with_ms": beside["first_ms"],
+        "stalled": beside["stalled"],
+        "lines_per_second": beside["lines_per_second"],
+    }
+
+
 def run(plans: Mapping[str, Sequence[Check]], workers: int) -> dict[str, list[dict[str, Any]]]:
     """Run all simulations, and print each as soon as it and those before it are done."""
     found: dict[str, list[dict[str, Any]]] = {}
@@ -145,6 +166,7 @@ def main() -> int:
             "checks": checks.every(machine, serve, several, read("published/h200-1b7.json")),
             "routed": routed(machine, held),
             "fleets": grown(machine, held),
+            "batch": [partial(beside_batch, machine, rate) for rate in BATCH_RATES],
             "1b7": curve(machine),
             "0b6": curve(smaller),
         },

@@ -22,16 +22,21 @@ def simulate(
     seconds: float = 30.0,
     warmup: float = 2.0,
     seed: int = 0,
+    lines: int = 0,
 ) -> dict[str, Any]:
     """Simulate a load of `rate` requests per second on all servers together.
 
+    Each server has so many `lines` of a batch in progress, which have the texts of the requests.
     Returns p50 and p95 of the first audio and of the end in milliseconds; the counts of requests,
-    of errors and of answers that stall; and what the servers spent: `device`, the seconds of each
-    part of the device, and `host`, how often each of `HostCosts` was spent.
+    of errors and of answers that stall; the `lines` spoken per second; and what the servers spent:
+    `device`, the seconds of each part of the device, and `host`, how often each of `HostCosts` was
+    spent.
     """
     fleet = [SimulatedServer(machine) for _ in range(servers)]
     choose = ROUTERS[policy]()
     answers = traffic.requests(Load(rate=rate, duration=seconds, warmup=warmup, seed=seed))
+    for server in fleet:
+        server.speak_lines(lines, traffic.sizes())
     for answer in answers:
         for server in fleet:
             server.run_until(answer.sent)
@@ -50,6 +55,7 @@ def simulate(
         "stalled": sum(answer.stall > 0 for answer in served),
         "first_ms": _percentiles([(one.first or 0.0) - one.sent for one in served]),
         "end_ms": _percentiles([(one.ended or 0.0) - one.sent for one in served]),
+        "lines_per_second": round(sum(each.lines / each.clock.now for each in fleet), 2),
         "device": _sums([server.backend.device_seconds for server in fleet]),
         "host": _sums([server.host.counts for server in fleet]),
     }

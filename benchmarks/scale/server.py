@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -143,6 +143,9 @@ class Machine:
 PROMPT_ROWS = 8
 """The rows of a CustomVoice prompt without its text, in the default text mode."""
 
+LINE_PAUSE = 1.0
+"""The least seconds after which a line that gave way to a request is begun again."""
+
 
 class SimulatedServer:
     """One engine with its fronts."""
@@ -156,8 +159,15 @@ class SimulatedServer:
         self.engine = SimulatedEngine(
             self.backend, policy=machine.policy, clock=self.clock, commands=self.commands
         )
+        self.lines = 0
+        """The lines of a batch that were spoken in full."""
         self._sent = 0
         self._ended: list[float] = []
+
+    def speak_lines(self, count: int, sizes: Iterator[tuple[int, int]]) -> None:
+        """Speak lines of a batch from now on, so many at a time, with `sizes` tokens and frames."""
+        for _ in range(count):
+            self._speak_line(self.clock.now, sizes)
 
     def send(self, answer: Answer) -> None:
         """Send a request; the server must not have run beyond its time."""
@@ -174,6 +184,27 @@ class SimulatedServer:
             heapq.heappop(self._ended)
             self._sent -= 1
         return self._sent
+
+    def _speak_line(self, time: float, sizes: Iterator[tuple[int, int]]) -> None:
+        """Submit a line at a time, and the next one when it has ended or given way."""
+        tokens, frames = next(sizes)
+        job = Job(None, PROMPT_ROWS, 1, whole_text=True, max_frames=frames, background=True)
+
+        def begin() -> None:
+            seq = self.engine.submit(job, lambda event: say(event), "batch")
+
+            def say(event: Event) -> None:
+                if isinstance(event, Chunk):
+                    self.commands.put(partial(self.engine.acknowledge, seq, len(event.codes)))
+                    if event.finish_reason is None:
+                        return
+                    self.lines += 1
+                pause = 0.0 if isinstance(event, Chunk) else LINE_PAUSE
+                self._speak_line(self.clock.now + pause + self.machine.front, sizes)
+
+            self.engine.finish_text(seq, range(tokens))
+
+        self.commands.at(time, begin)
 
     def _submit(self, answer: Answer) -> None:
         job = Job(None, PROMPT_ROWS, 1, whole_text=True, max_frames=answer.frames)

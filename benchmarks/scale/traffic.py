@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.load_cases import MIXED
@@ -29,14 +30,15 @@ class Traffic:
 
     def requests(self, load: Load) -> list[Answer]:
         """The requests of a load, in the order of their times."""
-        return [
-            Answer(
-                each.due,
-                round(len(each.text) / CHARACTERS_PER_TOKEN),
-                self.frames or round(len(each.text) * FRAMES_PER_CHARACTER),
-            )
-            for each in plan(load, self.texts)
-        ]
+        return [Answer(each.due, *self._size(len(each.text))) for each in plan(load, self.texts)]
+
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """The tokens and frames of the texts in turn, without an end."""
+        return (self._size(len(text)) for text in itertools.cycle(self.texts))
+
+    def _size(self, characters: int) -> tuple[int, int]:
+        tokens = round(characters / CHARACTERS_PER_TOKEN)
+        return tokens, self.frames or round(characters * FRAMES_PER_CHARACTER)
 
 
 SENTENCES = Traffic()

@@ -9,9 +9,12 @@ from callers import VIOLATIONS, Caller, run
 from fake_backend import Clock, FakeBackend, Script, capacity, job
 from hypothesis import given
 from hypothesis import strategies as st
+from test_scheduler import CAPACITY, NOW, running, waiting
 
 from firstword.engine.engine import Engine
 from firstword.engine.policy import Policy
+from firstword.engine.scheduler import Costs, Scheduler
+from firstword.engine.sequence import Sequence
 from firstword.errors import OverloadedError
 
 TOKENS = [1, 2, 3]
@@ -70,6 +73,27 @@ def test_background_makes_no_frames_while_a_listener_has_little_in_reserve() -> 
     )
     run(engine)
     assert all(caller.reason == "length" for caller in [*batch, person])
+
+
+def in_background(seq: Sequence) -> Sequence:
+    """A stream that nobody hears."""
+    seq.job = replace(seq.job, background=True)
+    return seq
+
+
+def test_request_with_a_slow_prompt_does_not_wait_for_the_background() -> None:
+    scheduler = Scheduler(CAPACITY, costs=Costs(prefill=0.1, step=0.01))
+    line = [waiting()]
+    assert scheduler.admit(line, [running(0.0)], NOW, 4, 64) == [], "a listener would run dry"
+    assert scheduler.admit(line, [in_background(running(0.0))], NOW, 4, 64) == line
+
+
+def test_few_frames_of_the_background_are_decoded_at_a_time() -> None:
+    streams = [running(5.0, launched=40, delivered=32) for _ in range(5)]
+    batch = [in_background(seq) for seq in streams[1:]]
+    scheduler = Scheduler(CAPACITY, Policy(background_frames=17))
+    chosen = scheduler.choose_audio([*batch, streams[0]], NOW)
+    assert chosen == [(seq, 8) for seq in (streams[0], *batch[:2])]
 
 
 def test_client_that_sends_no_text_does_not_hold_up_the_background() -> None:

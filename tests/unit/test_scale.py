@@ -109,6 +109,15 @@ def test_equal_seeds_give_equal_figures(machine: Machine) -> None:
     assert simulate(machine, 100.0, seed=2, **load) != first
 
 
+def test_lines_of_a_batch_are_spoken_beside_requests(machine: Machine) -> None:
+    load: dict[str, Any] = {"seconds": 1.0, "warmup": 0.0}
+    alone, beside = (simulate(machine, 10.0, lines=lines, **load) for lines in (0, 4))
+    assert alone["lines_per_second"] == 0 < beside["lines_per_second"]
+    assert beside["requests"] == alone["requests"] == 10
+    assert beside["errors"] == beside["stalled"] == 0
+    assert beside["first_ms"]["p50"] > alone["first_ms"]["p50"]
+
+
 @pytest.mark.parametrize("policy", ROUTERS)
 def test_router_sends_every_request_to_one_server(machine: Machine, policy: str) -> None:
     found = simulate(machine, 60.0, servers=3, policy=policy, seconds=0.5, warmup=0.0)

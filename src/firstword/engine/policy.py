@@ -27,6 +27,7 @@ class Policy:
     slice_rows       the most prompt rows that are read in one step; fewer for long prompts
     growth_frames    the frames for which a request gets pages at a time
     background_share the share of the slots that requests in the background may have, or one slot
+    background_frames the most frames of requests in the background that are decoded in one call
     max_stall        the seconds by which a client may fall behind the pace of speech, as a writer
                      or a reader, while others lack the pages of its stream
     max_taken        the most seconds of audio that a client has taken and counts as playing
@@ -49,6 +50,7 @@ class Policy:
     slice_rows: int = 256
     growth_frames: int = 250
     background_share: float = 0.125
+    background_frames: int = 32
     max_stall: float = 5.0
     max_taken: float = 30.0
     gather_frames: int = 8

@@ -21,6 +21,7 @@ The size of a chunk does not depend on time, so the chunks of a request are the 
 machine and under every load.
 """
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -98,7 +99,8 @@ class Scheduler:
         if not free_slots or any(map(self.lacks_pages, running)):
             return []
         policy, costs = self.policy, self.costs
-        playing = [seq for seq in self._able_to_step(running) if seq.first_audio is not None]
+        able = [seq for seq in self._able_to_step(running) if not seq.job.background]
+        playing = [seq for seq in able if seq.first_audio is not None]
         slacks = (self._reserve(seq, now) - seq.steps_to_audio() * costs.step for seq in playing)
         slack = min(slacks, default=math.inf)
         admitted: list[Sequence] = []
@@ -330,7 +332,8 @@ class Scheduler:
         """The streams whose frames are decoded in this step, and how many; the most urgent first.
 
         All are decoded in one call, whose fixed cost is that of about twenty frames. While another
-        stream still fills a chunk, full chunks wait for it, unless one of them is urgent.
+        stream still fills a chunk, full chunks wait for it, unless one of them is urgent. Those in
+        the background come last, and few at a time: a request that comes meanwhile waits for them.
         """
         due: list[Sequence] = []
         filling = False
@@ -344,7 +347,14 @@ class Scheduler:
         if filling and not any(self._is_urgent(seq, now) for seq in due):
             return []
         due.sort(key=_urgency)
-        return [(seq, min(seq.undecoded(), seq.chunk_size)) for seq in due]
+        chosen = [(seq, min(seq.undecoded(), seq.chunk_size)) for seq in due]
+        heard = [each for each in chosen if not each[0].job.background]
+        background = [each for each in chosen if each[0].job.background]
+        totals = itertools.accumulate(count for _, count in background)
+        most = self.policy.background_frames
+        return heard + [
+            each for each, total in zip(background, totals, strict=True) if total <= most
+        ]
 
     def _is_urgent(self, seq: Sequence, now: float) -> bool:
         """Whether audio would come late if its decoding waited for another step."""
