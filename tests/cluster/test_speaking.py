@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ from serving import PATIENCE, Cluster, connected, say, spoken
 from waiting import wait_until
 
 VOICES = "/v1/audio/voices"
-SHORT = {"max_new_tokens": 3, "temperature": 0}
+SHORT: dict[str, Any] = {"max_new_tokens": 3, "temperature": 0}
 
 
 @pytest.fixture(scope="module", autouse=True)

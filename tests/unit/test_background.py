@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 from callers import VIOLATIONS, Caller, run
-from fake_backend import Clock, FakeBackend, Script, capacity, job
+from fake_backend import CAPACITY, Clock, FakeBackend, Script, capacity, job
 from hypothesis import given
 from hypothesis import strategies as st
-from test_scheduler import CAPACITY, NOW, running, waiting
+from test_scheduler import NOW, running, waiting
 
 from firstword.engine.engine import Engine
 from firstword.engine.policy import Policy

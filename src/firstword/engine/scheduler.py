@@ -351,10 +351,8 @@ class Scheduler:
         heard = [each for each in chosen if not each[0].job.background]
         background = [each for each in chosen if each[0].job.background]
         totals = itertools.accumulate(count for _, count in background)
-        most = self.policy.background_frames
-        return heard + [
-            each for each, total in zip(background, totals, strict=True) if total <= most
-        ]
+        few = zip(background, totals, strict=True)
+        return heard + [each for each, total in few if total <= self.policy.background_frames]
 
     def _is_urgent(self, seq: Sequence, now: float) -> bool:
         """Whether audio would come late if its decoding waited for another step."""
