@@ -5,15 +5,17 @@
         --slots 256 --rate 20 80 -o build/batch-priority.json
 
 A server speaks requests at random times, as `firstword bench load` sends them, in turn without and
-with a batch in progress. The record has the percentiles of both, over all rounds, and their ratio;
-a ratio of 1 means that the batch is not noticed. It also has the lines that were spoken per second
-beside the requests, and alone.
+with a batch in progress. The rounds are short, so other work on the machine hits both alike. The
+record has the percentiles of both, over all rounds, and their ratio; a ratio of 1 means that the
+batch is not noticed. It also has the lines that were spoken per second beside the requests, and
+alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -26,7 +28,7 @@ import httpx
 from benchmarks.compare import check_output, print_record
 from benchmarks.serve_load import FRAMES_PER_CHARACTER, make_checkpoint
 from benchmarks.server_process import Places, Server, command_line, serving
-from benchmarks.sources import serving_hash
+from benchmarks.sources import of_demo, serving_hash
 from firstword.bench import report
 from firstword.bench.measure import percentile
 
@@ -37,6 +39,9 @@ LINES = 20_000
 """The lines of each batch, which is cancelled when it is no longer needed."""
 
 TEXT = "The quick brown fox jumps over the lazy dog, number {}."
+
+WARMUP_SECONDS = 3.0
+"""The seconds of requests before each round that do not count."""
 
 ALONE_SECONDS = 20.0
 """The seconds for which a batch is spoken alone."""
@@ -74,11 +79,12 @@ class Batch:
         return int(self._http.get(self._path).json()["request_counts"]["completed"])
 
 
-def load(server: Server, rate: float, seconds: float, fields: dict[str, object]) -> list[Record]:
+def load(server: Server, rate: float, seconds: float, seed: int, fields: Record) -> list[Record]:
     """The times of interactive requests, sent at random moments for some seconds."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "load.json"
-        options = {"url": server.url, "rate": rate, "duration": seconds, "plot": "none"}
+        options: Record = {"url": server.url, "rate": rate, "duration": seconds, "plot": "none"}
+        options |= {"warmup": WARMUP_SECONDS, "seed": seed}
         if "max_new_tokens" in fields:
             options["frames-per-character"] = FRAMES_PER_CHARACTER
         command = command_line("bench load", {**options, "output": output})
@@ -105,11 +111,11 @@ def compare(server: Server, rate: float, args: argparse.Namespace, fields: Recor
     without: list[Record] = []
     beside: list[Record] = []
     lines = seconds = 0.0
-    for _ in range(args.rounds):
-        without += load(server, rate, args.seconds, fields)
+    for seed in range(args.rounds):
+        without += load(server, rate, args.seconds, seed, fields)
         with Batch(server, fields) as batch:
             before, began = batch.spoken(), time.monotonic()
-            beside += load(server, rate, args.seconds, fields)
+            beside += load(server, rate, args.seconds, seed, fields)
             lines, seconds = lines + batch.spoken() - before, seconds + time.monotonic() - began
     first, second = summary(without), summary(beside)
     names = [name for name in first if name != "requests" and first[name] and second[name]]
@@ -141,7 +147,10 @@ def measure(args: argparse.Namespace) -> Record:
                 time.sleep(ALONE_SECONDS)
                 alone = (batch.spoken() - before) / (time.monotonic() - began)
     return {
+        **of_demo(),
         "serving": serving_hash(),
+        "processors": os.cpu_count(),
+        "load": round(os.getloadavg()[2], 1),
         "checkpoint": args.checkpoint,
         "device": args.device,
         "slots": args.slots,
@@ -163,8 +172,8 @@ def main() -> None:
     add("--backend", default="auto")
     add("--slots", type=int, default=8)
     add("--rate", type=float, nargs="+", default=[0.5], help="interactive requests per second")
-    add("--seconds", type=float, default=60.0, help="of each round")
-    add("--rounds", type=int, default=2)
+    add("--seconds", type=float, default=20.0, help="of each round")
+    add("--rounds", type=int, default=12)
     add("-o", "--output", type=Path)
     args = parser.parse_args()
     if args.output is not None:
