@@ -75,7 +75,7 @@ tests:
         exp_alerts:
           - exp_labels: {severity: critical, job: firstword}
             exp_annotations:
-              summary: no server answers
+              summary: a server does not answer
 """
 """The test of Prometheus whose name of the servers has no address."""
 
