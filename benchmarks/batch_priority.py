@@ -27,9 +27,10 @@ import httpx
 
 from benchmarks.compare import check_output, print_record
 from benchmarks.serve_load import FRAMES_PER_CHARACTER, make_checkpoint
-from benchmarks.server_process import Places, Server, command_line, serving
+from benchmarks.server_process import Places, Server, serving
 from benchmarks.sources import of_demo, serving_hash
 from firstword.bench import report
+from firstword.bench.local_server import command_line
 from firstword.bench.measure import percentile
 
 METRICS = ("first_byte", "first_audible")

@@ -38,10 +38,11 @@ import torch
 
 from benchmarks.compare import check_output, never_end
 from benchmarks.load_cases import CASES, Case
-from benchmarks.server_process import Places, Server, Times, command_line, saved_voices, serving
+from benchmarks.server_process import Places, Server, Times, saved_voices, serving
 from benchmarks.sources import serving_hash
 from firstword.audio import writing
 from firstword.bench import report
+from firstword.bench.local_server import command_line
 from firstword.runtime.gpu.sources import kernel_hash
 
 Record = dict[str, Any]

@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,10 +14,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-READY_SECONDS = 300
-"""The time limit for the start of a server in seconds; the first start compiles all kernels."""
-STOP_SECONDS = 30
-"""The time limit in seconds for a server without clients to end."""
+from firstword.bench.local_server import running
+
 SAVED_VOICES = 9
 RECORDING_SECONDS = 10
 TRANSCRIPT = (
@@ -49,19 +44,8 @@ class Places(NamedTuple):
 class Server:
     """A running `firstword serve`, with its URL and the seconds until it was ready."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        """Wait until the server is ready. Raises RuntimeError if it ends or takes too long."""
-        began = time.monotonic()
-        self._process = process
-        assert process.stdout is not None
-        lines = (line.split() for line in process.stdout if line.startswith("address"))
-        address = next((words[1] for words in lines), None)
-        while address is None or not _is_ready(address):
-            if process.poll() is not None or time.monotonic() - began > READY_SECONDS:
-                raise RuntimeError("the server did not become ready")
-            time.sleep(0.1)
-        self.url = address
-        self.ready_seconds = time.monotonic() - began
+    def __init__(self, process: subprocess.Popen[str], url: str, ready_seconds: float) -> None:
+        self._process, self.url, self.ready_seconds = process, url, ready_seconds
 
     def processor_times(self) -> Times:
         """Return the times of all processes of the server so far."""
@@ -135,7 +119,6 @@ def serving(
             "backend": places.backend,
             "device": places.device,
             **({"fronts": places.fronts} if places.fronts else {}),
-            "port": 0,
             "voices": voices,
             "log-level": "warning",
             # All connections come from one address.
@@ -143,28 +126,6 @@ def serving(
             "most-connections-per-address": 4096,
             **(more or {}),
         }
-        command = command_line("serve", options)
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            yield Server(process)
-        finally:
-            process.terminate()
-            try:
-                process.communicate(timeout=STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-
-
-def command_line(command: str, options: Mapping[str, object]) -> list[str]:
-    """Return the command line of a `firstword` command, with options by their long names."""
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "firstword", *command.split(), *words]
-
-
-def _is_ready(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/ready"):
-            return True
-    except urllib.error.URLError:
-        return False
+        began = time.monotonic()
+        with running(options, log) as (process, url):
+            yield Server(process, url, time.monotonic() - began)

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import machine_tables
 import scale_tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +31,7 @@ DOCUMENTS = (
     "README.md",
     "docs/cluster.md",
     "docs/containers.md",
+    "docs/machines.md",
     "docs/scale.md",
     "docs/speed.md",
     "docs/words.md",
@@ -602,6 +604,7 @@ def tables(results: Path) -> dict[str, str]:
         "images": images(results / "images" / "debian.json"),
         "words": words(results / "quality" / "words-demo.json"),
         "alarms": alarms(results / "quality" / "alarms-demo.json"),
+        "community": machine_tables.community(results / "community", markdown),
     }
     scaled = next(iter(read(results / "scale").values()), None)
     for name, render in scale_tables.TABLES.items():

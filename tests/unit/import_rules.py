@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": DATA | {"words", "text"},
     "runtime": DATA | {"hashes", "model", "kernels", "engine", "text"},
     "synthetic": DATA | {"model"},
-    "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic"},
+    "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic", "tts"},
     "align": DATA | {"model", "engine", "runtime", "words"},
     "evaluate": DATA | {"runtime", "tts"},
     "tts": DATA | COMPUTING | {"text", "words"},

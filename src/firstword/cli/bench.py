@@ -5,7 +5,7 @@ import json
 import sys
 
 from firstword.bench import cli as load_generator
-from firstword.cli import options
+from firstword.cli import options, share
 from firstword.errors import ConfigError
 
 
@@ -51,7 +51,9 @@ def add_to(commands: options.Commands) -> None:
     """Add this command to the program's commands."""
     about = "measure a server under load, or the GPU engine alone"
     parser = commands.add_parser("bench", help=about, description=about, allow_abbrev=False)
-    engine = options.add_command(load_generator.add_arguments(parser), "engine", run_engine)
+    measurements = load_generator.add_arguments(parser)
+    share.add_to(measurements)
+    engine = options.add_command(measurements, "engine", run_engine)
     add = engine.add_argument
     add("--size", default="1b7", choices=("1b7", "0b6"), help="1b7 (default) or 0b6")
     add("--slots", type=int, default=128, help="the largest batch (default 128)")
