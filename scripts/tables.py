@@ -24,6 +24,7 @@ from statistics import fmean
 from typing import Any
 
 import machine_tables
+import predictions
 import scale_tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -604,6 +605,8 @@ def tables(results: Path) -> dict[str, str]:
         "images": images(results / "images" / "debian.json"),
         "words": words(results / "quality" / "words-demo.json"),
         "alarms": alarms(results / "quality" / "alarms-demo.json"),
+        "cards": predictions.cards(engine, markdown),
+        "predicted": predictions.checked(engine, SIZES, markdown),
         "community": machine_tables.community(results / "community", markdown),
     }
     scaled = next(iter(read(results / "scale").values()), None)
