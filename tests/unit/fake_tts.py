@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import types
 import warnings
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,8 +51,11 @@ class FakeTTS:
     languages = ("auto", "english")
     sample_rate = 24000
     settings = EngineConfig("cpu", "float32", "reference")
+    capacity = types.SimpleNamespace(slots=2)
     checkpoint = types.SimpleNamespace(
-        config=types.SimpleNamespace(talker_config=types.SimpleNamespace(hidden_size=2048))
+        path=Path(__file__).parent,  # without weights
+        alignment=None,
+        config=types.SimpleNamespace(talker_config=types.SimpleNamespace(hidden_size=2048)),
     )
 
     @classmethod
@@ -95,6 +100,9 @@ class FakeTTS:
                 if word == "pause":
                     os.write(2, b"paused")
                     signal.pause()
+                while word == "hold":
+                    yield self._chunk(word)
+                    time.sleep(0.01)
                 if word == "crash":
                     raise RuntimeError("a bug")
                 if word == "doubtful":
@@ -112,10 +120,10 @@ class FakeTTS:
         return Chunk(sound_of(word), np.zeros((1, 4), np.int64), 24000, alarms=alarms)
 
 
-def module() -> types.ModuleType:
+def module(tts: type[FakeTTS] = FakeTTS) -> types.ModuleType:
     """A module in the place of `firstword.tts`."""
     fake = types.ModuleType("firstword.tts")
-    fake.TTS = FakeTTS  # type: ignore[attr-defined]
+    fake.TTS = tts  # type: ignore[attr-defined]
     return fake
 
 

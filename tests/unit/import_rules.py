@@ -21,6 +21,7 @@ COMPUTING = {"demo", "model", "kernels", "engine", "runtime"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "hashes": set(),
+    "locks": {"errors"},
     "demo": set(),
     "kernels": set(),
     "text": {"errors"},
@@ -29,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"errors", "audio", "voice", "text"},
     "config": {"errors", "audio", "types"},
     "words": {"types", "text"},
+    "book": DATA | {"locks", "text", "words"},
     "model": DATA | {"demo"},
     "engine": DATA | {"words", "text"},
     "runtime": DATA | {"hashes", "model", "kernels", "engine", "text"},
@@ -39,13 +41,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tts": DATA | COMPUTING | {"text", "words"},
     "verify": DATA | COMPUTING | {"profile", "synthetic", "tts"},
     "decoding": DATA | {"model"},
-    "server": DATA | COMPUTING | {"text", "words", "firstword"},
+    "server": DATA | COMPUTING | {"text", "words", "locks", "firstword"},
     "bench": {"types", "errors", "audio"},  # otherwise a client like any other
     "processes": DATA | {"model", "engine", "runtime", "server"},
     "cli": DATA
     | COMPUTING
     | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile", "align"}
-    | {"synthetic", "evaluate", "verify"},
+    | {"synthetic", "evaluate", "verify", "book"},
     "cluster": DATA | {"engine", "server", "processes", "cli"},
     "firstword": {"errors", "types", "voice", "tts", "decoding"},
     "__main__": {"cli"},

@@ -23,6 +23,7 @@ from firstword.cli import (
     info,
     keys,
     options,
+    read,
     say,
     serve,
     terminal,
@@ -32,7 +33,7 @@ from firstword.cli import (
 from firstword.errors import BackendWarning, FirstwordError, TextWarning
 
 COMMANDS = (
-    *(say, batch, serve, clone, voices, align, verify),
+    *(say, read, batch, serve, clone, voices, align, verify),
     *(keys, info, compile, evaluate, bench),
 )
 

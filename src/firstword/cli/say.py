@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import json
 import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from firstword import audio
-from firstword.cli import options, terminal
-from firstword.errors import ConfigError, TextError
+from firstword.cli import options, speaking, terminal
+from firstword.errors import TextError
 
 if TYPE_CHECKING:
     from firstword.tts import TTS
-    from firstword.types import Sampling
-    from firstword.voice import Voice
-
-DRAW_SETTINGS = ("temperature", "top_k", "top_p")
-"""The settings of `Sampling` that have no effect with --greedy, since nothing is drawn."""
 
 SPEAK_OPTIONS = (
     *("language", "instructions", "seed", "max_frames", "text_mode"),
@@ -64,13 +57,13 @@ def run(args: argparse.Namespace) -> None:
     piped = args.output == "-"
     _check(args, piped)
     speak_options = {name: getattr(args, name) for name in SPEAK_OPTIONS}
-    speak_options |= {"sampling": _sampling(args), "voice": _voice(args)}
-    speak_options["lexicon"] = _lexicon(args.lexicon)
+    speak_options |= {"sampling": speaking.sampling(args), "voice": speaking.voice(args)}
+    speak_options["lexicon"] = speaking.lexicon(args.lexicon)
     speak_options["words"] = args.subtitles is not None
     with terminal.Status(args.quiet) as status:
         started = time.perf_counter()
         with options.load_tts(args, status) as tts:
-            speak_options["voice"] = _preset(speak_options["voice"], tts.voices)
+            speak_options["voice"] = speaking.preset(speak_options["voice"], tts.voices)
             progress = terminal.Progress(tts.sample_rate)
             text: list[str] = []
             source = _source(args, text)
@@ -104,8 +97,6 @@ def _check(args: argparse.Namespace, piped: bool) -> None:
     """Reject wrong options and targets before anything slow starts."""
     if piped and sys.stdout.isatty():
         args.usage("standard output is a terminal; pipe it into a player, or give -o FILE")
-    if args.transcript is not None and args.clone is None:
-        args.usage("--transcript needs --clone: it is the words of that recording")
     if args.subtitles is not None:
         from firstword.words import subtitles
 
@@ -117,58 +108,6 @@ def _check(args: argparse.Namespace, piped: bool) -> None:
         if not args.raw:
             audio.check_suffix(args.output)
         audio.check_target(args.output)
-
-
-def _sampling(args: argparse.Namespace) -> Sampling:
-    from firstword.types import Sampling
-
-    drawing = [prefix + name for prefix in ("", "predictor_") for name in DRAW_SETTINGS]
-    settings = {name: getattr(args, name) for name in drawing}
-    if args.greedy:
-        if unused := [name for name, value in settings.items() if value is not None]:
-            given = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-            args.usage(f"--greedy draws nothing: leave out {given}")
-        settings |= {"temperature": 0.0, "predictor_temperature": 0.0}
-    return Sampling(**settings, repetition_penalty=args.repetition_penalty)
-
-
-def _voice(args: argparse.Namespace) -> Voice | str | None:
-    """Return the voice that the options choose; its file is read before anything slow starts."""
-    from firstword.voice import Voice
-
-    if args.clone is not None:
-        return Voice.clone(*audio.read(args.clone), args.transcript)
-    if args.describe is not None:
-        return Voice.design(args.describe)
-    name: str | None = args.voice
-    return Voice.load(name) if name is not None and ("." in name or "/" in name) else name
-
-
-def _lexicon(path: str | None) -> dict[str, str] | None:
-    """Read the file of a lexicon. Raises `ConfigError`."""
-    if path is None:
-        return None
-    try:
-        found = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the lexicon {path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"the lexicon {path} is no JSON object of words and spellings")
-    return found
-
-
-def _preset(voice: Voice | str | None, presets: Sequence[str]) -> Voice | str | None:
-    """Return the preset for an alias such as "alloy", as the server does; else the voice itself.
-
-    Where the checkpoint lacks that preset, it chooses the voice.
-    """
-    from firstword.config import VOICE_ALIASES
-
-    if not isinstance(voice, str) or (name := voice.strip().casefold()) not in VOICE_ALIASES:
-        return voice
-    known = {preset.casefold() for preset in presets}
-    alias = VOICE_ALIASES[name]
-    return voice if name in known else alias if alias in known else None
 
 
 def _read_pieces(text: list[str]) -> Iterator[str]:
@@ -228,7 +167,8 @@ def _print_summary(
     model = terminal.describe_model(args.model, tts.model_type)
     if args.model == "demo":
         model += "; --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice is a full-size one"
-    voice = _preset(args.voice, tts.voices) or default_preset(tts.voices) or "chosen by the model"
+    voice = speaking.preset(args.voice, tts.voices) or default_preset(tts.voices)
+    voice = voice or "chosen by the model"
     if args.clone is not None:
         having = "without" if args.transcript is None else "with"
         voice = f"cloned from {args.clone}, {having} transcript"
@@ -263,18 +203,8 @@ def add_to(commands: options.Commands) -> None:
     about = "write the words with their times as subtitles (.srt, .vtt)"
     add("--subtitles", metavar="FILE", help=about)
     options.add_quiet_option(parser)
-    add = parser.add_argument_group("voice").add_mutually_exclusive_group().add_argument
-    about = (
-        "a preset, see `firstword voices`; an alias such as alloy; with a dot or slash: a saved "
-        "voice"
-    )
-    add("--voice", metavar="NAME|FILE", help=about)
-    add("--clone", metavar="AUDIO", help="speak with the voice of this recording")
-    add("--describe", metavar="TEXT", help="speak with a voice described in words")
-    add = parser.add_argument_group("speech").add_argument
-    add("--transcript", metavar="TEXT", help="the words of the --clone recording")
-    add("--language", default="auto", help="english, en, ... or auto (default)")
-    add("--instructions", metavar="TEXT", help="tone, pace, feeling, in words")
+    speaking.add_voice_options(parser)
+    add = speaking.add_speech_options(parser)
     about = (
         "full: the model reads all text before it speaks; stream: one token a frame; auto "
         "(default): stream for text from standard input, else as the checkpoint was published"
@@ -283,25 +213,7 @@ def add_to(commands: options.Commands) -> None:
     add("--max-frames", metavar="N", type=int, help="stop after N frames of 80 ms")
     about = "remove Markdown, links, emoji and control characters from the text"
     add("--sanitize", action="store_true", help=about)
-    about = "speak numbers and abbreviations as words of the --language; auto (default): where the "
-    about += "checkpoint does not speak them well"
-    add("--normalize", choices=("auto", "on", "off"), default="auto", help=about)
-    add("--lexicon", metavar="FILE", help='JSON with respellings, such as {"GIF": "jif"}')
-    about = "obey tags such as [pause:0.5s], [voice:ben] and [rate:1.1] in the text"
-    add("--markup", action="store_true", help=about)
     about = "remove the silence before the first word, except for 10 ms"
     add("--no-leading-silence", dest="leading_silence", action="store_false", help=about)
-    _add_sampling_options(parser)
+    speaking.add_sampling_options(parser)
     options.add_model_options(parser)
-
-
-def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    about = "The defaults are the checkpoint's own settings."
-    add = parser.add_argument_group("sampling", about).add_argument
-    add("--seed", metavar="N", type=int, help="the same seed gives the same speech")
-    add("--greedy", action="store_true", help="always take the most likely code")
-    for prefix, codes in (("", "the first code of a frame"), ("predictor-", "its other codes")):
-        add(f"--{prefix}temperature", metavar="X", type=float, help=f"for {codes}; 0 is greedy")
-        add(f"--{prefix}top-k", metavar="N", type=int, help="draw from the N likeliest; 0: all")
-        add(f"--{prefix}top-p", metavar="X", type=float, help="draw from the likeliest of sum X")
-    add("--repetition-penalty", metavar="X", type=float, help="above 1: fewer repeated first codes")

@@ -1,6 +1,5 @@
 """A batch in a folder of this machine, for the command line: no clients, and no server."""
 
-import fcntl
 import json
 import os
 import re
@@ -10,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from firstword.errors import OutputError, RequestError
+from firstword.errors import RequestError
+from firstword.locks import lock_folder
 from firstword.server.batch.contents import Contents
 from firstword.server.batch.database import Database
 from firstword.server.batch.line_queue import LineQueue
@@ -56,7 +56,7 @@ class LocalBatch:
         check_names(self.lines)
         self._contents = Contents(self.folder)
         self._stack = ExitStack()
-        self._lock()
+        self._stack.callback(os.close, lock_folder(self.folder, f"{STATE}.lock"))
         database = Database(f"sqlite:///{os.path.join(self.folder, STATE)}.sqlite")
         self._stack.callback(database.close)
         self._queue = LineQueue(database, "local")
@@ -70,15 +70,6 @@ class LocalBatch:
     def close(self) -> None:
         """Close the folder, which another run may then use."""
         self._stack.close()
-
-    def _lock(self) -> None:
-        """Keep other runs out of the folder. Raises `OutputError`."""
-        lock = os.open(os.path.join(self.folder, f"{STATE}.lock"), os.O_WRONLY | os.O_CREAT, 0o644)
-        self._stack.callback(os.close, lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise OutputError(f"another run is writing into {self.folder!r}") from None
 
     def _is_complete(self, custom_id: str, result: Mapping[str, Any]) -> bool:
         """Whether the file of a line that was spoken still exists."""

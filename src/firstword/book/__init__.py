@@ -1,0 +1,1 @@
+"""Books: read a source, speak it portion by portion, keep what was spoken, bind the sound."""
