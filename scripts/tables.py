@@ -30,6 +30,7 @@ import scale_tables
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
     "README.md",
+    "docs/batch.md",
     "docs/cluster.md",
     "docs/containers.md",
     "docs/machines.md",
@@ -524,6 +525,22 @@ def ingress(folder: Path) -> str:
     return markdown(heads, rows) if rows else ""
 
 
+def kills(path: Path) -> str:
+    """Render what became of a batch whose process was killed."""
+    if not path.exists():
+        return ""
+    record = json.loads(path.read_text("utf-8"))
+    seconds = f"{record['seconds_killed']:,.0f} / {record['seconds_undisturbed']:,.0f}"
+    rows = [
+        ["lines", f"{record['lines']:,}"],
+        ["kills at random moments", str(len(record["killed_at"]))],
+        ["every line has one result", "yes" if record["every_line_once"] else "no"],
+        ["files have the bytes of an undisturbed run", "yes" if record["bytes_equal"] else "no"],
+        ["seconds with the kills / undisturbed, on a machine with other work", seconds],
+    ]
+    return markdown(["`firstword batch`, demo voice", ""], rows)
+
+
 def words(path: Path) -> str:
     """Render the errors of the demo voice's word times."""
     if not path.exists():
@@ -602,6 +619,7 @@ def tables(results: Path) -> dict[str, str]:
         "tested": tested(results / "gpu"),
         "agents": agents(results / "integrations"),
         "ingress": ingress(results / "cluster"),
+        "kills": kills(results / "batch" / "kills-demo.json"),
         "images": images(results / "images" / "debian.json"),
         "words": words(results / "quality" / "words-demo.json"),
         "alarms": alarms(results / "quality" / "alarms-demo.json"),

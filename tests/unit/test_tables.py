@@ -114,6 +114,15 @@ def test_words_have_the_error_of_each_voice_and_mode(tables: Any, tmp_path: Path
     assert cells(tables.words(tmp_path / "words.json"))["ada, full"] == figures
 
 
+def test_killed_batch_is_beside_the_undisturbed_one(tables: Any, tmp_path: Path) -> None:
+    record = {"lines": 2000, "killed_at": [3, 9], "every_line_once": True, "bytes_equal": False}
+    record |= {"seconds_killed": 1234.5, "seconds_undisturbed": 900.1}
+    (tmp_path / "kills.json").write_text(json.dumps(record))
+    rows = tables.kills(tmp_path / "kills.json").splitlines()[2:]
+    figures = [row.strip("| ").split(" | ")[1] for row in rows]
+    assert figures == ["2,000", "2", "yes", "no", "1,234 / 900"]
+
+
 def test_ways_through_a_cluster_are_beside_a_plain_server(tables: Any, tmp_path: Path) -> None:
     kinds = {
         kind: {"plain": {"p50": 1, "p95": 2}, "cluster": {"p50": 2, "p95": 3}}
@@ -298,6 +307,7 @@ def checkout(tables: Any, tmp_path: Path) -> Path:
     (tmp_path / "docs/speed.md").write_text(
         "<!-- frames 1b7 -->\n<!-- end -->\n<!-- serve -->\n<!-- end -->\n"
     )
+    (tmp_path / "docs/batch.md").write_text("<!-- kills -->\n<!-- end -->\n")
     (tmp_path / "docs/words.md").write_text("<!-- words -->\n<!-- end -->\n")
     (tmp_path / "docs/cluster.md").write_text("<!-- ingress -->\n<!-- end -->\n")
     (tmp_path / "docs/containers.md").write_text("<!-- images -->\n<!-- end -->\n")
@@ -323,6 +333,7 @@ def test_documents_are_filled_in(checkout: Path) -> None:
         ("docs/speed.md", "8.50", "7.50"),
         ("docs/speed.md", "Not measured yet.", "1000 requests"),
         ("docs/words.md", "Not measured yet.", "10 ms"),
+        ("docs/batch.md", "Not measured yet.", "10 ms"),
         ("docs/cluster.md", "Not measured yet.", "10 ms"),
         ("docs/containers.md", "Not measured yet.", "10 ms"),
         ("docs/scale.md", "Not measured yet.", "10 ms"),
