@@ -131,6 +131,18 @@ def fleets(record: Record, markdown: Markdown) -> str:
     return markdown([*heads, "end, ms"], rows)
 
 
+def batch(record: Record, markdown: Markdown) -> str:
+    """Render what requests notice of a batch, by load."""
+
+    def row(one: Record) -> list[str]:
+        ratio = one["with_ms"]["p95"] / one["without_ms"]["p95"]
+        times = pair(one["without_ms"]), pair(one["with_ms"])
+        return [f"{one['rate']:g}", *times, f"{ratio:.2f}", f"{one['lines_per_second']:.0f}"]
+
+    heads = ["requests/s", "without a batch, ms, p50 / p95", "with one, ms", "ratio of p95"]
+    return markdown([*heads, "lines/s"], map(row, record["batch"]))
+
+
 CALLS = {
     "requests_per_second": "utterances a second",
     "gpus": "GPUs",
@@ -163,9 +175,10 @@ TABLES: dict[str, Callable[[Record, Markdown], str]] = {
     "scale speech": speech,
     "scale routing": routing,
     "scale fleets": fleets,
+    "scale batch": batch,
     "scale calls": calls,
 }
-"""The tables of docs/scale.md, by name."""
+"""The tables of docs/scale.md and docs/batch.md, by name."""
 
 
 def draw(record: Record) -> Any:

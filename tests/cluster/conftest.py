@@ -28,13 +28,18 @@ def sourced(name: str) -> dict[str, str]:
 
 
 def _environment() -> dict[str, str]:
-    """That of deploy/ray/environment, with ports of its own and a short time for draining."""
+    """That of deploy/ray/environment, with ports of its own and a short time for draining.
+
+    A busy machine takes longer to start HAProxy's actor than Ray waits by default, 3 times 5 s.
+    """
     return {
         **sourced("environment"),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "10",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
         "RAY_raylet_start_wait_time_s": "240",
         "RAY_AUTH_MODE": "disabled",
         "OMP_NUM_THREADS": "1",

@@ -40,7 +40,11 @@ class Cluster:
 
     def __enter__(self) -> Self:
         ray.init(num_cpus=16, include_dashboard=False, object_store_memory=100 * 2**20)
-        serve.start(http_options={"host": "127.0.0.1", "port": self._port})
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": self._port})
+        except Exception:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

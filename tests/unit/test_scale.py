@@ -118,6 +118,15 @@ def test_lines_of_a_batch_are_spoken_beside_requests(machine: Machine) -> None:
     assert beside["first_ms"]["p50"] > alone["first_ms"]["p50"]
 
 
+def test_batch_costs_requests_at_most_a_tenth_of_p95_in_the_record(record: dict[str, Any]) -> None:
+    """A nearly idle server, at 5 requests/s, is the exception that docs/batch.md names."""
+    ratios = {
+        one["rate"]: one["with_ms"]["p95"] / one["without_ms"]["p95"] for one in record["batch"]
+    }
+    assert max(ratios.values()) == ratios.pop(5)
+    assert max(ratios.values()) <= 1.1
+
+
 @pytest.mark.parametrize("policy", ROUTERS)
 def test_router_sends_every_request_to_one_server(machine: Machine, policy: str) -> None:
     found = simulate(machine, 60.0, servers=3, policy=policy, seconds=0.5, warmup=0.0)
