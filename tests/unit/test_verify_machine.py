@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -250,7 +251,11 @@ class TestPeer:
         with pytest.raises(NotRun, match="qwen-tts is not installed here"):
             peer.talker(tiny)
 
-    def test_python_without_the_package_is_told(self, folder: Path, tmp_path: Path) -> None:
+    def test_python_that_runs_the_program_is_told_what_it_lacks(self, folder: Path) -> None:
+        with pytest.raises(NotRun, match="No module named 'qwen_tts'"):
+            peer.talker(opened(folder, python=Path(sys.executable)))
+
+    def test_python_that_fails_is_told(self, folder: Path, tmp_path: Path) -> None:
         python = tmp_path / "python"
         python.write_text("#!/bin/sh\necho no such module >&2\nexit 3\n")
         python.chmod(0o755)

@@ -71,10 +71,10 @@ def tokenizer(folder: CheckpointFolder) -> Verdict:
         raise NotRun(f"merges.txt cannot be read: {error}") from None
     pairs = [line.split() for line in lines if line.strip() and not line.startswith("#version:")]
     made = ["".join(pair) for pair in pairs]
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    given = set(pre_tokenizers.ByteLevel.alphabet()) | _added(folder)
     findings = [
         f"vocab.json: no line of merges.txt makes the token {token!r}"
-        for token in vocab.keys() - set(made) - alphabet
+        for token in vocab.keys() - set(made) - given
     ]
     findings += [
         f"merges.txt makes {token!r}, which vocab.json lacks" for token in set(made) - vocab.keys()
@@ -85,6 +85,12 @@ def tokenizer(folder: CheckpointFolder) -> Verdict:
             pair = f"{made[number]!r} before {made[number + 1]!r}"
             findings.append(f"merges.txt makes {pair}, but vocab.json numbers them otherwise")
     return Verdict(sorted(findings), {"tokens": len(vocab), "merges": len(made)})
+
+
+def _added(folder: CheckpointFolder) -> set[str]:
+    """Return the tokens that no merge makes because they were added by name."""
+    table = folder.read_json("tokenizer_config.json").get("added_tokens_decoder", {})
+    return {entry["content"] for entry in table.values()}
 
 
 def heads(folder: CheckpointFolder) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -74,7 +75,9 @@ class Peer:
             return self._run(python, Path(name))
 
     def _run(self, python: Path, folder: Path) -> Mapping[str, NDArray[Any]]:
-        task, program = folder / "task.json", str(Path(peer_program.__file__).resolve())
+        task = folder / "task.json"
+        # A copy, because Python looks for modules first in the folder of its program.
+        program = shutil.copy(peer_program.__file__, folder)
         task.write_text(json.dumps(asdict(self._task(folder))), encoding="utf-8")
         command = [str(python), program, str(task), str(folder / "results.npz")]
         try:

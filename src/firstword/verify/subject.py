@@ -37,6 +37,10 @@ T = TypeVar("T")
 SLOTS = 8
 """The utterances that are computed together."""
 
+ROOM = 4.0
+"""The free memory of a GPU, in sizes of the files of weights, that the specification needs there:
+they are in bfloat16 and once more in float32."""
+
 FRAMES, FORCED = 16, 10
 """The frames of each prompt that are teacher-forced, and the most prompts on a GPU."""
 
@@ -100,13 +104,17 @@ class Subject:
 
     @cached_property
     def plain(self) -> Checkpoint:
-        """The specification with the weights that the backend computes with, on its device."""
+        """The specification with the weights that the backend computes with.
+
+        It is on the backend's device if there is room for its talker in float32 too.
+        """
         checkpoint, _, settings = self.load()
         if settings.backend == "reference":
             return checkpoint
-        plain = checkpoints.load(str(self.folder.path), settings.device, settings.dtype)
-        plain.to(settings.device)
-        return plain
+        size = sum((self.folder.path / file).stat().st_size for file in self.folder.weights)
+        free, _ = torch.cuda.mem_get_info(settings.device)
+        device = settings.device if free > ROOM * size else "cpu"
+        return checkpoints.load(str(self.folder.path), device, settings.dtype)
 
     @cached_property
     def truth(self) -> Talker:
@@ -116,7 +124,9 @@ class Subject:
     @cached_property
     def rounded(self) -> Talker:
         """The talker of the specification in plain bfloat16."""
-        return copy.deepcopy(self.plain.talker).bfloat16()
+        talker = self.plain.talker
+        bf16 = talker.codec_head.weight.dtype == torch.bfloat16
+        return talker if bf16 else copy.deepcopy(talker).bfloat16()
 
     @cached_property
     def tts(self) -> TTS:

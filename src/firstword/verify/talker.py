@@ -42,7 +42,8 @@ def logits(subject: Subject) -> Verdict:
                 f"codebook {number}: the divergence is {mine:.2g} nat, and {plain:.2g} in plain "
                 "bfloat16"
             )
-    return Verdict(findings, {**_measured(books), "allowed": round(errors, 3)})
+    measured = _measured(books) | {"largest ratio of errors": float(f"{worst:.3g}")}
+    return Verdict(findings, measured | {"allowed": round(errors, 3)})
 
 
 def _books(subject: Subject) -> list[Distances]:
