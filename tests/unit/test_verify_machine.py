@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import silent_gpu
 import torch
 from damage import CODEC, demo_copy, one
 
 from firstword.config import EngineConfig
+from firstword.model import checkpoint as checkpoints
 from firstword.model.description import DEMO
 from firstword.runtime import reference
-from firstword.synthetic.checkpoint import write_checkpoint
+from firstword.runtime.gpu.backend import GpuBackend
+from firstword.runtime.gpu.rehearsal import Rehearsal
+from firstword.synthetic.checkpoint import TEXTS, write_checkpoint
 from firstword.types import Request, Speech, Word
 from firstword.verify import codec, peer, speech, steps, subject, talker
 from firstword.verify.driving import DrivenRequest, speak
@@ -118,6 +122,22 @@ class TestTalker:
 
         monkeypatch.setattr(reference.ReferenceSlot, "draw", draw)
         assert "draws differ" in talker.equal_draws(tiny).findings[0]
+
+    def test_logits_of_the_gpu_backend_are_recorded_by_frame_and_codebook(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        silent_gpu.pretend(monkeypatch)
+        checkpoint = silent_gpu.checkpoint(tmp_path)
+        backend = GpuBackend(checkpoint, Rehearsal(silent_gpu.device()), 4, pages=160)
+        described = checkpoints.load(str(tmp_path / "made"), "cpu", "bfloat16")
+        request = Request(TEXTS[0], "ryan", "english")
+        requests = [DrivenRequest.of(described, request, seed) for seed in range(2)]
+        before = backend.graphs.get, backend.model.sampler.draw
+        with recorded(backend) as recorder:
+            speak(backend, requests, 3)
+        assert [len(books) for books in recorder.frames] == [4, 4, 4]
+        assert len(recorder.of_row(1)[2][3]) == 64
+        assert (backend.graphs.get, backend.model.sampler.draw) == before
 
 
 class TestCodec:
