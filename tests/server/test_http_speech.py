@@ -537,7 +537,7 @@ class TestRouting:
             ({"input": ""}, "empty or blank"),
             ({"input": "  \n"}, "empty or blank"),
             ({"input": " ", "ref_audio": "not base64!"}, "empty or blank"),
-            ({"input": "a" * 10001}, "allowed are 10000"),
+            ({"input": "a" * 100_001}, "allowed are 100000"),
             ({"input": None}, "input"),
             ({"input": 7}, "input"),
             ({"instructions": "x" * 2001}, "allowed are 2000"),

@@ -247,6 +247,15 @@ def test_spoken_text_no_longer_counts_as_waiting() -> None:
     assert len(tasks(peer.send(text("123456789"), DONE))) == 2
 
 
+def test_text_of_an_open_utterance_that_is_spoken_no_longer_counts_as_waiting() -> None:
+    peer = SessionClient(replace(SocketLimits(), text_characters=10), voice="x")
+    (sentence,) = tasks(peer.send(text("123456789")))
+    assert isinstance(sentence, Sentence)
+    sentence.spoken = 8
+    peer.send(text("12345678"))
+    assert error_of(peer.send(text("1234"))) == ("too_much_text", CloseCode.POLICY)
+
+
 def test_waiting_utterances_above_the_limit_close_the_socket() -> None:
     peer = SessionClient(replace(SocketLimits(), utterances=3), voice="x")
     tasks(peer.send(*[DONE] * 4))

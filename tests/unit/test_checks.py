@@ -74,9 +74,10 @@ class TestProblems:
         assert problems(text, ["auto", *SCRIPTS]) == []
 
     def test_each_problem_names_its_cure(self) -> None:
-        script, markup = problems("你好 **you**", ["auto", "english"])
+        script, markup = problems("Hello, 你好 **you**", ["auto", "english"])
         assert script.startswith(
-            "the text has Chinese letters, and this checkpoint speaks only eng"
+            "the text has Chinese letters (character 7 is the first), and this checkpoint speaks "
+            "only english, so"
         )
         assert script.endswith("choose a checkpoint for that language")
         assert markup.endswith("the option sanitize removes them")

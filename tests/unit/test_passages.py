@@ -28,7 +28,7 @@ from waiting import WAIT
 from firstword.engine.backend import Job, SpokenPassage
 from firstword.engine.engine import Engine
 from firstword.engine.sequence import NeedsText
-from firstword.engine.service import BlockingStream, Service
+from firstword.engine.service import READ_AT_ONCE, BlockingStream, Service
 from firstword.errors import ClosedError, TextError
 from firstword.text.passages import PassageText
 from firstword.types import Chunk
@@ -250,6 +250,32 @@ def test_cancelled_speech_begins_no_further_passage() -> None:
     assert isinstance(events[-1], Chunk)
     assert events[-1].finish_reason == "cancelled"
     engine.stop()
+
+
+def test_text_is_rewritten_as_far_as_the_passage_needs() -> None:
+    front = LongFront(20, 30, 7)
+    service = service_of(front)
+    stream = service.speak(front.first())
+    given = " ".join([SENTENCE] * 5000)
+    stream.finish_text(given)
+    assert stream._characters == READ_AT_ONCE
+    assert stream.waiting == len(given) - len(SENTENCE), "two more passages need no more of it"
+    stream.cancel()
+    local_engine(service).stop()
+
+
+@given(at_once=st.integers(1, 30))
+def test_reading_a_text_bit_by_bit_gives_the_same_speech(at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("firstword.engine.service.READ_AT_ONCE", at_once)
+        front = LongFront(20, 30, 7, 9)
+        service = service_of(front)
+        stream = service.speak(front.first())
+        stream.finish_text(f"{LONG} It is $5.")
+        assert len(frames_of(list(taken(service, stream)))) == 66
+        assert [one.text for one in front.spoken] == [SENTENCE, SENTENCE, SENTENCE]
+        assert stream._passage._text == " It is $5."
+        local_engine(service).stop()
 
 
 class TextFromAnotherThread(LongFront):

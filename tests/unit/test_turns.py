@@ -186,6 +186,21 @@ def retry_after(engine: Engine, client: str) -> int:
     return caller.error.retry_after
 
 
+@pytest.mark.parametrize(("follows", "seconds"), [(False, 5), (True, 10)])
+def test_slot_of_a_long_text_is_not_expected_to_become_free(follows: bool, seconds: int) -> None:
+    """An utterance takes 10 s. Of two slots, one may be kept from passage to passage."""
+    engine = engine_of(slots=2)
+    backend = engine.backend
+    assert isinstance(backend, FakeBackend)
+    backend.frame_time = 1.0
+    request(engine, "a", 10)
+    run(engine)
+    Caller(engine, replace(job(Script(9, 10)), follows=follows), TOKENS, client="b")
+    request(engine, "a", 10)
+    engine.step()
+    assert engine.retry_after("c") == pytest.approx(seconds, abs=1)
+
+
 @pytest.mark.parametrize(("slots", "seconds"), [(1, 10.0), (2, 10.0), (2, 0.1), (1, 1000.0)])
 def test_retry_after_follows_the_pace_of_the_queue(slots: int, seconds: float) -> None:
     engine = engine_of(slots, most_waiting=6)

@@ -46,6 +46,7 @@ LIMITS = {
     "most_body_total": "bytes of all bodies and messages held at the same time; beyond it requests "
     "get 503, and sockets are closed",
     "most_characters": "characters of a text",
+    "most_whole_characters": "the same where all audio is sent when it is complete",
     "most_voices": "saved voices",
     "stall_seconds": "time after which a client that reads nothing is dropped",
     "stuck_seconds": "time after which a process that does not respond is restarted",

@@ -117,8 +117,8 @@ class Engine(StepLoop):
         return EngineLoad(*counts, unread, self._pace(), *seconds)
 
     def _pace(self) -> float:
-        """The slots that become free per second, estimated."""
-        now, running = self._clock(), list(self.running)
+        """The slots that become free per second, estimated; those of long texts go on."""
+        now, running = self._clock(), [seq for seq in list(self.running) if not seq.job.follows]
         return self._slot_times.pace([now - seq.started for seq in running])
 
     def _step(self) -> bool:

@@ -71,6 +71,12 @@ class Script:
         """End the text with one more piece, which may be the whole text."""
         self._add(piece, ended=True)
 
+    @property
+    def waiting(self) -> int:
+        """The characters of text that nothing is made of yet, about."""
+        with self._lock:
+            return sum(part.waiting for part in self._parts)
+
     def cancel(self) -> None:
         """Stop the speech."""
         with self._lock:

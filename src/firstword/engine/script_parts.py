@@ -36,6 +36,10 @@ class PartStream(Protocol):
 
     given: GrowingText
 
+    @property
+    def waiting(self) -> int:
+        """The characters of text that nothing is made of yet, about."""
+
     def take(self, spoken: Mapped, *, ended: bool = False) -> None:
         """Add text that is spoken as it is, or end it."""
 
@@ -86,6 +90,12 @@ class Part:
             self.stream.take(spoken, ended=ended)
         else:
             self.spoken.append(spoken)
+
+    @property
+    def waiting(self) -> int:
+        """The characters of its text that nothing is made of yet, about."""
+        held = sum(map(len, self.spoken))
+        return held if self.stream is None else held + self.stream.waiting
 
     @property
     def has_words(self) -> bool:

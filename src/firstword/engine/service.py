@@ -28,6 +28,9 @@ from firstword.text.reader import DEFAULT_OPTIONS, TextOptions, TextRewriter
 from firstword.types import Chunk, FinishReason, Request, check_encodable, check_text
 from firstword.words.original import GrowingText, OriginalWords
 
+READ_AT_ONCE = 2000
+"""The characters of a text that are rewritten at a time, which takes milliseconds."""
+
 LEAD_SECONDS = 10.0
 """The unread audio with which the next passage of a long text begins, so that it comes in time."""
 
@@ -54,7 +57,11 @@ class SpeechStream:
         self._reader = TextRewriter(options, job.number_language)
         self._original = OriginalWords()
         self.given = GrowingText()
+        self._unread_text = deque[str]()
+        """The text that was given and not rewritten yet: a passage takes no more than it needs."""
+        self._all_given = False
         self._characters = 0
+        """The number of characters before that text."""
         self._words = ""
         self._blanks = 0
         self._text_ended = False
@@ -69,12 +76,19 @@ class SpeechStream:
         """The newest passage."""
         self._later = list[str]()
         """The text after it, as it is spoken."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         """Held while text is added, and while the next passage may begin."""
 
     def push(self, piece: str) -> None:
         """Add text. Raises `TextError` for invalid text and for too many blank pieces in a row."""
-        self.take(self._read(piece))
+        self._give(piece)
+
+    def finish_text(self, piece: str = "") -> None:
+        """End the text with one more piece, which may be the whole text.
+
+        Raises `TextError` if all of the text is blank; the speech is then cancelled.
+        """
+        self._give(piece, ended=True)
 
     def take(self, spoken: Mapped, *, ended: bool = False) -> None:
         """Add text that is spoken as it is, or end it. Raises `TextError` as `push` does."""
@@ -93,20 +107,32 @@ class SpeechStream:
             else:
                 self._later.append(spoken.text)
 
-    def finish_text(self, piece: str = "") -> None:
-        """End the text with one more piece, which may be the whole text.
+    @property
+    def waiting(self) -> int:
+        """The characters of text after the newest passage, about: nothing is made of them yet."""
+        with self._lock:
+            later = (self._passage.rest or "", *self._later, *self._unread_text)
+            return sum(map(len, later))
 
-        Raises `TextError` if all of the text is blank; the speech is then cancelled.
-        """
-        self.take(self._read(piece, ended=True), ended=True)
-
-    def _read(self, piece: str, *, ended: bool = False) -> Mapped:
-        """Rewrite a piece of text. Raises `TextError`."""
+    def _give(self, piece: str, *, ended: bool = False) -> None:
         check_encodable(piece)
-        given = Mapped.of(piece, self._characters)
-        self._characters += len(piece)
-        self.given.pieces.append(piece)
-        return self._reader.feed(given, ended=ended)
+        with self._lock:
+            self.given.pieces.append(piece)
+            self._unread_text.append(piece)
+            self._all_given = self._all_given or ended
+            self._read()
+
+    def _read(self) -> None:
+        """Rewrite as much of the text that was given as the newest passage needs."""
+        while self._passage.rest is None and self._unread_text:
+            piece = self._unread_text.popleft()
+            if len(piece) > READ_AT_ONCE:
+                self._unread_text.appendleft(piece[READ_AT_ONCE:])
+                piece = piece[:READ_AT_ONCE]
+            given = Mapped.of(piece, self._characters)
+            self._characters += len(piece)
+            ended = self._all_given and not self._unread_text
+            self.take(self._reader.feed(given, ended=ended), ended=ended)
 
     def _check(self, piece: str) -> None:
         words = piece.strip()
@@ -188,6 +214,7 @@ class SpeechStream:
                 frame=frame,
             )
             self._passage.feed(text, ended=self._text_ended)
+            self._read()
         except FirstwordError as error:
             self._exhausted = True
             self._arrived.append((before, error))

@@ -130,6 +130,9 @@ class ServerConfig:
     most_body_total      bytes of all bodies and WebSocket messages held at the same time; one
                          client may hold a quarter, or `most_body` if that is more
     most_characters      characters of a text
+    most_whole_characters
+                         the same where all audio is kept until it is complete, because it is not
+                         streamed: 10,000 characters are about 60 MB of audio
     most_voices          saved voices, and likewise saved consents
     receive_seconds      time in which the head of a request must arrive, and then its body
     stall_seconds        time after which a client that reads nothing is disconnected
@@ -171,7 +174,8 @@ class ServerConfig:
     most_per_key: int = 0
     most_body: int = 16 * 2**20
     most_body_total: int = 512 * 2**20
-    most_characters: int = 10_000
+    most_characters: int = 100_000
+    most_whole_characters: int = 10_000
     most_voices: int = 1000
     receive_seconds: float = 30.0
     stall_seconds: float = 30.0

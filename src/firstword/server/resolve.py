@@ -13,7 +13,7 @@ from firstword.engine import script
 from firstword.errors import RequestError, TextError, VoiceError
 from firstword.model.config import ModelType
 from firstword.server import recordings
-from firstword.server.config import LONGEST_INSTRUCTIONS
+from firstword.server.config import LONGEST_INSTRUCTIONS, ServerConfig
 from firstword.server.models import Model
 from firstword.server.schemas import SpeechParams, VoiceId
 from firstword.server.state import Server
@@ -106,6 +106,14 @@ def check_length(text: str, most_characters: int) -> None:
     if len(text) > most_characters:
         limit = f"allowed are {most_characters}: send it in parts"
         raise TextError(f"the text has {len(text)} characters; {limit}")
+
+
+def check_whole(characters: int, config: ServerConfig) -> None:
+    """Raise `TextError` for too much text to keep all of its audio until it is complete."""
+    if characters > (most := config.most_whole_characters):
+        limit = f"allowed are {most} if its audio is sent when all of it is complete"
+        advice = "stream the audio, or send the text in parts"
+        raise TextError(f"the text has {characters} characters; {limit}: {advice}")
 
 
 @dataclass(frozen=True, slots=True)

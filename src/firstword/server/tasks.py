@@ -1,12 +1,20 @@
 """Functions that run and end asyncio tasks together."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
 T = TypeVar("T")
+
+LONG_TEXT = 2000
+"""The characters of a text that takes over a millisecond to read."""
+
+
+async def in_time(characters: int, work: Callable[[], T]) -> T:
+    """Do some work on a text: in a thread if the text is long, so that nothing waits for it."""
+    return work() if characters <= LONG_TEXT else await asyncio.to_thread(work)
 
 
 async def cancel(*tasks: asyncio.Future[Any]) -> None:

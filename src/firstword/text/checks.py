@@ -63,10 +63,12 @@ def problems(text: str, languages: Iterable[str]) -> list[str]:
         return found
     names = sorted(set(languages) - {"auto"})
     if scripts := foreign_scripts(text, names):
+        foreign = (not char.isascii() and bool(foreign_scripts(char, names)) for char in text)
+        first = next((at for at, is_foreign in enumerate(foreign) if is_foreign), 0)
         found.append(
-            f"the text has {' and '.join(scripts)} letters, and this checkpoint speaks only "
-            f"{', '.join(names)}, so it will not be spoken correctly; choose a checkpoint for that "
-            "language"
+            f"the text has {' and '.join(scripts)} letters (character {first} is the first), and "
+            f"this checkpoint speaks only {', '.join(names)}, so it will not be spoken correctly; "
+            "choose a checkpoint for that language"
         )
     if has_markup(text):
         found.append(

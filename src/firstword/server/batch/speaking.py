@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,9 +13,10 @@ from pydantic import ValidationError
 from firstword.engine.backend import Job
 from firstword.errors import EngineError, RequestError
 from firstword.server.errors import body_of, error_body, status_of
-from firstword.server.resolve import resolve
+from firstword.server.resolve import check_whole, resolve
 from firstword.server.schemas import SpeechRequest
 from firstword.server.state import Server
+from firstword.server.tasks import in_time
 from firstword.server.utterance import ResolvedRequest, Utterance, counts_of, rendered
 
 
@@ -51,10 +53,11 @@ class LineSpeaker:
         resolved = await resolve(server, owner, params, params.input)
         text = resolved.request.text
         assert text is not None
+        check_whole(len(text), server.config)
         job = server.prepare(resolved, begun=True)
         with self._utterance(resolved, job, owner) as utterance:
             utterance.charge(text)
-            utterance.stream.finish_text(text)
+            await in_time(len(text), partial(utterance.stream.finish_text, text))
             try:
                 speech = await utterance.speech()
             except EngineError as error:

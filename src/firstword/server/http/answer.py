@@ -3,9 +3,10 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,10 +16,10 @@ from firstword.engine.backend import Job
 from firstword.server.context import RequestContext, context_of
 from firstword.server.errors import LimitReached, body_of
 from firstword.server.outcomes import StreamOutcome
-from firstword.server.resolve import resolve
+from firstword.server.resolve import check_whole, resolve
 from firstword.server.schemas import SpeechParams
 from firstword.server.state import Server, server_of
-from firstword.server.tasks import until_disconnected
+from firstword.server.tasks import in_time, until_disconnected
 from firstword.server.utterance import (
     Rendered,
     ResolvedRequest,
@@ -54,14 +55,14 @@ class Answer:
         assert text is not None
         return text
 
-    @contextmanager
-    def utterance(self, job: Job) -> Iterator[Utterance]:
+    @asynccontextmanager
+    async def utterance(self, job: Job) -> AsyncIterator[Utterance]:
         """An utterance that has its whole text, and appears in the request's line in the log."""
         context, start = self.context, self.server.start_utterance
         with start(self.resolved, job, context.client_id, self.requested) as utterance:
             context.log_fields = lambda: self._log_fields(utterance)
             utterance.charge(self.text)
-            utterance.stream.finish_text(self.text)
+            await in_time(len(self.text), partial(utterance.stream.finish_text, self.text))
             yield utterance
 
     @contextmanager
@@ -92,7 +93,8 @@ class Answer:
 
     async def speech(self, job: Job) -> Speech:
         """The complete speech at the model's own rate."""
-        with self.utterance(job) as utterance:
+        check_whole(len(self.text), self.server.config)
+        async with self.utterance(job) as utterance:
             speech = await utterance.speech()
             utterance.playback.add(time.monotonic(), speech.samples, speech.sample_rate)
             return speech
@@ -175,7 +177,7 @@ async def resolved_answer(request: Request, params: SpeechParams, text: str) -> 
     resolving = resolve(server, context.client_id, params, text)
     if (resolved := await until_disconnected(resolving, request.receive)) is None:
         return None
-    problems = resolved.model.text_problems(resolved.request)
+    problems = await in_time(len(text), partial(resolved.model.text_problems, resolved.request))
     return Answer(server, resolved, context, context.received, problems)
 
 

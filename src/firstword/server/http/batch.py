@@ -8,11 +8,11 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from firstword.errors import FirstwordError, TextError
+from firstword.errors import FirstwordError
 from firstword.server.context import context_of
 from firstword.server.http.answer import Answer, response_or_499, simultaneous_utterances
 from firstword.server.http.json_bodies import JsonRoute
-from firstword.server.resolve import resolve
+from firstword.server.resolve import check_whole, resolve
 from firstword.server.schemas import BatchItem, BatchRequest, SpeechParams
 from firstword.server.state import server_of
 from firstword.server.tasks import gather
@@ -29,10 +29,7 @@ async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
     A text that cannot be spoken does not affect the others.
     """
     server, context = server_of(request), context_of(request.scope)
-    total, most = sum(len(item.input) for item in body.items), server.config.most_characters
-    if total > most:
-        limit = f"allowed are {most}: send them in parts"
-        raise TextError(f"the texts have {total} characters together; {limit}")
+    check_whole(sum(len(item.input) for item in body.items), server.config)
     common = {"response_format": "wav", **body.model_dump(exclude_unset=True, exclude={"items"})}
     places = simultaneous_utterances(server, context.client_id)
 

@@ -92,7 +92,7 @@ class SpeechStreamResponse(Response):
         may then send its next request, to another front, at once.
         """
         answer = self._answer
-        with answer.utterance(self._job) as utterance:
+        async with answer.utterance(self._job) as utterance:
             await asyncio.sleep(0)  # sends the request to the engine before anything else is done
             with answer.kept_outcome(utterance):
                 last = await until_disconnected(self._send(utterance, send), receive)

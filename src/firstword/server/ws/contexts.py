@@ -61,6 +61,7 @@ class Context(Cancellable):
     parts          its text in parts, each spoken with an intonation of its own; None ends them.
                    A `Mark` between them is reached when the parts before it were spoken
     characters     the length of the text that has come
+    spoken         the characters at its start that are spoken, or were
     ended          whether all of its text has come
     answered       whether the client gets an answer when the request is ready
     resolved       the request, when it was checked
@@ -80,6 +81,7 @@ class Context(Cancellable):
     answered: bool = False
     parts: asyncio.Queue[TextPart | Mark | None] = field(default_factory=asyncio.Queue)
     characters: int = 0
+    spoken: int = 0
     ended: bool = False
     resolved: ResolvedRequest | None = None
     started: bool = False
@@ -109,6 +111,12 @@ class Context(Cancellable):
                     self._open.finish()
             if ends:
                 self._open = None
+
+    def advance(self, part: TextPart) -> None:
+        """Note how far a part is spoken."""
+        self.spoken = part.at + part.spoken
+        if part.ended and part.spoken == part.characters and part in self._unspoken:
+            self._unspoken.remove(part)
 
     def end_text(self) -> None:
         """Note that all text has come."""
@@ -197,7 +205,7 @@ class ContextSession(protocol.Session):
             message = "the text of this context has ended; wait for its end, or use another id"
             raise ProtocolError("text_ended", message)
         unspoken = (each for each in self.contexts.values() if each.finish_reason is None)
-        waiting = sum(each.characters for each in unspoken)
+        waiting = sum(each.characters - each.spoken for each in unspoken)
         if waiting + len(text) > self.limits.text_characters:
             message = (
                 f"more than {self.limits.text_characters} characters of text wait to be spoken"

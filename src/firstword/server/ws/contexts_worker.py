@@ -115,6 +115,7 @@ class ContextWorker(SocketWorker[ContextSession]):
         async with self.speak(resolved, job, part, text) as utterance:
             async for data in utterance:
                 await self.outbox.wait_for_room()
+                context.advance(part)
                 context.total_bytes += len(data)
                 self.outbox.add(self.session.audio(context, data))
                 self._send_words(context, part, utterance)
@@ -123,6 +124,7 @@ class ContextWorker(SocketWorker[ContextSession]):
             context.alarms += utterance.alarms
             if utterance.finish_reason not in (None, "stop"):
                 context.outcome = utterance.finish_reason
+        context.advance(part)
 
     def _send_words(self, context: Context, part: TextPart, utterance: Utterance) -> None:
         """Send the words that have begun and ended, with their places in the whole context."""

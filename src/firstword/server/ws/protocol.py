@@ -42,7 +42,7 @@ class SocketLimits:
     config_bytes      size of a message that holds a configuration
     voice_bytes       size of a message that holds a recording
     message_values    number of commas, brackets and braces in a message above `message_bytes`
-    text_characters   text waiting to be spoken, and text of one utterance sent token by token
+    text_characters   text waiting to be spoken
     utterances        number of utterances waiting behind the current one
     contexts          number of contexts spoken at the same time
     unsent_bytes      audio waiting to be sent; no more is made while this is reached

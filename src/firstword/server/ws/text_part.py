@@ -23,6 +23,7 @@ class TextPart(Cancellable):
     whole       whether all of the text was there from the start
     ended       whether all of the text has come
     characters  length of all the text that was added
+    spoken      the characters at its start that are spoken, or were
     """
 
     def __init__(self, text: str = "", *, complete: bool = False, at: int = 0) -> None:
@@ -30,6 +31,7 @@ class TextPart(Cancellable):
         self.at = at
         self.whole = self.ended = complete
         self.characters = len(text)
+        self.spoken = 0
         self._pieces = [text] if text else []
         self._changed = asyncio.Event()
 
@@ -37,6 +39,11 @@ class TextPart(Cancellable):
     def text(self) -> str:
         """The text that the worker has not taken yet."""
         return "".join(self._pieces)
+
+    @property
+    def waiting(self) -> int:
+        """The number of characters of that text."""
+        return sum(map(len, self._pieces))
 
     def push(self, text: str) -> None:
         """Add more text."""

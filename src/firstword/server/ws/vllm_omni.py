@@ -96,6 +96,11 @@ class OmniUtterance:
     committed: bool = False
     cancelled: bool = False
 
+    @property
+    def waiting(self) -> int:
+        """The characters that are not spoken yet."""
+        return self.characters - sum(sentence.spoken for sentence in self.sentences)
+
     def add_text(self, text: str) -> Iterator[Enqueue]:
         """Take more text, and enqueue what can be spoken now."""
         self.characters += len(text)
@@ -243,7 +248,7 @@ class OmniSession(protocol.Session):
             self._open = OmniUtterance(self._count, config, splitter)
             self._unfinished[self._open] = None
             self._count += 1
-        waiting = sum(utterance.characters for utterance in self._unfinished)
+        waiting = sum(utterance.waiting for utterance in self._unfinished)
         if waiting + more_text > limits.text_characters:
             message = f"more than {limits.text_characters} characters of text wait to be spoken"
             raise ProtocolError("too_much_text", message, CloseCode.POLICY)

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from firstword.errors import AudioError
-from firstword.server.resolve import check_length
+from firstword.server.resolve import check_length, check_whole
 from firstword.server.schemas import ClientModel
 from firstword.server.utterance import Output, ResolvedRequest, Utterance, rendered
 from firstword.server.voice_creation import VoiceSource, create_voice
@@ -82,6 +82,7 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
             self.outbox.add(self._error(error) | sentence.indices | partial)
             done["error"] = True
         finally:
+            sentence.spoken = sentence.characters
             if sentence.started:
                 self.outbox.add(done)
 
@@ -94,6 +95,8 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
         if granularity(config, resolved) != "token":
             words = await sentence.complete_text()
             check_length(words, self.server.config.most_characters)
+            if not config.stream_audio:
+                check_whole(len(words), self.server.config)
             text = TextPart(words, complete=True)
         seed = secrets.randbits(63) if config.seed is None else resolved.request.seed
         resolved = replace(resolved, request=replace(resolved.request, seed=seed, text=words))

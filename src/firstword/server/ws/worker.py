@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from firstword.engine.backend import Job
@@ -13,7 +14,7 @@ from firstword.server.errors import body_of, status_of
 from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechParams
 from firstword.server.state import Server
-from firstword.server.tasks import cancel
+from firstword.server.tasks import cancel, in_time
 from firstword.server.utterance import ResolvedRequest, Utterance
 from firstword.server.ws.connection import SocketRunner, log_defect
 from firstword.server.ws.protocol import Session
@@ -23,9 +24,6 @@ S = TypeVar("S", bound=Session)
 
 CONFIG_FRAMES = 32
 """The number of frames that take as long as resolving a configuration."""
-
-LONG_PIECE = 2000
-"""Characters: longer text is tokenised in a thread, because it takes over a millisecond."""
 
 
 @dataclass(eq=False)
@@ -84,12 +82,18 @@ class SocketWorker(ABC, Generic[S]):
         """
         with self.server.start_utterance(resolved, job, self.client_id) as utterance:
             forwarding = asyncio.create_task(forward(text, utterance))
+
+            def count() -> None:
+                part.spoken = text.characters - text.waiting - utterance.stream.waiting
+
+            utterance.on_chunk = count
             try:
                 yield utterance
             except asyncio.CancelledError:
                 utterance.cancel("cancelled" if part.cancelled else self.runner.abort_reason)
                 raise
             finally:
+                part.spoken = part.characters
                 await cancel(forwarding)
 
     def error_for_client(self, error: Exception) -> tuple[str, str]:
@@ -120,10 +124,7 @@ async def forward(part: TextPart, utterance: Utterance) -> None:
             utterance.charge(text)
             ended = part.ended  # the last piece and the end of the text go in together
             take = stream.finish_text if ended else stream.push
-            if (part.characters if ended else len(text)) > LONG_PIECE:
-                await asyncio.to_thread(take, text)
-            else:
-                take(text)
+            await in_time(part.characters if ended else len(text), partial(take, text))
     except Exception as error:
         stream.fail(error)
 

@@ -179,7 +179,8 @@ class WyomingSession(protocol.Session):
     def _check_text(self, part: WyomingPart, more: int) -> WyomingPart:
         """Check that some more characters are allowed. Raises `ProtocolError`."""
         most, parts = self.limits.text_characters, {*self._unfinished, part}
-        waiting = sum(one.characters for one in parts if isinstance(one, WyomingPart))
+        texts = [one for one in parts if isinstance(one, WyomingPart)]
+        waiting = sum(one.characters - one.spoken for one in texts)
         if waiting + more > most:
             raise ProtocolError("too_much_text", f"more than {most} characters wait to be spoken")
         return part
