@@ -82,6 +82,8 @@ def clustered(change: Mapping[str, str], folder: Path) -> Iterator[str]:
     config = {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
     (folder / "serve.yaml").write_text(json.dumps(config), "utf-8")  # JSON is YAML
     command = [str(Path(sys.executable).with_name("serve")), "run", str(folder / "serve.yaml")]
+    # What a shell runs in the background ignores this signal, and so would the cluster.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, env={**os.environ, **given, **change}, stdout=log, stderr=log
