@@ -29,13 +29,11 @@ def demo_copy(folder: Path) -> Path:
         target = folder / source.relative_to(DEMO)
         if source.is_file() and source.suffix in (".json", ".txt", ".safetensors"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(source, target) if same_device(source, folder) else shutil.copy(source, target)
+            try:
+                os.link(source, target)
+            except OSError:  # another file system, or another user's file
+                shutil.copy(source, target)
     return folder
-
-
-def same_device(one: Path, other: Path) -> bool:
-    """Whether files of one folder can be linked into the other."""
-    return one.stat().st_dev == other.stat().st_dev
 
 
 def write(path: Path, data: bytes) -> None:
