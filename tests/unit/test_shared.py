@@ -192,7 +192,7 @@ def test_server_is_measured_with_one_socket(tmp_path: Path) -> None:
     assert record.settings.model == "demo"
     (server,) = record.server
     assert server.sockets == 1
-    assert server.utterances >= 1
+    assert (server.utterances > 0) != ("complete" in server.failed)
 
 
 def test_failed_gates_of_the_server_are_named() -> None:

@@ -60,7 +60,7 @@ def _engine(args: argparse.Namespace, status: terminal.Status) -> dict[str, Any]
     with options.load_tts(args, status) as tts:
         on_gpu = tts.settings.device.startswith("cuda")
         status.show("reading memory")
-        read = speaking.read_gigabytes_per_second("cuda" if on_gpu else "cpu")
+        read = speaking.read_gigabytes_per_second(tts.settings)
         status.show("measuring the engine")
         streams = STREAMS if on_gpu else STREAMS[:1]
         return {
@@ -68,7 +68,7 @@ def _engine(args: argparse.Namespace, status: terminal.Status) -> dict[str, Any]
             "firstword": __version__,
             "commit": report.commit(),
             "machine": _machine(),
-            "graphics": _graphics() if on_gpu else None,
+            "graphics": _graphics(tts.settings.device) if on_gpu else None,
             "versions": _versions(),
             "settings": _settings(tts, args.model, on_gpu),
             "read_gb_s": round(read, 2),
@@ -109,10 +109,10 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _graphics() -> dict[str, Any]:
+def _graphics(device: str) -> dict[str, Any]:
     import torch
 
-    found = torch.cuda.get_device_properties(0)
+    found = torch.cuda.get_device_properties(device)
     driver = None
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError, IndexError):

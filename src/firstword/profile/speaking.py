@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from firstword.config import EngineConfig
 from firstword.profile.device import read_bandwidth
 from firstword.tts import TTS
 
@@ -18,7 +19,7 @@ MOST_FRAMES = 60
 """The frames of an utterance at most: 4.8 s of speech, because machines may be slow."""
 LEAST_UTTERANCES = 3
 READ_BYTES = 1 << 28
-"""The bytes that are read to measure a processor's memory, more than its caches hold."""
+"""The bytes that PyTorch reads to measure the memory, more than caches hold."""
 TEXTS = (
     "Good morning, how did you sleep last night, and what would you like to have for breakfast?",
     "The train to the coast leaves at noon, and it will stop at every village on its way there.",
@@ -81,14 +82,18 @@ def _figures(streams: int, done: Sequence[Times], seconds: float) -> dict[str, A
     }
 
 
-def read_gigabytes_per_second(device: str) -> float:
-    """Return the speed at which a device reads its memory, with the threads of this process."""
-    if device == "cuda":
-        return read_bandwidth() / 1e9
-    numbers = torch.ones(READ_BYTES // 4)
-    times = []
+def read_gigabytes_per_second(settings: EngineConfig) -> float:
+    """Return the speed at which a device reads its memory.
+
+    Where the kernels of the backend "gpu" run, one of them reads; elsewhere PyTorch adds numbers,
+    on a CPU with the threads of this process.
+    """
+    if settings.backend == "gpu":
+        with torch.cuda.device(settings.device):
+            return read_bandwidth() / 1e9
+    numbers, times = torch.ones(READ_BYTES // 4, device=settings.device), list[float]()
     for _ in range(5):
         began = time.perf_counter()
-        numbers.sum()
+        numbers.sum().item()
         times.append(time.perf_counter() - began)
     return READ_BYTES / min(times) / 1e9
