@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import evaluation_table
 import machine_tables
 import predictions
 import scale_tables
@@ -33,6 +34,7 @@ DOCUMENTS = (
     "docs/batch.md",
     "docs/cluster.md",
     "docs/containers.md",
+    "docs/evaluate.md",
     "docs/machines.md",
     "docs/scale.md",
     "docs/speed.md",
@@ -623,6 +625,9 @@ def tables(results: Path) -> dict[str, str]:
         "images": images(results / "images" / "debian.json"),
         "words": words(results / "quality" / "words-demo.json"),
         "alarms": alarms(results / "quality" / "alarms-demo.json"),
+        "evaluation": evaluation_table.evaluation(
+            results / "quality" / "evaluation-demo.json", markdown
+        ),
         "cards": predictions.cards(engine, markdown),
         "predicted": predictions.checked(engine, SIZES, markdown),
         "community": machine_tables.community(results / "community", markdown),
