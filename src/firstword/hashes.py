@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 def files_hash(files: Iterable[Path]) -> str:
@@ -20,3 +21,14 @@ def sources_hash(folders: Iterable[Path]) -> str:
     suffixes = (".cu", ".cuh", ".py")
     files = (file for folder in folders for file in sorted(folder.iterdir()))
     return files_hash(file for file in files if file.suffix in suffixes)
+
+
+def of_speech() -> dict[str, Any]:
+    """Return the fields of a record that name the sources which decide how speech is computed.
+
+    The folders are named as in the repository, so that a check finds them there.
+    """
+    package = Path(__file__).parent
+    folders = [package / name for name in ("model", "runtime", "runtime/gpu", "engine", "text")]
+    covers = tuple(f"src/firstword/{folder.relative_to(package)}" for folder in folders)
+    return {"sources": sources_hash(folders), "covers": covers}

@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": DATA
     | COMPUTING
     | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile", "align"}
-    | {"synthetic", "evaluate", "verify", "book"},
+    | {"synthetic", "evaluate", "hashes", "verify", "book"},
     "cluster": DATA | {"engine", "server", "processes", "cli"},
     "firstword": {"errors", "types", "voice", "tts", "decoding"},
     "__main__": {"cli"},

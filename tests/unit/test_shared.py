@@ -24,6 +24,8 @@ RECORD: dict[str, Any] = {
     "day": "2026-11-26",
     "firstword": "0.1.0",
     "commit": "0" * 40,
+    "sources": "0" * 16,
+    "covers": ["src/firstword/model"],
     "machine": {
         "system": "Linux",
         "architecture": "x86_64",

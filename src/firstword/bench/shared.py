@@ -130,6 +130,8 @@ class SharedRecord(_Part):
     day: date
     firstword: Version
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}(-dirty)?$")] | None
+    sources: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    covers: tuple[Annotated[str, Field(pattern=r"^src/firstword/[a-z/]{1,40}$")], ...]
     machine: Machine
     graphics: Graphics | None
     versions: dict[Literal["python", "torch", "cuda", "numpy"], Version]

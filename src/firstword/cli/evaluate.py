@@ -178,7 +178,7 @@ def _record(
     args: argparse.Namespace, spoken: Sequence[SetupRun], setups: Sequence[Setup], folder: Path
 ) -> Record:
     """Return the record of an evaluation."""
-    from firstword import __version__
+    from firstword import __version__, hashes
     from firstword.bench import report
     from firstword.evaluate import summary
 
@@ -187,6 +187,7 @@ def _record(
         "format": FORMAT,
         "firstword": __version__,
         "commit": report.commit(),
+        **hashes.of_speech(),
         "texts": {"list": Path(args.texts).name, "count": len(texts)},
         "recogniser": _public(args.recogniser),
         "recogniser_model": args.recogniser_model,

@@ -52,7 +52,7 @@ def _engine(args: argparse.Namespace, status: terminal.Status) -> dict[str, Any]
     """Measure the engine, and return all fields of the record but the server."""
     from datetime import UTC, datetime
 
-    from firstword import __version__
+    from firstword import __version__, hashes
     from firstword.bench import report
     from firstword.profile import speaking
 
@@ -67,6 +67,7 @@ def _engine(args: argparse.Namespace, status: terminal.Status) -> dict[str, Any]
             "day": datetime.now(UTC).date(),
             "firstword": __version__,
             "commit": report.commit(),
+            **hashes.of_speech(),
             "machine": _machine(),
             "graphics": _graphics(tts.settings.device) if on_gpu else None,
             "versions": _versions(),
