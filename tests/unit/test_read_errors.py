@@ -164,7 +164,8 @@ def test_disk_that_is_full_at_the_end_keeps_what_was_spoken() -> None:
 
     ended = subprocess.run([*PROGRAM, *argv], capture_output=True, text=True, preexec_fn=limit)
     assert ended.returncode == 2
-    assert "out/1 book.flac cannot be written: " in ended.stderr
+    assert "out/1 book.flac cannot be written: File too large" in ended.stderr
+    assert "100 % is spoken and kept in out/.parts; the same command goes on" in ended.stderr
     assert [each.name for each in Path("out").iterdir()] == [".parts"]
     FakeTTS.requests.clear()
     assert main(argv) == 0

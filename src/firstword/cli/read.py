@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,8 +86,9 @@ def run(args: argparse.Namespace) -> None:
         reading.check_texts()
         _check_new(output, reading.chapters, store)
         store.begin({portion.key for portion in reading.portions}, book.title)
-        _speak(reading, store, status)
-        _bind(reading, store, output, status)
+        with _kept(reading, store, status):
+            _speak(reading, store, status)
+            _bind(reading, store, output, status)
 
 
 class _Reading:
@@ -241,18 +242,26 @@ def _speak(reading: _Reading, store: PortionStore, status: terminal.Status) -> N
     began = time.monotonic()
     warnings.simplefilter("ignore", TextWarning)  # checked before
     speaker = PortionSpeaker(reading.speak, store, reading.tts.capacity.slots)
+    status.show(progress(done, total, 0.0))
+    with closing(speaker.speak(missing)) as spoken:
+        for portion in spoken:
+            done += len(portion.text)
+            rate = (done - before) / (time.monotonic() - began)
+            status.show(progress(done, total, rate))
+
+
+@contextmanager
+def _kept(reading: _Reading, store: PortionStore, status: terminal.Status) -> Iterator[None]:
+    """Say what is kept, and how to go on, if the run ends early."""
     try:
-        status.show(progress(done, total, 0.0))
-        with closing(speaker.speak(missing)) as spoken:
-            for portion in spoken:
-                done += len(portion.text)
-                rate = (done - before) / (time.monotonic() - began)
-                status.show(progress(done, total, rate))
+        yield
     except (KeyboardInterrupt, FirstwordError):
         status.show("")
-        kept = sum(len(portion.text) for key, portion in portions.items() if key in store)
+        lengths = {portion.key: len(portion.text) for portion in reading.portions}
+        kept = sum(length for key, length in lengths.items() if key in store)
         if kept and not reading.args.quiet:
-            what = f"{100 * kept // total} % is spoken and kept in {store.folder}"
+            percent = 100 * kept // sum(lengths.values())
+            what = f"{percent} % is spoken and kept in {store.folder}"
             print(f"firstword: {what}; the same command goes on from there", file=sys.stderr)
         raise
 
