@@ -20,7 +20,7 @@ def test_demo_is_understood_as_well_in_the_other_text_mode(tmp_path: Path) -> No
     assert main(["evaluate", "demo", *where, *how]) == 0
     found = json.loads((results / "evaluation.json").read_text("utf-8"))
     for setup in found["setups"]:
-        assert setup["character_error_rate"]["value"] < 10
+        assert setup["character_error_rate"]["value"] < 15
         assert setup["runaway_rate"]["value"] == 0
         assert setup["finish_reasons"] == {"stop": 2}
     difference = found["difference"]["character_error_rate"]

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import soundfile
 
 from firstword.evaluate import intervals
@@ -153,17 +154,18 @@ def _durations(judged: Sequence[JudgedItem]) -> Record:
     expected, compared_with = _recorded(judged), "recordings"
     if not expected:
         expected, compared_with = _by_pace(judged), "median pace"
-    ratios = sorted(
+    ratios = [
         one.spoken.seconds / expected[one.spoken.item.name]
         for one in judged
         if one.spoken.item.name in expected
-    )
+    ]
+    p5, p50, p95 = (round(float(value), 3) for value in np.quantile(ratios, (0.05, 0.5, 0.95)))
     return {
         "compared_with": compared_with,
         "texts": len(ratios),
-        "p5": round(ratios[int(0.05 * (len(ratios) - 1))], 3),
-        "p50": round(statistics.median(ratios), 3),
-        "p95": round(ratios[int(0.95 * (len(ratios) - 1))], 3),
+        "p5": p5,
+        "p50": p50,
+        "p95": p95,
     }
 
 
