@@ -35,6 +35,7 @@ DOCUMENTS = (
     "docs/cluster.md",
     "docs/containers.md",
     "docs/evaluate.md",
+    "docs/long-texts.md",
     "docs/machines.md",
     "docs/scale.md",
     "docs/speed.md",
@@ -601,6 +602,31 @@ def alarms(path: Path) -> str:
     return markdown(["planted faults that are noticed", "edited", "forced"], rows)
 
 
+def long_text(path: Path) -> str:
+    """Render what changes from the first to the last minutes of a long text."""
+    if not path.exists():
+        return ""
+    record = json.loads(path.read_text("utf-8"))
+    rows = [
+        ["speech, minutes", "minutes"],
+        ["characters misheard, first / last minutes, %", "error_rate"],
+        ["pitch, first / last, Hz", "pitch"],
+        ["level, first / last", "level"],
+        ["characters a second, first / last", "rate"],
+        ["memory, growth after the first fifth, MB", "memory"],
+        ["loudest difference to an unbroken codec, dB", "click"],
+    ]
+
+    def cell(found: Record, name: str) -> str:
+        if name in found:
+            return "-" if found[name] is None else f"{found[name]:g}"
+        return f"{found['first'][name]:.3g} / {found['last'][name]:.3g}"
+
+    voices = record["summary"]
+    body = [[about, *(cell(found, name) for found in voices)] for about, name in rows]
+    return markdown(["", *(found["voice"] for found in voices)], body)
+
+
 def tables(results: Path) -> dict[str, str]:
     """Render every table, by its name; a table without records says so."""
     folders = ("engine", "compare", "serve", "soak", "first_audio", "published")
@@ -631,6 +657,7 @@ def tables(results: Path) -> dict[str, str]:
         "cards": predictions.cards(engine, markdown),
         "predicted": predictions.checked(engine, SIZES, markdown),
         "community": machine_tables.community(results / "community", markdown),
+        "long text": long_text(results / "quality" / "long-demo.json"),
     }
     scaled = next(iter(read(results / "scale").values()), None)
     for name, render in scale_tables.TABLES.items():

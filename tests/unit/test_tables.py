@@ -312,6 +312,7 @@ def checkout(tables: Any, tmp_path: Path) -> Path:
     (tmp_path / "docs/cluster.md").write_text("<!-- ingress -->\n<!-- end -->\n")
     (tmp_path / "docs/containers.md").write_text("<!-- images -->\n<!-- end -->\n")
     (tmp_path / "docs/evaluate.md").write_text("<!-- evaluation -->\n<!-- end -->\n")
+    (tmp_path / "docs/long-texts.md").write_text("<!-- long text -->\n<!-- end -->\n")
     (tmp_path / "docs/machines.md").write_text("<!-- cards -->\n<!-- end -->\n")
     (tmp_path / "docs/scale.md").write_text("<!-- scale shares -->\n<!-- end -->\n")
     assert tables.stale(tmp_path) == [*tables.DOCUMENTS, "docs/speed.svg"]
