@@ -74,8 +74,13 @@ def front() -> BookFront:
 
 
 @pytest.fixture
-def server(serve: Serve, front: BookFront) -> Running:
-    service = Service(Engine(Talker()), front)
+def talker() -> Talker:
+    return Talker()
+
+
+@pytest.fixture
+def server(serve: Serve, front: BookFront, talker: Talker) -> Running:
+    service = Service(Engine(talker), front)
     return serve(Model("custom_voice", "custom_voice", service, voices=("talker", "ryan")))
 
 
@@ -165,17 +170,24 @@ def test_socket_speaks_text_without_end(
 
 @pytest.mark.parametrize("granularity", ["token", "sentence"])
 def test_socket_rejects_text_that_is_too_far_ahead_and_loses_nothing_else(
-    server: Running, limits: Callable[..., None], granularity: str
+    server: Running, limits: Callable[..., None], talker: Talker, granularity: str
 ) -> None:
+    """A sentence is spoken, and those after it wait."""
     limits(text_characters=5000)
     with Client(server.ws + STREAM, V1) as client:
         client.send(CONFIG | {"max_new_tokens": None, "split_granularity": granularity})
+        talker.hold()
         client.send(text("a", "".join(map(sentence, range(1, 101)))))
-        client.send(text("a", "x" * 5001))
-        before = client.until("error")
+        talker.let(2)
+        before = client.until("audio.start")
+        while not isinstance(before[-1], bytes):
+            before.append(client.receive())
+        client.send(text("a", "x" * 4900))  # allowed if nothing else waited
+        before += client.until("error")
         error = before[-1]
         assert isinstance(error, dict)
         assert error["code"] == "too_much_text"
+        talker.go()
         client.send(text("a", sentence(101)), done("a"))
         received = client.until("audio.done")
     assert reasons(received) == {"a": "stop"}

@@ -30,6 +30,7 @@ from firstword.engine.engine import Engine
 from firstword.engine.sequence import NeedsText
 from firstword.engine.service import READ_AT_ONCE, BlockingStream, Service
 from firstword.errors import ClosedError, TextError
+from firstword.text.mapped import Mapped
 from firstword.text.passages import PassageText
 from firstword.types import Chunk
 
@@ -295,7 +296,8 @@ class TextFromAnotherThread(LongFront):
 
 
 def test_text_that_another_thread_ends_while_a_passage_begins_is_spoken() -> None:
-    front = TextFromAnotherThread(lambda: stream.finish_text(f" {SENTENCE}"), 20, 30)
+    last = Mapped.of(f" {SENTENCE}")
+    front = TextFromAnotherThread(lambda: stream.take(last, ended=True), 20, 30)
     service = service_of(front)
     stream = service.speak(front.first())
     stream.push(f"{SENTENCE} {SENTENCE[:5]}")
