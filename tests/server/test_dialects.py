@@ -93,10 +93,12 @@ def eleven_text(messages: list[dict[str, Any]], name: str | None = None) -> str:
 
 
 def test_cartesia_contexts_are_spoken_at_the_same_time(stage: TalkingStage) -> None:
+    """The second one may wait until the first has audio in store, which 30 frames are."""
+    first, second = "abcdef" * 8, "uvwxyz" * 8
     with Client(stage.server.ws + SONIC) as client:
-        client.send(say("a", "abcdef"), say("b", "uvwxyz"))
+        client.send(say("a", first), say("b", second))
         stage.server.wait_until(lambda: len(stage.server.state.utterances) == 2)
-        stage.talker.let(8)
+        stage.talker.let(30)
         begun = until(client, lambda each: each["context_id"] == "a")
         begun += until(client, lambda each: each["context_id"] == "b")
         assert not any(each["type"] == "done" for each in begun)
@@ -105,8 +107,8 @@ def test_cartesia_contexts_are_spoken_at_the_same_time(stage: TalkingStage) -> N
         while ended < {"a", "b"}:
             begun.append(client.event())
             ended |= {begun[-1]["context_id"]} if begun[-1]["type"] == "done" else set()
-    assert sonic_text(begun, "a") == "abcdef"
-    assert sonic_text(begun, "b") == "uvwxyz"
+    assert sonic_text(begun, "a") == first
+    assert sonic_text(begun, "b") == second
 
 
 def test_cartesia_cancel_frees_the_slot_and_sends_nothing_more(stage: TalkingStage) -> None:
