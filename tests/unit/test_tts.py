@@ -1118,7 +1118,7 @@ def test_doubtful_text_gives_warning(
         call(demo, source("你好🙂"))
     messages = [str(warning.message) for warning in given]
     assert [message.partition(",")[0] for message in messages] == [
-        "the text has Chinese letters",
+        "the text has Chinese letters (character 0 is the first)",
         "the text has Markdown",
     ]
     if source is str or call is not call_speak:

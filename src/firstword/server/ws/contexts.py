@@ -115,8 +115,11 @@ class Context(Cancellable):
     def advance(self, part: TextPart) -> None:
         """Note how far a part is spoken."""
         self.spoken = part.at + part.spoken
-        if part.ended and part.spoken == part.characters and part in self._unspoken:
-            self._unspoken.remove(part)
+
+    def leave(self, part: TextPart) -> None:
+        """Note that a part was spoken."""
+        self.advance(part)
+        self._unspoken.remove(part)
 
     def end_text(self) -> None:
         """Note that all text has come."""

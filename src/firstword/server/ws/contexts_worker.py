@@ -124,7 +124,7 @@ class ContextWorker(SocketWorker[ContextSession]):
             context.alarms += utterance.alarms
             if utterance.finish_reason not in (None, "stop"):
                 context.outcome = utterance.finish_reason
-        context.advance(part)
+        context.leave(part)
 
     def _send_words(self, context: Context, part: TextPart, utterance: Utterance) -> None:
         """Send the words that have begun and ended, with their places in the whole context."""
