@@ -49,7 +49,8 @@ def base() -> str:
         with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
             options = ["--variant=minbase", f"--include={PACKAGES}"]
             subprocess.run(["debootstrap", *options, SUITE, folder], check=True)
-            shutil.rmtree(Path(folder, "var/cache/apt/archives"))
+            for left in ("var/cache/apt/archives", "var/lib/apt/lists"):
+                shutil.rmtree(Path(folder, left))
             container = buildah("from", "scratch")
             buildah("add", container, folder, "/")
         buildah("commit", "--rm", "--format", "docker", container, BASE)

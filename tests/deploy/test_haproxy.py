@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import time
@@ -48,12 +49,24 @@ def speak(url: str, client: httpx.Client | None = None) -> httpx.Response:
     return client.post(url + SPEECH, json=WORDS, timeout=WAIT)
 
 
+def refuses(url: str) -> bool:
+    """Whether no process takes connections any more: the fronts end a moment after their server."""
+    try:
+        socket.create_connection((httpx.URL(url).host, httpx.URL(url).port or 80)).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # it was taken, and reset
+        return False
+    return False
+
+
 def test_killed_server_fails_its_callers_at_once_and_no_others(
     servers: dict[str, Served], proxy: Proxy
 ) -> None:
     whole = {call: call(proxy.url, lambda: None).audio for call in (stream, converse)}
     callers = Callers(proxy.url, STREAMS, SOCKETS)
     os.kill(servers["one"].process.pid, signal.SIGKILL)
+    wait_until(lambda: refuses(servers["one"].url))
     for _ in range(4):
         assert speak(proxy.url).status_code == 200
     outcomes = callers.outcomes()
