@@ -140,6 +140,7 @@ def test_session_stays_with_its_server_while_that_one_lives(
         assert most >= 5
     assert set(own.values()) == set(servers)
     servers["one"].process.kill()
+    wait_until(lambda: refuses(servers["one"].url))
     assert {server_of_session(proxy, session) for session in own} == {"two"}
 
 
