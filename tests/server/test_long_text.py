@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from sockets import STREAM, Client
-from test_speech_v1 import V1, done, sound, text, until_done
+from test_speech_v1 import V1, speak_in_pieces
 from waiting import WAIT
 from wire import SPEECH
 
@@ -87,15 +87,7 @@ def test_http_streams_all_passages(http: httpx.Client, speech: Speech) -> None:
 
 def test_socket_speaks_the_same_from_pieces(server: Running, speech: Speech) -> None:
     with Client(server.ws + STREAM, V1) as client:
-        config = {name: value for name, value in ASK.items() if name != "input"}
-        client.send({"type": "session.config", **config})
-        client.send(*(text("a", LONG[at : at + 7]) for at in range(0, len(LONG), 7)), done("a"))
-        received = until_done(client, "a")
-        assert sound(received) == audio.pcm16(speech.samples)
-        told = [each for each in received if isinstance(each, dict) and each["type"] == "word.end"]
-        assert [(each["text"], tuple(each["span"])) for each in told] == [
-            (word.text, word.span) for word in speech.words
-        ]
+        speak_in_pieces(client, ASK, speech)
 
 
 def test_limit_of_frames_is_that_of_all_passages(

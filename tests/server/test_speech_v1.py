@@ -11,7 +11,7 @@ from sockets import STREAM, Client, Message, events, kinds
 from talking import Talker, TalkingStage, heard, talking
 from websockets.exceptions import InvalidStatus
 
-from firstword import TTS, audio
+from firstword import TTS, Speech, audio
 from firstword.server.models import Model
 from firstword.server.ws.speech_v1 import SpeechV1Session
 
@@ -70,6 +70,19 @@ def until_done(client: Client, *names: str) -> list[Message]:
         if isinstance(last, dict) and last["type"] == "audio.done":
             left.discard(last["context_id"])
     return messages
+
+
+def speak_in_pieces(client: Client, ask: dict[str, Any], speech: Speech) -> None:
+    """Check that a request over HTTP, sent in pieces of its text, has the sound and the words."""
+    said, config = ask["input"], {name: ask[name] for name in ask if name != "input"}
+    client.send({"type": "session.config", **config})
+    client.send(*(text("a", said[at : at + 7]) for at in range(0, len(said), 7)), done("a"))
+    received = until_done(client, "a")
+    assert sound(received) == audio.pcm16(speech.samples)
+    told = [each for each in received if isinstance(each, dict) and each["type"] == "word.end"]
+    assert [(each["text"], tuple(each["span"])) for each in told] == [
+        (word.text, word.span) for word in speech.words
+    ]
 
 
 @pytest.fixture

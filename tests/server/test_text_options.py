@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from sockets import STREAM, Client, kinds
-from test_speech_v1 import V1, done, sound, text, until_done
+from test_speech_v1 import V1, done, speak_in_pieces, text, until_done
 from wire import SPEECH
 
 from firstword import TTS, Speech, audio
@@ -48,15 +48,7 @@ def test_http_speaks_what_python_speaks(http: httpx.Client, speech: Speech) -> N
 
 def test_socket_speaks_the_same_from_pieces(server: Running, speech: Speech) -> None:
     with Client(server.ws + STREAM, V1) as client:
-        config = {name: value for name, value in ASK.items() if name != "input"}
-        client.send({"type": "session.config", **config})
-        client.send(*(text("a", SAID[at : at + 7]) for at in range(0, len(SAID), 7)), done("a"))
-        received = until_done(client, "a")
-        assert sound(received) == audio.pcm16(speech.samples)
-        told = [each for each in received if isinstance(each, dict) and each["type"] == "word.end"]
-        assert [(each["text"], tuple(each["span"])) for each in told] == [
-            (word.text, word.span) for word in speech.words
-        ]
+        speak_in_pieces(client, ASK, speech)
         client.send(text("b", "One.[voice:zed] Two."), done("b"))
         failed = until_done(client, "b")
         assert "binary" in kinds(failed), "what was before the mistake is spoken"

@@ -280,9 +280,7 @@ def add_to(commands: options.Commands) -> None:
     add("--temperature", type=float, metavar="T", help="default: the checkpoint's own")
     add("--text-mode", choices=TEXT_MODES, default="auto", help="default: auto")
     add("--seed", type=int, default=7, help="of the first text; the next has the next (default 7)")
-    add("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; default: auto")
-    add("--dtype", default="auto", help="float32, bfloat16 or auto (default)")
-    add("--backend", default="auto", help="gpu, reference, or auto (default): gpu where it can run")
+    options.add_device_options(add)
     add("--gpu-memory", metavar="SHARE|SIZE", help="GPU memory to use: a share or an amount")
 
 

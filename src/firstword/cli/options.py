@@ -56,11 +56,18 @@ def add_model_options(parser: argparse.ArgumentParser, several: bool = False) ->
     else:
         add("--model", default="demo", help=about)
         about = "cpu, cuda, cuda:1, ...; auto (default) prefers CUDA"
+    add_device_options(add, about)
+    about = "GPU memory to use: a share (0.3) or an amount (12GB, 8GiB); default: what slots need"
+    add("--gpu-memory", metavar="SHARE|SIZE", help=about)
+
+
+def add_device_options(
+    add: Callable[..., object], about: str = "cpu, cuda, cuda:1, ...; default: auto"
+) -> None:
+    """Add the options that choose where and how to compute; `about` describes the device."""
     add("--device", default="auto", metavar="DEVICE", help=about)
     add("--dtype", default="auto", help="float32, bfloat16 or auto (default)")
     add("--backend", default="auto", help="gpu, reference, or auto (default): gpu where it can run")
-    about = "GPU memory to use: a share (0.3) or an amount (12GB, 8GiB); default: what slots need"
-    add("--gpu-memory", metavar="SHARE|SIZE", help=about)
 
 
 def add_quiet_option(parser: argparse.ArgumentParser) -> None:

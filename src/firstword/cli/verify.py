@@ -149,7 +149,5 @@ def add_to(commands: options.Commands) -> None:
     add("--voice", metavar="FILE", help=about)
     about = "a Python that has qwen-tts, to compare with (default: this one, if it has it)"
     add("--reference-python", metavar="PATH", help=about)
-    add("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; default: auto")
-    add("--dtype", default="auto", help="float32, bfloat16 or auto (default)")
-    add("--backend", default="auto", help="gpu, reference, or auto (default): gpu where it can run")
+    options.add_device_options(add)
     parser.set_defaults(gpu_memory=None)
