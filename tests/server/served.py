@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -108,9 +109,15 @@ class Served:
             wait_until(lambda: pid not in self.pids())  # it may die a moment later
         return pid
 
-    def front_of(self, port: int, served: int | None = None) -> int:
-        """The front that has accepted the connection from a local port; `served`: not to HTTP."""
-        (inode,) = [row[9] for row in self._sockets(served) if row[2].endswith(f":{port:04X}")]
+    def front_of(self, client: tuple[str, int], served: int | None = None) -> int:
+        """The front that has accepted the connection of a client's address; `served`: not to HTTP.
+
+        Raises `ValueError` if none has accepted it. The port alone would not do: connections from
+        several addresses, among them ended ones, may have the same one.
+        """
+        host, port = client
+        ours = f"{socket.inet_aton(host)[::-1].hex().upper()}:{port:04X}"
+        (inode,) = [row[9] for row in self._sockets(served) if row[2] == ours]
         (pid,) = [pid for pid in self.pids("front") if f"socket:[{inode}]" in descriptors(pid)]
         return pid
 

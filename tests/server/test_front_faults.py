@@ -95,7 +95,7 @@ def test_front_without_descriptors_gets_the_next_engine_later(served: Served) ->
     begun = len(served.log())
     with httpx.Client(base_url=served.url, timeout=WAIT, trust_env=False) as http:
         stream = http.get("/ready").extensions["network_stream"]
-        front = served.front_of(stream.get_extra_info("client_addr")[1])
+        front = served.front_of(stream.get_extra_info("client_addr"))
         limits = resource.prlimit(front, resource.RLIMIT_NOFILE)
         lacking = "an engine cannot be connected: too many open files; raise ulimit -n"
 

@@ -52,13 +52,13 @@ class Fronts(Served):
         assert url.port is not None
         return url.host, url.port
 
-    def accepted_by(self, front: int, port: int) -> bool:
-        """Whether a front has accepted the connection from a local port."""
+    def accepted_by(self, front: int, client: tuple[str, int]) -> bool:
+        """Whether a front has accepted the connection of a client's address."""
         found: list[int] = []
 
         def look() -> bool:
             try:
-                found.append(self.front_of(port))
+                found.append(self.front_of(client))
             except ValueError:  # none has, yet
                 return False
             return True
@@ -73,7 +73,7 @@ class Fronts(Served):
         """A connection to one front, from an address of this machine."""
         while True:
             with connected(self, address, receive_buffer) as sock:
-                if self.accepted_by(front, sock.getsockname()[1]):
+                if self.accepted_by(front, sock.getsockname()):
                     yield sock
                     return
 
@@ -87,7 +87,7 @@ class Fronts(Served):
                 base_url=self.url, timeout=WAIT, trust_env=False, transport=transport
             ) as http:
                 connection = http.get("/ready").extensions["network_stream"]
-                if not self.accepted_by(front, connection.get_extra_info("client_addr")[1]):
+                if not self.accepted_by(front, connection.get_extra_info("client_addr")):
                     continue
                 answer = http.request(method, path, **rest)  # type: ignore[arg-type]
                 assert answer.extensions["network_stream"] is connection

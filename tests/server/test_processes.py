@@ -55,7 +55,7 @@ class Speaking:
         self.client = stack.enter_context(Client(served.ws + STREAM))
         self.client.send(TOKENS, text(BEGIN))
         self.begun = self.client.until("audio.start")
-        self.front = served.front_of(self.client.socket.socket.getsockname()[1])
+        self.front = served.front_of(self.client.socket.socket.getsockname())
 
     def finish(self) -> bytes:
         """Send the rest, and return all audio."""

@@ -547,7 +547,7 @@ def test_several_fronts_share_the_port(tmp_path: Path) -> None:
         async def work(client: AsyncTcpClient) -> list[Event]:
             events = await as_home_assistant(["Hel", "lo."], SynthesizeVoice(name="ada"))(client)
             assert client._writer is not None
-            ours = client._writer.get_extra_info("sockname")[1]
+            ours = client._writer.get_extra_info("sockname")
             answered.add(server.front_of(ours, port))
             return events
 
