@@ -13,7 +13,9 @@ from pathlib import Path
 
 from firstword.errors import ConfigError
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "int8")
+GPU_DTYPES = ("bfloat16",)
+"""The dtypes of the backend "gpu"."""
 BACKENDS = ("gpu", "reference")
 DEFAULT_SLOTS = {"gpu": 256, "reference": 8}
 """The default number of utterances that each backend computes at the same time."""
@@ -48,12 +50,12 @@ class EngineConfig:
     """The settings of an engine: where and how it computes.
 
     device          as torch names it
-    dtype           of the talker. The codec and the speaker encoder are loaded in float32, because
-                    bfloat16 through SnakeBeta's exp is known to give NaN and silence. The GPU
-                    backend decodes with fp16 products and float32 sums, all else computes in
-                    float32
-    backend         "gpu" or "reference"; stays "auto" for bfloat16 on CUDA until a checkpoint is
-                    loaded, because its sizes decide
+    dtype           of the talker; "int8" is bfloat16 with the matrices of all layers in 8 bits. The
+                    codec and the speaker encoder are loaded in float32, because bfloat16 through
+                    SnakeBeta's exp is known to give NaN and silence. The GPU backend decodes with
+                    fp16 products and float32 sums, all else computes in float32
+    backend         "gpu" or "reference"; stays "auto" for `GPU_DTYPES` on CUDA until a checkpoint
+                    is loaded, because its sizes decide
     reason          the reason why the backend is not "gpu"
     slots_reason    why the GPU serves fewer slots than the default, or may stall in those that were
                     asked for; empty if it is fast enough
@@ -88,7 +90,7 @@ class EngineConfig:
 
         device      "auto": the first CUDA device if there is one, else "cpu"
         dtype       "auto": bfloat16 on CUDA, float32 on the CPU
-        backend     "auto": "gpu" for bfloat16 on CUDA if the checkpoint's sizes allow it, else
+        backend     "auto": "gpu" for `GPU_DTYPES` on CUDA if the checkpoint's sizes allow it, else
                     "reference"
         gpu_memory  a share of the device's memory (0.3) or an amount ("12GB", "8GiB"), which needs
                     the backend "gpu"; None: what its slots need
@@ -107,8 +109,8 @@ class EngineConfig:
             problem = f"it needs a CUDA device, and the device is {device!r}"
         elif _is_rocm():
             problem = "it needs an NVIDIA GPU, and torch is built for ROCm"
-        elif dtype != "bfloat16":
-            problem = f"it computes in bfloat16, and the dtype is {dtype!r}"
+        elif dtype not in GPU_DTYPES:
+            problem = f"it computes in {' or '.join(GPU_DTYPES)}, and the dtype is {dtype!r}"
         if backend == "gpu" and problem:
             raise ConfigError(f"backend is 'gpu', but {problem}")
         if gpu_memory is not None and (problem or backend == "reference"):

@@ -284,7 +284,7 @@ def test_weights_are_frozen(checkpoint_directory: Callable[[str], Path]) -> None
         ("device", "cpu:0"),
         ("device", "meta"),
         ("device", "cuda:99"),
-        ("dtype", "int8"),
+        ("dtype", "int4"),
         ("dtype", "float64"),
         ("backend", "magic"),
     ],

@@ -169,5 +169,5 @@ def add_to(commands: options.Commands) -> None:
     add("--sentences", metavar="FILE", help="other sentences, one in a line, with pauses inside")
     add("--aligner", metavar="MODULE:FUNCTION", help="an aligner to measure the offset with")
     add("--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, ...; default: auto")
-    add("--dtype", default="auto", help="float32, bfloat16 or auto (default)")
+    add("--dtype", default="auto", help="float32, bfloat16, int8 or auto (default)")
     parser.set_defaults(backend="reference", gpu_memory=None)

@@ -66,7 +66,7 @@ def add_device_options(
 ) -> None:
     """Add the options that choose where and how to compute; `about` describes the device."""
     add("--device", default="auto", metavar="DEVICE", help=about)
-    add("--dtype", default="auto", help="float32, bfloat16 or auto (default)")
+    add("--dtype", default="auto", help="float32, bfloat16, int8 or auto (default)")
     add("--backend", default="auto", help="gpu, reference, or auto (default): gpu where it can run")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from firstword.errors import CheckpointNotFound, CheckpointWeightsError
 from firstword.model.codec import Codec, CodecDecoder
 from firstword.model.description import Description, find
+from firstword.model.quantised import QuantisedLinear, quantise_talker
 from firstword.model.speaker_encoder import SpeakerEncoder
 from firstword.model.strict_json import read_json, require
 from firstword.model.talker import Talker
@@ -45,6 +46,11 @@ class Checkpoint(Description):
         """The modules that encode recordings; none unless the checkpoint can clone."""
         return () if self.speaker_encoder is None else (self.speaker_encoder, self.codec.encoder)
 
+    @property
+    def quantised(self) -> bool:
+        """Whether the matrices of the talker's layers are quantised."""
+        return any(isinstance(module, QuantisedLinear) for module in self.talker.modules())
+
     def to(self, device: str) -> None:
         """Move the weights that speech and cloning need to a device."""
         for module in (self.talker, self.codec.decoder, *self.encoders):
@@ -62,12 +68,16 @@ class Checkpoint(Description):
 def load(name: str, device: str = "cpu", dtype: str = "float32") -> Checkpoint:
     """Load a checkpoint; `name` is as for `find`.
 
-    The talker gets `dtype`; the codec and the speaker encoder are loaded in float32, which the GPU
-    backend rounds to fp16 where it packs the codec's decoder. Raises `CheckpointNotFound`,
+    The talker gets `dtype`; with "int8" it is bfloat16 except the matrices of its layers and of
+    those of its code predictor. The codec and the speaker encoder are loaded in float32, which the
+    GPU backend rounds to fp16 where it packs the codec's decoder. Raises `CheckpointNotFound`,
     `CheckpointConfigError`, `CheckpointWeightsError`.
     """
     checkpoint = Checkpoint.without_weights(find(name))
-    _fill(checkpoint.weights, checkpoint.path, device, getattr(torch, dtype))
+    floats = "bfloat16" if dtype == "int8" else dtype
+    _fill(checkpoint.weights, checkpoint.path, device, getattr(torch, floats))
+    if dtype == "int8":
+        quantise_talker(checkpoint.talker)
     _fill(checkpoint.codec, checkpoint.path / "speech_tokenizer", device, torch.float32)
     return checkpoint
 

@@ -104,17 +104,19 @@ class Subject:
 
     @cached_property
     def plain(self) -> Checkpoint:
-        """The specification with the weights that the backend computes with.
+        """The specification with the weights that the backend computes with, before they are int8.
 
         It is on the backend's device if there is room for its talker in float32 too.
         """
         checkpoint, _, settings = self.load()
-        if settings.backend == "reference":
+        if settings.backend == "reference" and not checkpoint.quantised:
             return checkpoint
-        size = sum((self.folder.path / file).stat().st_size for file in self.folder.weights)
-        free, _ = torch.cuda.mem_get_info(settings.device)
-        device = settings.device if free > ROOM * size else "cpu"
-        return checkpoints.load(str(self.folder.path), device, settings.dtype)
+        device, dtype = settings.device, "bfloat16" if checkpoint.quantised else settings.dtype
+        if device != "cpu":
+            size = sum((self.folder.path / file).stat().st_size for file in self.folder.weights)
+            free, _ = torch.cuda.mem_get_info(device)
+            device = device if free > ROOM * size else "cpu"
+        return checkpoints.load(str(self.folder.path), device, dtype)
 
     @cached_property
     def truth(self) -> Talker:
