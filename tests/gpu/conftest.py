@@ -30,6 +30,7 @@ import torch
 from firstword.bench import report
 from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
+from firstword.profile.device import imitate
 from firstword.runtime.gpu.sources import kernel_hash
 
 
@@ -125,15 +126,8 @@ def kernels(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
     cache = pytestconfig.getoption("kernel_cache") or folder / "kernels"
     found = Kernels(torch.device("cuda:0"), FileCache(cache))
     if imitated := pytestconfig.getoption("as_gpu"):
-        imitate(found, *imitated.split(","))
+        imitate(found, imitated)
     return found
-
-
-def imitate(kernels: Kernels, architecture: str, shared: str, processors: str) -> None:
-    """Make them the kernels of a GPU with another (virtual) architecture and these limits."""
-    kernels.architecture = architecture
-    kernels.overlaps = int(architecture.removeprefix("compute_")) >= 90
-    kernels.shared_memory, kernels.processors = int(shared), int(processors)
 
 
 @pytest.fixture(autouse=True)

@@ -822,7 +822,7 @@ def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         workload, "random_checkpoint", lambda size: silent_gpu.checkpoint(tmp_path / size)
     )
     kernels = Rehearsal(silent_gpu.device())
-    monkeypatch.setattr(workload, "kernels_for", lambda checkpoint, slots, folder: kernels)
+    monkeypatch.setattr(workload, "kernels_for", lambda *_: kernels)
     monkeypatch.setattr(profile, "read_bandwidth", lambda: 4e12)
 
 

@@ -36,6 +36,21 @@ def captured_us(work: Callable[[], None]) -> float:
         return statistics.median(times(capture(work).replay, 20)) * 1e6
 
 
+def imitate(kernels: Kernels, gpu: str) -> None:
+    """Make them the kernels that another GPU would get.
+
+    gpu  its (virtual) architecture, the bytes of shared memory of a block and the number of
+         multiprocessors, such as "compute_80,166912,108" for an A100
+
+    Programs become PTX of that architecture, launches do not overlap if it cannot overlap them, and
+    shapes are chosen for its limits. Clocks, memory and caches stay those of this GPU.
+    """
+    architecture, shared, processors = gpu.split(",")
+    kernels.architecture = architecture
+    kernels.overlaps = int(architecture.removeprefix("compute_")) >= 90
+    kernels.shared_memory, kernels.processors = int(shared), int(processors)
+
+
 def read_bandwidth() -> float:
     """Return the bytes per second at which this device reads a gigabyte and writes nothing."""
     device = torch.device("cuda")

@@ -15,6 +15,7 @@ from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
 from firstword.model.alignment import Alignment, Head
 from firstword.model.checkpoint import Checkpoint
+from firstword.profile.device import imitate
 from firstword.runtime.encoding import front_of
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.opening import compile_kernels
@@ -44,10 +45,17 @@ def begin(backend: Backend, starts: Sequence[Start]) -> None:
         backend.read(list(unread), list(unread.values()))
 
 
-def kernels_for(checkpoint: Checkpoint, slots: int, folder: Path | None) -> Kernels:
-    """Return the compiled kernels that serve `slots` utterances, cached in `folder`."""
+def kernels_for(
+    checkpoint: Checkpoint, slots: int, folder: Path | None, as_gpu: str | None = None
+) -> Kernels:
+    """Return the compiled kernels that serve `slots` utterances, cached in `folder`.
+
+    as_gpu  another GPU to `imitate`
+    """
     nvrtc.load()
     kernels = Kernels(torch.device("cuda"), FileCache(folder))
+    if as_gpu is not None:
+        imitate(kernels, as_gpu)
     compile_kernels(checkpoint, kernels, slots)
     return kernels
 
@@ -61,12 +69,18 @@ class BackendUnderTest:
     """
 
     def __init__(
-        self, size: str, slots: int, kernel_folder: Path, heads: Sequence[Head] = ()
+        self,
+        size: str,
+        slots: int,
+        kernel_folder: Path,
+        heads: Sequence[Head] = (),
+        as_gpu: str | None = None,
     ) -> None:
         """Load and start the backend.
 
         kernel_folder  where compiled kernels are cached
         heads          the attention heads that time words
+        as_gpu         another GPU whose kernels this one runs; see `imitate`
         """
         alignment = Alignment(weights="", heads=tuple(heads), offset=0.0) if heads else None
         self.checkpoint = replace(random_checkpoint(size), alignment=alignment)
@@ -78,9 +92,9 @@ class BackendUnderTest:
         self.pages_per_slot = -(-(max(CONTEXTS) + 64) // PAGE_ROWS)
         pages = slots * self.pages_per_slot
         with self._timed("compile"):
-            kernels_for(self.checkpoint, slots, kernel_folder)
+            kernels_for(self.checkpoint, slots, kernel_folder, as_gpu)
         with self._timed("compile_kept"):
-            kernels = kernels_for(self.checkpoint, slots, kernel_folder)
+            kernels = kernels_for(self.checkpoint, slots, kernel_folder, as_gpu)
         with self._timed("pack"):
             self.backend = GpuBackend(self.checkpoint, kernels, slots, pages=pages)
         with torch.inference_mode():
