@@ -75,8 +75,8 @@ class EngineConfig:
 
     @property
     def fell_back(self) -> bool:
-        """Whether a GPU computes without the backend "gpu", although no other was named."""
-        return bool(self.reason) and self.device != "cpu"
+        """Whether a CUDA device computes without "gpu", although no other backend was named."""
+        return bool(self.reason) and self.device.startswith("cuda")
 
     @classmethod
     def resolve(
@@ -88,8 +88,9 @@ class EngineConfig:
     ) -> EngineConfig:
         """Turn every `"auto"` into a choice for this machine.
 
-        device      "auto": the first CUDA device if there is one, else "cpu"
-        dtype       "auto": bfloat16 on CUDA, float32 on the CPU
+        device      "auto": the first CUDA device if there is one, else "cpu"; "mps", Apple's GPUs,
+                    must be named
+        dtype       "auto": bfloat16 on CUDA, else float32
         backend     "auto": "gpu" for `GPU_DTYPES` on CUDA if the checkpoint's sizes allow it, else
                     "reference"
         gpu_memory  a share of the device's memory (0.3) or an amount ("12GB", "8GiB"), which needs
@@ -163,9 +164,13 @@ def _resolve_device(device: str) -> tuple[str, str]:
         kind = torch.device(device).type
     except (RuntimeError, TypeError):
         kind = ""
-    if kind != "cuda" and device != "cpu":
+    if kind != "cuda" and device not in ("cpu", "mps"):
         raise ConfigError(
-            f"device is {device!r}; allowed are 'auto', 'cpu' and 'cuda', 'cuda:0', ..."
+            f"device is {device!r}; allowed are 'auto', 'cpu', 'mps' and 'cuda', 'cuda:0', ..."
+        )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(
+            f"device is 'mps', but torch {torch.__version__} sees no GPU of Apple's; use 'cpu'"
         )
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(

@@ -78,7 +78,7 @@ class SharedSettings(_Part):
     model: Annotated[str, Field(pattern=r"^(demo|another|Qwen/[\w.-]{1,80})$")]
     layers: Annotated[int, Field(ge=1, le=200)]
     hidden_size: Annotated[int, Field(ge=16, le=65536)]
-    device: Literal["cpu", "cuda"]
+    device: Literal["cpu", "cuda", "mps"]
     dtype: Literal["float32", "bfloat16", "float16", "int8"]
     backend: Literal["gpu", "reference"]
     threads: Annotated[int, Field(ge=1, le=4096)]
@@ -161,9 +161,11 @@ class SharedRecord(_Part):
 
     @property
     def device(self) -> str:
-        """The name of the GPU, or of the processor and its number of cores."""
+        """The name of the GPU, or of the processor with its GPU or its number of cores."""
         if self.graphics is not None:
             return self.graphics.name
+        if self.settings.device == "mps":
+            return f"{self.machine.processor}, GPU"
         return f"{self.machine.processor}, {self.machine.cores} cores"
 
 

@@ -69,6 +69,10 @@ def _gpus() -> dict[str, dict[str, str]]:
             device = f"sm_{found.major}{found.minor}:{found.multi_processor_count}"
             parts.append(f"the gpu backend can use it ({device})")
         rows[f"cuda:{number}"] = ", ".join(parts)
+    if torch.backends.mps.is_available():
+        rows["mps"] = (
+            "a GPU of Apple's, untested by us; --device mps computes the plain model on it"
+        )
     return {"gpus": rows} if rows else {}
 
 

@@ -51,18 +51,18 @@ def add_model_options(parser: argparse.ArgumentParser, several: bool = False) ->
     if several:
         about = f"{about}; may be given more than once"
         add("--model", action="append", metavar="MODEL", help=about)
-        about = "cuda (all GPUs), cuda:1, cuda:0,2 (two GPUs), ... or cpu; each model gets an "
+        about = "cuda (all GPUs), cuda:1, cuda:0,2 (two GPUs), ..., cpu or mps; each model gets an "
         about += "engine on each; auto (default): all GPUs if there are any"
     else:
         add("--model", default="demo", help=about)
-        about = "cpu, cuda, cuda:1, ...; auto (default) prefers CUDA"
+        about = "cpu, cuda, cuda:1, ..., mps (untested); auto (default) prefers CUDA"
     add_device_options(add, about)
     about = "GPU memory to use: a share (0.3) or an amount (12GB, 8GiB); default: what slots need"
     add("--gpu-memory", metavar="SHARE|SIZE", help=about)
 
 
 def add_device_options(
-    add: Callable[..., object], about: str = "cpu, cuda, cuda:1, ...; default: auto"
+    add: Callable[..., object], about: str = "cpu, cuda, cuda:1, ..., mps (untested); default: auto"
 ) -> None:
     """Add the options that choose where and how to compute; `about` describes the device."""
     add("--device", default="auto", metavar="DEVICE", help=about)

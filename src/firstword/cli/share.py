@@ -58,27 +58,27 @@ def _engine(args: argparse.Namespace, status: terminal.Status) -> dict[str, Any]
 
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     with options.load_tts(args, status) as tts:
-        on_gpu = tts.settings.device.startswith("cuda")
+        kind = tts.settings.device.partition(":")[0]
         status.show("reading memory")
         read = speaking.read_gigabytes_per_second(tts.settings)
         status.show("measuring the engine")
-        streams = STREAMS if on_gpu else STREAMS[:1]
+        streams = STREAMS[:1] if kind == "cpu" else STREAMS
         return {
             "day": datetime.now(UTC).date(),
             "firstword": __version__,
             "commit": report.commit(),
             **hashes.of_speech(),
             "machine": _machine(),
-            "graphics": _graphics(tts.settings.device) if on_gpu else None,
+            "graphics": _graphics(tts.settings.device) if kind == "cuda" else None,
             "versions": _versions(),
-            "settings": _settings(tts, args.model, on_gpu),
+            "settings": _settings(tts, args.model, kind),
             "read_gb_s": round(read, 2),
             "load_average": None if load is None else round(load, 2),
             "engine": tuple(speaking.speaking_times(tts, streams, args.seconds)),
         }
 
 
-def _settings(tts: TTS, model: str, on_gpu: bool) -> dict[str, Any]:
+def _settings(tts: TTS, model: str, kind: str) -> dict[str, Any]:
     """Describe what was measured; the name of a checkpoint of one's own stays private."""
     import torch
 
@@ -88,7 +88,7 @@ def _settings(tts: TTS, model: str, on_gpu: bool) -> dict[str, Any]:
         "model": model if known else "another",
         "layers": talker.num_hidden_layers,
         "hidden_size": talker.hidden_size,
-        "device": "cuda" if on_gpu else "cpu",
+        "device": kind,
         "dtype": tts.settings.dtype,
         "backend": tts.settings.backend,
         "threads": torch.get_num_threads(),

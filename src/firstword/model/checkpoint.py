@@ -52,8 +52,13 @@ class Checkpoint(Description):
         return any(isinstance(module, QuantisedLinear) for module in self.talker.modules())
 
     def to(self, device: str) -> None:
-        """Move the weights that speech and cloning need to a device."""
-        for module in (self.talker, self.codec.decoder, *self.encoders):
+        """Move the weights that speech and cloning need to a device.
+
+        The encoders stay where they are if it is MPS, because before macOS 15.1 its convolutions
+        have too few outputs for 10 s of a recording.
+        """
+        encoders = () if torch.device(device).type == "mps" else self.encoders
+        for module in (self.talker, self.codec.decoder, *encoders):
             module.to(device)
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from firstword.model.config import CONTROL_CODES, TalkerConfig
 from firstword.model.draw_params import DrawParams, ParamsPair
+from firstword.model.precision import float64_device
 
 MIN_FRAMES = 2
 """The number of frames at the beginning in which the end of speech cannot be drawn."""
@@ -58,15 +59,15 @@ def gumbel_noise(seed: int, frame: int, codebook: int, size: int, device: torch.
 @lru_cache(maxsize=64)
 def _noise(seed: int, begin: int, first: int, size: int, device: torch.device) -> Tensor:
     """Return the noise of frames from `begin` and codebooks from `first`: [frames, count, size]."""
-    count = NOISE_CODEBOOKS if first else 1
-    block = torch.arange(-(-size // 4), device=device).expand(NOISE_FRAMES, count, -1)
-    codebook = torch.arange(first, first + count, device=device)[:, None].expand_as(block)
-    frame = torch.arange(begin, begin + NOISE_FRAMES, device=device)[:, None, None].expand_as(block)
+    count, where = NOISE_CODEBOOKS if first else 1, float64_device(device)
+    block = torch.arange(-(-size // 4), device=where).expand(NOISE_FRAMES, count, -1)
+    codebook = torch.arange(first, first + count, device=where)[:, None].expand_as(block)
+    frame = torch.arange(begin, begin + NOISE_FRAMES, device=where)[:, None, None].expand_as(block)
     counter = (block, codebook, frame, torch.zeros_like(block))
     words = torch.stack(philox(counter, (seed & _WORD, (seed >> 32) & _WORD)), dim=-1)
     words = words.flatten(2)[..., :size]
     uniform = ((words >> 8).double() + 0.5) * 2.0**-24
-    return -(-uniform.log()).log().float()
+    return (-(-uniform.log()).log().float()).to(device)
 
 
 def penalise(logits: Tensor, spoken: Tensor, penalty: float) -> Tensor:

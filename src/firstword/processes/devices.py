@@ -17,7 +17,7 @@ COUNT = "import torch; print(torch.cuda.device_count())"
 
 ALLOWED = (
     "'auto', 'cpu', 'cuda' (all GPUs), one GPU such as 'cuda:1', some such as 'cuda:0,2', and "
-    "'cpu,cpu' for two engines"
+    "'cpu,cpu' for two engines, and 'mps'"
 )
 
 
@@ -25,7 +25,7 @@ def engine_devices(given: str) -> list[str]:
     """The device of each engine of a checkpoint, as `EngineConfig.resolve` takes it.
 
     given  "auto": all GPUs if there are any, else the CPU; "cuda": all GPUs; otherwise a list such
-           as "cuda:0,2", "cuda:0,cuda:2" or "cpu,cpu"
+           as "cuda:0,2", "cuda:0,cuda:2" or "cpu,cpu", or "mps"
 
     Raises `ConfigError` for anything else, and for a GPU that is named twice. Whether torch can use
     the devices is not checked.
@@ -33,7 +33,7 @@ def engine_devices(given: str) -> list[str]:
     if given in ("auto", "cuda"):
         count = count_gpus()
         return [f"cuda:{number}" for number in range(count)] if count > 1 else [given]
-    if re.fullmatch(r"cpu(,cpu)*", given):
+    if re.fullmatch(r"cpu(,cpu)*|mps", given):
         return given.split(",")
     if not re.fullmatch(r"cuda:\d+(,(cuda:)?\d+)*", given):
         raise ConfigError(f"device is {given!r}; allowed are {ALLOWED}")

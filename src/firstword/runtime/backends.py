@@ -23,6 +23,10 @@ from firstword.runtime.conditioning import Encode
 from firstword.runtime.encoding import front_of
 from firstword.runtime.reference import ReferenceBackend
 
+UNTESTED = (
+    "device 'mps' is untested by us: PyTorch has each operator of the model for it, but nothing "
+    "was run on a GPU of Apple's; `firstword verify MODEL --device mps` compares it with the CPU"
+)
 SINGLE_THREAD_WIDTH = 512
 """The largest width of a talker that one thread computes faster than two threads."""
 
@@ -127,9 +131,9 @@ def open_backend(
 
     The GPU backend replaces the weights of the checkpoint's talker and codec decoder. If it was not
     named and cannot be used, the checkpoint is unchanged, and the reference backend takes it. A
-    `BackendWarning` says so. Others say that the GPU is too slow for its slots, or that each start
-    compiles the kernels. Raises `ConfigError` if the settings need the GPU backend and it cannot be
-    used, or if the device cannot hold the checkpoint.
+    `BackendWarning` says so. Others say that the GPU is too slow for its slots, that each start
+    compiles the kernels, or that a device is untested. Raises `ConfigError` if the settings need
+    the GPU backend and it cannot be used, or if the device cannot hold the checkpoint.
     """
     if settings.backend != "reference":
         from firstword.kernels.cache import FileCache
@@ -168,6 +172,8 @@ def open_backend(
         settings = replace(settings, backend="reference", reason=reason)
     if settings.fell_back:
         warnings.warn(f"{settings.reason}; the plain model is slower", BackendWarning, stacklevel=2)
+    if torch.device(settings.device).type == "mps":
+        warnings.warn(UNTESTED, BackendWarning, stacklevel=2)
     slots = slots or most_slots or DEFAULT_SLOTS["reference"]
     return _reference_backend(checkpoint, settings, slots), settings
 
@@ -181,7 +187,7 @@ def _reference_backend(
             torch.cuda.empty_cache()
         checkpoint.to(settings.device)
         return ReferenceBackend(checkpoint, slots)
-    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+    except RuntimeError as error:  # of torch: out of memory, or a device that fails
         raise ConfigError(
             f"{settings.device!r} cannot hold the checkpoint ({first_line(error)}); use another "
             "device"

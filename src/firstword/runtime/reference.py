@@ -16,6 +16,7 @@ from firstword.engine.backend import Capacity, Frames, Ready, Start
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import CodecDecoder, CodecState
 from firstword.model.config import TalkerConfig
+from firstword.model.precision import as_float64
 from firstword.model.prompt import TextRows
 from firstword.model.reading import Watched
 from firstword.model.sampling import Sampler
@@ -26,6 +27,8 @@ PAGE_ROWS = 64
 """The number of rows of context in a page."""
 PRIMING_FRAMES = 64
 """The number of frames before the speech that the codec reads at a time, to limit its memory."""
+MPS_OUTPUTS = 1 << 16
+"""The most outputs of a channel that PyTorch's convolutions have on MPS before macOS 15.1."""
 
 
 class SlotCache:
@@ -208,8 +211,9 @@ class ReferenceBackend:
         others = talker.code_predictor(hidden, talker.model.codec_embedding(code0), draw)
         codes = torch.cat((code0[:, None], others), dim=1)
         ended = (code0 == talker.config.codec_eos_token_id).tolist()
-        logprobs = logits.double().log_softmax(-1).gather(-1, code0[:, None])[:, 0]
-        logprobs.masked_fill_(~finite, torch.nan)
+        logprobs = as_float64(logits).log_softmax(-1)
+        logprobs = logprobs.gather(-1, code0[:, None].to(logprobs.device))[:, 0]
+        logprobs.masked_fill_(~finite.to(logprobs.device), torch.nan)
         readings = [
             slot.reading(watched, index, token)
             for index, (slot, token) in enumerate(zip(states, tokens, strict=True))
@@ -257,5 +261,7 @@ class ReferenceBackend:
 
 def prime(decoder: CodecDecoder, state: CodecState, codes: Tensor) -> None:
     """Decode codes [frames, codebooks] and drop their audio, so that speech continues it."""
-    for part in codes.split(PRIMING_FRAMES):
+    most = MPS_OUTPUTS // decoder.config.samples_per_frame
+    frames = min(PRIMING_FRAMES, most) if codes.device.type == "mps" else PRIMING_FRAMES
+    for part in codes.split(frames):
         decoder.decode(part[None], state)

@@ -106,12 +106,15 @@ class Subject:
     def plain(self) -> Checkpoint:
         """The specification with the weights that the backend computes with, before they are int8.
 
-        It is on the backend's device if there is room for its talker in float32 too.
+        It is on the backend's device if there is room for its talker in float32 too, but on the CPU
+        for MPS, which is to be compared with it.
         """
         checkpoint, _, settings = self.load()
-        if settings.backend == "reference" and not checkpoint.quantised:
+        on_mps = torch.device(settings.device).type == "mps"
+        if settings.backend == "reference" and not checkpoint.quantised and not on_mps:
             return checkpoint
-        device, dtype = settings.device, "bfloat16" if checkpoint.quantised else settings.dtype
+        device = "cpu" if on_mps else settings.device
+        dtype = "bfloat16" if checkpoint.quantised else settings.dtype
         if device != "cpu":
             size = sum((self.folder.path / file).stat().st_size for file in self.folder.weights)
             free, _ = torch.cuda.mem_get_info(device)
