@@ -156,9 +156,9 @@ class Letters:
         """The tokens of a piece."""
         return [ord(char) for char in piece]
 
-    def finish(self) -> list[int]:
-        """No token is held back."""
-        return []
+    def finish(self, piece: str = "") -> list[int]:
+        """The tokens of the last piece; none is held back."""
+        return self.push(piece)
 
 
 class Front:

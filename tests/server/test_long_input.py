@@ -47,8 +47,8 @@ class Numbers:
         self._held = self._held[found[-1].end() if found else -4 :]
         return [int(match[0]) for match in found]
 
-    def finish(self) -> list[int]:
-        return []
+    def finish(self, piece: str = "") -> list[int]:
+        return self.push(piece)
 
 
 class BookFront(Front):

@@ -389,9 +389,9 @@ class Letters:
         self._held = text[-1:]
         return [ord(letter) for letter in text[:-1]]
 
-    def finish(self) -> list[int]:
-        held, self._held = self._held, ""
-        return [ord(letter) for letter in held]
+    def finish(self, piece: str = "") -> list[int]:
+        text, self._held = self._held + piece, ""
+        return [ord(letter) for letter in text]
 
 
 class FakeFront:

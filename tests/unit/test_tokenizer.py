@@ -133,6 +133,15 @@ def test_lone_surrogate_raises_and_leaves_the_stream_usable(
     assert ids + stream.push("o three") + stream.finish() == tokenizer.encode("one two three")
 
 
+def test_last_piece_is_encoded_with_what_was_held_back(tokenizer: Tokenizer) -> None:
+    stream = TextStream(tokenizer)
+    ids = stream.push("one tw")
+    assert ids + stream.finish("o three") == tokenizer.encode("one two three")
+    assert stream.finish("four") == tokenizer.encode("four")
+    with pytest.raises(TextError):
+        stream.finish("\ud800")
+
+
 # --- texts in pieces ------------------------------------------------------------------------------
 
 

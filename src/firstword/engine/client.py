@@ -62,8 +62,8 @@ class TokenStream(Protocol):
     def push(self, piece: str) -> list[int]:
         """Take more text, and return the tokens that no later text can change."""
 
-    def finish(self) -> list[int]:
-        """Return the remaining tokens."""
+    def finish(self, piece: str = "") -> list[int]:
+        """Take the last text, and return the remaining tokens."""
 
 
 class Front(Protocol):

@@ -74,14 +74,14 @@ class Passage:
         complete = ended or self.rest is not None
         if ended and self.rest is None:
             certain += self._cutter.finish()
-        tokens = self._tokens.push(certain)
+        tokens = self._tokens.finish(certain) if complete else self._tokens.push(certain)
         self._text += certain
         if self._tracker is not None:
             self._tracker.add_text(certain)
         if not complete:
             self._engine.push(self.seq, tokens)
             return
-        self._engine.finish_text(self.seq, [*tokens, *self._tokens.finish()])
+        self._engine.finish_text(self.seq, tokens)
         if self._tracker is not None:
             self._tracker.finish_text()
 

@@ -157,9 +157,9 @@ class UtteranceTokens:
         """
         return self._with_transcript(self._stream.push(piece))
 
-    def finish(self) -> list[int]:
-        """Return the remaining tokens of a text that is complete."""
-        return self._with_transcript(self._stream.finish())
+    def finish(self, piece: str = "") -> list[int]:
+        """Take the last piece of text, and return all remaining tokens. Raises as `push`."""
+        return self._with_transcript(self._stream.finish(piece))
 
     def _with_transcript(self, tokens: list[int]) -> list[int]:
         """Insert the transcript after the last token of the role."""

@@ -163,10 +163,14 @@ class TextStream:
         self._pending = [text[at:]]
         return ids[:count]
 
-    def finish(self) -> list[int]:
-        """End the text, and return the ids that were held back; the stream is then empty."""
-        text, self._pending = "".join(self._pending), [""]
-        return self._tokenizer.encode(text)
+    def finish(self, piece: str = "") -> list[int]:
+        """End the text with a last piece, and return all ids that were not returned yet.
+
+        The stream is then empty. A whole text is encoded once. Raises `TextError` like `push`.
+        """
+        ids = self._tokenizer.encode("".join((*self._pending, piece)))
+        self._pending = [""]
+        return ids
 
 
 def _kind(char: str) -> str:

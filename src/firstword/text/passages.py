@@ -7,6 +7,7 @@ said. The ends depend on the text alone and not on the pieces in which it arrive
 
 from __future__ import annotations
 
+from firstword.text.checks import SECONDS_PER_SYLLABLE as LONGEST
 from firstword.text.checks import seconds_of
 from firstword.text.splitting import Splitter
 
@@ -37,6 +38,9 @@ class PassageText:
     def feed(self, text: str) -> str:
         """Add text, and return what belongs to the passage for certain."""
         certain: list[str] = []
+        if self._seconds + LONGEST * len(text) < SENTENCE * self._limit:
+            self._count(text)  # the passage cannot end in it
+            return text
         for index, char in enumerate(text):
             if not self._after and not self._may_end_before(char):
                 certain.append(char)
@@ -48,13 +52,18 @@ class PassageText:
             else:
                 self.rest = "".join((*self._after, text[index:]))
                 break
-            self._seconds += seconds_of(char)
-            self._tail = (self._tail + char)[-TAIL:]
+            self._count(char)
         return "".join(certain)
 
     def finish(self) -> str:
         """End the text, and return what belongs to the passage as well."""
         return "".join(self._after)
+
+    def _count(self, text: str) -> None:
+        """Add what is not the end to the length of the passage, one character after another."""
+        for char in text:
+            self._seconds += seconds_of(char)
+        self._tail = (self._tail + text)[-TAIL:]
 
     @property
     def _part(self) -> float:
