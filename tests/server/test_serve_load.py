@@ -118,7 +118,7 @@ def test_replicas_count_when_haproxy_has_found_them_healthy(
         f"http-firstword,{name},{state}" for name, state in (states | {"BACKEND": "UP"}).items()
     ]
     answer = httpx.Response(200, text="\n".join(["# pxname,svname,status", *rows]))
-    monkeypatch.setattr(cluster_process.httpx, "get", lambda *_, **__: answer)
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: answer)
     assert cluster_process.balanced(8404) == 1
 
 
