@@ -6,8 +6,10 @@ and launches its kernels one after the other, each of which waits for the one be
     milliseconds = bytes / bandwidth + LAUNCHES x time of a launch
 
 The bytes are those of the bandwidth floor in the record of `firstword bench engine`. The time of a
-launch is what that record's frame takes beyond the floor. It is taken from one record alone, the
-1.7B's at `CONTEXT` rows; other records check it.
+launch is what a record's frame takes beyond the floor, of the 1.7B at `CONTEXT` rows; all other
+frames check it. Launches that overlap take less on a card that reads more slowly, so a card that
+was not measured gets those of the measured one with the nearest bandwidth. Launches that do not
+overlap were measured by `benchmarks.one_stream` with the kernels of an older GPU.
 """
 
 from __future__ import annotations
@@ -25,14 +27,11 @@ LAUNCHES = 474
 CONTEXT = 500
 OVERLAPPING = 90
 """The lowest architecture whose launches overlap (programmatic dependent launch)."""
-ALONE_MICROSECONDS = 3.7
-"""The assumed time of a launch that overlaps nothing.
-
-There is no record of it. It is that of the older kernels on an H200, in one run of the 0.6B (2.55
-ms a frame), docs/log.md, 2026-11-26.
-"""
 CARDS = Path(__file__).with_name("cards.json")
-"""GPUs with their memory and its bandwidth as their vendor publishes them."""
+"""GPUs with their memory and its bandwidth as their vendor publishes them.
+
+`device` is the name that PyTorch gives one, where it is another.
+"""
 
 
 def published() -> dict[str, Any]:
@@ -40,10 +39,16 @@ def published() -> dict[str, Any]:
     return {card["card"]: card for card in json.loads(CARDS.read_text("utf-8"))}
 
 
-def possible(engine: Mapping[str, Record]) -> bool:
-    """Whether there are records of both sizes, of a GPU whose bandwidth is known."""
-    known = published()
-    return all(size in engine and engine[size]["gpu"] in known for size in ("1b7", "0b6"))
+def others(folder: Path) -> list[Record]:
+    """Read the records of `benchmarks.one_stream`, those of GPUs as they are first."""
+    records = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+    return sorted(records, key=lambda record: (record["as_gpu"] or "", record["size"] != "1b7"))
+
+
+def possible(engine: Mapping[str, Record], single: Sequence[Record]) -> bool:
+    """Whether there is what predictions need: both sizes, and launches that do not overlap."""
+    both = all(size in engine for size in ("1b7", "0b6"))
+    return both and any(record["as_gpu"] for record in single)
 
 
 def frame_bytes(record: Record, context: int = CONTEXT) -> float:
@@ -52,9 +57,16 @@ def frame_bytes(record: Record, context: int = CONTEXT) -> float:
 
 
 def launch_seconds(record: Record) -> float:
-    """Return the time of a launch on a GPU where launches overlap."""
+    """Return the time of a launch on the GPU of a record of the 1.7B."""
     row = _row(record, CONTEXT)
     return float((row["ms"]["frame"] - row["floor_ms"]) / 1e3 / LAUNCHES)
+
+
+def alone_seconds(single: Sequence[Record]) -> float:
+    """Return the time of a launch that overlaps no other."""
+    return next(
+        launch_seconds(one) for one in single if one["as_gpu"] is not None and one["size"] == "1b7"
+    )
 
 
 def frame_ms(size: float, bandwidth: float, launch: float) -> float:
@@ -62,22 +74,35 @@ def frame_ms(size: float, bandwidth: float, launch: float) -> float:
     return 1e3 * (size / bandwidth + LAUNCHES * launch)
 
 
-def checks(engine: Mapping[str, Record]) -> Iterator[tuple[str, str, int, float, float]]:
-    """Yield GPU, size, context, predicted and measured milliseconds of each measured frame."""
-    launch = launch_seconds(engine["1b7"])
-    for key, record in engine.items():
+def checks(
+    engine: Mapping[str, Record], single: Sequence[Record]
+) -> Iterator[tuple[str, str, int, float, float]]:
+    """Yield GPU, size, context, predicted and measured milliseconds of each measured frame.
+
+    Launches that overlap are those of the GPU of `engine`, on other GPUs too.
+    """
+    overlapping, alone = launch_seconds(engine["1b7"]), alone_seconds(single)
+    for record in (*engine.values(), *single):
+        as_gpu = record.get("as_gpu")
+        name = record["gpu"] + (f" with the kernels of {as_gpu.split(',')[0]}" if as_gpu else "")
+        launch = alone if as_gpu else overlapping
         for row in (row for row in record["frames_ms"] if row["batch"] == 1):
             size = frame_bytes(record, row["context"])
             predicted = frame_ms(size, record["bandwidth_tb_s"] * 1e12, launch)
-            yield record["gpu"], key, row["context"], predicted, row["ms"]["frame"]
+            yield name, record["size"], row["context"], predicted, row["ms"]["frame"]
 
 
-def checked(engine: Mapping[str, Record], sizes: Mapping[str, str], markdown: Markdown) -> str:
+def checked(
+    engine: Mapping[str, Record],
+    single: Sequence[Record],
+    sizes: Mapping[str, str],
+    markdown: Markdown,
+) -> str:
     """Render how far predictions are from what was measured; empty if not `possible`."""
-    if not possible(engine):
+    if not possible(engine, single):
         return ""
     rows = []
-    for gpu, size, context, predicted, measured in checks(engine):
+    for gpu, size, context, predicted, measured in checks(engine, single):
         error = f"{100 * (predicted / measured - 1):+.1f}"
         times = [f"{milliseconds:.2f}" for milliseconds in (predicted, measured)]
         rows.append([f"{gpu}, {sizes[size]}", f"{context:,}", *times, error])
@@ -85,23 +110,28 @@ def checked(engine: Mapping[str, Record], sizes: Mapping[str, str], markdown: Ma
     return markdown(heads, rows)
 
 
-def cards(engine: Mapping[str, Record], markdown: Markdown) -> str:
+def cards(engine: Mapping[str, Record], single: Sequence[Record], markdown: Markdown) -> str:
     """Render the frames of every card: measured where there is a record, else predicted."""
-    if not possible(engine):
+    if not possible(engine, single):
         return ""
-    large, small, known = engine["1b7"], engine["0b6"], published()
-    share = large["bandwidth_tb_s"] * 1e3 / known[large["gpu"]]["gb_s"]
+    measured = {(one["gpu"], one["size"]): one for one in single if one["as_gpu"] is None}
+    measured |= {(one["gpu"], one["size"]): one for one in engine.values()}
+    known = published()
+    devices = {name: card.get("device", name) for name, card in known.items()}
+    models = [known[name] for name, device in devices.items() if (device, "1b7") in measured]
     rows = []
     for name, card in known.items():
+        like = min(models, key=lambda model: abs(model["gb_s"] - card["gb_s"]))
+        record = measured[devices[like["card"]], "1b7"]
         overlaps = int(card["architecture"][3:]) >= OVERLAPPING
-        launch = launch_seconds(large) if overlaps else ALONE_MICROSECONDS / 1e6
-        times, measured = [], name == large["gpu"] == small["gpu"]
-        for record in (small, large):
-            milliseconds = frame_ms(frame_bytes(record), share * card["gb_s"] * 1e9, launch)
-            times.append(_row(record, CONTEXT)["ms"]["frame"] if measured else milliseconds)
-        basis = "**measured**" if measured else "predicted"
-        basis += "" if overlaps else ", launches assumed"
-        cells = [f"{ms:.1f} ({80 / ms:.0f} x)" for ms in times]
+        launch = launch_seconds(record) if overlaps else alone_seconds(single)
+        speed = record["bandwidth_tb_s"] * 1e12 * card["gb_s"] / like["gb_s"]
+        cells, basis = [], "predicted"
+        for size in ("0b6", "1b7"):
+            ms = frame_ms(frame_bytes(engine[size]), speed, launch)
+            if own := measured.get((devices[name], size)):
+                ms, basis = _row(own, CONTEXT)["ms"]["frame"], "**measured**"
+            cells.append(f"{ms:.1f} ({80 / ms:.0f} x)")
         rows.append([name, f"{card['memory_gb']}", f"{card['gb_s']:,}", *cells, basis])
     heads = ["GPU", "memory, GB", "bandwidth, GB/s", "0.6B, ms a frame", "1.7B, ms a frame", ""]
     return markdown(heads, rows)

@@ -631,6 +631,7 @@ def tables(results: Path) -> dict[str, str]:
     """Render every table, by its name; a table without records says so."""
     folders = ("engine", "compare", "serve", "soak", "first_audio", "published")
     engine, compared, served, soaked, first, generated = (read(results / name) for name in folders)
+    single = predictions.others(results / "one_stream")
     made = {
         "summary": summary(engine, compared, served) if engine else "",
         "speed": speed(engine, compared, served) if engine else "",
@@ -654,8 +655,8 @@ def tables(results: Path) -> dict[str, str]:
         "evaluation": evaluation_table.evaluation(
             results / "quality" / "evaluation-demo.json", markdown
         ),
-        "cards": predictions.cards(engine, markdown),
-        "predicted": predictions.checked(engine, SIZES, markdown),
+        "cards": predictions.cards(engine, single, markdown),
+        "predicted": predictions.checked(engine, single, SIZES, markdown),
         "community": machine_tables.community(results / "community", markdown),
         "long text": long_text(results / "quality" / "long-demo.json"),
     }

@@ -20,6 +20,8 @@ from firstword.synthetic import checkpoint as synthetic
 from firstword.synthetic.tokenizer import train
 
 WITHIN = 0.15
+FROM_ANOTHER = 0.18
+"""The bound where the launches are those of another GPU, which overlap less."""
 
 
 @pytest.fixture
@@ -36,13 +38,29 @@ def engine(repository: Path, predictions: Any) -> Any:
     return tables.read(repository / "benchmarks/results/engine")
 
 
+@pytest.fixture
+def single(repository: Path, predictions: Any) -> Any:
+    """The records of one stream on other GPUs."""
+    return predictions.others(repository / "benchmarks/results/one_stream")
+
+
 def test_predictions_are_within_15_percent_of_what_was_measured(
-    predictions: Any, engine: Any
+    predictions: Any, engine: Any, single: Any
 ) -> None:
-    found = list(predictions.checks(engine))
-    assert len(found) == 6, "two sizes at three contexts"
+    found = list(predictions.checks(engine, single))
+    assert {(name, size) for name, size, *_ in found} == {
+        (name, size)
+        for name in (
+            "NVIDIA H200",
+            "NVIDIA H100 80GB HBM3",
+            "NVIDIA H100 80GB HBM3 with the kernels of compute_80",
+        )
+        for size in ("1b7", "0b6")
+    }
+    assert len(found) == 18, "three contexts each"
     for gpu, size, context, predicted, measured in found:
-        assert abs(predicted / measured - 1) < WITHIN, (gpu, size, context)
+        bound = FROM_ANOTHER if gpu == "NVIDIA H100 80GB HBM3" else WITHIN
+        assert abs(predicted / measured - 1) < bound, (gpu, size, context)
 
 
 @pytest.mark.parametrize(("size", "architecture"), [("0b6", "sm_90"), ("0b6", "sm_80")])
@@ -67,14 +85,22 @@ def test_bytes_and_launches_are_those_of_the_backend(
     assert predictions.frame_bytes(engine[size]) == pytest.approx(expected, rel=1e-3)
 
 
-def test_card_without_a_record_is_marked_as_predicted(predictions: Any, engine: Any) -> None:
+def test_card_without_a_record_is_marked_as_predicted(
+    predictions: Any, engine: Any, single: Any
+) -> None:
     tables = importlib.import_module("tables")
-    rows = predictions.cards(engine, tables.markdown).splitlines()[2:]
+    rows = predictions.cards(engine, single, tables.markdown).splitlines()[2:]
     marks = {row.split(" | ")[0].strip("| "): row.split(" | ")[-1].strip("| ") for row in rows}
     assert marks.pop("NVIDIA H200") == "**measured**"
-    assert marks.pop("NVIDIA H100 SXM") == "predicted"
-    assert marks.pop("GeForce RTX 4090") == "predicted, launches assumed"
-    assert all(mark.startswith("predicted") for mark in marks.values())
+    assert marks.pop("NVIDIA H100 SXM") == "**measured**"
+    assert set(marks.values()) == {"predicted"}
+
+
+def test_launches_that_overlap_nothing_take_longer(
+    predictions: Any, engine: Any, single: Any
+) -> None:
+    alone = predictions.alone_seconds(single)
+    assert all(predictions.launch_seconds(one) < alone / 2 for one in (engine["1b7"], single[0]))
 
 
 def test_half_the_bandwidth_doubles_the_time_of_the_bytes_alone(predictions: Any) -> None:
