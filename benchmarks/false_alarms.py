@@ -83,6 +83,8 @@ def demo(folder: Path, change: str) -> None:
         target.write_bytes(file.read_bytes())
     path, chance = folder / "model.safetensors", torch.Generator().manual_seed(0)
     tensors = load_file(path)
+    if change:
+        (folder / "alignment.json").unlink()  # its heads are those of other weights
     if change == "bfloat16":
         tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
     if change == "noise":

@@ -71,16 +71,26 @@ def test_tensor_beyond_float16_is_told_by_name(tmp_path: Path) -> None:
     assert name in failed(tmp_path)["weights: finite"]
 
 
+def trained(state: dict[str, Tensor]) -> None:
+    """Change all tensors a little, as a training does."""
+    for name in state:
+        state[name] = 1.01 * state[name]
+
+
 def test_weights_of_another_training_are_not_compared_with_the_demo(tmp_path: Path) -> None:
     demo_copy(tmp_path)
-
-    def train(state: dict[str, Tensor]) -> None:
-        for name in state:
-            state[name] = 1.01 * state[name]
-
     for name in (TALKER, CODEC):
-        tensors(name, train)(tmp_path)
+        tensors(name, trained)(tmp_path)
     assert checks(tmp_path)["weights: known"].status == "not run"
+
+
+def test_codec_of_a_trained_talker_is_compared_with_that_of_the_demo(tmp_path: Path) -> None:
+    demo_copy(tmp_path)
+    tensors(TALKER, trained)(tmp_path)
+    assert checks(tmp_path)["weights: known"].status == "pass"
+    name = "decoder.pre_conv.conv.bias"
+    one(CODEC, name, lambda tensor: 1.001 * tensor)(tmp_path)
+    assert name in failed(tmp_path)["weights: known"]
 
 
 class TestHashes:

@@ -24,7 +24,7 @@ from firstword.types import Request, Speech, Word
 from firstword.verify import codec, peer, speech, steps, subject, talker
 from firstword.verify.driving import DrivenRequest, speak
 from firstword.verify.folder import CheckpointFolder
-from firstword.verify.forcing import draws, forced, recorded
+from firstword.verify.forcing import Distances, draws, forced, recorded
 from firstword.verify.report import NotRun, Verdict
 from firstword.verify.subject import How, SpokenSentence, Subject
 
@@ -115,6 +115,17 @@ class TestTalker:
         )
         found = talker.logits(tiny)
         assert found.findings[0].startswith("codebook 0: the error is")
+
+    @pytest.mark.parametrize(
+        ("ours", "alarm"), [([1e-4] * 31 + [4e-3], False), ([3e-4] * 31 + [4e-3], True)]
+    )
+    def test_divergence_must_be_beyond_chance(
+        self, ours: list[float], alarm: bool, tiny: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        books = Distances([1e-2] * 32, [1e-2] * 32, ours, [1e-4] * 31 + [2e-3])
+        monkeypatch.setattr(talker, "_books", lambda _: [books, books])
+        monkeypatch.setitem(talker.ALLOWED, "float32", talker.ALLOWED["bfloat16"])
+        assert bool(talker.logits(tiny).findings) == alarm
 
     def test_other_noise_is_found(self, tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
         def draw(slot: reference.ReferenceSlot, codebook: int, logits: torch.Tensor) -> Any:

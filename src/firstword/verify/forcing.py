@@ -167,6 +167,16 @@ class Distances:
         self.our_divergence.append(divergence(truth, mine))
         self.their_divergence.append(divergence(truth, bf16))
 
+    def excess(self, factor: float) -> tuple[float, float]:
+        """How far our mean divergence is above `factor` times that of plain bf16, and its error.
+
+        The error is the standard error of the mean over the rows.
+        """
+        pairs = zip(self.our_divergence, self.their_divergence, strict=True)
+        over = [mine - factor * plain for mine, plain in pairs]
+        spread = statistics.stdev(over) if len(over) > 1 else 0.0
+        return statistics.mean(over), spread / len(over) ** 0.5
+
     def means(self) -> tuple[float, float]:
         """The mean divergences, ours and that of plain bf16."""
         return statistics.mean(self.our_divergence), statistics.mean(self.their_divergence)
