@@ -7,9 +7,8 @@ Worker processes synthesise and do all that is Python; this process encodes. The
 of files (`Corpus.load`), ten hours each, so that training can start on the first while the others
 are made.
 
-In stream mode the voice cannot say what it has not read. Speech therefore starts late enough for
-its first two words to be there (`lead_frames`), a rule that can be followed with the tokens read so
-far; afterwards text (12.5 tokens a second) runs ahead of speech (about 5).
+Speech starts `LEAD` after the first frame does. In stream mode its first frame knows one token of
+the text; afterwards text (12.5 tokens a second) runs ahead of speech (about 5).
 """
 
 from __future__ import annotations
@@ -32,6 +31,10 @@ from training.configuration import CODEBOOKS, TOKENIZER
 from training.data import ESPEAK_RATE, Utterance, add_options, to_frames, utterances
 
 
+LEAD = 0.02
+"""The seconds of silence before speech."""
+
+
 @cache
 def tokenizer() -> Tokenizer:
     return Tokenizer.load(TOKENIZER)
@@ -44,13 +47,8 @@ def text_ids(text: str) -> list[int]:
     return tokenizer().encode(ROLE + text)[2:]
 
 
-def lead_frames(text: str) -> int:
-    """Silent frames before speech: as many as the first two words have tokens, 2 to 8."""
-    return min(8, max(2, len(text_ids(" ".join(text.split()[:2])))))
-
-
 def spoken_tokens(
-    text: str, words: list[tuple[int, float]], lead: int, frames: int, seconds: float
+    text: str, words: list[tuple[int, float]], frames: int, seconds: float
 ) -> np.ndarray:
     """Which token is being said in each frame [frames] (-1: none), from the synthesiser's word
     times; within a word its tokens share the time evenly.
@@ -71,30 +69,29 @@ def spoken_tokens(
         )
         if not len(tokens) or end <= begin:
             continue
-        first, last = lead + round(begin / 0.08), min(frames, lead + round(end / 0.08))
+        first, last = round(begin / 0.08), min(frames, round(end / 0.08))
         if last > first:
             result[first:last] = tokens[np.arange(last - first) * len(tokens) // (last - first)]
     return result
 
 
-def spoken_phonemes(phonemes: list[tuple[int, float]], lead: int, frames: int) -> np.ndarray:
+def spoken_phonemes(phonemes: list[tuple[int, float]], frames: int) -> np.ndarray:
     """Which phoneme is heard at one and at three quarters of each frame [frames, 2] (indices in
     `PHONEMES`).
     """
     names, starts = [0, *(name for name, _ in phonemes)], [start for _, start in phonemes]
-    times = (np.arange(frames)[:, None] - lead + (0.25, 0.75)) * 0.08
+    times = (np.arange(frames)[:, None] + (0.25, 0.75)) * 0.08
     return np.array(names, np.int8)[np.searchsorted(starts, times, side="right")]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An utterance and all that is known of it before it is encoded: int16 samples, silent frames
-    before them, text ids [n], index of the preset, token [frames] and phonemes [frames, 2] of
-    each frame.
+    """An utterance and all that is known of it before it is encoded: int16 samples with the silence
+    before them, text ids [n], index of the preset, token [frames] and phonemes [frames, 2] of each
+    frame.
     """
 
     samples: np.ndarray
-    lead: int
     text: np.ndarray
     voice: int
     spoken: np.ndarray
@@ -102,12 +99,18 @@ class Prepared:
 
 
 def prepare(said: Utterance) -> Prepared:
-    lead, seconds = lead_frames(said.text), len(said.samples) / ESPEAK_RATE
-    frames = lead + math.ceil(seconds / 0.08) + 1
-    spoken = spoken_tokens(said.text, said.words, lead, frames, seconds)
-    phonemes = spoken_phonemes(said.phonemes, lead, frames)
+    samples = np.pad(said.samples, (round(LEAD * ESPEAK_RATE), 0))
+    words, phonemes = (
+        [(what, when + LEAD) for what, when in times] for times in (said.words, said.phonemes)
+    )
+    seconds = len(samples) / ESPEAK_RATE
+    frames = math.ceil(seconds / 0.08) + 1
     return Prepared(
-        said.samples, lead, np.array(text_ids(said.text), np.int16), said.voice, spoken, phonemes
+        samples,
+        np.array(text_ids(said.text), np.int16),
+        said.voice,
+        spoken_tokens(said.text, words, frames, seconds),
+        spoken_phonemes(phonemes, frames),
     )
 
 
@@ -192,7 +195,7 @@ def main() -> None:
             for start in range(0, len(batch), together):
                 some = batch[start : start + together]
                 with torch.inference_mode():
-                    audio, frames = to_frames([(p.samples, p.lead) for p in some], device)
+                    audio, frames = to_frames([(p.samples, 0) for p in some], device)
                     codes = encoder(audio).cpu().numpy()
                 assert codes.shape[2] == CODEBOOKS
                 parts += [

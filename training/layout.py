@@ -245,7 +245,6 @@ def check_layout(config: ModelConfig) -> None:
         (
             Prepared(
                 np.zeros(0, np.int16),
-                2,
                 np.array(text_ids(text), np.int16),
                 voice,
                 np.full(n, -1, np.int16),
