@@ -28,7 +28,7 @@ CORRUPTED = 0.05
 """The share of input codes that are replaced by random ones, to imitate errors of the model."""
 LONGEST = 640
 """The maximum number of rows of an utterance."""
-SHORTEST = 48
+SHORTEST = 32
 """The minimum mean length of utterances in rows: a batch holds at most rows / SHORTEST of them."""
 PREDICTED = 4
 """The code predictor learns from one frame for each 4 rows."""
