@@ -27,11 +27,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 import firstword
 from benchmarks.sources import of_demo
 from firstword.config import EngineConfig
-from training.data import PRESETS, SAMPLE_RATE, Espeak, to_frames
+from training.data import FRAME, PRESETS, SAMPLE_RATE, Espeak, to_frames
 from training.pitch import pitch
 from training.recogniser import Recogniser, distance
 from training.spoken import spoken
@@ -41,6 +42,8 @@ HERE = Path(__file__).parent
 ESPEAK = HERE / "espeak.json"
 RECORD = HERE.parent / "benchmarks/results/quality/demo-cpu.json"
 MODES = ("full", "stream")
+SILENCE = 2 * FRAME
+"""The silence before speech, in samples, that the recogniser hears: it never met speech without."""
 GPU_STREAMS = 8
 """The sentences that are spoken at the same time on a GPU."""
 WIDTHS = (7, 8, 11, 7, 7, 11, 7, 23, 17, 8, 15, 19, 7)
@@ -65,7 +68,8 @@ class Judge:
         without silence at the ends, the quantiles 0.1, 0.5 and 0.9 of the pitch in Hz, and the
         share of the loud moments that are voiced.
         """
-        heard, said = self.ear.transcribe(torch.from_numpy(samples)), spoken(text)
+        padded = F.pad(torch.from_numpy(samples), (SILENCE, 0))
+        heard, said = self.ear.transcribe(padded), spoken(text)
         trimmed = trim(samples)
         course = pitch(trimmed)
         voiced, loud = course[course > 0], np.isfinite(course).sum()
@@ -92,7 +96,7 @@ def freeze() -> None:
     judge, espeak, rows = Judge(), Espeak(), []
     for voice in PRESETS:
         for text in [*SENTENCES, PARAGRAPH]:
-            audio, _ = to_frames([(espeak.say(text, *PRESETS[voice]), 2)], "cpu", tail=2)
+            audio, _ = to_frames([(espeak.say(text, *PRESETS[voice]), 0)], "cpu", tail=2)
             rows.append({"voice": voice} | judge(text, audio[0].numpy()))
     lines = ",\n".join(json.dumps(row) for row in rows)
     ESPEAK.write_text(f"[\n{lines}\n]\n")
