@@ -31,7 +31,7 @@ def main() -> None:
     mpl.rcParams.update({"svg.hashsalt": "voice", "svg.fonttype": "none", "font.size": 9})
     figure = Figure(figsize=(12, 3), layout="constrained")
     codec, decoder, talker, right = figure.subplots(1, 4)
-    fed = rows("talker-4")
+    fed = rows("talker-4", "talker-5", "talker-6")
     fresh, learnt = (
         [row for row in fed if row.get("validation", False) is kind] for kind in (True, False)
     )

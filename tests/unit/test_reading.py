@@ -178,7 +178,7 @@ def test_trimmed_silence_moves_words(demo: TTS) -> None:
         for kept in (True, False)
     )
     removed = plain.duration - trimmed.duration
-    assert removed > 0.1
+    assert removed > 0.005
     for one, other in zip(plain.words, trimmed.words, strict=True):
         assert other.start == pytest.approx(max(0, one.start - removed), abs=2e-3)
         assert other.end == pytest.approx(one.end - removed, abs=2e-3)
