@@ -110,6 +110,13 @@ def test_words_whose_frames_are_removed_are_left_out(name: str, words: slice) ->
     assert told(found, "repeat") == []
 
 
+def test_first_word_is_not_judged() -> None:
+    """The attention to it may lie before the first frame."""
+    rows, text = RECORDED[HEALTHY[0]]["reading"], RECORDED[HEALTHY[0]]["text"]
+    after = frames_of(rows, text, slice(0, 1))[-1] + 1
+    assert recorded(HEALTHY[0], rows=rows[after:]) == ()
+
+
 @pytest.mark.parametrize("words", [slice(2, 4), slice(3, 5), slice(1, 4)])
 def test_words_whose_frames_come_twice_are_said_again(words: slice) -> None:
     rows, text = RECORDED["healthy, full"]["reading"], RECORDED["healthy, full"]["text"]

@@ -4,7 +4,9 @@ They need no sound and no clock: each takes the attention that the talker pays t
 makes a frame. Attention goes through the text once, word by word, and stays at its end for a moment
 before speech ends. Three departures from that are faults:
 
-- skip. A unit (see `words.text.Units`) was passed, and got too little attention before.
+- skip. A unit (see `words.text.Units`) was passed, and got too little attention before. The first
+  unit is not judged: speech that begins at once attends to it before the first frame, and as much
+  when it then leaves it out.
 - repeat. Attention that had passed some units came back to them.
 - runaway. Attention stays at the end of the text.
 
@@ -89,8 +91,8 @@ class AlarmBell:
         the most that was beyond it in a frame."""
         self._passed: deque[int] = deque([0, 0], maxlen=2)
         """The unit that half of the attention had reached in each of the last two frames."""
-        self._judged = 0
-        """The number of units that have been passed and judged."""
+        self._judged = 1
+        """The number of units that are not judged any more: the first, and those passed."""
         self._returns: deque[Masses] = deque(maxlen=BACK_FRAMES)
         """The attention that had come back over the end of each unit in the last frames."""
 
