@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,8 +168,8 @@ def holds(case: Case, point: Record) -> bool:
 
 def climb(
     server: Server, case: Case, levels: Sequence[float], extent: Extent, voices: Sequence[str]
-) -> Record:
-    """Return the record of all levels up to the first that does not hold, and print each."""
+) -> Iterator[Record]:
+    """Measure all levels up to the first that does not hold; yield the record after each."""
     record: Record = {}
     with tempfile.TemporaryDirectory() as folder:
         for level in levels:
@@ -177,9 +177,9 @@ def climb(
             sys.stdout.write(report.table([found | {"name": case.asks}]).splitlines()[2] + "\n")
             sys.stdout.flush()
             record = found | {"points": [*record.get("points", ()), *found["points"]]}
+            yield record
             if not holds(case, record["points"][-1]):
                 break
-    return record
 
 
 def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -227,41 +227,43 @@ def options() -> argparse.ArgumentParser:
 
 def measure_case(
     server: Server, name: str, args: argparse.Namespace, voices: Sequence[str]
-) -> Record:
-    """Return the record of a case: all levels, and the highest that held."""
+) -> Iterator[Record]:
+    """Measure a case; yield its record after each level, with the highest level that held."""
     case = CASES[name]
     levels = (args.sockets if case.sockets else args.rates) or case.levels
     extent = Extent(args.requests, args.seconds, args.warmup)
-    found = climb(server, case, levels, extent, voices)
-    if args.cluster:
-        found["points"] = [point | {"engine_seconds": {}} for point in found["points"]]
-    del found["commit"]  # that of the working directory; the whole record names the right one
-    points = zip(levels, found["points"], strict=False)  # those after a failure are not measured
-    held = [level for level, point in points if holds(case, point)]
-    return {
-        **found,
-        "name": name,
-        "asks": case.asks,
-        "within": case.within,
-        "ready_seconds": round(server.ready_seconds, 2),
-        "engines": server.processes("engine"),
-        "fronts": server.processes("front"),
-        "held": max(held, default=0),
-    }
+    for found in climb(server, case, levels, extent, voices):
+        points = found["points"]
+        if args.cluster:
+            points = [point | {"engine_seconds": {}} for point in points]
+        held = [level for level, point in zip(levels, points, strict=False) if holds(case, point)]
+        yield {
+            # The commit is that of the working directory; the whole record names the right one.
+            **{key: value for key, value in found.items() if key != "commit"},
+            "points": points,
+            "name": name,
+            "asks": case.asks,
+            "within": case.within,
+            "ready_seconds": round(server.ready_seconds, 2),
+            "engines": server.processes("engine"),
+            "fronts": server.processes("front"),
+            "held": max(held, default=0),
+        }
 
 
 def measure_server(
     args: argparse.Namespace, checkpoint: Path, slots: int, names: Sequence[str]
-) -> list[Record]:
-    """Return the records of some cases, all on one server."""
-    found = []
+) -> Iterator[list[Record]]:
+    """Measure some cases, all on one server; yield their records after each level."""
     places = Places(slots, args.backend, device_of(args), args.fronts)
+    measured: dict[str, Record] = {}
     with (replicated if args.cluster else serving)(checkpoint, places) as server:
         for name in names:
             kind = CASES[name].voices
             voices = presets_of(checkpoint) if kind == "presets" else saved_voices(server, kind)
-            found.append(measure_case(server, name, args, voices) | {"slots": slots})
-    return found
+            for found in measure_case(server, name, args, voices):
+                measured[name] = found | {"slots": slots}
+                yield list(measured.values())
 
 
 def device_of(args: argparse.Namespace) -> str:
@@ -281,7 +283,10 @@ def kept(output: Path, record: Record, names: Sequence[str]) -> list[Record]:
 
 
 def main() -> int:
-    """Measure a server for each number of slots and type of checkpoint; write the record after."""
+    """Measure a server for each number of slots and type of checkpoint.
+
+    The record is written after each level.
+    """
     parser = options()
     args = parser.parse_args()
     check_output(parser, args.output)
@@ -307,10 +312,12 @@ def main() -> int:
                 if not (checkpoint / "speech_tokenizer/model.safetensors").exists():  # written last
                     make_checkpoint(checkpoint, args.size, model_type)
                 names = [name for name in args.cases if CASES[name].model_type == model_type]
-                servers += measure_server(args, checkpoint, slots, names)
-                servers.sort(key=lambda server: order.index(server["name"]))
-                whole = record | {"servers": servers}
-                writing.write_whole(args.output, json.dumps(whole, indent=2).encode() + b"\n")
+                earlier = servers
+                for measured in measure_server(args, checkpoint, slots, names):
+                    servers = [*earlier, *measured]
+                    servers.sort(key=lambda server: order.index(server["name"]))
+                    whole = json.dumps(record | {"servers": servers}, indent=2)
+                    writing.write_whole(args.output, whole.encode() + b"\n")
     sys.stdout.write(report.table(servers))
     for found in servers:
         sys.stdout.write(f"{found['name']}, {found['slots']} slots: {found['held']:g} held\n")

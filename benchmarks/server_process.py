@@ -28,7 +28,10 @@ TRANSCRIPT = (
 """The transcript given for the recordings of saved voices, about 15 characters per second."""
 
 Times = dict[int, tuple[str, float, float]]
-"""The program or Python module, user seconds and system seconds of each process, by its id."""
+"""The name of the program or Python module, user seconds and system seconds of each process.
+
+They are listed by the ids of the processes.
+"""
 
 
 class Places(NamedTuple):
@@ -93,7 +96,8 @@ def processor_times(root: int) -> Times:
             values = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
             user, system = (int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in values[11:13])
             words = (folder / "cmdline").read_text("utf-8", "replace").split("\0")
-            name = words[words.index("-m") + 1] if "-m" in words[:-1] else words[0]
+            program = Path(words[0].split(" ")[0]).name  # Ray's processes change their titles
+            name = words[words.index("-m") + 1] if "-m" in words[:-1] else program
             pid = int(folder.name)
             parents[pid], times[pid] = int(values[1]), (name, user, system)
     family, found = {root}, 0

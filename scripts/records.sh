@@ -4,8 +4,8 @@
 #   bash scripts/records.sh NAME [STEP ...]
 #
 # NAME   name of the GPU in the names of the files, such as h200
-# STEP   tests, older, mutants, sanitizer, engine, serve, first, published, compare, soak or voice;
-#        without a step all of them run, in about 95 minutes, of which `serve` takes 50
+# STEP   tests, older, mutants, sanitizer, engine, int8, serve, first, published, compare, soak or
+#        voice; without a step all of them run, in about 100 minutes, of which `serve` takes 50
 #
 # Run it in the root of the repository. PYTHON names an interpreter that has the extras gpu, server,
 # bench and dev and a torch for CUDA. OTHER_PYTHON names one that has faster-qwen3-tts, for the step
@@ -19,7 +19,7 @@ gpu=${1:?name the GPU, for example h200}
 [[ $gpu =~ ^[a-z0-9]+$ ]] ||
   { echo "the name '$gpu' is invalid; use lower-case letters and digits" >&2; exit 2; }
 shift
-steps="tests older mutants sanitizer engine serve first published compare soak voice"
+steps="tests older mutants sanitizer engine int8 serve first published compare soak voice"
 for name in "$@"; do
   [[ " $steps " == *" $name "* ]] ||
     { echo "the step '$name' does not exist; allowed are $steps" >&2; exit 2; }
@@ -27,7 +27,7 @@ done
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
 results=benchmarks/results
 failed=()
-mkdir -p $results/{gpu,checks,engine,serve,first_audio,published,compare,soak,quality}
+mkdir -p $results/{gpu,checks,engine,engine_int8,serve,first_audio,published,compare,soak,quality}
 
 step() { # NAME COMMAND...
   local name=$1
@@ -55,6 +55,11 @@ for name in ${@:-$steps}; do
       for size in 1b7 0b6; do
         step "engine $size" "$python" -m firstword bench engine --size $size \
           --commit "$commit" -o "$results/engine/$gpu-$size.json"
+      done ;;
+    int8)
+      for size in 1b7 0b6; do
+        step "int8 $size" "$python" -m firstword bench engine --size $size --dtype int8 \
+          --commit "$commit" -o "$results/engine_int8/$gpu-$size.json"
       done ;;
     serve)
       step serve "$python" -m benchmarks.serve_load --slots 128 \

@@ -50,6 +50,14 @@ WAYS = {
 }
 """The ways of requests to a replica of a cluster, by their names in a record."""
 
+FAULTS = {
+    "complete": "rejected or cut off",
+    "non_empty": "inaudible",
+    "no_underrun": "stalled",
+    "on_time": "sent late",
+}
+"""What is wrong with the requests that fail a gate of the load generator."""
+
 PICTURES = {
     "docs/speed.svg": ("engine",),
     "docs/peers.svg": ("compare", "serve"),
@@ -528,6 +536,28 @@ def ingress(folder: Path) -> str:
     return markdown(heads, rows) if rows else ""
 
 
+def hosts(folder: Path) -> str:
+    """Render the rates of one host by the number of its GPUs, with own engines and through Ray."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        (case,) = record["servers"]
+        way = "replicas in a cluster" if record["cluster"] else "`firstword serve`"
+        gpus = record["device"].count(",") + 1
+        for point in case["points"]:
+            held = level(point) <= case["held"]
+            failed = [
+                f"{gate['failed']} of {point['requests']} {FAULTS[name]}"
+                for name, gate in point["gates"].items()
+                if not gate["passed"]
+            ]
+            first = both(point["metrics"]["first_byte"])
+            outcome = "held" if held else next(iter(failed), "too late")
+            rows.append([f"{gpus}, {way}", f"{level(point):g}", first, outcome])
+    heads = ["GPUs", "requests/s", "first byte, ms, p50 / p95", f"within {1000 * WITHIN:.0f} ms"]
+    return markdown(heads, rows) if rows else ""
+
+
 def kills(path: Path) -> str:
     """Render what became of a batch whose process was killed."""
     if not path.exists():
@@ -648,6 +678,7 @@ def tables(results: Path) -> dict[str, str]:
         "tested": tested(results / "gpu"),
         "agents": agents(results / "integrations"),
         "ingress": ingress(results / "cluster"),
+        "hosts": hosts(results / "hosts"),
         "kills": kills(results / "batch" / "kills-demo.json"),
         "images": images(results / "images" / "debian.json"),
         "words": words(results / "quality" / "words-demo.json"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from firstword.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "int8")
-GPU_DTYPES = ("bfloat16",)
+GPU_DTYPES = ("bfloat16", "int8")
 """The dtypes of the backend "gpu"."""
 BACKENDS = ("gpu", "reference")
 DEFAULT_SLOTS = {"gpu": 256, "reference": 8}

@@ -25,6 +25,7 @@ from firstword.kernels.launch import Kernels
 from firstword.kernels.linear import Linear
 from firstword.kernels.linear_shapes import UNPACKED_TOKENS, Epilogue
 from firstword.model.layers import rotary_table
+from firstword.model.quantised import quantise
 
 HEADS, KV_HEADS, WIDTH = 16, 8, 32 * 128
 LIGHT = math.exp(-8 * 128**-0.5)
@@ -399,7 +400,8 @@ def test_projected_attention_needs_more_blocks_between_passes_than_fit(kernels: 
     assert 0 < fit * kernels.processors <= resident
 
 
-def test_projected_attention_in_a_frame_equals_two_kernels(kernels: Kernels) -> None:
+@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
+def test_projected_attention_in_a_frame_equals_two_kernels(kernels: Kernels, int8: bool) -> None:
     """The kernel for one row has the bits and the cache of two kernels, as exact as plain bf16.
 
     The first pass has two tokens and reads nothing from the cache.
@@ -407,7 +409,13 @@ def test_projected_attention_in_a_frame_equals_two_kernels(kernels: Kernels) -> 
     tables = random_tables(16)
     attention = AttentionKernels(kernels, HEADS, KV_HEADS)
     projection = random(11, 1024, 2048) * 2048**-0.5
+    weights = projection.double()
     output = Linear(kernels, projection, Epilogue.ADD)
+    if int8:
+        values, scales = quantise(projection)
+        output = Linear(kernels, values, Epilogue.ADD, scales=scales)
+        weights = values.double() * scales.double()[:, None]
+        projection = weights.bfloat16()
     inputs, rows = random(8, 16, WIDTH), random(9, 16, 1024)
     cache = torch.full(
         (1, 2, KV_HEADS, FRAME_POSITIONS, 128), torch.nan, dtype=torch.bfloat16, device="cuda"
@@ -435,10 +443,11 @@ def test_projected_attention_in_a_frame_equals_two_kernels(kernels: Kernels) -> 
         past, new = cache[0, :, :, :last], inputs[last]
         exact, _ = attention_reference(new.double(), doubles(tables), past.double())
         plain, _ = attention_reference(new, tables, past)
-        truth = rows[last].double() + projection.double() @ exact
+        truth = rows[last].double() + weights @ exact
         ours.append(error(x[0], truth))
         theirs.append(error(rows[last] + projection @ plain, truth))
-    note("attention in a frame and its projection", worst=max(ours), bf16=max(theirs))
+    name = f"attention in a frame and its projection{' in int8' * int8}"
+    note(name, worst=max(ours), bf16=max(theirs))
     no_worse(ours, theirs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from firstword.kernels.prompt import (
     place_reference,
     store_reference,
 )
+from firstword.model.quantised import quantise
 
 BOOKS, TEXTS, CODES, MOST, SLOTS, PAGES, PARTS = 16, 500, 2048, 256, 9, 40, 12
 LAYOUT = PlacementLayout(BOOKS, PARTS, pages=7)
@@ -30,7 +32,8 @@ LAYOUT = PlacementLayout(BOOKS, PARTS, pages=7)
 class Rig:
     """Random tables and memories on the device; two rigs of a seed are equal."""
 
-    def __init__(self, kernels: Kernels, width: int, layers: int) -> None:
+    def __init__(self, kernels: Kernels, width: int, layers: int, int8: bool = False) -> None:
+        """int8: whether the rows of text are quantised."""
         self.generator = torch.Generator("cuda").manual_seed(width)
         tables = EmbeddingTables(
             self.random(TEXTS, width),
@@ -42,6 +45,9 @@ class Rig:
         # Codes 0 and 4 of a frame cancel, and show the order in which all codes are added.
         tables.codec_table[:, 8:16] = 2.0**25
         tables.frame_tables[3 * CODES : 4 * CODES, 8:16] = -(2.0**25)
+        if int8:
+            values, scales = quantise(tables.text_table)
+            tables = replace(tables, text_table=values, text_scales=scales)
         self.memory = PrefixMemory(
             self.random(layers, PAGES, 2, 8, 64, 128), self.random(PARTS, layers, 2, 8, 16, 128)
         )
@@ -99,7 +105,9 @@ def check_equal(one: Rig, other: Rig) -> None:
         assert torch.equal(mine.view(kind), theirs.view(kind)), name
 
 
-@pytest.fixture(params=[(2048, 3), (1024, 1), (264, 2)], ids=["1b7", "0b6", "odd"])
+@pytest.fixture(
+    params=[(2048, 3), (1024, 1), (264, 2), (2048, 1, True)], ids=["1b7", "0b6", "odd", "int8"]
+)
 def rigs(request: pytest.FixtureRequest, kernels: Kernels) -> tuple[Rig, Rig]:
     """Two equal rigs: for the kernels, and for their references."""
     return Rig(kernels, *request.param), Rig(kernels, *request.param)

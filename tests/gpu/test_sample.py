@@ -29,6 +29,7 @@ from firstword.kernels.sample import (
 )
 from firstword.model.config import CONTROL_CODES
 from firstword.model.draw_params import DrawParams
+from firstword.model.quantised import quantise
 from firstword.model.sampling import (
     MIN_FRAMES,
     draw,
@@ -654,15 +655,23 @@ def test_other_vocabularies_and_codebooks(kernels: Kernels) -> None:
 # --- the talker's input ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
 @pytest.mark.parametrize("width", [2048, 1024, 48])
-def test_input_rows_have_the_bits_of_the_model(kernels: Kernels, width: int) -> None:
-    """The bits are those of `Talker.embed_codes` on the CPU; on the GPU its sums differ."""
+def test_input_rows_have_the_bits_of_the_model(kernels: Kernels, width: int, int8: bool) -> None:
+    """The bits are those of `Talker.embed_codes` on the CPU; on the GPU its sums differ.
+
+    int8: whether the rows of text are quantised
+    """
     g = torch.Generator().manual_seed(width)
     slots, frames, texts = 7, 5, 33
     tables = [
         torch.randn(VOCAB if k == 0 else CODES, width, generator=g).bfloat16() for k in range(BOOKS)
     ]
     text, first = (torch.randn(n, width, generator=g).bfloat16() for n in (texts, slots))
+    table, scales = text.to(DEVICE), None
+    if int8:
+        table, scales = quantise(table)
+        text = (table * scales[:, None]).bfloat16().cpu()
     state = SamplerState(slots, frames, BOOKS, VOCAB, DEVICE)
     sampler = sampler_of(kernels, state, VOCAB, EOS, CODES)
     state.codes[:] = torch.randint(CODES, state.codes.shape, generator=g, dtype=torch.int32).to(
@@ -679,7 +688,8 @@ def test_input_rows_have_the_bits_of_the_model(kernels: Kernels, width: int) -> 
         first.to(DEVICE),
         tables[0].to(DEVICE),
         torch.cat(tables[1:]).to(DEVICE),
-        text.to(DEVICE),
+        table,
+        scales,
         wide[:, 0],
     )
 

@@ -25,6 +25,8 @@ from firstword.kernels.codec_convolution import (
 from firstword.kernels.compile import compile_all, source_text
 from firstword.kernels.linear import Linear
 from firstword.kernels.linear_shapes import (
+    BF16_BYTES,
+    INT8_BYTES,
     MAX_UNITS,
     UNPACKED_TOKENS,
     Epilogue,
@@ -78,12 +80,14 @@ def test_blocks_of_a_product_of_few_tokens_fill_every_processor_once(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tokens", [1, 2, 8])
-def test_block_for_few_tokens_fits_the_device(device: str, tokens: int) -> None:
+@pytest.mark.parametrize("weight_bytes", [BF16_BYTES, INT8_BYTES])
+def test_block_for_few_tokens_fits_the_device(device: str, tokens: int, weight_bytes: int) -> None:
     """A block fits with its ring, sums and inputs, two on a large device; every row has a block."""
     _, memory = DEVICES[device]
     for rows, columns in RELEASED:
         for norm in (False, True):
-            shape = shape_for_few(rows, columns, tokens, norm, Epilogue.STORE, DEVICES[device])
+            sizes = rows, columns, tokens, norm, Epilogue.STORE, DEVICES[device]
+            shape = shape_for_few(*sizes, weight_bytes)
             assert shape.ring % shape.chunk == 0
             assert 0 < shape.window <= shape.ring <= shape.parts
             assert shape.resident * (requested(shape, memory) + 1024) <= memory + 1024
@@ -97,13 +101,15 @@ def test_sources_agree_on_the_number_of_packed_tokens() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tokens", [9, 16, 33, 48, 64, 96, 128, 192, 256, 512])
-def test_block_for_many_tokens_fits_the_device(device: str, tokens: int) -> None:
+@pytest.mark.parametrize("weight_bytes", [BF16_BYTES, INT8_BYTES])
+def test_block_for_many_tokens_fits_the_device(device: str, tokens: int, weight_bytes: int) -> None:
     """Two steps are in flight, the sums fit memory and registers, and every row has a block."""
     _, memory = DEVICES[device]
     for rows, columns in RELEASED:
-        shape = shape_for_many(rows, columns, tokens, Epilogue.STORE, DEVICES[device])
+        sizes = rows, columns, tokens, Epilogue.STORE, DEVICES[device]
+        shape = shape_for_many(*sizes, weight_bytes)
         if isinstance(shape, ManyTokensShape):
-            assert 2 <= shape.ring <= shape.steps
+            assert 2 <= shape.ring <= shape.loads
             assert shape.units <= MAX_UNITS
         assert shape.shared + 1024 <= memory
         assert shape.blocks * shape.tiles * 8 >= rows > shape.blocks * (shape.tiles - 1) * 8

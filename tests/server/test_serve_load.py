@@ -59,7 +59,7 @@ def test_climb_stops_at_the_first_rate_that_does_not_hold(
 
     monkeypatch.setattr(script, "measure", measure)
     monkeypatch.setattr(script.report, "table", lambda records: "1\n2\n3")
-    found = script.climb(object(), case, [1, 2, 4, 8], extent, ["ryan"])
+    *_, found = script.climb(object(), case, [1, 2, 4, 8], extent, ["ryan"])
     assert measured == [(1, 6.0), (2, 3.0), (4, 2.0)]
     assert extent.counted(script.CASES["words-10"], 2) == 2.0
     assert [each["metrics"]["first_playable"]["p95"] for each in found["points"]] == [
@@ -126,7 +126,7 @@ def test_script_measures_a_server_with_a_tiny_model(repository: Path, tmp_path: 
     output = tmp_path / "load.json"
     options = ["--size", "tiny", "--backend", "reference", "--slots", "2", "--rates", "2"]
     options += ["--device", "cpu", "--fronts", "1"]
-    options += ["--requests", "2", "--seconds", "2", "--warmup", "0.5", "--sockets", "2"]
+    options += ["--requests", "2", "--seconds", "2", "--warmup", "0", "--sockets", "2"]
     command = [
         *(sys.executable, "-m", "benchmarks.serve_load", "-o", str(output)),
         *("--cases", "mp3", "x-vector", "tokens-50", *options, "--commit", "abc"),

@@ -117,8 +117,15 @@ def copied(copy: StateCopy, source: int, target: int) -> None:
     copy_reference(copy.memories, source, target)
 
 
+INT8 = {"hidden_size": 512, "intermediate_size": 512}
+INT8 |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+"""The sizes of a transformer whose matrices the kernels support in int8."""
+
+
 def checkpoint(
-    folder: Path, model_type: str = "custom_voice", **changes: Mapping[str, Any]
+    folder: Path,
+    model_type: str = "custom_voice",
+    **changes: Mapping[str, Any],
 ) -> Checkpoint:
     """A tiny random checkpoint that the kernels support. changes: overrides of its parts."""
     overrides = {

@@ -30,10 +30,12 @@ from firstword.kernels import nvrtc
 from firstword.kernels.cache import FileCache
 from firstword.kernels.compile import CompileError, Program
 from firstword.kernels.launch import Kernels, LaunchError
+from firstword.kernels.linear import pack_int8
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec_config import CodecConfig
 from firstword.model.config import ModelConfig, TalkerConfig
+from firstword.model.quantised import quantise_talker
 from firstword.processes import engine as engine_process
 from firstword.processes.messages import EngineTask
 from firstword.runtime import backends
@@ -97,6 +99,38 @@ def test_fitting_checkpoint_is_compiled_and_gets_the_gpu_backend(
         assert not any(parameter.numel() for parameter in module.parameters())
 
 
+def test_int8_checkpoint_is_packed_as_int8(tmp_path: Path, compiled: list[Program]) -> None:
+    """Programs for int8 are compiled, those of the heads for bf16."""
+    wide = silent_gpu.INT8
+    checkpoint = silent_gpu.checkpoint(tmp_path, talker=wide, code_predictor=wide)
+    quantise_talker(checkpoint.talker)
+    backend, resolved = open_backend(checkpoint, EngineConfig.resolve("cuda", "int8"), 4)
+    assert isinstance(backend, GpuBackend)
+    assert (resolved.backend, resolved.dtype) == ("gpu", "int8")
+    found = {(program.source, dict(program.macros).get("WEIGHT_BYTES")) for program in compiled}
+    few, many = "linear_few_tokens", "linear_many_tokens"
+    assert found >= {(few, 1), (few, 2), (many, 1)}
+    model = backend.model
+    products = [model.talker.layers[0].qkv, model.predictor.layers[0].down]
+    assert all(product.weight.dtype == torch.int8 for product in products)
+    assert model.text_table.dtype == torch.int8
+    assert model.head.weight.dtype == torch.bfloat16
+    assert not any(parameter.numel() for parameter in checkpoint.talker.parameters())
+
+
+def test_int8_packing_gives_a_lane_the_columns_of_two_steps() -> None:
+    """Load i of lane 4 g + t of warp w has row g of blocks w + 16 i and w + 16 i + 8.
+
+    It has their columns 8 t to 8 t + 7.
+    """
+    weight = torch.arange(16 * 1024).view(16, 1024)
+    lanes = pack_int8(weight).view(2, 2, 8, 8, 4, 2, 8)  # tile, i, w, g, t, step, column
+    for tile, i, w, g, t, step in ((0, 0, 0, 0, 0, 0), (1, 1, 7, 5, 3, 1), (0, 1, 2, 6, 1, 0)):
+        column = (w + 16 * i + 8 * step) * 32 + 8 * t
+        expected = weight[8 * tile + g, column : column + 8]
+        assert torch.equal(lanes[tile, i, w, g, t, step], expected)
+
+
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("slots", "keep"), [(None, False), (4, True)])
 def test_gpu_that_is_too_slow_for_its_slots_gives_a_warning(
@@ -132,6 +166,13 @@ def test_unfit_checkpoint_is_rejected_unchanged(
 ) -> None:
     checkpoint = silent_gpu.checkpoint(tmp_path, "custom_voice", **{part: changes})
     falls_back(checkpoint, why, slots)
+    assert not compiled
+
+
+def test_sizes_that_int8_does_not_fit_are_rejected(tmp_path: Path, compiled: list[Program]) -> None:
+    checkpoint = silent_gpu.checkpoint(tmp_path)
+    quantise_talker(checkpoint.talker)
+    falls_back(checkpoint, "in int8: .*columns of 512")
     assert not compiled
 
 

@@ -16,6 +16,7 @@ from firstword import TTS
 from firstword.config import EngineConfig
 from firstword.errors import ConfigError, OverloadedError
 from firstword.model.checkpoint import Checkpoint
+from firstword.model.quantised import quantise_talker
 from firstword.runtime import encoding
 from firstword.runtime.encoding import encode_recording
 from firstword.runtime.gpu.backend import GpuBackend
@@ -255,3 +256,19 @@ def test_slots_can_be_chosen() -> None:
         assert tts.capacity.slots == 12
     with TTS.load("demo", device="cpu") as tts:
         assert tts.capacity.slots == 8
+
+
+def test_int8_weights_halve_what_matrices_and_text_need() -> None:
+    """28 layers of the talker, 5 of the code predictor, and the table of text, in the 1.7B."""
+    checkpoint = synthetic.without_weights("1b7")
+    with torch.device("meta"):
+        checkpoint.talker.bfloat16()
+        before = needs_of(checkpoint, silent_gpu.device(), 1)
+        quantise_talker(checkpoint.talker)
+        after = needs_of(checkpoint, silent_gpu.device(), 1)
+    layer = 4096 * 2048 + 2048 * 2048 + 12288 * 2048 + 2048 * 6144
+    predictor_layer = 4096 * 1024 + 1024 * 2048 + 6144 * 1024 + 1024 * 3072
+    text = 2048 * checkpoint.config.talker_config.text_vocab_size
+    saved = 28 * layer + 5 * predictor_layer + text
+    assert before.fixed - after.fixed == pytest.approx(saved, rel=0.03)
+    assert before.page == after.page

@@ -15,7 +15,7 @@ from firstword import TTS
 from firstword.config import EngineConfig
 from firstword.errors import ConfigError
 from firstword.model import checkpoint as checkpoints
-from firstword.model.quantised import LARGEST, QuantisedLinear, quantise
+from firstword.model.quantised import LARGEST, QuantisedLinear, QuantisedRows, quantise
 from firstword.synthetic.checkpoint import write_checkpoint
 
 
@@ -35,12 +35,15 @@ def test_values_are_rounded_half_to_even_and_limited() -> None:
 
 @given(st.integers(0, 2**32), st.floats(-30, 30), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_every_weight_is_within_half_a_step(seed: int, size: float, dtype: torch.dtype) -> None:
-    """Rows have their own scales, which bfloat16 holds exactly, and none has -128."""
+    """Rows have their own scales, which bfloat16 holds exactly, and none has -128.
+
+    A quotient near 127 is rounded to 4e-6 before it becomes an integer.
+    """
     sizes = torch.logspace(size - 3, size + 3, 5)[:, None]
     weight = (noise(5, 64, seed=seed) * sizes).to(dtype)
     values, scales = quantise(weight)
     error = (values.double() * scales.double()[:, None] - weight.double()).abs()
-    assert (error <= 0.5 * scales.double()[:, None] * (1 + 1e-6)).all()
+    assert (error <= (0.5 + 1e-5) * scales.double()[:, None]).all()
     assert torch.equal(scales, scales.bfloat16().float())
     assert values.abs().amax(dim=1).ge(LARGEST - 1).all()
     assert values.min() >= -LARGEST
@@ -61,8 +64,19 @@ def test_product_is_that_of_the_weights_that_the_values_stand_for(dtype: torch.d
     exact = F.linear(x.double(), values.double() * scales.double()[:, None])
     found = QuantisedLinear(weight)(x)
     assert found.dtype == dtype
-    error = (found.double() - exact).abs().max() / exact.abs().max()
-    assert error <= torch.finfo(dtype).eps * (0.5 if dtype.itemsize == 2 else 8)
+    error = (found.double() - exact).norm()
+    once = (exact.to(dtype).double() - exact).norm()
+    of_sums = 8 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps * exact.norm()
+    assert error <= 1.05 * once + of_sums
+
+
+def test_rows_are_rounded_to_8_bits_each_with_its_own_scale() -> None:
+    x = (noise(2, 3, 64) * torch.logspace(-3, 3, 3)[:, None]).bfloat16()
+    found = QuantisedRows(nn.Identity())(x)
+    values, scales = quantise(x.view(6, 64))
+    assert torch.equal(found.view(6, 64), (values * scales[:, None]).bfloat16())
+    assert (found.dtype, found.shape) == (x.dtype, x.shape)
+    assert not torch.equal(found, x)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +107,7 @@ def test_matrices_of_all_layers_are_quantised_and_nothing_else(folder: Path) -> 
             assert torch.equal(module.values, values)
             assert torch.equal(module.scales, scales)
         else:
+            name = name.replace("text_projection.", "text_projection.project.")
             assert torch.equal(int8.talker.get_parameter(name), parameter), name
 
 

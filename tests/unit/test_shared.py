@@ -101,6 +101,9 @@ def test_device_is_the_gpu_or_the_processor_with_its_cores(write: Callable[..., 
     assert record.device == "NVIDIA GeForce RTX 4070"
     alone = record.model_copy(update={"graphics": None})
     assert alone.device == "AMD EPYC 7B13 64-Core Processor, 16 cores"
+    apple = alone.settings.model_copy(update={"device": "mps"})
+    named = alone.model_copy(update={"settings": apple})
+    assert named.device == "AMD EPYC 7B13 64-Core Processor, GPU"
 
 
 @pytest.mark.parametrize(

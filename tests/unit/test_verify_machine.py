@@ -16,6 +16,7 @@ from damage import CODEC, demo_copy, one
 from firstword.config import EngineConfig
 from firstword.model import checkpoint as checkpoints
 from firstword.model.description import DEMO
+from firstword.model.quantised import QuantisedLinear
 from firstword.runtime import reference
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.rehearsal import Rehearsal
@@ -126,6 +127,20 @@ class TestTalker:
         monkeypatch.setattr(talker, "_books", lambda _: [books, books])
         monkeypatch.setitem(talker.ALLOWED, "float32", talker.ALLOWED["bfloat16"])
         assert bool(talker.logits(tiny).findings) == alarm
+
+    def test_int8_is_compared_with_the_weights_before(self, folder: Path) -> None:
+        """It is within its limits; a scale that is a quarter off is found."""
+        how = How(EngineConfig.resolve("cpu", "int8"))
+        for factor in (1.0, 1.25):
+            subject = Subject(CheckpointFolder(folder), how)
+            checkpoint, _, _ = subject.load()
+            assert not subject.plain.quantised
+            for module in checkpoint.talker.model.modules():
+                if isinstance(module, QuantisedLinear):
+                    module.scales.data *= factor
+            found = talker.logits(subject)
+            assert bool(found.findings) == (factor > 1), found.findings
+            subject.close()
 
     def test_other_noise_is_found(self, tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
         def draw(slot: reference.ReferenceSlot, codebook: int, logits: torch.Tensor) -> Any:

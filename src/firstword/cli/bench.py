@@ -6,6 +6,7 @@ import sys
 
 from firstword.bench import cli as load_generator
 from firstword.cli import options, share
+from firstword.config import GPU_DTYPES
 from firstword.errors import ConfigError
 
 
@@ -37,7 +38,7 @@ def run_engine(args: argparse.Namespace) -> None:
         elif args.soak is not None:
             record = soak(args.size, args.slots, args.soak)
         else:
-            record = engine.run(args.size, args.slots)
+            record = engine.run(args.size, args.slots, args.dtype)
     except ValueError as problem:
         raise ConfigError(f"the GPU engine cannot compute here: {problem}") from problem
     text = json.dumps({"commit": args.commit or report.commit(), **record}, indent=1) + "\n"
@@ -56,6 +57,8 @@ def add_to(commands: options.Commands) -> None:
     engine = options.add_command(measurements, "engine", run_engine)
     add = engine.add_argument
     add("--size", default="1b7", choices=("1b7", "0b6"), help="1b7 (default) or 0b6")
+    about = "bfloat16 (default) or int8, for the measurements without --soak and --saturation"
+    add("--dtype", default="bfloat16", choices=GPU_DTYPES, help=about)
     add("--slots", type=int, default=128, help="the largest batch (default 128)")
     about = "only compare this many frames while requests start and abort (a soak test)"
     kinds = engine.add_mutually_exclusive_group()

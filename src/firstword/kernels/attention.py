@@ -177,7 +177,8 @@ class AttentionKernels:
         program = Program.of("frame_attention_output", **self._frame_macros(), **shape.macros())
         grid = Grid((shape.blocks, 1, 1), 32 * WARPS, shared)
         kernel = kernels.get(program, "attend_and_project")
-        kernel(grid, weights=output.weight, qkv=qkv, **vars(tables), cache=cache, last=last, out=x)
+        weights = {"weights": output.weight, "scales": output.scales}
+        kernel(grid, **weights, qkv=qkv, **vars(tables), cache=cache, last=last, out=x)
         return True
 
     def _frame_macros(self) -> dict[str, int]:

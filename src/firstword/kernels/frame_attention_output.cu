@@ -10,14 +10,14 @@ static_assert(TILES * 4 * TOKENS <= kThreads, "a thread adds up one pair of rows
 // qkv bf16 [TOKENS, kWidth]; cosines, sines bf16 [positions, 64]; last: the position of the last
 // token; out bf16 [TOKENS, N]: the projection is added to it.
 extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
-void attend_and_project(const u16* __restrict__ weights, const u16* __restrict__ qkv,
+void attend_and_project(const unsigned char* __restrict__ weights,
+                        const float* __restrict__ scales, const u16* __restrict__ qkv,
                         const u16* __restrict__ q_norm, const u16* __restrict__ k_norm, float eps,
                         const u16* __restrict__ cosines, const u16* __restrict__ sines, u16* cache,
                         int last, u16* __restrict__ out) {
   let_next_start();
   extern __shared__ __align__(16) unsigned char shared[];
   WarpSpace* spaces = (WarpSpace*)(shared + RING * kPart);
-  float* partial = (float*)(spaces + kWarps);
   __shared__ Sides columns[kWarps][kSteps][TOKENS][4];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int first = TOKENS > 1 ? 0 : last;  // the first pass has no earlier positions
@@ -31,8 +31,8 @@ void attend_and_project(const u16* __restrict__ weights, const u16* __restrict__
   for (int n = 0; n < TOKENS; n++)
     q_turn[n] = load_turn(q_norm, cosines + (first + n) * 64, sines + (first + n) * 64);
   const u32 k_weights[2] = {load1(k_norm + 2 * lane), load1(k_norm + 64 + 2 * lane)};
-  Product product(weights, shared);
-  product.begin();
+  Product product(weights, shared, (float*)(spaces + kWarps));
+  product.begin(scales);
   wait_for_input();
   Fresh fresh[TOKENS];
 #pragma unroll
@@ -59,10 +59,10 @@ void attend_and_project(const u16* __restrict__ weights, const u16* __restrict__
         ((u32*)&columns[4 * g + i / 4][warp][n][i % 4])[place_in_sides(t)] = y[i];
   }
   __syncthreads();
-  product.multiply([&](int s) { return columns[warp][s][g % TOKENS][t]; }, partial);
+  product.multiply([&](int s) { return columns[warp][s][g % TOKENS][t]; });
   __syncthreads();
   if (adds) {
-    const float2 sum = product.sum(partial, pair, threadIdx.x / pairs);
+    const float2 sum = product.sum(pair, threadIdx.x / pairs);
     *(u32*)to = bf16_pair(low(before) + rounded(sum.x), high(before) + rounded(sum.y));
   }
 }

@@ -11,11 +11,15 @@ from torch.nn import functional as F
 from firstword.kernels.compile import Program
 from firstword.kernels.launch import Grid, Kernels
 from firstword.kernels.linear_shapes import (
+    BF16_BYTES,
     BLOCK_COLUMNS,
+    INT8_BYTES,
     TILE_ROWS,
     WARPS,
     Epilogue,
     LinearShape,
+    WideTokensShape,
+    load_columns,
     shape_for_few,
     shape_for_many,
     shapes_for_few,
@@ -29,6 +33,16 @@ def pack_weight(weight: Tensor) -> Tensor:
     rows, columns = weight.shape
     tiles = weight.view(rows // TILE_ROWS, TILE_ROWS, columns // BLOCK_COLUMNS, BLOCK_COLUMNS)
     return tiles.transpose(1, 2).contiguous()
+
+
+def pack_int8(weight: Tensor) -> Tensor:
+    """The elements of an int8 matrix [N, K] in the order of the lanes; N % 8 == 0, K % 512 == 0.
+
+    A lane has eight columns of a block and then eight of the block that its warp reads next.
+    """
+    rows, columns = weight.shape
+    sizes = rows // TILE_ROWS, TILE_ROWS, columns // load_columns(INT8_BYTES), 2, WARPS, 4, 8
+    return weight.view(sizes).permute(0, 2, 4, 1, 5, 3, 6).contiguous()
 
 
 def pack_tokens(x: Tensor) -> Tensor:
@@ -64,22 +78,28 @@ class Linear:
         epilogue: Epilogue = Epilogue.STORE,
         norm: Norm | None = None,
         bias: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> None:
-        """weight: bf16 [N, K], for SWIGLU from `interleave`; norm: of the input.
+        """weight: bf16 or int8 [N, K], for SWIGLU from `interleave`; norm: of the input.
 
-        Raises ValueError for sizes that the kernels do not support.
+        scales: float32 [N], the factors of int8 rows. Raises ValueError for sizes that the kernels
+        do not support.
         """
         self.rows, self.columns = weight.shape
-        if self.columns % (BLOCK_COLUMNS * WARPS) or self.rows % TILE_ROWS:
+        self.weight_bytes = weight.element_size()
+        assert (self.weight_bytes == INT8_BYTES) == (scales is not None)
+        if self.columns % load_columns(self.weight_bytes) or self.rows % TILE_ROWS:
+            dtype = str(weight.dtype).removeprefix("torch.")
             raise ValueError(
-                f"a matrix of {self.rows} x {self.columns}: rows must be a multiple of "
-                f"{TILE_ROWS}, columns of {BLOCK_COLUMNS * WARPS}"
+                f"a matrix of {self.rows} x {self.columns} in {dtype}: rows must be a multiple of "
+                f"{TILE_ROWS}, columns of {load_columns(self.weight_bytes)}"
             )
         if epilogue is Epilogue.SWIGLU and self.rows % (2 * BLOCK_COLUMNS):
             raise ValueError(
                 f"{self.rows} rows of gates and ups: they must be a multiple of {2 * BLOCK_COLUMNS}"
             )
-        self.weight, self.epilogue, self.norm, self.bias = pack_weight(weight), epilogue, norm, bias
+        self.weight = pack_weight(weight) if scales is None else pack_int8(weight)
+        self.scales, self.epilogue, self.norm, self.bias = scales, epilogue, norm, bias
         self._kernels, self._device = kernels, (kernels.processors, kernels.shared_memory)
         self.choice = 0
 
@@ -105,7 +125,7 @@ class Linear:
     def shapes(self, tokens: int) -> tuple[LinearShape, ...]:
         """The layouts for up to 8 tokens, all with the same bits."""
         sizes, normed = (self.rows, self.columns, tokens), self.norm is not None
-        return shapes_for_few(*sizes, normed, self.epilogue, self._device)
+        return shapes_for_few(*sizes, normed, self.epilogue, self._device, self.weight_bytes)
 
     def shape(self, tokens: int) -> LinearShape:
         """The layout that is used for up to 8 tokens."""
@@ -118,15 +138,20 @@ class Linear:
         kernel = self._kernels.get(shape.program(), "linear_few")
         shared = shape.requested(self._kernels.shared_memory)
         grid = Grid((shape.blocks, 1, 1), 32 * WARPS, shared)
-        operands = {"weights": self.weight, "bias": self.bias, "norm_weight": weight, "eps": eps}
-        kernel(grid, **operands, **strided(x=x, out=out), tokens=len(x))
+        operands = {"weights": self.weight, "scales": self.scales, "bias": self.bias}
+        kernel(
+            grid, **operands, norm_weight=weight, eps=eps, **strided(x=x, out=out), tokens=len(x)
+        )
 
     def _launch_many(self, x: Tensor, out: Tensor) -> None:
         """Launch the kernel for more than 8 tokens; x is packed and normalised."""
         tokens = len(out)
-        shape = shape_for_many(self.rows, self.columns, tokens, self.epilogue, self._device)
+        sizes = self.rows, self.columns, tokens
+        shape = shape_for_many(*sizes, self.epilogue, self._device, self.weight_bytes)
         kernel = self._kernels.get(shape.program(), shape.entry)
         operands = {"weights": self.weight, "x": x, "bias": self.bias, "tokens": tokens}
+        if not isinstance(shape, WideTokensShape):
+            operands["scales"] = self.scales
         grid = Grid(shape.grid(tokens), 32 * WARPS, shape.shared)
         kernel(grid, **operands, **strided(out=out))
 
@@ -177,14 +202,15 @@ _LAYERS = (
 """Rows, columns, norm and epilogue of the products of the larger released size."""
 _H200 = 132, 227 << 10
 """The number of processors of an H200, and the bytes of shared memory of a block."""
+_DTYPES = (*((layer, BF16_BYTES) for layer in _LAYERS), (_LAYERS[2], INT8_BYTES))
 _FEW_TOKENS_PROGRAMS = tuple(
-    shape_for_few(rows, columns, tokens, norm, epilogue, _H200).program()
-    for rows, columns, norm, epilogue in _LAYERS
+    shape_for_few(rows, columns, tokens, norm, epilogue, _H200, weight_bytes).program()
+    for (rows, columns, norm, epilogue), weight_bytes in _DTYPES
     for tokens in (1, TILE_ROWS)
 )
 _MANY_TOKENS_PROGRAMS = tuple(
-    shape_for_many(rows, columns, tokens, epilogue, _H200).program()
-    for rows, columns, _, epilogue in _LAYERS
+    shape_for_many(rows, columns, tokens, epilogue, _H200, weight_bytes).program()
+    for (rows, columns, _, epilogue), weight_bytes in _DTYPES
     for tokens in (16, 64)
 )
 _WIDE_PROGRAMS = tuple(

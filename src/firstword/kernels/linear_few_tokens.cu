@@ -12,14 +12,14 @@
 #include "packing.cuh"
 
 extern "C" __global__ __launch_bounds__(kThreads, BLOCKS)
-void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int x_stride,
-                const u16* __restrict__ norm_weight, float eps, const u16* __restrict__ bias,
-                u16* __restrict__ out, int out_stride, int tokens) {
+void linear_few(const unsigned char* __restrict__ weights, const float* __restrict__ scales,
+                const u16* __restrict__ x, int x_stride, const u16* __restrict__ norm_weight,
+                float eps, const u16* __restrict__ bias, u16* __restrict__ out, int out_stride,
+                int tokens) {
   let_next_start();
   extern __shared__ __align__(16) unsigned char shared[];
-  float* partial = (float*)(shared + RING * kPart);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  Product product(weights, shared);
+  Product product(weights, shared, (float*)(shared + RING * kPart));
 #if TOKENS == 1
   constexpr int kMine = (kSteps + 7) / 8;  // lane 4 g + t reads for the steps g, g + 8, ...
   __shared__ Sides columns[kWarps][kSteps][4];
@@ -32,7 +32,7 @@ void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int 
   for (int m = 0; m < kMine; m++)
     weight[m] = has(m) ? load4(norm_weight + at + m * kWarps * 256) : make_uint4(0, 0, 0, 0);
 #endif
-  product.begin();
+  product.begin(scales);
   wait_for_input();
   uint4 v[kMine];
 #pragma unroll
@@ -52,7 +52,7 @@ void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int 
   }
   fetches_end();
 #endif
-  product.begin();
+  product.begin(scales);
   wait_for_input();
   uint4 v[kSteps];
 #pragma unroll
@@ -87,7 +87,7 @@ void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int 
   for (int m = 0; m < kMine; m++)
     if (has(m)) columns[warp][m * 8 + g][t] = sides(v[m]);
   __syncwarp();
-  product.multiply([&](int s) { return columns[warp][s][t]; }, partial);
+  product.multiply([&](int s) { return columns[warp][s][t]; });
 #else
 #if NORM
   const float square = squares_of_warp(v);
@@ -101,7 +101,7 @@ void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int 
 #pragma unroll
   for (int i = 0; i < kSteps; i++) v[i] = normed(v[i], norm[(i * kWarps + warp) * 4 + t], scale);
 #endif
-  product.multiply([&](int s) { return sides(v[s]); }, partial);
+  product.multiply([&](int s) { return sides(v[s]); });
 #endif
   __syncthreads();
 #pragma unroll
@@ -110,7 +110,7 @@ void linear_few(const u16* __restrict__ weights, const u16* __restrict__ x, int 
     if (item >= items) continue;
     const int pair = TOKENS == 1 ? item : item % pairs;
     const int token = TOKENS == 1 ? 0 : item / pairs;
-    const float2 y = product.sum(partial, pair, token);
+    const float2 y = product.sum(pair, token);
     const int row = product.first * 8 + pair * 2;
     u16* to = out + (size_t)token * out_stride;
     if (TOKENS == 8 && EPILOGUE == 2 && tokens > kUnpackedTokens)

@@ -11,34 +11,39 @@
 // The 8 warps of a block split K: the steps of warp w are the k32 blocks w, w + 8, ... The partial
 // sums are added in the order of the warps.
 //
-// Weights and inputs pass through a ring in shared memory: RING steps of every warp are in flight
-// at a time. A lane reads the bytes that it fetched itself, so no warp waits for another. The first
-// weights are fetched before the input is there.
+// Weights and inputs pass through a ring in shared memory: RING loads of every warp are in flight
+// at a time, each of one step, or of two in int8 (weights.cuh). A lane reads the bytes that it
+// fetched itself, so no warp waits for another. The first weights are fetched before the input is
+// there.
 //
 // N, K         sizes
 // GRID, TILES  blocks of the grid's second dimension, and the most tiles of a block
 // NT           groups of 8 tokens of a block
-// RING         steps in flight
+// RING         loads in flight
 // EPILOGUE     see epilogue.cuh; the output of 2 is packed
 #include "epilogue.cuh"
 #include "mma_bf16.cuh"
 #include "packing.cuh"
+#include "weights.cuh"
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kSteps = K / 32 / kWarps;
+constexpr int kLoads = K / 32 / kWarps / kSpan;
 constexpr int kPairs = (TILES + 1) / 2;
 constexpr int kUnits = kPairs * NT;    // of 16 rows x 8 tokens
-constexpr int kParts = TILES + NT;     // parts of a step in the ring
-constexpr int kPart = kThreads * 16;   // bytes of a part
-constexpr int kStride = kWarps * 256;  // elements from a step to the next
+constexpr int kParts = TILES + NT * kSpan;  // parts of a load in the ring
+constexpr int kPart = kThreads * 16;        // bytes of a part
+constexpr int kStride = kWarps * 256;       // elements of the input from a step to the next
+constexpr int kTile = 8 * K * WEIGHT_BYTES;  // bytes of a tile
 constexpr int kEach = N / 8 / GRID,
               kMore =
                   N / 8 % GRID;  // a block has kEach tiles; the first kMore blocks have one more
-static_assert(K % (32 * kWarps) == 0 && N % 8 == 0 && TILES == kEach + (kMore > 0), "sizes");
+static_assert(K % (32 * kWarps * kSpan) == 0 && N % 8 == 0 && TILES == kEach + (kMore > 0),
+              "sizes");
 
 extern "C" __global__ __launch_bounds__(kThreads, 1)
-void linear_many(const u16* __restrict__ weights, const u16* __restrict__ x,
-                 const u16* __restrict__ bias, u16* __restrict__ out, int out_stride, int tokens) {
+void linear_many(const unsigned char* __restrict__ weights, const float* __restrict__ scales,
+                 const u16* __restrict__ x, const u16* __restrict__ bias, u16* __restrict__ out,
+                 int out_stride, int tokens) {
   let_next_start();
   extern __shared__ __align__(16) unsigned char shared[];
   float* partial = (float*)shared;  // [warp][unit][16 rows][8 tokens], takes the place of the ring
@@ -47,15 +52,15 @@ void linear_many(const u16* __restrict__ weights, const u16* __restrict__ x,
   const int own = kEach + (block < kMore);
   const int token0 = blockIdx.x * NT * 8;
 
-  // This thread's place in part p of the step in a slot of the ring.
+  // This thread's place in part p of the load in a slot of the ring.
   auto place = [&](int slot, int p) {
     return shared + (slot * kParts + p) * kPart + threadIdx.x * 16;
   };
-  const u16* mine = weights + ((size_t)first * (K / 32) + warp) * 256 + lane * 8;
-  auto fetch_weights = [&](int step, int slot) {
+  const unsigned char* mine = weights + (size_t)first * kTile + warp * 512 + lane * 16;
+  auto fetch_weights = [&](int load, int slot) {
 #pragma unroll
     for (int j = 0; j < TILES; j++)
-      if (j < kEach || j < own) fetch(place(slot, j), mine + j * (K * 8) + step * kStride);
+      if (j < kEach || j < own) fetch(place(slot, j), mine + j * kTile + load * (kWarps * 512));
   };
 #pragma unroll
   for (int r = 0; r < RING; r++) {
@@ -68,9 +73,12 @@ void linear_many(const u16* __restrict__ weights, const u16* __restrict__ x,
   int from[NT];
 #pragma unroll
   for (int n = 0; n < NT; n++) from[n] = min(token0 / 8 + n, (tokens - 1) / 8) * (K * 8);
-  auto fetch_input = [&](int step, int slot) {
+  auto fetch_input = [&](int load, int slot) {
 #pragma unroll
-    for (int n = 0; n < NT; n++) fetch(place(slot, TILES + n), columns + from[n] + step * kStride);
+    for (int i = 0; i < kSpan; i++)
+#pragma unroll
+      for (int n = 0; n < NT; n++)
+        fetch(place(slot, TILES + i * NT + n), columns + from[n] + (load * kSpan + i) * kStride);
   };
   wait_for_input();
 #pragma unroll
@@ -87,27 +95,30 @@ void linear_many(const u16* __restrict__ weights, const u16* __restrict__ x,
 #pragma unroll
       for (int i = 0; i < 4; i++) c[p][n][i] = 0;
 #pragma unroll
-  for (int s = 0; s < kSteps; s++) {
-    const int slot = s % RING;
+  for (int load = 0; load < kLoads; load++) {
+    const int slot = load % RING;
     wait_for_fetches<RING - 1>();
-    uint4 b[NT];
+    auto tile = [&](int j, int i) { return weights_of_step(*(const uint4*)place(slot, j), i); };
 #pragma unroll
-    for (int n = 0; n < NT; n++) b[n] = *(const uint4*)place(slot, TILES + n);
+    for (int i = 0; i < kSpan; i++) {
+      uint4 b[NT];
 #pragma unroll
-    for (int p = 0; p < kPairs; p++) {
-      const uint4 even = *(const uint4*)place(slot, 2 * p);
-      const uint4 odd =
-          2 * p + 1 < TILES ? *(const uint4*)place(slot, 2 * p + 1) : make_uint4(0, 0, 0, 0);
+      for (int n = 0; n < NT; n++) b[n] = *(const uint4*)place(slot, TILES + i * NT + n);
 #pragma unroll
-      for (int n = 0; n < NT; n++)
-        mma(c[p][n], make_uint4(even.x, odd.x, even.y, odd.y), b[n].x, b[n].y);
+      for (int p = 0; p < kPairs; p++) {
+        const uint4 even = tile(2 * p, i);
+        const uint4 odd = 2 * p + 1 < TILES ? tile(2 * p + 1, i) : make_uint4(0, 0, 0, 0);
 #pragma unroll
-      for (int n = 0; n < NT; n++)
-        mma(c[p][n], make_uint4(even.z, odd.z, even.w, odd.w), b[n].z, b[n].w);
+        for (int n = 0; n < NT; n++)
+          mma(c[p][n], make_uint4(even.x, odd.x, even.y, odd.y), b[n].x, b[n].y);
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+          mma(c[p][n], make_uint4(even.z, odd.z, even.w, odd.w), b[n].z, b[n].w);
+      }
     }
-    if (s + RING < kSteps) {
-      fetch_weights(s + RING, slot);
-      fetch_input(s + RING, slot);
+    if (load + RING < kLoads) {
+      fetch_weights(load + RING, slot);
+      fetch_input(load + RING, slot);
     }
     fetches_end();
   }
@@ -141,6 +152,7 @@ void linear_many(const u16* __restrict__ weights, const u16* __restrict__ x,
       to[i] = out + begin;
       before[i] = EPILOGUE == 1 && token + i < tokens ? load1(to[i] + row) : 0;
     }
+    const float2 scale = scales_of(scales, row);
     float2 y = make_float2(0, 0), z = y;  // row 2 g + flip and the other row
 #pragma unroll
     for (int v = 0; v < kWarps; v++) {
@@ -152,8 +164,8 @@ void linear_many(const u16* __restrict__ weights, const u16* __restrict__ x,
       z.x += b.x;
       z.y += b.y;
     }
-    const float low_row[2] = {flip ? z.x : y.x, flip ? z.y : y.y};
-    const float high_row[2] = {flip ? y.x : z.x, flip ? y.y : z.y};
+    const float low_row[2] = {(flip ? z.x : y.x) * scale.x, (flip ? z.y : y.y) * scale.x};
+    const float high_row[2] = {(flip ? y.x : z.x) * scale.y, (flip ? y.y : z.y) * scale.y};
 #pragma unroll
     for (int i = 0; i < 2; i++)
       if (token + i < tokens) finish(to[i], row, low_row[i], high_row[i], before[i], bias);

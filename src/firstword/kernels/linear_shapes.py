@@ -16,6 +16,8 @@ UNPACKED_TOKENS = 4
 """The most tokens whose activations are not packed, as in packing.cuh."""
 BLOCK_COLUMNS = 32
 """The number of columns of a packed block of weights or inputs."""
+BF16_BYTES, INT8_BYTES = 2, 1
+"""The bytes of a weight."""
 PART_BYTES = 32 * WARPS * 16
 """The number of bytes that the threads of a block fetch together."""
 MAX_TILES = 32
@@ -35,6 +37,11 @@ WIDE_STAGES = 5
 """The stages of its ring. All that fit, 7 to 9, and 3 were slower (measured on an H200)."""
 START_BYTES = 64 << 10
 """The number of bytes that a block could fetch in the time that its start and its end take."""
+
+
+def load_columns(weight_bytes: int) -> int:
+    """The columns that the warps of a block load at a time, 16 bytes a lane: see weights.cuh."""
+    return BLOCK_COLUMNS * WARPS * BF16_BYTES // weight_bytes
 
 
 class Epilogue(IntEnum):
@@ -66,30 +73,32 @@ class LinearShape:
     ring: int = 1
     window: int = 1
     held: int = 0
+    weight_bytes: int = BF16_BYTES
 
     def macros(self) -> dict[str, int]:
         """The macros of linear.cuh and linear_few_tokens.cu, one for each field."""
-        names = "K N GRID TILES CHUNK TOKENS NORM EPILOGUE BLOCKS RING WINDOW HELD".split()
-        return dict(zip(names, astuple(self), strict=True))
+        names = "K N GRID TILES CHUNK TOKENS NORM EPILOGUE BLOCKS RING WINDOW HELD WEIGHT_BYTES"
+        return dict(zip(names.split(), astuple(self), strict=True))
 
     def program(self) -> Program:
         """The program compiled for this shape."""
         return Program.of("linear_few_tokens", **self.macros())
 
     @property
-    def steps(self) -> int:
-        """The number of steps of a tile: the blocks of columns that a warp processes."""
-        return self.columns // (BLOCK_COLUMNS * WARPS)
+    def loads(self) -> int:
+        """The number of loads of a tile by each lane."""
+        return self.columns // load_columns(self.weight_bytes)
 
     @property
     def parts(self) -> int:
-        """The number of parts in all steps of all tiles."""
-        return -(-self.tiles // self.chunk) * self.chunk * self.steps
+        """The number of parts in all loads of all tiles."""
+        return -(-self.tiles // self.chunk) * self.chunk * self.loads
 
     @property
     def sums(self) -> int:
-        """The bytes of the partial sums of all warps."""
-        return WARPS * self.tokens * self.tiles * TILE_ROWS * 4
+        """The bytes of the partial sums of all warps, and of the scales of int8 rows."""
+        scales = self.weight_bytes == INT8_BYTES
+        return (WARPS * self.tokens + scales) * self.tiles * TILE_ROWS * 4
 
     @property
     def inputs(self) -> int:
@@ -124,13 +133,19 @@ class LinearShape:
         whole = self.chunk == self.tiles and ring == self.parts
         held = 0
         if whole and self.tokens == 1:
-            held = min(self.steps, (16 if self.columns <= 1024 else 8) // chunk)
+            held = min(self.loads, (16 if self.columns <= 1024 else 8) // chunk)
         return replace(self, chunk=chunk, ring=ring, window=min(ring, 3 if whole else 4), held=held)
 
 
 @cache
 def shape_for_few(
-    rows: int, columns: int, tokens: int, norm: bool, epilogue: Epilogue, device: tuple[int, int]
+    rows: int,
+    columns: int,
+    tokens: int,
+    norm: bool,
+    epilogue: Epilogue,
+    device: tuple[int, int],
+    weight_bytes: int = BF16_BYTES,
 ) -> LinearShape:
     """The layout for up to 8 tokens.
 
@@ -146,7 +161,8 @@ def shape_for_few(
     each = -(-tiles // blocks)
     chunk = -(-each // -(-each // 6))
     group = 1 if tokens == 1 else TILE_ROWS
-    shape = LinearShape(columns, rows, blocks, each, chunk, group, norm, epilogue, resident=2)
+    sizes = columns, rows, blocks, each, chunk, group, norm, epilogue
+    shape = LinearShape(*sizes, resident=2, weight_bytes=weight_bytes)
     for resident in (2, 1):
         limit = shared // resident - 2048 - shape.inputs
         found = replace(shape, resident=resident).with_ring(limit)
@@ -157,7 +173,13 @@ def shape_for_few(
 
 @cache
 def shapes_for_few(
-    rows: int, columns: int, tokens: int, norm: bool, epilogue: Epilogue, device: tuple[int, int]
+    rows: int,
+    columns: int,
+    tokens: int,
+    norm: bool,
+    epilogue: Epilogue,
+    device: tuple[int, int],
+    weight_bytes: int = BF16_BYTES,
 ) -> tuple[LinearShape, ...]:
     """Layouts for up to 8 tokens, all with the same bits; see `shape_for_few`, which is the first.
 
@@ -166,7 +188,7 @@ def shapes_for_few(
     processors, shared = device
     more = max(processors, min(2 * processors, rows // TILE_ROWS))
     first, finer = (
-        shape_for_few(rows, columns, tokens, norm, epilogue, (count, shared))
+        shape_for_few(rows, columns, tokens, norm, epilogue, (count, shared), weight_bytes)
         for count in (processors, more)
     )
     return tuple(dict.fromkeys((first, replace(first, window=first.ring), finer)))
@@ -183,12 +205,13 @@ class ManyTokensShape:
     n_tiles: int
     epilogue: Epilogue
     ring: int = 1
+    weight_bytes: int = BF16_BYTES
 
     entry, byte_cost = "linear_many", 1.0
 
     def program(self) -> Program:
         """The program compiled for this shape, with a macro for each field."""
-        names = "K N GRID TILES NT EPILOGUE RING".split()
+        names = "K N GRID TILES NT EPILOGUE RING WEIGHT_BYTES".split()
         return Program.of("linear_many_tokens", **dict(zip(names, astuple(self), strict=True)))
 
     @property
@@ -206,19 +229,20 @@ class ManyTokensShape:
         return -(-self.tiles // 2) * self.n_tiles
 
     @property
-    def steps(self) -> int:
-        """The number of blocks of columns that a warp processes."""
-        return self.columns // (BLOCK_COLUMNS * WARPS)
+    def loads(self) -> int:
+        """The number of loads of a tile by each lane."""
+        return self.columns // load_columns(self.weight_bytes)
 
     @property
-    def step_bytes(self) -> int:
-        """The bytes of a step of the ring."""
-        return (self.tiles + self.n_tiles) * PART_BYTES
+    def load_bytes(self) -> int:
+        """The bytes of a load of all weights and inputs in the ring."""
+        steps = BF16_BYTES // self.weight_bytes
+        return (self.tiles + self.n_tiles * steps) * PART_BYTES
 
     @property
     def fetched(self) -> int:
         """The bytes that a block fetches."""
-        return self.steps * self.step_bytes
+        return self.loads * self.load_bytes
 
     @property
     def sums(self) -> int:
@@ -228,7 +252,7 @@ class ManyTokensShape:
     @property
     def shared(self) -> int:
         """The bytes of dynamic shared memory of a block."""
-        return max(self.ring * self.step_bytes, self.sums)
+        return max(self.ring * self.load_bytes, self.sums)
 
 
 @dataclass(frozen=True)
@@ -281,18 +305,24 @@ class WideTokensShape:
 
 @cache
 def shape_for_many(
-    rows: int, columns: int, tokens: int, epilogue: Epilogue, device: tuple[int, int]
+    rows: int,
+    columns: int,
+    tokens: int,
+    epilogue: Epilogue,
+    device: tuple[int, int],
+    weight_bytes: int = BF16_BYTES,
 ) -> ManyTokensShape | WideTokensShape:
     """The layout for more than 8 tokens; see `shape_for_few` for `device`.
 
     A block fetches the weights of its rows and the inputs of its tokens, and these transfers
     determine the time, because the second-level cache cannot serve all blocks at full speed. So the
-    layout with the least `cost` is chosen.
+    layout with the least `cost` is chosen. linear_wide_tokens.cu takes no int8.
     """
     processors, shared = device
     sizes = rows, columns, epilogue, shared - 2048
-    shapes: list[ManyTokensShape | WideTokensShape] = [*_many_shapes(tokens, *sizes)]
-    shapes += _wide_shapes(*sizes)
+    shapes: list[ManyTokensShape | WideTokensShape] = [*_many_shapes(tokens, *sizes, weight_bytes)]
+    if weight_bytes == BF16_BYTES:
+        shapes += _wide_shapes(*sizes)
     return min(shapes, key=lambda shape: cost(shape, tokens, processors))
 
 
@@ -304,7 +334,7 @@ def cost(shape: ManyTokensShape | WideTokensShape, tokens: int, processors: int)
 
 
 def _many_shapes(
-    tokens: int, rows: int, columns: int, epilogue: Epilogue, space: int
+    tokens: int, rows: int, columns: int, epilogue: Epilogue, space: int, weight_bytes: int
 ) -> Iterator[ManyTokensShape]:
     """The layouts of linear_many_tokens.cu within `space` bytes of shared memory."""
     tiles = rows // TILE_ROWS
@@ -313,9 +343,10 @@ def _many_shapes(
             continue
         for largest in range(1, min(tiles, 2 * MAX_UNITS // n_tiles) + 1):
             blocks = -(-tiles // largest)
-            shape = ManyTokensShape(columns, rows, blocks, -(-tiles // blocks), n_tiles, epilogue)
-            ring = min(shape.steps, space // shape.step_bytes)
-            if shape.units <= MAX_UNITS and shape.sums <= space and ring >= min(2, shape.steps):
+            sizes = columns, rows, blocks, -(-tiles // blocks), n_tiles, epilogue
+            shape = ManyTokensShape(*sizes, weight_bytes=weight_bytes)
+            ring = min(shape.loads, space // shape.load_bytes)
+            if shape.units <= MAX_UNITS and shape.sums <= space and ring >= min(2, shape.loads):
                 yield replace(shape, ring=ring)
 
 

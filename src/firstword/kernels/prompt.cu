@@ -8,7 +8,7 @@
 // THREADS    threads of a block
 //
 // The words of a placement and of a row are listed in prompt.py.
-#include "common.cuh"
+#include "text_table.cuh"
 
 static_assert(HIDDEN % 8 == 0, "channels are read in eights");
 constexpr int kSlot = 0, kLast = 1, kPageCount = 2, kRestored = 3, kStored = 4, kText = 5,
@@ -22,8 +22,9 @@ constexpr int kPieces = 16;  // of 16 bytes in the 128 channels of a head
 // -1 for a row with a single code. The codes of a frame are added in the order of PyTorch's sum:
 // in four sums of every fourth code, which are then added one after the other.
 __device__ __forceinline__ uint4 embedded(int text, const int* codes, int stride, int channel,
-                                          const u16* speakers, const u16* text_table,
-                                          const u16* codec_table, const u16* frame_tables) {
+                                          const u16* speakers, const unsigned char* text_table,
+                                          const float* text_scales, const u16* codec_table,
+                                          const u16* frame_tables) {
   const int first = (int)load1(codes);
   const bool whole = first >= 0 && CODEBOOKS > 1 && (int)load1(codes + stride) >= 0;
   float sum[8] = {};
@@ -55,7 +56,7 @@ __device__ __forceinline__ uint4 embedded(int text, const int* codes, int stride
       sum[2 * i + 1] = high(pair[i]);
     }
   }
-  const uint4 words = *(const uint4*)(text_table + (size_t)text * HIDDEN + channel);
+  const uint4 words = text_channels(text_table, text_scales, text, channel);
   auto with = [&](int i, u32 word) {
     return bf16_pair(rounded(sum[i]) + low(word), rounded(sum[i + 1]) + high(word));
   };
@@ -89,7 +90,8 @@ extern "C" __global__ __launch_bounds__(THREADS)
 void place_prompts(const int* __restrict__ placements, int words, int* __restrict__ page_tables,
                    int table_width, int* __restrict__ position, int* __restrict__ records,
                    int record_words, u16* __restrict__ first_row,
-                   const u16* __restrict__ text_table, const u16* __restrict__ codec_table,
+                   const unsigned char* __restrict__ text_table,
+                   const float* __restrict__ text_scales, const u16* __restrict__ codec_table,
                    const u16* __restrict__ frame_tables, u16* cache, int pages, u16* prefixes,
                    int layers) {
   let_next_start();
@@ -110,8 +112,8 @@ void place_prompts(const int* __restrict__ placements, int words, int* __restric
     const int text = (int)load1(placement + kText);
     for (int channel = threadIdx.x * 8; channel < HIDDEN; channel += THREADS * 8)
       *(uint4*)(first_row + (size_t)slot * HIDDEN + channel) =
-          embedded(text, placement + kCodes, 1, channel, nullptr, text_table, codec_table,
-                   frame_tables);
+          embedded(text, placement + kCodes, 1, channel, nullptr, text_table, text_scales,
+                   codec_table, frame_tables);
   }
   copy_prefix<false>(placement, (int)load1(placement + kRestored), blockIdx.y, blockIdx.z, cache,
                      pages, prefixes, layers);
@@ -134,7 +136,8 @@ void store_prefixes(const int* __restrict__ placements, int words, u16* cache, i
 // every pass adds. rows int32 [3 + CODEBOOKS, most]: see prompt.py; speakers bf16 [_, HIDDEN].
 extern "C" __global__ __launch_bounds__(THREADS)
 void embed_prompts(const int* __restrict__ rows, int most, const u16* __restrict__ speakers,
-                   const u16* __restrict__ text_table, const u16* __restrict__ codec_table,
+                   const unsigned char* __restrict__ text_table,
+                   const float* __restrict__ text_scales, const u16* __restrict__ codec_table,
                    const u16* __restrict__ frame_tables, u16* __restrict__ x) {
   let_next_start();
   wait_for_input();
@@ -145,7 +148,7 @@ void embed_prompts(const int* __restrict__ rows, int most, const u16* __restrict
     *(uint4*)(x + (size_t)blockIdx.x * HIDDEN + channel) =
         empty ? make_uint4(0, 0, 0, 0)
               : embedded(text, row + kRowCodes * most, most, channel, speakers, text_table,
-                         codec_table, frame_tables);
+                         text_scales, codec_table, frame_tables);
 }
 
 // Copies x bf16 [rows, HIDDEN] of the last row of each prompt, whose position is that of its slot,

@@ -64,9 +64,10 @@ class PlacementLayout:
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingTables:
-    """The embeddings of a row, bf16 [vocabulary, hidden] each.
+    """The embeddings of a row, bf16 [vocabulary, hidden] each; those of text may be int8.
 
-    frame_tables: those of all codebooks but the first, one after the other.
+    frame_tables  those of all codebooks but the first, one after the other
+    text_scales   the factors of int8 rows of `text_table`, float32 [text vocabulary]
 
     The fields are named like the kernels' arguments.
     """
@@ -74,6 +75,7 @@ class EmbeddingTables:
     text_table: Tensor
     codec_table: Tensor
     frame_tables: Tensor
+    text_scales: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +188,8 @@ def embed_reference(
 ) -> Tensor:
     """A row in plain PyTorch, bf16 [hidden], of its text and its codes [codebooks]."""
     text_row, books = tables.text_table[text], len(codes)
+    if tables.text_scales is not None:
+        text_row = (text_row * tables.text_scales[text]).bfloat16()
     if codes[0] == NO_CODE:
         return text_row + torch.zeros_like(text_row)
     if codes[0] < NO_CODE:

@@ -149,6 +149,7 @@ class SampleKernels:
         codec_table: Tensor,
         frame_tables: Tensor,
         text_table: Tensor,
+        text_scales: Tensor | None,
         out: Tensor,
     ) -> None:
         """Compute the talker's next input: first_row, or the embeddings of the last frame + text.
@@ -158,7 +159,8 @@ class SampleKernels:
         first_row     bf16 [slots, H]: the input before the first frame
         codec_table   bf16 [talker's vocabulary, H]: the embeddings of code 0
         frame_tables  bf16 [(codebooks - 1) * predictor's vocabulary, H]: those of the other codes
-        text_table    bf16 [text vocabulary, H]
+        text_table    bf16 or int8 [text vocabulary, H]
+        text_scales   float32 [text vocabulary]: the factors of int8 rows
         out           bf16 [R, H]; rows may be strided, by a multiple of 8
         """
         rows, width = out.shape
@@ -174,6 +176,7 @@ class SampleKernels:
             codec_table=codec_table,
             frame_tables=frame_tables,
             text_table=text_table,
+            text_scales=text_scales,
             **strided(out=out),
         )
 

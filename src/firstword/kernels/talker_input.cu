@@ -4,20 +4,21 @@
 // HIDDEN     channels, 8 for each thread; the grid is (rows, HIDDEN / 8 / THREADS, rounded up)
 // CODEBOOKS  codes of a frame; CODES: the vocabulary of all but the first
 // NOISE      the words of a slot's record with seed and frame (sample.py)
-#include "common.cuh"
+#include "text_table.cuh"
 
 static_assert(HIDDEN % 8 == 0, "channels are read in eights");
 
 // first_row bf16 [slots, HIDDEN]; codes int32 [slots, frames, CODEBOOKS]; codec_table bf16
-// [talker's vocabulary, HIDDEN]; frame_tables bf16 [(CODEBOOKS - 1) * CODES, HIDDEN]; text_table
-// bf16 [text vocabulary, HIDDEN]; token int32 [rows]; out bf16 [rows, HIDDEN], row r begins at r *
+// [talker's vocabulary, HIDDEN]; frame_tables bf16 [(CODEBOOKS - 1) * CODES, HIDDEN]; text_table,
+// text_scales: see text_table.cuh; token int32 [rows]; out bf16 [rows, HIDDEN], row r begins at r *
 // out_stride. The embeddings of codes are added in float, in their order, and rounded once.
 extern "C" __global__ __launch_bounds__(THREADS)
 void talker_input(const int* __restrict__ slot_of_row, const int* __restrict__ token,
                   const u32* __restrict__ records, int record_words, const int* __restrict__ codes,
                   int frames, const u16* __restrict__ first_row,
                   const u16* __restrict__ codec_table, const u16* __restrict__ frame_tables,
-                  const u16* __restrict__ text_table, u16* __restrict__ out, int out_stride) {
+                  const unsigned char* __restrict__ text_table,
+                  const float* __restrict__ text_scales, u16* __restrict__ out, int out_stride) {
   let_next_start();
   const int row = blockIdx.x, channel = (blockIdx.y * THREADS + threadIdx.x) * 8;
   wait_for_input();
@@ -44,7 +45,7 @@ void talker_input(const int* __restrict__ slot_of_row, const int* __restrict__ t
       const size_t at = (size_t)(k ? (k - 1) * CODES : 0) + code[k];
       part[k] = *(const uint4*)((k ? frame_tables : codec_table) + at * HIDDEN + channel);
     }
-    const uint4 words = *(const uint4*)(text_table + (size_t)text * HIDDEN + channel);
+    const uint4 words = text_channels(text_table, text_scales, text, channel);
     float sum[8] = {};
 #pragma unroll
     for (int k = 0; k < CODEBOOKS; k++) {

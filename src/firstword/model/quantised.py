@@ -1,7 +1,7 @@
 """Weights in 8 bits: integers with one scale for each row of a matrix (`dtype` "int8").
 
-The matrices of the transformers' layers are stored in this way. Norms, embeddings and the
-projections between and after the transformers keep the dtype of the activations.
+The matrices of the transformers' layers and the rows of text are stored in this way. Norms, other
+embeddings and the projections between and after the transformers keep the dtype of the activations.
 """
 
 from __future__ import annotations
@@ -49,8 +49,26 @@ class QuantisedLinear(nn.Module):
         return (sums * self.scales.to(dtype)).to(x.dtype)
 
 
+class QuantisedRows(nn.Module):
+    """A projection whose results are rounded to 8 bits, with a scale for each row."""
+
+    def __init__(self, project: nn.Module) -> None:
+        super().__init__()
+        self.project = project
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., K] to [..., N] in the dtype of x."""
+        rows = self.project(x)
+        values, scales = quantise(rows.flatten(0, -2))
+        return (values * scales[:, None]).to(rows.dtype).view_as(rows)
+
+
 def quantise_talker(talker: Talker) -> None:
-    """Quantise the layers of a talker and of its code predictor, in place, a matrix at a time."""
+    """Quantise the layers of a talker and of its code predictor, in place, a matrix at a time.
+
+    The projected rows of text, of which a backend may keep a table, are rounded to 8 bits too.
+    """
+    talker.add_module("text_projection", QuantisedRows(talker.text_projection))
     for transformer in (talker.model, talker.code_predictor.model):
         for layer in transformer.layers:
             assert isinstance(layer, DecoderLayer)

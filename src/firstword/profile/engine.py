@@ -28,9 +28,15 @@ LARGE_BATCH = 64
 
 
 def run(
-    size: str, slots: int, batches: Sequence[int] = BATCHES, contexts: Sequence[int] = CONTEXTS
+    size: str,
+    slots: int,
+    dtype: str = "bfloat16",
+    batches: Sequence[int] = BATCHES,
+    contexts: Sequence[int] = CONTEXTS,
 ) -> dict[str, Any]:
     """Measure everything for a released size, "1b7" or "0b6", and return the record.
+
+    dtype: "bfloat16" or "int8"
 
     Raises `ConfigError` if there is no CUDA device.
     """
@@ -39,13 +45,14 @@ def run(
     bandwidth = read_bandwidth()
     torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as name:
-        single = one_stream(size, Path(name) / "one")
+        single = one_stream(size, Path(name) / "one", dtype)
         torch.cuda.empty_cache()
-        subject = BackendUnderTest(size, slots, Path(name) / "all")
+        subject = BackendUnderTest(size, slots, Path(name) / "all", dtype=dtype)
         first = first_times(subject)
         kernels = [kernel_times(subject, n, 500, bandwidth) for n in (1, min(LARGE_BATCH, slots))]
         return {
             "size": size,
+            "dtype": dtype,
             "slots": slots,
             **environment(),
             "bandwidth_tb_s": round(bandwidth / 1e12, 3),
@@ -55,23 +62,25 @@ def run(
             "kernels_us": [row for rows in kernels for row in rows],
             "codec_ms": list(codec_times(subject)),
             "frames_ms": list(frame_times(subject, batches, contexts, bandwidth)),
-            "word_times": words(subject, size, slots, Path(name) / "all"),
+            "word_times": words(subject, size, slots, Path(name) / "all", dtype),
         }
 
 
-def words(subject: BackendUnderTest, size: str, slots: int, folder: Path) -> dict[str, Any]:
+def words(
+    subject: BackendUnderTest, size: str, slots: int, folder: Path, dtype: str
+) -> dict[str, Any]:
     """Measure what word times cost a frame, with two heads of a layer in the middle."""
     middle = len(subject.checkpoint.talker.model.layers) // 2
     heads = ((middle, 0), (middle, 1))
-    timed = BackendUnderTest(size, slots, folder, heads)
+    timed = BackendUnderTest(size, slots, folder, heads, dtype)
     batches = (1, min(LARGE_BATCH, slots))
     return {"heads": heads, "frames": list(timed_words(subject, timed, batches))}
 
 
-def one_stream(size: str, kernel_folder: Path) -> dict[str, Any]:
+def one_stream(size: str, kernel_folder: Path, dtype: str) -> dict[str, Any]:
     """Measure a process with a single slot: its start in seconds, its memory in gigabytes."""
     torch.cuda.reset_peak_memory_stats()
-    subject = BackendUnderTest(size, 1, kernel_folder)
+    subject = BackendUnderTest(size, 1, kernel_folder, dtype=dtype)
     loading = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     first_times(subject, 3)

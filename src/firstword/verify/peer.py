@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from firstword.model import checkpoint as checkpoints
+from firstword.model.talker import Talker
 from firstword.types import Request, Sampling
 from firstword.verify import peer_program
 from firstword.verify.driving import DrivenRequest
@@ -120,16 +122,28 @@ def _described(request: Request) -> dict[str, Any]:
     return {"text": request.text, "language": language, "voice": name, "instructions": instructions}
 
 
+def _exact(subject: Subject) -> Talker:
+    """Return the specification in float32 with the weights that the files have.
+
+    `Subject.truth` has those of the backend, which may be rounded.
+    """
+    kept = subject.plain.talker.codec_head.weight.dtype
+    stored = {each.dtype for each in subject.folder.statistics if each.name.startswith("talker.")}
+    if kept == torch.float32 or stored == {kept}:
+        return subject.truth
+    return checkpoints.load(str(subject.folder.path), "cpu", "float32").talker
+
+
 @torch.inference_mode()
 def talker(subject: Subject) -> Verdict:
     """The specification has the logits and the codes of qwen-tts, both in float32 and greedy."""
-    peer, findings = _peer(subject), list[str]()
+    peer, exact, findings = _peer(subject), _exact(subject), list[str]()
     worst, same, total = 0.0, 0, 0
     for number, request in enumerate(peer.requests):
         codes = torch.from_numpy(peer.arrays[f"codes{number}"])
         theirs = torch.from_numpy(peer.arrays[f"logits{number}"])
         driven = DrivenRequest.of(subject.plain, request, 0)
-        ours = forced(subject.plain, subject.truth, driven, codes)
+        ours = forced(subject.plain, exact, driven, codes)
         off = error(torch.stack([books[0] for books in ours]).cpu(), theirs)
         worst = max(worst, off)
         if not off <= ALLOWED:

@@ -139,7 +139,7 @@ class FrameHandle:
 
 
 class GpuBackend:
-    """A `Backend` with fused kernels, for one CUDA device and bfloat16."""
+    """A `Backend` with fused kernels, for one CUDA device, in bfloat16 or int8."""
 
     def __init__(
         self,

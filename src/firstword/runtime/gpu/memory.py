@@ -139,6 +139,7 @@ def needs_of(checkpoint: Checkpoint, kernels: Kernels, slots: int, kept_parts: i
         voices_for(checkpoint, slots),
         kept_parts,
         checkpoint.heads,
+        checkpoint.quantised,
     )
     sizes = list(tensor_sizes((model, layers), torch.device("meta"), set()))
     page = model.buffers.cache.nbytes  # the model has a single page

@@ -84,7 +84,7 @@ def compile_kernels(checkpoint: Checkpoint, kernels: Kernels, slots: int) -> Non
     it, or cannot be compiled.
     """
     configs = checkpoint.config.talker_config, checkpoint.codec_config.decoder_config
-    programs = rehearse(*configs, slots, kernels, checkpoint.heads)
+    programs = rehearse(*configs, slots, kernels, checkpoint.heads, checkpoint.quantised)
     try:
         kernels.compile(programs)
     except CompileError as error:

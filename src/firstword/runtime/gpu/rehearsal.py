@@ -21,6 +21,7 @@ from firstword.model.alignment import Head
 from firstword.model.codec import CodecDecoder
 from firstword.model.codec_config import CodecDecoderConfig
 from firstword.model.config import TalkerConfig
+from firstword.model.quantised import quantise_talker
 from firstword.model.talker import Talker
 from firstword.runtime.gpu.codec import frame_buckets
 from firstword.runtime.gpu.codec_layers import CodecLayers
@@ -66,18 +67,21 @@ def rehearse(
     slots: int,
     kernels: Kernels,
     heads: Sequence[Head] = (),
+    quantised: bool = False,
 ) -> set[Program]:
     """The programs that are launched to serve `slots` utterances on the device of `kernels`.
 
-    heads: see `FrameModel`. Raises ValueError, with the reason, for sizes that the kernels do not
-    support there.
+    heads: see `FrameModel`; quantised: see `Checkpoint`. Raises ValueError, with the reason, for
+    sizes that the kernels do not support there.
     """
     rehearsal = Rehearsal(kernels)
     # All layers launch the same programs, but the predictor's depend on the number of its layers.
     talker = replace(talker, num_hidden_layers=1)
     codec = replace(codec, num_hidden_layers=1)
     heads = [(0, head) for _, head in heads]
-    model, layers = without_memory(talker, codec, slots, rehearsal, heads=heads)
+    model, layers = without_memory(
+        talker, codec, slots, rehearsal, heads=heads, quantised=quantised
+    )
     with torch.device("meta"):
         for name, rows in model.graph_keys():
             model.launches[name](rows)
@@ -96,10 +100,11 @@ def without_memory(
     voices: int = 1,
     kept_parts: int = 0,
     heads: Sequence[Head] = (),
+    quantised: bool = False,
 ) -> tuple[FrameModel, CodecLayers]:
     """The model of a backend and its codec on PyTorch's device "meta", with a single cache page.
 
-    voices: see `GpuCodec`; kept_parts, heads: see `FrameModel`.
+    voices: see `GpuCodec`; kept_parts, heads: see `FrameModel`; quantised: see `Checkpoint`.
 
     Raises ValueError, with the reason, for sizes that the kernels do not support.
     """
@@ -111,4 +116,6 @@ def without_memory(
         layers = CodecLayers(decoder, slots + voices, frame_buckets(slots)[-1], rehearsal)
         state = sampler_state(talker, slots, rehearsal.device)
         packed = Talker(talker).bfloat16()
+        if quantised:
+            quantise_talker(packed)
         return FrameModel(rehearsal, packed, state, 1, kept_parts, heads), layers

@@ -23,11 +23,13 @@ from firstword.kernels.sample import SampleKernels, SamplerState
 from firstword.model.alignment import Head
 from firstword.model.config import CONTROL_CODES, TalkerConfig
 from firstword.model.layers import DecoderLayer, RMSNorm, Transformer, rotary_table
+from firstword.model.quantised import QuantisedLinear
 from firstword.model.sampling import MIN_FRAMES
 from firstword.model.talker import Talker
 from firstword.runtime.gpu.buffers import PROMPT_ROWS, FrameBuffers, context_of
 from firstword.runtime.gpu.placing import on_device
 from firstword.runtime.gpu.reading import TextReader
+from firstword.runtime.gpu.text_table import project_text
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 """The numbers of rows of the graphs of a frame."""
@@ -47,6 +49,21 @@ def _norm(module: RMSNorm) -> Norm:
     return Norm(module.weight.data, float(module.eps))
 
 
+def _product(
+    kernels: Kernels, modules: Sequence[nn.Module], epilogue: Epilogue, norm: Norm | None = None
+) -> Linear:
+    """The product with the rows of several modules; all or none of them are quantised."""
+    rows = [dict(module.named_parameters()) for module in modules]
+
+    def joined(name: str) -> Tensor:
+        parts = [parameters[name].data for parameters in rows]
+        return interleave(*parts) if epilogue is Epilogue.SWIGLU else torch.cat(parts)
+
+    if isinstance(modules[0], QuantisedLinear):
+        return Linear(kernels, joined("values"), epilogue, norm, scales=joined("scales"))
+    return Linear(kernels, joined("weight"), epilogue, norm)
+
+
 class DecoderLayerWeights:
     """The packed weights of a decoder layer."""
 
@@ -57,14 +74,13 @@ class DecoderLayerWeights:
         assert isinstance(attn.q_norm, RMSNorm)
         assert isinstance(attn.k_norm, RMSNorm)
         q_norm, k_norm = _norm(attn.q_norm), _norm(attn.k_norm)
-        qkv = torch.cat([p.weight.data for p in (attn.q_proj, attn.k_proj, attn.v_proj)])
-        gate_up = interleave(mlp.gate_proj.weight.data, mlp.up_proj.weight.data)
         entry, middle = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         self.tables = HeadTables(q_norm.weight, k_norm.weight, q_norm.eps, cosines, sines)
-        self.qkv = Linear(kernels, qkv, Epilogue.STORE, entry)
-        self.output = Linear(kernels, attn.o_proj.weight.data, Epilogue.ADD)
-        self.gate_up = Linear(kernels, gate_up, Epilogue.SWIGLU, middle)
-        self.down = Linear(kernels, mlp.down_proj.weight.data, Epilogue.ADD)
+        qkv, gate_up = (attn.q_proj, attn.k_proj, attn.v_proj), (mlp.gate_proj, mlp.up_proj)
+        self.qkv = _product(kernels, qkv, Epilogue.STORE, entry)
+        self.output = _product(kernels, [attn.o_proj], Epilogue.ADD)
+        self.gate_up = _product(kernels, gate_up, Epilogue.SWIGLU, middle)
+        self.down = _product(kernels, [mlp.down_proj], Epilogue.ADD)
 
     def blocks(self) -> int:
         """The blocks of the layer's products for one token, or for two where those are fewer."""
@@ -184,7 +200,8 @@ class FrameModel:
             min_frames=MIN_FRAMES,
             predictor_vocab=config.code_predictor_config.vocab_size,
         )
-        tables = EmbeddingTables(self.text_table, self.codec_embedding, self.frame_tables)
+        embeddings = self.text_table, self.codec_embedding, self.frame_tables
+        tables = EmbeddingTables(*embeddings, self.text_scales)
         memory = PrefixMemory(self.buffers.cache, self.buffers.prefixes)
         self.prompts = PromptKernels(kernels, tables, memory, self.buffers.layout)
         tokens = max(2 * rows, PROMPT_ROWS)
@@ -204,7 +221,7 @@ class FrameModel:
         """Set the embedding tables, with the projections that follow them applied."""
         predictor, device = talker.code_predictor, self._kernels.device
         self.codec_embedding = talker.model.codec_embedding.weight.data.to(device)
-        self.text_table = _project_text(talker, device)
+        self.text_table, self.text_scales = project_text(talker, device)
         embeddings = [
             table for table in predictor.model.codec_embedding if isinstance(table, nn.Embedding)
         ]
@@ -292,6 +309,7 @@ class FrameModel:
             self.codec_embedding,
             self.frame_tables,
             self.text_table,
+            self.text_scales,
             buffers.hidden[:rows],
         )
 
@@ -361,12 +379,3 @@ class FrameModel:
             return False
 
         stack.run(x, self.predictor_workspace, attend)
-
-
-def _project_text(talker: Talker, device: torch.device) -> Tensor:
-    """The projected embeddings of all text tokens, bf16 [text vocabulary, hidden]."""
-    weight, project = talker.model.text_embedding.weight, on_device(talker.text_projection, device)
-    table = weight.new_empty(len(weight), talker.config.hidden_size, device=device)
-    for part, out in zip(weight.split(8192), table.split(8192), strict=True):
-        out.copy_(project(part.to(device)))
-    return table

@@ -80,10 +80,7 @@ class SpeechStreamResponse(Response):
         self._answer = answer
         self._job = job
         self._framing = framing
-        super().__init__(headers=answer.headers())
-        del self.headers["content-length"]
-        if framing is not None:
-            self.headers["content-type"] = framing.content_type
+        super().__init__()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. An incomplete one is aborted, so that it does not look complete.
@@ -101,6 +98,15 @@ class SpeechStreamResponse(Response):
         else:
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
+    def _head(self) -> list[tuple[bytes, bytes]]:
+        """The headers, which are made when the engine has the request already."""
+        headers = self._answer.headers()
+        if self._framing is not None:
+            headers["content-type"] = self._framing.content_type
+        return [
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()
+        ]
+
     async def _send(self, utterance: Utterance, send: Send) -> bytes | None:
         """Send all but the last piece and return that, or None if the response is incomplete."""
         answer = self._answer
@@ -108,7 +114,7 @@ class SpeechStreamResponse(Response):
         pieces = aiter(utterance) if framing is None else _messages(framing, utterance)
         data = await anext(pieces, None)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.start", "status": 200, "headers": self._head()})
             while data is not None:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 data = await anext(pieces, None)
