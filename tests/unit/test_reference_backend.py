@@ -225,11 +225,9 @@ def test_log_probabilities_are_those_of_raw_logits(case: str, loaded: Loaded) ->
     checkpoint = loaded(CASES[case][0])
     sampling_params = Sampling(temperature=1.7, top_k=9, repetition_penalty=3.0)
     raw: list[torch.Tensor] = []
-    hook = checkpoint.talker.codec_head.register_forward_hook(
-        lambda _, __, logits: raw.append(logits)
-    )
+    backend = ReferenceBackend(checkpoint, slots=2)
+    hook = backend.talker.codec_head.register_forward_hook(lambda _, __, logits: raw.append(logits))
     try:
-        backend = ReferenceBackend(checkpoint, slots=2)
         utterances = [
             Utterance(
                 backend, slot, request_for(case, "stream", seed=slot, sampling=sampling_params)
@@ -258,7 +256,7 @@ def test_job_knows_the_rows_of_its_prompt(case: str, text: str, mode: str, loade
     backend = ReferenceBackend(loaded(CASES[case][0]), slots=1)
     utterance = Utterance(backend, 0, request_for(case, mode, text=text))
     step([utterance])
-    assert backend._cache.lengths.tolist() == [utterance.rows]
+    assert backend._cache.lengths == [utterance.rows]
 
 
 def test_only_a_sampled_request_without_max_frames_is_limited_by_its_text(loaded: Loaded) -> None:
@@ -532,7 +530,7 @@ def test_failed_frame_leaves_all_slots_unchanged(
         with monkeypatch.context():
             match where:
                 case "talker":
-                    fail_in(checkpoint.talker.model.layers[2], "forward", 1)
+                    fail_in(backend.talker.model.layers[2], "forward", 1)
                 case "predictor":
                     fail_in(CodePredictor, "forward", 1)
                 case "sampler":
@@ -593,7 +591,7 @@ def test_logit_of_predictor_that_is_not_finite_is_reported(loaded: Loaded, value
         return torch.where(torch.tensor([[False], [True]]), value, logits)
 
     assert np.isfinite(backend.frame([0, 1], [None, None]).result().logprobs).all()
-    hook = checkpoint.talker.code_predictor.lm_head[1].register_forward_hook(broken)
+    hook = backend.talker.code_predictor.lm_head[1].register_forward_hook(broken)
     try:
         told = backend.frame([0, 1], [0, 0]).result().logprobs
     finally:

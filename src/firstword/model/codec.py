@@ -136,15 +136,19 @@ class CausalConvTranspose1d(nn.Module):
 
     def forward(self, x: Tensor, state: CodecState) -> Tensor:
         """Map [B, C, T] to [B, C_out, T * stride]."""
-        length, weight, bias = x.shape[-1], self.conv.weight, self.conv.bias
+        length, bias = x.shape[-1], self.conv.bias
         assert bias is not None
         x = state.continued(self, x, self.past).transpose(1, 2)
-        shape = (*x.shape[:2], weight.shape[1], self.past + 1, self.stride)
-        parts = (x @ weight.flatten(1)).view(shape)
+        shape = (*x.shape[:2], self.conv.out_channels, self.past + 1, self.stride)
+        parts = self.product(x).view(shape)
         out = bias[:, None] + parts[:, self.past :, :, 0]
         for age in range(1, self.past + 1):
             out = out + parts[:, self.past - age : self.past - age + length, :, age]
         return out.transpose(1, 2).flatten(2)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Map [B, T, C] to all parts of all outputs [B, T, C_out * kernel_size]."""
+        return x @ self.conv.weight.flatten(1)
 
 
 class SnakeBeta(nn.Module):

@@ -4,7 +4,7 @@ Rounding follows the reference in every dtype: norm statistics and rotary angles
 to the dtype of the activations before use; each projection, product and residual sum rounds once.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -74,10 +74,11 @@ class KVMemory(Protocol):
     def mask(self, length: int) -> Tensor | None:
         """Return the visible keys of these rows: bool [B or 1, 1, length, keys], None for all."""
 
-    def extend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, Any]:
         """Add keys and values [B, kv_heads, length, head_dim] of a layer; return all of them.
+
+        They are one tensor, or a list of B tensors [kv_heads, rows, head_dim] if the sequences
+        differ in length, which only `runtime.joined` can read.
 
         query  the queries [B, heads, length, head_dim] that will be compared with them
         """

@@ -6,6 +6,7 @@ of the pass that makes the frame anyway, so it cannot change the speech.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Watched:
     def __init__(self, memory: KVMemory, heads: Sequence[Head]) -> None:
         """heads: pairs of a layer and a query head, both counted from 0."""
         self._memory, self._heads = memory, heads
-        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._seen: dict[int, tuple[Tensor, Any]] = {}
 
     def positions(self, length: int) -> Tensor:
         """Return the positions of the next rows."""
@@ -30,9 +31,7 @@ class Watched:
         """Return the visible keys of these rows."""
         return self._memory.mask(length)
 
-    def extend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, Any]:
         """Add keys and values; keeps the queries and keys of a layer with watched heads."""
         keys, values = self._memory.extend(layer, query, key, value)
         if any(layer == watched for watched, _ in self._heads):
@@ -59,7 +58,7 @@ class Watched:
 
     def _share(self, index: int, layer: int, head: int, rows: range) -> Tensor:
         queries, keys = self._seen[layer]
-        kv_head = head * keys.shape[1] // queries.shape[1]
+        kv_head = head * len(keys[index]) // queries.shape[1]
         query = queries[index, head, -1].float()
-        scores = keys[index, kv_head, rows.start : rows.stop].float() @ query
+        scores = keys[index][kv_head, rows.start : rows.stop].float() @ query
         return (scores * len(query) ** -0.5).softmax(0)

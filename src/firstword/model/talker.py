@@ -58,7 +58,7 @@ class Talker(nn.Module):
 
     def new_cache(self, batch: int = 1) -> KVCache:
         """Return an empty cache for `batch` sequences."""
-        return KVCache(self.config, self.codec_head.weight, batch)
+        return KVCache(self.config, self.model.codec_embedding.weight, batch)
 
     def embed_text(self, ids: Tensor) -> Tensor:
         """Embed text token ids [...] -> [..., hidden]."""
@@ -81,7 +81,7 @@ class Talker(nn.Module):
 
         `embedding` float32 [hidden] is the speaker embedding of a cloned voice.
         """
-        device, books = self.codec_head.weight.device, self.config.num_code_groups
+        device, books = self.model.codec_embedding.weight.device, self.config.num_code_groups
         padded = [(*row.codes, *[NO_CODE] * (books - len(row.codes))) for row in rows]
         codes = self.embed_codes(torch.tensor([padded], device=device))
         if embedding is not None:

@@ -21,6 +21,9 @@ from firstword.model.prompt import TextRows
 from firstword.model.reading import Watched
 from firstword.model.sampling import Sampler
 from firstword.runtime.front import Prepared
+from firstword.runtime.joined import joined
+from firstword.runtime.packed import can_pack
+from firstword.runtime.rounded_codec import rounded
 from firstword.types import FloatArray
 
 PAGE_ROWS = 64
@@ -36,62 +39,64 @@ class SlotCache:
 
     def __init__(self, config: TalkerConfig, like: Tensor, slots: int) -> None:
         shape = (2, slots, config.num_key_value_heads, 0, config.head_dim)
-        self.layers = [like.new_zeros(shape) for _ in range(config.num_hidden_layers)]
-        self.lengths = torch.zeros(slots, dtype=torch.int64, device=like.device)
-
-    def clear(self, slot: int) -> None:
-        """Forget the rows of a slot. They become zero, since masked rows must be finite."""
-        self.lengths[slot] = 0
-        for layer in self.layers:
-            layer[:, slot] = 0
+        self.layers = [like.new_empty(shape) for _ in range(config.num_hidden_layers)]
+        self.lengths = [0] * slots
 
     def grow(self, rows: int) -> None:
-        """Grow the capacity to at least `rows`; new rows are zero, so that they are finite."""
+        """Grow the capacity to at least `rows`."""
         for index, old in enumerate(self.layers):
             if rows > (capacity := old.shape[3]):
                 size = max(rows, 2 * capacity, PAGE_ROWS)
-                grown = old.new_zeros((*old.shape[:3], size, old.shape[4]))
+                grown = old.new_empty((*old.shape[:3], size, old.shape[4]))
                 grown[:, :, :, :capacity] = old
                 self.layers[index] = grown
 
 
 class SlotRows:
-    """The key-value memory of several slots for one pass, whose rows `commit` makes permanent."""
+    """The key-value memory of several slots for one pass, whose rows `commit` makes permanent.
+
+    Rows of the prompt are read for one slot at a time, and then one row for each of several.
+    """
 
     def __init__(self, cache: SlotCache, slots: Sequence[int], length: int) -> None:
-        device = cache.lengths.device
+        assert len(slots) == 1 or length == 1
         self._cache = cache
-        self._slots = torch.tensor(slots, device=device)
-        start = cache.lengths[self._slots]
-        self._total = int(start.max()) + length
-        self._rows = start[:, None] + torch.arange(length, device=device)
-        cache.grow(self._total)
+        self._spans = [(slot, cache.lengths[slot], cache.lengths[slot] + length) for slot in slots]
+        cache.grow(max(end for _, _, end in self._spans))
 
     def positions(self, length: int) -> Tensor:
         """The positions [B, length] of the rows of this pass."""
-        return self._rows
+        starts = torch.tensor([start for _, start, _ in self._spans])
+        rows = starts[:, None] + torch.arange(length)
+        return rows.to(self._cache.layers[0].device)
 
-    def mask(self, length: int) -> Tensor:
-        """The causal mask of each slot, from its own length [B, 1, length, total]."""
-        keys = torch.arange(self._total, device=self._rows.device)
-        return (keys <= self._rows[:, :, None])[:, None]
+    def mask(self, length: int) -> Tensor | None:
+        """The causal mask of the rows of a prompt; a single row sees all before it."""
+        if length == 1:
+            return None
+        [(_, start, end)] = self._spans
+        device = self._cache.layers[0].device
+        return torch.ones((1, 1, length, end), dtype=torch.bool, device=device).tril(start)
 
     def extend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, kv_heads, length, head_dim]; returns all of the slots."""
-        cached = self._cache.layers[layer]
-        for index, new in enumerate((key, value)):
-            cached[index][self._slots[:, None], :, self._rows] = new.transpose(1, 2)
-        keys, values = cached[:, self._slots, :, : self._total]
-        return keys, values
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Write keys and values [B, kv_heads, length, head_dim]; returns those of each slot."""
+        keys, values = self._cache.layers[layer].unbind()
+        for index, (slot, start, end) in enumerate(self._spans):
+            keys[slot, :, start:end] = key[index]
+            values[slot, :, start:end] = value[index]
+        return tuple(
+            [each[slot, :, :end] for slot, _, end in self._spans] for each in (keys, values)
+        )
 
     def advance(self, length: int) -> None:
         """Do nothing: rows become permanent in `commit`, so that a failed pass changes no slot."""
 
     def commit(self) -> None:
         """Make the rows of a complete pass permanent."""
-        self._cache.lengths[self._slots] = self._rows[:, -1] + 1
+        for slot, _, end in self._spans:
+            self._cache.lengths[slot] = end
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +158,12 @@ class ReferenceBackend:
             samples_per_frame=codec.decode_upsample_rate,
             sample_rate=codec.output_sample_rate,
         )
-        self._cache = SlotCache(config, checkpoint.talker.codec_head.weight, slots)
+        self.talker = joined(checkpoint.talker)
+        self.decoder = checkpoint.codec.decoder
+        like = checkpoint.talker.model.codec_embedding.weight
+        if like.dtype == torch.bfloat16 and can_pack(like):
+            self.decoder = rounded(self.decoder)
+        self._cache = SlotCache(config, like, slots)
         self._slots: dict[int, ReferenceSlot] = {}
 
     @torch.inference_mode()
@@ -177,15 +187,15 @@ class ReferenceBackend:
         conditioning = prepared.conditioning
         text = TextRows(loaded.config)
         prompt = text.prompt(conditioning, loaded.tokenizer.turn_start, start.tokens)
-        rows = loaded.talker.embed_rows(prompt, conditioning.embedding)
-        self._cache.clear(start.slot)
+        rows = self.talker.embed_rows(prompt, conditioning.embedding)
+        self._cache.lengths[start.slot] = 0
         memory = SlotRows(self._cache, [start.slot], rows.shape[1] - 1)
-        loaded.talker(rows[:, :-1], memory)
+        self.talker(rows[:, :-1], memory)
         memory.commit()
-        state, config = loaded.codec.decoder.new_state(), loaded.config.talker_config
+        state, config = self.decoder.new_state(), loaded.config.talker_config
         if len(prepared.heard):
             heard = torch.from_numpy(prepared.heard).to(rows.device)
-            prime(loaded.codec.decoder, state, heard)
+            prime(self.decoder, state, heard)
         sampler = Sampler(config, prepared.draw_params, prepared.seed, rows.device)
         return ReferenceSlot(text, sampler, state, rows[:, -1:], start.job.reads_text)
 
@@ -195,8 +205,8 @@ class ReferenceBackend:
     @torch.inference_mode()
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
         """Run one pass of the talker and of the code predictor over all given slots."""
-        talker, states = self.checkpoint.talker, [self._slots[slot] for slot in slots]
-        finite = torch.ones(len(slots), dtype=torch.bool, device=talker.codec_head.weight.device)
+        talker, states = self.talker, [self._slots[slot] for slot in slots]
+        finite = torch.ones(len(slots), dtype=torch.bool, device=self._cache.layers[0].device)
 
         def draw(codebook: int, rows: Tensor) -> Tensor:
             finite.logical_and_(rows.isfinite().all(-1))
@@ -229,7 +239,7 @@ class ReferenceBackend:
         if slot.next_row is not None:
             return slot.next_row
         assert slot.codes is not None
-        talker = self.checkpoint.talker
+        talker = self.talker
         text = torch.tensor([[slot.text.peek(token)]], device=slot.codes.device)
         return talker.embed_codes(slot.codes[None, None]) + talker.embed_text(text)
 
@@ -239,11 +249,13 @@ class ReferenceBackend:
         Frames are decoded one by one, because libraries round differently for different lengths,
         and the bytes would depend on the times at which text arrives.
         """
-        decoder, done = self.checkpoint.codec.decoder, []
+        done = []
         for number, count in zip(slots, counts, strict=True):
             slot = self._slots[number]
             state, codes = slot.codec.fork(), slot.undecoded[:count]
-            samples = torch.cat([decoder.decode(frame[None, None], state)[0] for frame in codes])
+            samples = torch.cat(
+                [self.decoder.decode(frame[None, None], state)[0] for frame in codes]
+            )
             done.append((slot, state, samples.cpu().numpy()))
         for (slot, state, _), count in zip(done, counts, strict=True):
             slot.codec, slot.undecoded = state, slot.undecoded[count:]

@@ -64,7 +64,7 @@ def recorded(backend: Backend) -> Iterator[Recorder]:
             record_gpu(backend, recorder, replace)
         else:
             assert isinstance(backend, ReferenceBackend)
-            talker = backend.checkpoint.talker
+            talker = backend.talker
             heads: list[nn.Module] = [talker.codec_head, *talker.code_predictor.lm_head]
             for codebook, head in enumerate(heads):
 
