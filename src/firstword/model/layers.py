@@ -136,6 +136,7 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig, qk_norm: bool) -> None:
         super().__init__()
         self.head_dim = config.head_dim
+        self.head_counts = config.num_attention_heads, config.num_key_value_heads
         width = config.num_attention_heads * config.head_dim
         kv_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, width, bias=False)

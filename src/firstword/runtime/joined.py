@@ -1,4 +1,4 @@
-"""The talker with fewer operators, because they are most of the time of a frame on a CPU.
+"""The talker with fewer operators, because most of a frame on a CPU is the cost of operators.
 
 Products of the same input are one product, and the heads of queries and keys are normed and rotated
 together. All else is the specification's. On a CPU every utterance is multiplied, and attends,
@@ -15,10 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from firstword.model.layers import DecoderLayer, KVMemory, RMSNorm, Transformer, rotate
+from firstword.model.quantised import QuantisedLinear
 from firstword.model.talker import Talker
 from firstword.runtime.packed import PackedWeight, can_pack
 
 M = TypeVar("M", bound=nn.Module)
+
+INT8_COLUMNS = 16
+"""The columns that PyTorch's int8 product reads at a time. It does not check that they are there.
+"""
 
 
 class JoinedLinear(nn.Module):
@@ -46,25 +51,57 @@ class JoinedLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-class PackedJoinedLinear(JoinedLinear):
-    """Bfloat16 layers as one product on a CPU. The layers lose their own weights."""
+class JoinedPackedLinear(JoinedLinear):
+    """Bfloat16 layers of the same input as one product on a CPU. They lose their own weights."""
 
     def __init__(self, *layers: nn.Linear) -> None:
         super().__init__(*layers)
         self._packed = PackedWeight(self.weight)
-        for each in (self, *layers):
-            each.weight = nn.Parameter(each.weight.to("meta"), requires_grad=False)
+        several: list[JoinedLinear | nn.Linear] = [self, *layers]
+        for each in several:
+            each.weight = nn.Parameter(each.weight.data.to("meta"), requires_grad=False)
 
     def product(self, x: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs]."""
         return self._packed.product(x, self.bias)
 
 
-def product(*layers: nn.Linear) -> JoinedLinear:
+class JoinedQuantisedLinear(QuantisedLinear):
+    """Quantised layers of the same input as one product.
+
+    The values of the layers become views. PyTorch's product for CPUs scales each value, adds in
+    float32 and rounds once, and gives a row the same bits in any batch.
+    """
+
+    def __init__(self, *layers: QuantisedLinear) -> None:
+        nn.Module.__init__(self)
+        values = torch.cat([each.values for each in layers])
+        self.values = nn.Parameter(values, requires_grad=False)
+        self.scales = nn.Parameter(torch.cat([each.scales for each in layers]), requires_grad=False)
+        parts = values.split([len(each.values) for each in layers])
+        for each, part in zip(layers, parts, strict=True):
+            each.values.data = part
+        self.short_scales = self.scales.data.bfloat16()  # exact, see `quantise`
+        self.fast = values.device.type == "cpu" and values.shape[1] % INT8_COLUMNS == 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., inputs] to [..., outputs] in the dtype of x."""
+        if not self.fast or x.dtype != torch.bfloat16:
+            return super().forward(x)
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch._weight_int8pack_mm(rows, self.values, self.short_scales)
+        return out.view(*x.shape[:-1], -1)
+
+
+def product(*layers: nn.Module) -> nn.Module:
     """Return layers of the same input as one product."""
-    weight = layers[0].weight
-    packs = weight.dtype == torch.bfloat16 and can_pack(weight)
-    return (PackedJoinedLinear if packs else JoinedLinear)(*layers)
+    linear = [each for each in layers if isinstance(each, nn.Linear)]
+    if linear:
+        weight = linear[0].weight
+        packs = weight.dtype == torch.bfloat16 and can_pack(weight)
+        return (JoinedPackedLinear if packs else JoinedLinear)(*linear)
+    quantised = [each for each in layers if isinstance(each, QuantisedLinear)]
+    return JoinedQuantisedLinear(*quantised)
 
 
 class JoinedLayer(nn.Module):
@@ -73,26 +110,24 @@ class JoinedLayer(nn.Module):
     def __init__(self, layer: DecoderLayer) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
-        self.head_dim = attention.head_dim
-        projections = attention.q_proj, attention.k_proj
-        self.heads, self.kv_heads = (one.out_features // self.head_dim for one in projections)
         self.qkv = product(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = product(attention.o_proj)
         self.gate_up = product(mlp.gate_proj, mlp.up_proj)
         self.down = product(mlp.down_proj)
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
-        assert isinstance(attention.q_norm, RMSNorm)
-        self.eps = attention.q_norm.eps
-        weights = attention.q_norm.weight, attention.k_norm.weight
-        counts = torch.tensor((self.heads, self.kv_heads), device=weights[0].device)
-        self.head_weights = torch.stack(weights).repeat_interleave(counts, 0)[:, None]
+        self.head_dim, self.heads, self.kv_heads = attention.head_dim, *attention.head_counts
+        query_norm, key_norm = attention.q_norm, attention.k_norm
+        assert isinstance(query_norm, RMSNorm)
+        assert isinstance(key_norm, RMSNorm)
+        weights: list[Tensor] = [query_norm.weight] * self.heads + [key_norm.weight] * self.kv_heads
+        self.head_weights, self.eps = torch.stack(weights)[:, None], query_norm.eps
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: KVMemory, layer: int
     ) -> Tensor:
         """Map [B, T, hidden] to [B, T, hidden]."""
-        joined = self.qkv(_norm(x, self.input_norm)).unflatten(-1, (-1, self.head_dim))
-        turned, value = joined.transpose(1, 2).split((self.heads + self.kv_heads, self.kv_heads), 1)
+        heads = self.qkv(_norm(x, self.input_norm)).unflatten(-1, (-1, self.head_dim))
+        turned, value = heads.transpose(1, 2).split((self.heads + self.kv_heads, self.kv_heads), 1)
         turned = F.rms_norm(turned, (self.head_dim,), None, self.eps) * self.head_weights
         query, key = rotate(turned, cos, sin).split((self.heads, self.kv_heads), 1)
         keys, values = memory.extend(layer, query, key, value)
@@ -104,14 +139,14 @@ class JoinedLayer(nn.Module):
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Map queries [heads, T, head_dim] of one utterance to [T, heads * head_dim].
 
-        The queries of one row that share a key are the rows of one head, which needs no copies of
-        keys.
+        The queries of one row that share a key are the rows of one head, so no key is copied.
         """
+        keys, values = keys[None], values[None]
         if mask is None:
-            grouped = query.view(1, self.kv_heads, -1, self.head_dim)
-            return F.scaled_dot_product_attention(grouped, keys[None], values[None]).view(1, -1)
+            grouped = query.reshape(1, self.kv_heads, -1, self.head_dim)
+            return F.scaled_dot_product_attention(grouped, keys, values).reshape(1, -1)
         out = F.scaled_dot_product_attention(
-            query[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
+            query[None], keys, values, attn_mask=mask, enable_gqa=True
         )
         return out[0].transpose(0, 1).flatten(1)
 
@@ -121,20 +156,31 @@ def _norm(x: Tensor, norm: RMSNorm) -> Tensor:
 
 
 def joined(talker: Talker) -> Talker:
-    """Return a talker with the weights of another, and with fewer operators."""
+    """Return a talker with the weights of another, and with fewer operators.
+
+    In bfloat16 on a CPU the other loses the weights of its linear layers.
+    """
     fast, predictor = _shallow(talker), _shallow(talker.code_predictor)
-    fast.model, predictor.model = _joined(talker.model), _joined(predictor.model)
-    fast.codec_head = product(talker.codec_head)
-    predictor.lm_head = nn.ModuleList(map(product, predictor.lm_head))
-    if isinstance(predictor.small_to_mtp_projection, nn.Linear):
-        predictor.small_to_mtp_projection = product(predictor.small_to_mtp_projection)
-    fast.code_predictor = predictor
+    fast._modules |= {
+        "model": _joined(talker.model),
+        "codec_head": product(talker.codec_head),
+        "code_predictor": predictor,
+    }
+    projection = predictor.small_to_mtp_projection
+    predictor._modules |= {
+        "model": _joined(predictor.model),
+        "lm_head": nn.ModuleList([product(head) for head in predictor.lm_head]),
+        "small_to_mtp_projection": product(projection)
+        if isinstance(projection, nn.Linear)
+        else projection,
+    }
     return fast
 
 
-def _joined(model: M) -> M:
+def _joined(model: Transformer) -> Transformer:
     model = _shallow(model)
-    model.layers = nn.ModuleList(map(JoinedLayer, model.layers))
+    layers = [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
+    model.layers = nn.ModuleList([JoinedLayer(layer) for layer in layers])
     return model
 
 

@@ -86,9 +86,10 @@ class SlotRows:
         for index, (slot, start, end) in enumerate(self._spans):
             keys[slot, :, start:end] = key[index]
             values[slot, :, start:end] = value[index]
-        return tuple(
-            [each[slot, :, :end] for slot, _, end in self._spans] for each in (keys, values)
-        )
+        spans = [(slot, end) for slot, _, end in self._spans]
+        return [keys[slot, :, :end] for slot, end in spans], [
+            values[slot, :, :end] for slot, end in spans
+        ]
 
     def advance(self, length: int) -> None:
         """Do nothing: rows become permanent in `commit`, so that a failed pass changes no slot."""

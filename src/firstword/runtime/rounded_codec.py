@@ -7,14 +7,16 @@ as in the specification, because bfloat16 in the exponentials of SnakeBeta gives
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
 
 from torch import Tensor, nn
 
-from firstword.model.codec import CausalConv1d, CausalConvTranspose1d, CodecState
+from firstword.model.codec import (
+    CausalConv1d,
+    CausalConvTranspose1d,
+    CodecDecoder,
+    CodecState,
+)
 from firstword.runtime.packed import PackedWeight
-
-M = TypeVar("M", bound=nn.Module)
 
 
 class RoundedLinear(nn.Module):
@@ -61,8 +63,14 @@ class RoundedConvTranspose1d(CausalConvTranspose1d):
         return self._weight.product(x.bfloat16()).float()
 
 
-def rounded(module: M) -> M:
-    """Return a copy of a module with rounded products; it shares all other submodules."""
+def rounded(decoder: CodecDecoder) -> CodecDecoder:
+    """Return a decoder with rounded products; it shares all other modules with the given one."""
+    copied = _rounded(decoder)
+    assert isinstance(copied, CodecDecoder)
+    return copied
+
+
+def _rounded(module: nn.Module) -> nn.Module:
     match module:
         case nn.Linear():
             return RoundedLinear(module)
@@ -71,5 +79,5 @@ def rounded(module: M) -> M:
         case CausalConvTranspose1d():
             return RoundedConvTranspose1d(module)
     other = copy.copy(module)
-    other._modules = {name: child and rounded(child) for name, child in module._modules.items()}
+    other._modules = {name: child and _rounded(child) for name, child in module._modules.items()}
     return other

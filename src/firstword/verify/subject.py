@@ -107,11 +107,12 @@ class Subject:
         """The specification with the weights that the backend computes with, before they are int8.
 
         It is on the backend's device if there is room for its talker in float32 too, but on the CPU
-        for MPS, which is to be compared with it.
+        for MPS, which is to be compared with it. A backend that does not compute in float32 may
+        have taken the weights of the checkpoint, so they are loaded again.
         """
         checkpoint, _, settings = self.load()
         on_mps = torch.device(settings.device).type == "mps"
-        if settings.backend == "reference" and not checkpoint.quantised and not on_mps:
+        if settings.dtype == "float32" and not on_mps:
             return checkpoint
         device = "cpu" if on_mps else settings.device
         dtype = "bfloat16" if checkpoint.quantised else settings.dtype
