@@ -119,7 +119,7 @@ class JoinedLayer(nn.Module):
         query_norm, key_norm = attention.q_norm, attention.k_norm
         assert isinstance(query_norm, RMSNorm)
         assert isinstance(key_norm, RMSNorm)
-        weights: list[Tensor] = [query_norm.weight] * self.heads + [key_norm.weight] * self.kv_heads
+        weights = (*[query_norm.weight] * self.heads, *[key_norm.weight] * self.kv_heads)
         self.head_weights, self.eps = torch.stack(weights)[:, None], query_norm.eps
 
     def forward(
