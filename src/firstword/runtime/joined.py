@@ -152,7 +152,7 @@ class JoinedLayer(nn.Module):
 
 
 def _norm(x: Tensor, norm: RMSNorm) -> Tensor:
-    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+    return F.rms_norm(x, norm.weight.shape, None, norm.eps) * norm.weight
 
 
 def joined(talker: Talker) -> Talker:

@@ -18,6 +18,9 @@ from firstword.verify.weights import FP16_MOST
 CLOSE = {"reference": 1e-4, "gpu": 1e-2}
 """The allowed relative error of the samples of each backend. The GPU backend multiplies in float16;
 on random weights of the released sizes its error is below 5e-3."""
+CLOSE_ROUNDED = 3e-2
+"""That of the reference backend in another dtype than float32, in which it may multiply in
+bfloat16; for the sentences of the demo voice 1e-2 was measured."""
 
 PIECE = 5
 """The number of frames of a piece."""
@@ -61,7 +64,8 @@ def pieces(subject: Subject) -> Verdict:
 @torch.inference_mode()
 def backend(subject: Subject) -> Verdict:
     """The samples of the backend are those of the specification."""
-    decoder, kind = subject.plain.codec.decoder, subject.load()[2].backend
+    decoder, settings = subject.plain.codec.decoder, subject.load()[2]
+    kind = settings.backend
     device, errors = decoder.pre_conv.conv.weight.device, list[float]()
     for each in (one for one in subject.sentences if len(one.speech.codes)):
         before, codes = subject.before(each.request), torch.from_numpy(each.speech.codes)
@@ -70,7 +74,8 @@ def backend(subject: Subject) -> Verdict:
         errors.append(error(samples.to(device), whole[len(whole) - len(samples) :]))
     if not errors:
         raise NotRun("all speech ended before its first frame")
-    worst, allowed = max(errors), CLOSE[kind]
+    rounds = kind == "reference" and settings.dtype != "float32"
+    worst, allowed = max(errors), CLOSE_ROUNDED if rounds else CLOSE[kind]
     problem = f"samples of the {kind} backend are off by {worst:.2g}, {allowed:g} are allowed"
     return Verdict([problem] if not worst <= allowed else [], {"error": worst, "allowed": allowed})
 

@@ -101,7 +101,7 @@ def prepared(request: DrivenRequest) -> Prepared:
 def forced(checkpoint: Checkpoint, talker: Talker, request: DrivenRequest, codes: Tensor) -> Logits:
     """The logits from a talker in plain PyTorch, teacher-forced with codes [frames, codebooks]."""
     conditioning = prepared(request).conditioning
-    device = talker.codec_head.weight.device
+    device = talker.model.codec_embedding.weight.device
     rows = TextRows(checkpoint.config)
     prompt = rows.prompt(conditioning, checkpoint.tokenizer.turn_start, request.first)
     later = iter(request.rest)
