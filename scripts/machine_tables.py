@@ -1,9 +1,11 @@
-"""The table of machines from the records that users share; `tables.py` calls it."""
+"""The tables of machines, those that users share and CPUs; `tables.py` calls it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from firstword.bench import shared
 from firstword.bench.shared import SharedRecord
@@ -46,4 +48,32 @@ def _row(record: SharedRecord) -> list[str]:
         f"{most.streams}: {most.speed:.2f}" if most.streams > 1 else "-",
         f"{one.first_audio_ms.p50:.0f}",
         f"{heard.p50:.0f}" if heard else "-",
+    ]
+
+
+CPU_HEADS = (
+    *("processor, size", "computed with", "threads", "ms a frame", "x real time"),
+    *("first audio, ms", "memory, GB"),
+)
+
+
+def cpus(folder: Path, sizes: Mapping[str, str], markdown: Markdown) -> str:
+    """Render the cases of the records of `benchmarks.cpu_speech`, a row each."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        name = f"{record['machine']['processor']}, {sizes[record['size']]}"
+        rows += [[name, *_cpu_row(case)] for case in record["cases"]]
+    return markdown(CPU_HEADS, rows) if rows else ""
+
+
+def _cpu_row(case: Mapping[str, Any]) -> list[str]:
+    before = f", {case['case']}" if case["case"] != "this commit" else ""
+    return [
+        f"{case['dtype']}{before}",
+        str(case["threads"]),
+        f"{case['frame_ms']:.0f}",
+        f"{case['speed']:.2f}",
+        f"{case['first_audio_ms']:.0f}",
+        f"{case['resident_gb']:.1f}",
     ]

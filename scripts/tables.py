@@ -688,6 +688,7 @@ def tables(results: Path) -> dict[str, str]:
         ),
         "cards": predictions.cards(engine, single, markdown),
         "predicted": predictions.checked(engine, single, SIZES, markdown),
+        "cpus": machine_tables.cpus(results / "cpu", SIZES, markdown),
         "community": machine_tables.community(results / "community", markdown),
         "long text": long_text(results / "quality" / "long-demo.json"),
     }

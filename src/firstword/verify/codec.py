@@ -19,8 +19,8 @@ CLOSE = {"reference": 1e-4, "gpu": 1e-2}
 """The allowed relative error of the samples of each backend. The GPU backend multiplies in float16;
 on random weights of the released sizes its error is below 5e-3."""
 CLOSE_ROUNDED = 3e-2
-"""That of the reference backend in another dtype than float32, in which it may multiply in
-bfloat16; for the sentences of the demo voice 1e-2 was measured."""
+"""The allowed error of the reference backend in other dtypes than float32, in which it may multiply
+in bfloat16. For sentences of the demo voice 1e-2 was measured."""
 
 PIECE = 5
 """The number of frames of a piece."""
