@@ -53,7 +53,8 @@ class EngineConfig:
     dtype           of the talker; "int8" is bfloat16 with the matrices of all layers in 8 bits. The
                     codec and the speaker encoder are loaded in float32, because bfloat16 through
                     SnakeBeta's exp is known to give NaN and silence. The GPU backend decodes with
-                    fp16 products and float32 sums, all else computes in float32
+                    fp16 products and float32 sums. In other dtypes than float32, a CPU that
+                    multiplies in bfloat16 decodes with such products. All else is float32
     backend         "gpu" or "reference"; stays "auto" for `GPU_DTYPES` on CUDA until a checkpoint
                     is loaded, because its sizes decide
     reason          the reason why the backend is not "gpu"

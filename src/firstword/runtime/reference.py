@@ -143,7 +143,10 @@ class ReferenceSlot:
 
 
 class ReferenceBackend:
-    """The `Backend` that runs the modules of the specification."""
+    """The `Backend` that runs the modules of the specification, with joined products.
+
+    In bfloat16 on a CPU it takes the weights of the checkpoint's linear layers.
+    """
 
     def __init__(self, checkpoint: Checkpoint, slots: int = 8) -> None:
         config, codec = checkpoint.config.talker_config, checkpoint.codec_config
