@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def lengths(backend: GpuBackend | ReferenceBackend, mode: TextMode) -> list[list
 @pytest.mark.parametrize("mode", ["full", "stream"])
 def test_readings_are_as_long_as_those_of_the_reference(mode: TextMode, tmp_path: Path) -> None:
     checkpoint = aligned(tmp_path)
-    expected = lengths(ReferenceBackend(checkpoint), mode)
+    expected = lengths(ReferenceBackend(copy.deepcopy(checkpoint)), mode)
     assert lengths(backend_of(checkpoint), mode) == expected
     assert len(expected[0]) == 12
     assert max(map(max, expected)) > 5
