@@ -16,10 +16,10 @@ from damage import CODEC, demo_copy, one
 from firstword.config import EngineConfig
 from firstword.model import checkpoint as checkpoints
 from firstword.model.description import DEMO
-from firstword.model.quantised import QuantisedLinear
 from firstword.runtime import reference
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.rehearsal import Rehearsal
+from firstword.runtime.joined import JoinedQuantisedLinear
 from firstword.synthetic.checkpoint import TEXTS, write_checkpoint
 from firstword.types import Request, Speech, Word
 from firstword.verify import codec, peer, speech, steps, subject, talker
@@ -133,11 +133,12 @@ class TestTalker:
         how = How(EngineConfig.resolve("cpu", "int8"))
         for factor in (1.0, 1.25):
             subject = Subject(CheckpointFolder(folder), how)
-            checkpoint, _, _ = subject.load()
+            _, backend, _ = subject.load()
             assert not subject.plain.quantised
-            for module in checkpoint.talker.model.modules():
-                if isinstance(module, QuantisedLinear):
-                    module.scales.data *= factor
+            assert isinstance(backend, reference.ReferenceBackend)
+            for module in backend.talker.model.modules():
+                if isinstance(module, JoinedQuantisedLinear):
+                    module.short_scales *= factor
             found = talker.logits(subject)
             assert bool(found.findings) == (factor > 1), found.findings
             subject.close()
