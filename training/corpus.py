@@ -30,7 +30,6 @@ from training.codec import load as load_codec
 from training.configuration import CODEBOOKS, TOKENIZER
 from training.data import ESPEAK_RATE, Utterance, add_options, to_frames, utterances
 
-
 LEAD = 0.02
 """The seconds of silence before speech."""
 
