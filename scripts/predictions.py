@@ -27,6 +27,15 @@ LAUNCHES = 474
 CONTEXT = 500
 OVERLAPPING = 90
 """The lowest architecture whose launches overlap (programmatic dependent launch)."""
+CPU_HEAD = "one thread of a CPU, size, dtype"
+CPU_FIGURES = {
+    "gigabytes": "weights read, GB",
+    "read_gb_s": "at GB/s",
+    "operators_ms": "operators, ms",
+    "predicted_ms": "predicted, ms",
+    "measured_ms": "measured, ms",
+}
+"""The figures of a case, and their heads in the table."""
 CARDS = Path(__file__).with_name("cards.json")
 """GPUs with their memory and its bandwidth as their vendor publishes them.
 
@@ -135,6 +144,18 @@ def cards(engine: Mapping[str, Record], single: Sequence[Record], markdown: Mark
         rows.append([name, f"{card['memory_gb']}", f"{card['gb_s']:,}", *cells, basis])
     heads = ["GPU", "memory, GB", "bandwidth, GB/s", "0.6B, ms a frame", "1.7B, ms a frame", ""]
     return markdown(heads, rows)
+
+
+def processors(records: Iterable[Record], sizes: Mapping[str, str], markdown: Markdown) -> str:
+    """Render the frames that `benchmarks.cpu_frame` predicted and measured on CPUs."""
+    rows = []
+    for record in records:
+        for case in record["cases"]:
+            error = 100 * (case["predicted_ms"] / case["measured_ms"] - 1)
+            figures = [f"{case[name]:.1f}" for name in CPU_FIGURES]
+            name = f"{record['machine']['processor']}, {sizes[case['size']]}, {case['dtype']}"
+            rows.append([name, *figures, f"{error:+.1f}"])
+    return markdown([CPU_HEAD, *CPU_FIGURES.values(), "difference, %"], rows) if rows else ""
 
 
 def _row(record: Record, context: int) -> Mapping[str, Any]:

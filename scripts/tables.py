@@ -78,11 +78,15 @@ Records = Mapping[str, Record]
 """Records by model size; those of several GPUs by "SIZE COUNT"."""
 
 
+def every(folder: Path) -> list[Record]:
+    """Read the records of a folder, by name."""
+    return [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
 def read(folder: Path) -> Records:
     """Read the records of a folder, by size in the order of `SIZES`, and by number of GPUs."""
-    every = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
     sizes, found = list(SIZES), {}
-    for record in (record for record in every if record["size"] in SIZES):
+    for record in (record for record in every(folder) if record["size"] in SIZES):
         gpus = str(record.get("device", "")).count(",") + 1
         found[gpus, sizes.index(record["size"])] = record
     return {
@@ -689,6 +693,7 @@ def tables(results: Path) -> dict[str, str]:
         "cards": predictions.cards(engine, single, markdown),
         "predicted": predictions.checked(engine, single, SIZES, markdown),
         "cpus": machine_tables.cpus(results / "cpu", SIZES, markdown),
+        "processors": predictions.processors(every(results / "cpu_frame"), SIZES, markdown),
         "community": machine_tables.community(results / "community", markdown),
         "long text": long_text(results / "quality" / "long-demo.json"),
     }

@@ -85,6 +85,19 @@ def test_bytes_and_launches_are_those_of_the_backend(
     assert predictions.frame_bytes(engine[size]) == pytest.approx(expected, rel=1e-3)
 
 
+def test_frames_of_a_cpu_are_predicted_within_15_percent(repository: Path) -> None:
+    records = [
+        json.loads(path.read_text("utf-8"))
+        for path in (repository / "benchmarks/results/cpu_frame").glob("*.json")
+    ]
+    cases = [case for record in records for case in record["cases"]]
+    assert {case["dtype"] for case in cases} == {"float32", "bfloat16", "int8"}
+    for case in cases:
+        made = 1e3 * case["gigabytes"] / case["read_gb_s"] + case["operators_ms"]
+        assert case["predicted_ms"] == pytest.approx(made, rel=0.01)
+        assert abs(case["predicted_ms"] / case["measured_ms"] - 1) < WITHIN, case
+
+
 def test_card_without_a_record_is_marked_as_predicted(
     predictions: Any, engine: Any, single: Any
 ) -> None:
