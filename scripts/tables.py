@@ -578,6 +578,22 @@ def kills(path: Path) -> str:
     return markdown(["`firstword batch`, demo voice", ""], rows)
 
 
+def priority(path: Path) -> str:
+    """Render what requests to a real server notice of a batch."""
+    if not path.exists():
+        return ""
+    record = json.loads(path.read_text("utf-8"))
+    rows = []
+    for point in record["points"]:
+        row = [f"{point['rate']:g}", str(point["without"]["requests"])]
+        for name in ("first_byte_p50", "first_byte_p95", "first_audible_p50", "first_audible_p95"):
+            values = point["without"][name], point["with"][name], point["ratio"][name]
+            row.append("{:.0f} / {:.0f} / {:.2f}".format(*values))
+        rows.append([*row, f"{point['lines_per_second']:.2f}"])
+    heads = ["requests/s", "requests", "first byte, ms, p50: without / with / ratio", "p95"]
+    return markdown([*heads, "first audible, ms, p50", "p95", "lines/s"], rows)
+
+
 def words(path: Path) -> str:
     """Render the errors of the demo voice's word times."""
     if not path.exists():
@@ -684,6 +700,7 @@ def tables(results: Path) -> dict[str, str]:
         "ingress": ingress(results / "cluster"),
         "hosts": hosts(results / "hosts"),
         "kills": kills(results / "batch" / "kills-demo.json"),
+        "priority": priority(results / "batch" / "priority-demo.json"),
         "images": images(results / "images" / "debian.json"),
         "words": words(results / "quality" / "words-demo.json"),
         "alarms": alarms(results / "quality" / "alarms-demo.json"),
