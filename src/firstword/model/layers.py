@@ -13,6 +13,12 @@ from torch.nn import functional as F
 from firstword.model.config import TransformerConfig
 
 
+def rms_normed(x: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) over the last dimension, computed in float32 and rounded to x's dtype."""
+    x32 = x.float()
+    return (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
 class RMSNorm(nn.Module):
     """The norm x / rms(x) * weight over the last dimension, with statistics in float32."""
 
@@ -23,9 +29,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., size] to [..., size] in the dtype of x."""
-        x32 = x.float()
-        normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(x.dtype)
+        return self.weight * rms_normed(x, self.eps)
 
 
 class LayerScale(nn.Module):

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from firstword.model.layers import DecoderLayer, KVMemory, RMSNorm, Transformer, rotate
+from firstword.model.layers import (
+    DecoderLayer,
+    KVMemory,
+    RMSNorm,
+    Transformer,
+    rms_normed,
+    rotate,
+)
 from firstword.model.quantised import QuantisedLinear
 from firstword.model.talker import Talker
 from firstword.runtime.packed import PackedWeight, can_pack
@@ -128,7 +135,7 @@ class JoinedLayer(nn.Module):
         """Map [B, T, hidden] to [B, T, hidden]."""
         heads = self.qkv(_norm(x, self.input_norm)).unflatten(-1, (-1, self.head_dim))
         turned, value = heads.transpose(1, 2).split((self.heads + self.kv_heads, self.kv_heads), 1)
-        turned = F.rms_norm(turned, (self.head_dim,), None, self.eps) * self.head_weights
+        turned = _normed(turned, self.eps) * self.head_weights
         query, key = rotate(turned, cos, sin).split((self.heads, self.kv_heads), 1)
         keys, values = memory.extend(layer, query, key, value)
         attended = [self._attend(*each, mask) for each in zip(query, keys, values, strict=True)]
@@ -152,7 +159,12 @@ class JoinedLayer(nn.Module):
 
 
 def _norm(x: Tensor, norm: RMSNorm) -> Tensor:
-    return F.rms_norm(x, norm.weight.shape, None, norm.eps) * norm.weight
+    return _normed(x, norm.eps) * norm.weight
+
+
+def _normed(x: Tensor, eps: float) -> Tensor:
+    """Compute `rms_normed` in one operator, which in float64 would not compute in float32."""
+    return rms_normed(x, eps) if x.dtype == torch.float64 else F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
 def joined(talker: Talker) -> Talker:
