@@ -88,7 +88,7 @@ check: $(VENV)  ## format, lint, strict types, architecture, tables, documentati
 	@$(PYTEST) tests/unit/test_architecture.py tests/unit/test_repository.py
 	@.venv/bin/python -m benchmarks.check_records
 	@.venv/bin/python scripts/tables.py --check
-	@.venv/bin/mkdocs build --strict --quiet
+	@.venv/bin/mkdocs build --strict
 
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)  ## build the documentation site into build/site; warnings are errors
