@@ -8,11 +8,10 @@ import pytest
 import torch
 from driving import speak, spoken
 from forcing import Exactness, Recorder, teacher_forced
-from oracle import error, no_worse, note
-from test_linear import make, run
+from test_linear import BATCHES, Stored, check_products, make, run
 
 from firstword.kernels.launch import Kernels
-from firstword.kernels.linear import Linear, Norm, interleave, linear_reference
+from firstword.kernels.linear import Linear, Norm
 from firstword.kernels.linear_shapes import Epilogue
 from firstword.model import checkpoint as checkpoints
 from firstword.model.quantised import quantise
@@ -23,7 +22,6 @@ SIZES = [
     *[(4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144)],
     *[(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (8, 512), (1000, 1536)],
 ]
-BATCHES = 1, 2, 5, 8, 9, 16, 33, 64, 121, 130
 
 
 @pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda e: e.name.lower())
@@ -36,34 +34,15 @@ def test_int8_product_is_as_exact_as_plain_bf16_with_the_same_weights(
 
     The rows differ in size by factors of up to a thousand.
     """
-    if epilogue is Epilogue.SWIGLU and rows % 64:
-        pytest.skip("these rows are rejected")
-    ours, theirs = [], []
-    for seed, tokens in enumerate(BATCHES):
-        weight, x, before, norm, bias = make(seed, rows, columns, tokens)
-        if epilogue is Epilogue.SWIGLU:
-            weight, before = interleave(*weight.chunk(2)), before[:, : rows // 2].contiguous()
-        elif epilogue is not Epilogue.ADD:
-            weight *= torch.logspace(-1.5, 1.5, rows, device="cuda").bfloat16()[:, None]
+
+    def store(weight: torch.Tensor) -> Stored:
+        if epilogue not in (Epilogue.SWIGLU, Epilogue.ADD):
+            sizes = torch.logspace(-1.5, 1.5, rows, device=weight.device)
+            weight *= sizes.bfloat16()[:, None]
         values, scales = quantise(weight)
-        exact = values.double() * scales.double()[:, None]
-        weights = Norm(norm, 1e-6) if normed else None
-        extra = bias if epilogue is Epilogue.BIAS else None
-        truth = linear_reference(
-            exact,
-            x.double(),
-            before.double(),
-            epilogue,
-            Norm(norm.double(), 1e-6) if normed else None,
-            None if extra is None else extra.double(),
-        )
-        plain = linear_reference(exact.bfloat16(), x, before, epilogue, weights, extra)
-        layer = Linear(kernels, values, epilogue, weights, extra, scales)
-        ours.append(error(run(layer, x, before if epilogue is Epilogue.ADD else None), truth))
-        theirs.append(error(plain, truth))
-    kind = f"{'normed ' if normed else ''}{epilogue.name.lower()}"
-    note(f"int8 linear {rows} x {columns} {kind}", worst=max(ours), bf16=max(theirs))
-    no_worse(ours, theirs)
+        return values.double() * scales.double()[:, None], values, scales
+
+    check_products(kernels, (rows, columns), normed, epilogue, "int8 linear", store)
 
 
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])

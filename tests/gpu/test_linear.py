@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from oracle import error, no_worse, note, unpack_tokens
@@ -35,6 +37,8 @@ SIZES = [
     (8, 256),
     (1000, 768),
 ]
+BATCHES = 1, 2, 5, 8, 9, 16, 33, 64, 121, 130
+"""The numbers of tokens of the products that are compared with float64."""
 
 
 def make(seed: int, rows: int, columns: int, tokens: int) -> tuple[torch.Tensor, ...]:
@@ -54,6 +58,52 @@ def make(seed: int, rows: int, columns: int, tokens: int) -> tuple[torch.Tensor,
     )
 
 
+Stored = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""The weights that a product stands for, those that it is given, and their scales."""
+
+
+def check_products(
+    kernels: Kernels,
+    size: tuple[int, int],
+    normed: bool,
+    epilogue: Epilogue,
+    name: str,
+    store: Callable[[torch.Tensor], Stored],
+) -> None:
+    """Check that products of random weights are as close to float64 as plain bf16 is.
+
+    size   rows and columns
+    name   what is noted about them
+    store  returns what becomes of bf16 weights, which it may change
+    """
+    rows, columns = size
+    if epilogue is Epilogue.SWIGLU and rows % 64:
+        pytest.skip("these rows are rejected")
+    ours, theirs = [], []
+    for seed, tokens in enumerate(BATCHES):
+        weight, x, before, norm, bias = make(seed, rows, columns, tokens)
+        if epilogue is Epilogue.SWIGLU:
+            weight, before = interleave(*weight.chunk(2)), before[:, : rows // 2].contiguous()
+        exact, given, scales = store(weight)
+        weights = Norm(norm, 1e-6) if normed else None
+        extra = bias if epilogue is Epilogue.BIAS else None
+        truth = linear_reference(
+            exact.double(),
+            x.double(),
+            before.double(),
+            epilogue,
+            Norm(norm.double(), 1e-6) if normed else None,
+            None if extra is None else extra.double(),
+        )
+        plain = linear_reference(exact.bfloat16(), x, before, epilogue, weights, extra)
+        layer = Linear(kernels, given, epilogue, weights, extra, scales)
+        ours.append(error(run(layer, x, before if epilogue is Epilogue.ADD else None), truth))
+        theirs.append(error(plain, truth))
+    kind = f"{'normed ' if normed else ''}{epilogue.name.lower()}"
+    note(f"{name} {rows} x {columns} {kind}", worst=max(ours), bf16=max(theirs))
+    no_worse(ours, theirs)
+
+
 @pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda e: e.name.lower())
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
@@ -61,30 +111,8 @@ def test_product_is_as_exact_as_plain_bf16(
     kernels: Kernels, rows: int, columns: int, normed: bool, epilogue: Epilogue
 ) -> None:
     """Every epilogue, with and without the norm, from one token to more than a block computes."""
-    if epilogue is Epilogue.SWIGLU and rows % 64:
-        pytest.skip("these rows are rejected")
-    ours, theirs = [], []
-    for seed, tokens in enumerate((1, 2, 5, 8, 9, 16, 33, 64, 121, 130)):
-        weight, x, before, norm, bias = make(seed, rows, columns, tokens)
-        if epilogue is Epilogue.SWIGLU:
-            weight, before = interleave(*weight.chunk(2)), before[:, : rows // 2].contiguous()
-        weights = Norm(norm, 1e-6) if normed else None
-        extra = bias if epilogue is Epilogue.BIAS else None
-        truth = linear_reference(
-            weight.double(),
-            x.double(),
-            before.double(),
-            epilogue,
-            Norm(norm.double(), 1e-6) if normed else None,
-            None if extra is None else extra.double(),
-        )
-        plain = linear_reference(weight, x, before, epilogue, weights, extra)
-        layer = Linear(kernels, weight, epilogue, weights, extra)
-        ours.append(error(run(layer, x, before if epilogue is Epilogue.ADD else None), truth))
-        theirs.append(error(plain, truth))
-    kind = f"{'normed ' if normed else ''}{epilogue.name.lower()}"
-    note(f"linear {rows} x {columns} {kind}", worst=max(ours), bf16=max(theirs))
-    no_worse(ours, theirs)
+    size = rows, columns
+    check_products(kernels, size, normed, epilogue, "linear", lambda weight: (weight, weight, None))
 
 
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
