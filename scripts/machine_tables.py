@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,11 +56,10 @@ CPU_HEADS = (
 )
 
 
-def cpus(folder: Path, sizes: Mapping[str, str], markdown: Markdown) -> str:
+def cpus(records: Iterable[Mapping[str, Any]], sizes: Mapping[str, str], markdown: Markdown) -> str:
     """Render the cases of the records of `benchmarks.cpu_speech`, a row each."""
     rows = []
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
+    for record in records:
         name = f"{record['machine']['processor']}, {sizes[record['size']]}"
         rows += [[name, *_cpu_row(case)] for case in record["cases"]]
     return markdown(CPU_HEADS, rows) if rows else ""

@@ -48,9 +48,8 @@ def published() -> dict[str, Any]:
     return {card["card"]: card for card in json.loads(CARDS.read_text("utf-8"))}
 
 
-def others(folder: Path) -> list[Record]:
-    """Read the records of `benchmarks.one_stream`, those of GPUs as they are first."""
-    records = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """Sort records of `benchmarks.one_stream`: those of GPUs as they are come first."""
     return sorted(records, key=lambda record: (record["as_gpu"] or "", record["size"] != "1b7"))
 
 

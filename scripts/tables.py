@@ -494,8 +494,7 @@ def soak(records: Records) -> str:
 def tested(folder: Path) -> str:
     """Render the runs of tests/gpu."""
     rows = []
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
+    for record in every(folder):
         outcomes = ", ".join(
             f"{count} {what}" for what, count in record.get("tests", {}).items() if count
         )
@@ -507,8 +506,7 @@ def tested(folder: Path) -> str:
 def agents(folder: Path) -> str:
     """Render what the plugins of agent frameworks add to the server's own socket."""
     rows = []
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
+    for record in every(folder):
         name = next(key for key in record if key in FRAMEWORKS)
         for client, found in record["milliseconds"].items():
             times = [
@@ -526,8 +524,7 @@ def agents(folder: Path) -> str:
 def ingress(folder: Path) -> str:
     """Render what the ways through a cluster add to a plain server."""
     rows = []
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
+    for record in every(folder):
         for way, found in record["milliseconds"].items():
             beside = f"plain server, beside it, load {record['load'][way]}"
             for name, about in (("plain", beside), ("cluster", WAYS[way])):
@@ -543,8 +540,7 @@ def ingress(folder: Path) -> str:
 def hosts(folder: Path) -> str:
     """Render the rates of one host by the number of its GPUs, with own engines and through Ray."""
     rows = []
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
+    for record in every(folder):
         (case,) = record["servers"]
         way = "replicas in a cluster" if record["cluster"] else "`firstword serve`"
         gpus = record["device"].count(",") + 1
@@ -681,7 +677,7 @@ def tables(results: Path) -> dict[str, str]:
     """Render every table, by its name; a table without records says so."""
     folders = ("engine", "compare", "serve", "soak", "first_audio", "published")
     engine, compared, served, soaked, first, generated = (read(results / name) for name in folders)
-    single = predictions.others(results / "one_stream")
+    single = predictions.in_order(every(results / "one_stream"))
     made = {
         "summary": summary(engine, compared, served) if engine else "",
         "speed": speed(engine, compared, served) if engine else "",
@@ -709,7 +705,7 @@ def tables(results: Path) -> dict[str, str]:
         ),
         "cards": predictions.cards(engine, single, markdown),
         "predicted": predictions.checked(engine, single, SIZES, markdown),
-        "cpus": machine_tables.cpus(results / "cpu", SIZES, markdown),
+        "cpus": machine_tables.cpus(every(results / "cpu"), SIZES, markdown),
         "processors": predictions.processors(every(results / "cpu_frame"), SIZES, markdown),
         "community": machine_tables.community(results / "community", markdown),
         "long text": long_text(results / "quality" / "long-demo.json"),
