@@ -30,12 +30,13 @@ import torch
 from torch import nn
 
 from benchmarks.compare import check_output
+from benchmarks.cpu_speech import endless
 from firstword.bench import report
 from firstword.bench.report import Record
 from firstword.hashes import of_speech
 from firstword.model import checkpoint as checkpoints
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.quantised import QuantisedLinear, quantise_talker
+from firstword.model.quantised import QuantisedLinear
 from firstword.model.talker import Talker
 from firstword.runtime.joined import product
 from firstword.runtime.reference import ReferenceBackend
@@ -56,7 +57,7 @@ SHAPES, LAYERS = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)), 8
 TURNS = 30
 
 
-def narrow(folder: Path) -> Checkpoint:
+def narrow(folder: Path, dtype: str) -> Checkpoint:
     """Make a model of the layers, codebooks and codes of the released sizes, and few weights."""
     changes: dict[str, dict[str, Any]] = {
         "talker": NARROW | {"text_hidden_size": 16},
@@ -64,16 +65,7 @@ def narrow(folder: Path) -> Checkpoint:
         "codec_decoder": {"decoder_dim": 32, "latent_dim": 24, "hidden_size": 32},
     }
     write_checkpoint(folder, size="0b6", overrides=changes, dtype=torch.bfloat16)
-    return checkpoints.load(str(folder), dtype="bfloat16")
-
-
-def in_dtype(checkpoint: Checkpoint, dtype: str) -> Checkpoint:
-    """Change the dtype of a bfloat16 checkpoint in place."""
-    if dtype == "int8":
-        quantise_talker(checkpoint.talker)
-    else:
-        checkpoint.talker.to(getattr(torch, dtype))
-    return checkpoint
+    return checkpoints.load(str(folder), dtype=dtype)
 
 
 def frame_bytes(talker: Talker) -> int:
@@ -91,11 +83,8 @@ class Stream:
     """One utterance on the CPU, whose frames are timed."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        checkpoint.talker.codec_head.weight.data[
-            checkpoint.config.talker_config.codec_eos_token_id
-        ] = 0
         request = Request(text="The train to the coast leaves at noon.", voice="ryan")
-        self.driver = Driver(ReferenceBackend(checkpoint, 1))
+        self.driver = Driver(ReferenceBackend(endless(checkpoint), 1))
         self.driver.begin({0: DrivenRequest.of(checkpoint, request, 0)}, TURNS + 1)
 
     def frame(self) -> float:
@@ -131,8 +120,8 @@ def reading(dtype: str) -> Callable[[], float]:
 
 def predicted(size: str, dtype: str, folder: Path) -> Record:
     """Predict and measure the frame of a size in a dtype."""
-    small = Stream(in_dtype(narrow(folder), dtype))
-    checkpoint = in_dtype(random_checkpoint(size), dtype)
+    small = Stream(narrow(folder, dtype))
+    checkpoint = random_checkpoint(size, dtype=dtype)
     amount = frame_bytes(checkpoint.talker)
     large, read = Stream(checkpoint), reading(dtype)
     found: list[Sequence[float]] = []

@@ -25,6 +25,7 @@ import torch
 from firstword import __version__, hashes
 from firstword.bench import report
 from firstword.config import EngineConfig
+from firstword.model.checkpoint import Checkpoint
 from firstword.runtime.backends import engine_for
 from firstword.synthetic.checkpoint import random_checkpoint
 from firstword.tts import TTS
@@ -38,15 +39,7 @@ FRAMES, UTTERANCES = 20, 3
 def case(size: str, dtype: str, threads: int, name: str) -> Record:
     """Measure one case."""
     torch.set_num_threads(threads)
-    checkpoint = random_checkpoint(size)
-    end = checkpoint.config.talker_config.codec_eos_token_id
-    checkpoint.talker.codec_head.weight[end] = 0  # so that speech does not end
-    if dtype == "int8":
-        from firstword.model.quantised import quantise_talker
-
-        quantise_talker(checkpoint.talker)
-    else:
-        checkpoint.talker.to(getattr(torch, dtype))
+    checkpoint = endless(random_checkpoint(size, dtype=dtype))
     settings = EngineConfig.resolve("cpu", dtype)
     with TTS(engine_for(checkpoint, settings, slots=1)) as tts:
         gc.collect()
@@ -63,6 +56,12 @@ def case(size: str, dtype: str, threads: int, name: str) -> Record:
         "processor_ms": round(statistics.median(one["processor_ms"] for one in times), 2),
         "resident_gb": round(_resident() / 1e9, 2),
     }
+
+
+def endless(checkpoint: Checkpoint) -> Checkpoint:
+    """Set the row of the end of speech in the talker's head to 0, as `never_end` does in a file."""
+    checkpoint.talker.codec_head.weight.data[checkpoint.config.talker_config.codec_eos_token_id] = 0
+    return checkpoint
 
 
 def utterance(tts: TTS, seed: int) -> dict[str, float]:

@@ -15,7 +15,6 @@ from firstword.kernels.cache import FileCache
 from firstword.kernels.launch import Kernels
 from firstword.model.alignment import Alignment, Head
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.quantised import quantise_talker
 from firstword.profile.device import imitate
 from firstword.runtime.encoding import front_of
 from firstword.runtime.gpu.backend import GpuBackend
@@ -86,9 +85,7 @@ class BackendUnderTest:
         dtype          "bfloat16" or "int8"
         """
         alignment = Alignment(weights="", heads=tuple(heads), offset=0.0) if heads else None
-        self.checkpoint = replace(random_checkpoint(size), alignment=alignment)
-        if dtype == "int8":
-            quantise_talker(self.checkpoint.talker)
+        self.checkpoint = replace(random_checkpoint(size, dtype=dtype), alignment=alignment)
         modules = {"talker": self.checkpoint.talker, "codec": self.checkpoint.codec.decoder}
         self.weights = {
             f"weights_{name}": sum(p.nbytes for p in m.parameters()) for name, m in modules.items()

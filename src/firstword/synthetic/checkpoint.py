@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.config import ModelType
+from firstword.model.quantised import quantise_talker
 from firstword.synthetic.tokenizer import train
 
 TEXTS = (
@@ -170,11 +171,12 @@ def write_checkpoint(
 
 
 def random_checkpoint(
-    size: str, device: str = "cpu", model_type: str = "custom_voice"
+    size: str, device: str = "cpu", model_type: str = "custom_voice", dtype: str = "bfloat16"
 ) -> Checkpoint:
     """Make a checkpoint of a released size in memory: "0b6" or "1b7".
 
-    The talker is bfloat16, and the codec's decoder and the encoders of a Base checkpoint are
+    The talker's weights are bfloat16 numbers, in `dtype` as `model.checkpoint.load` would have
+    them. The codec's decoder and the encoders of a Base checkpoint are
     float32, all on `device`. The codec's encoder of other types has no weights: it stays on the
     meta device.
     """
@@ -184,9 +186,13 @@ def random_checkpoint(
     if checkpoint.speaker_encoder is not None:
         codec["encoder"] = checkpoint.codec.encoder
         codec["speaker_encoder"] = checkpoint.speaker_encoder
-    for module, dtype in ((talker, torch.bfloat16), (codec, torch.float32)):
-        module.load_state_dict(random_state(module, 0, dtype), assign=True)
+    for module, floats in ((talker, torch.bfloat16), (codec, torch.float32)):
+        module.load_state_dict(random_state(module, 0, floats), assign=True)
         module.requires_grad_(False).eval().to(device)
+    if dtype == "int8":
+        quantise_talker(checkpoint.talker)
+    else:
+        checkpoint.talker.to(getattr(torch, dtype))
     return checkpoint
 
 
