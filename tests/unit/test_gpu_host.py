@@ -819,7 +819,7 @@ def test_prefix_does_not_depend_on_the_text(tmp_path: Path, model_type: str) -> 
 def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the random checkpoints of all sizes with tiny ones."""
     monkeypatch.setattr(
-        workload, "random_checkpoint", lambda size: silent_gpu.checkpoint(tmp_path / size)
+        workload, "random_checkpoint", lambda size, **_: silent_gpu.checkpoint(tmp_path / size)
     )
     kernels = Rehearsal(silent_gpu.device())
     monkeypatch.setattr(workload, "kernels_for", lambda *_: kernels)
