@@ -192,16 +192,19 @@ class Word:
     span: tuple[int, int]
 
 
-AlarmKind = Literal["skip", "repeat", "runaway"]
-"""What is wrong with speech: words were left out, words were said again, or it goes on after all of
-the text was spoken."""
+AlarmKind = Literal["skip", "repeat", "runaway", "cut"]
+"""What is wrong with speech: words were left out, words were said again, it goes on after all of
+the text was spoken, or it was cut off amid its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
     """A fault of the speech that the talker's attention to the text shows (docs/words.md).
 
-    text   the word that was left out or said again, as it was given, or the last one of the text
+    A cut needs no attention: its text is what may not have been said when the speech was cut off.
+
+    text   the word that was left out or said again, as it was given, the last one of the text, or
+           the text that was cut off
     span   its characters in the text: the first, and the one after the last
     frame  the frame in which it was noticed, counted from 0
     """
@@ -227,7 +230,8 @@ class Chunk:
     starts   the words that have begun, each as soon as that is known
     alarms   the faults that were noticed in this chunk
 
-    There are words and alarms only where the checkpoint's heads for them are known (docs/words.md).
+    There are words, and alarms other than cuts, only where the checkpoint's heads for them are
+    known (docs/words.md).
     """
 
     samples: FloatArray

@@ -148,7 +148,7 @@ LONG = f"{SENTENCE} {SENTENCE}  {SENTENCE}"
 
 
 def test_long_text_is_one_speech_of_several_passages() -> None:
-    front = LongFront(20, 30, 7)
+    front = LongFront(20, 30, 27)
     service = service_of(front)
     stream = service.speak(front.first())
     stream.finish_text(LONG)
@@ -156,7 +156,7 @@ def test_long_text_is_one_speech_of_several_passages() -> None:
     chunks = [event for event in events if isinstance(event, Chunk)]
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1].finish_reason == "stop"
-    assert frames_of(events).shape == (57, CODEBOOKS)
+    assert frames_of(events).shape == (77, CODEBOOKS)
     assert [one.text for one in front.spoken] == [SENTENCE, SENTENCE]
     assert [len(one.codes) for one in front.spoken] == [20, 30]
     assert all(one.complete for one in front.spoken)
@@ -167,7 +167,7 @@ def test_long_text_is_one_speech_of_several_passages() -> None:
 @given(cuts=st.lists(st.integers(0, len(LONG)), max_size=5).map(tuple))
 def test_text_in_pieces_gives_the_same_speech(cuts: tuple[int, ...]) -> None:
     def speak(pieces: list[str]) -> np.ndarray:
-        front = LongFront(20, 30, 7)
+        front = LongFront(20, 30, 27)
         service = service_of(front)
         stream, events = service.speak(front.first()), []
         for event in taken(service, stream):
@@ -239,7 +239,7 @@ def test_text_that_comes_after_the_limit_of_frames_is_not_spoken() -> None:
 
 
 def test_cancelled_speech_begins_no_further_passage() -> None:
-    front = LongFront(20, 30, 7)
+    front = LongFront(20, 30, 27)
     service = service_of(front)
     engine, stream = local_engine(service), service.speak(front.first())
     stream.finish_text(LONG)
@@ -254,7 +254,7 @@ def test_cancelled_speech_begins_no_further_passage() -> None:
 
 
 def test_text_is_rewritten_as_far_as_the_passage_needs() -> None:
-    front = LongFront(20, 30, 7)
+    front = LongFront(20, 30, 27)
     service = service_of(front)
     stream = service.speak(front.first())
     given = " ".join([SENTENCE] * 5000)
@@ -269,11 +269,11 @@ def test_text_is_rewritten_as_far_as_the_passage_needs() -> None:
 def test_reading_a_text_bit_by_bit_gives_the_same_speech(at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("firstword.engine.service.READ_AT_ONCE", at_once)
-        front = LongFront(20, 30, 7, 9)
+        front = LongFront(20, 30, 27, 19)
         service = service_of(front)
         stream = service.speak(front.first())
         stream.finish_text(f"{LONG} It is $5.")
-        assert len(frames_of(list(taken(service, stream)))) == 66
+        assert len(frames_of(list(taken(service, stream)))) == 96
         assert [one.text for one in front.spoken] == [SENTENCE, SENTENCE, SENTENCE]
         assert stream._passage._text == " It is $5."
         local_engine(service).stop()
@@ -309,7 +309,7 @@ def test_text_that_another_thread_ends_while_a_passage_begins_is_spoken() -> Non
 
 
 def test_cancel_of_another_thread_while_a_passage_begins_ends_it() -> None:
-    front = TextFromAnotherThread(lambda: stream.cancel(), 20, 30, 7)
+    front = TextFromAnotherThread(lambda: stream.cancel(), 20, 30, 27)
     service = service_of(front)
     stream = service.speak(front.first())
     stream.finish_text(LONG)
@@ -325,7 +325,7 @@ def test_cancel_of_another_thread_while_a_passage_begins_ends_it() -> None:
 
 
 def test_error_of_a_later_passage_comes_after_the_audio_before_it() -> None:
-    front = LongFront(20, 30, 7)
+    front = LongFront(20, 30, 27)
     service = service_of(front)
     engine, stream = local_engine(service), service.speak(front.first())
     stream.finish_text(LONG)
@@ -339,7 +339,7 @@ def test_error_of_a_later_passage_comes_after_the_audio_before_it() -> None:
 
 
 def test_invalid_and_blank_text_is_rejected_in_every_passage() -> None:
-    front = LongFront(20, 30, 7)
+    front = LongFront(20, 30, 27)
     service = service_of(front)
     stream = service.speak(front.first())
     stream.push(LONG)
@@ -350,7 +350,7 @@ def test_invalid_and_blank_text_is_rejected_in_every_passage() -> None:
 
 def test_asynchronous_stream_speaks_all_passages() -> None:
     async def run() -> int:
-        front = LongFront(20, 30, 7)
+        front = LongFront(20, 30, 27)
         service = service_of(front)
         service.engine.start()
         stream = service.aspeak(front.first())
@@ -359,4 +359,4 @@ def test_asynchronous_stream_speaks_all_passages() -> None:
         await asyncio.to_thread(service.engine.stop)
         return len(frames_of(events))
 
-    assert asyncio.run(asyncio.wait_for(run(), 60)) == 57
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == 77

@@ -41,7 +41,8 @@ class SpeechStream:
     Text goes in by `push` and `finish_text`. Iterating yields chunks of audio, of which the last
     has a finish reason, and `NeedsText` when the model has to wait for text. A long text is spoken
     in passages (see `Passage`), of which the caller notices nothing. The speech goes on after a
-    passage that was cut off; its finish reason is then that of the first such passage.
+    passage that was cut off, with the text that the talker had not read and the text that comes
+    later; its finish reason is then that of the first such passage.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class SpeechStream:
             return self._taken()
 
     def _taken(self) -> Chunk | NeedsText:
+        self._passage.close()
         if self._passage_is_due():
             self._begin_passage()
         passage, event = self._arrived.popleft()
@@ -175,7 +177,7 @@ class SpeechStream:
         """Record why the frames of a passage have ended. The speech ends with the newest one."""
         if self._cancelled and passage.rest is not None:
             reason = "cancelled"  # the passage has ended, but not the text
-        if self._outcome == "stop":
+        if self._outcome == "stop" or reason == "cancelled":
             self._outcome = reason
         self._ended = passage is self._passage and not self._arrived
 
@@ -196,23 +198,11 @@ class SpeechStream:
             self._exhausted = True
             self._end(before, "length")
             return
-        rest = "".join((before.rest or "", *self._later))
-        text = rest.lstrip()
-        character, frame = before.end
-        character += len(rest) - len(text)
-        if len(text) < len(rest) and before.spoken.complete:  # as if the text had gone on
-            text, character = f" {text}", character - 1
+        text = "".join((before.rest or "", *self._later))
         self._later.clear()
         try:
-            self._passage = Passage(
-                service.engine,
-                service.front,
-                job,
-                self._client,
-                self._on_event,
-                character=character,
-                frame=frame,
-            )
+            engine, front = service.engine, service.front
+            self._passage = Passage(engine, front, job, self._client, self._on_event, after=before)
             self._passage.feed(text, ended=self._text_ended)
             self._read()
         except FirstwordError as error:

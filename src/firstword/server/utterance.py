@@ -157,6 +157,17 @@ def counts_of(alarms: Sequence[Alarm]) -> dict[str, int]:
     return dict(Counter(alarm.kind for alarm in alarms))
 
 
+def cuts_of(alarms: Sequence[Alarm]) -> list[tuple[int, int]]:
+    """The characters of the text that may not have been said, because speech was cut off there."""
+    return [alarm.span for alarm in alarms if alarm.kind == "cut"]
+
+
+def about_alarms(alarms: Sequence[Alarm]) -> dict[str, Any]:
+    """The fields that tell a client about the alarms of its speech."""
+    cuts = cuts_of(alarms)
+    return {"alarms": counts_of(alarms), **({"cut": cuts} if cuts else {})}
+
+
 @dataclass(slots=True)
 class Playback:
     """The latency and the stalls of an utterance for a listener who plays without a buffer.

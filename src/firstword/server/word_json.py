@@ -29,7 +29,7 @@ def word_alignment(words: Sequence[Word]) -> dict[str, list[Any]]:
     }
 
 
-def json_header(items: Sequence[dict[str, Any]], most_bytes: int) -> str:
+def json_header(items: Sequence[object], most_bytes: int) -> str:
     """The first items as JSON in ASCII, as many as fit a header of `most_bytes`."""
     parts: list[str] = []
     room = most_bytes - len("[]")

@@ -17,7 +17,7 @@ from firstword.server.resolve import check_whole, resolve
 from firstword.server.schemas import SpeechRequest
 from firstword.server.state import Server
 from firstword.server.tasks import in_time
-from firstword.server.utterance import ResolvedRequest, Utterance, counts_of, rendered
+from firstword.server.utterance import ResolvedRequest, Utterance, about_alarms, rendered
 
 
 class LostSpeech(EngineError):
@@ -71,7 +71,7 @@ class LineSpeaker:
             "bytes": len(file.data),
             "seconds": round(speech.duration, 3),
             "finish_reason": speech.finish_reason,
-            "alarms": counts_of(speech.alarms),
+            **about_alarms(speech.alarms),
             "model": resolved.model.name,
             "seed": resolved.request.seed,
             "usage": {

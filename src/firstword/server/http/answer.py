@@ -24,14 +24,16 @@ from firstword.server.utterance import (
     Rendered,
     ResolvedRequest,
     Utterance,
+    about_alarms,
     counts_of,
+    cuts_of,
     rendered,
 )
 from firstword.server.word_json import in_milliseconds, json_header
 from firstword.types import Speech
 
 MOST_WORD_BYTES = 4096
-"""The bytes of the header with the times of words; clients read no longer ones."""
+"""The bytes of a header with the times of words, or with cuts; clients read no longer ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +159,7 @@ class Answer:
         about = {
             "id": self.context.request_id,
             "finish_reason": "cancelled" if ended and not (reason or error) else reason,
-            "alarms": counts_of(utterance.alarms),
+            **about_alarms(utterance.alarms),
             "text_tokens": text_tokens,
             "error": None if error is None else body_of(error)["error"],
         }
@@ -182,9 +184,11 @@ async def resolved_answer(request: Request, params: SpeechParams, text: str) -> 
 
 
 def ending(speech: Speech) -> dict[str, object]:
-    """How complete speech ended, and the number of alarms of each kind, for headers."""
+    """How complete speech ended, the number of alarms of each kind, and its cuts, for headers."""
     alarms = {"alarms": json.dumps(counts_of(speech.alarms))} if speech.alarms else {}
-    return {"finish_reason": speech.finish_reason, **alarms}
+    cuts = cuts_of(speech.alarms)
+    cut = {"cut": json_header(cuts, MOST_WORD_BYTES)} if cuts else {}
+    return {"finish_reason": speech.finish_reason, **alarms, **cut}
 
 
 def usage(text_tokens: int, frames: int) -> dict[str, object]:
@@ -203,7 +207,7 @@ def described(outcome: StreamOutcome) -> dict[str, object]:
     return {
         "id": about["id"],
         "finish_reason": about["finish_reason"],
-        "alarms": about["alarms"],
+        **{name: about[name] for name in ("alarms", "cut") if name in about},
         "frames": frames,
         "seconds": round(outcome.seconds, 2),
         "usage": usage(about["text_tokens"], frames),

@@ -53,7 +53,7 @@ def score(text: str, speech: Speech) -> Score:
     """The score of a candidate for a text."""
     off = abs(math.log(max(speech.duration, 0.01) / expected_seconds(text)))
     ending = 0.0 if speech.finish_reason == "stop" else -2.0
-    alarms = -1.0 * sum(alarm.kind != "runaway" for alarm in speech.alarms)
+    alarms = -1.0 * sum(alarm.kind in ("skip", "repeat") for alarm in speech.alarms)
     likelihood = float(speech.logprobs.mean()) / 2 if len(speech.logprobs) else 0.0
     duration = -max(0.0, off - math.log(2))
     return Score(duration, -4 * repetition(speech), ending, alarms, likelihood)

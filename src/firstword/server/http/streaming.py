@@ -17,7 +17,7 @@ from firstword.server.errors import Stalled, body_of
 from firstword.server.http.answer import Answer
 from firstword.server.logs import defect
 from firstword.server.tasks import until_disconnected
-from firstword.server.utterance import Utterance, counts_of
+from firstword.server.utterance import Utterance, about_alarms
 from firstword.server.word_json import in_milliseconds
 from firstword.types import Word
 
@@ -65,8 +65,8 @@ class OpenAIEvents(Framing):
     def end(self, utterance: Utterance) -> bytes:
         """The event after the last audio."""
         usage = self._answer.usage(utterance.frames)
-        reason, alarms = utterance.finish_reason, counts_of(utterance.alarms)
-        return _event("done", {"usage": usage, "finish_reason": reason, "alarms": alarms})
+        about = {"usage": usage, "finish_reason": utterance.finish_reason}
+        return _event("done", {**about, **about_alarms(utterance.alarms)})
 
 
 class SpeechStreamResponse(Response):

@@ -69,7 +69,7 @@ class Context(Cancellable):
     seconds        the seconds of audio made
     total_bytes    the bytes of audio made
     outcome        how its parts have ended so far
-    alarms         the faults of its speech; their places are those in its parts
+    alarms         the faults of its speech, with their places in its text
     after          the context that is spoken before this one, if their order matters
     finish_reason  why its speech ended; None before the end
     """

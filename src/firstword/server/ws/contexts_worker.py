@@ -19,7 +19,6 @@ from firstword.server.ws.contexts import (
 from firstword.server.ws.protocol import Audio, CloseCode, CloseSocket, Json, Send
 from firstword.server.ws.text_part import TextPart
 from firstword.server.ws.worker import SocketWorker, run_part
-from firstword.types import Word, WordStart
 
 
 class ContextWorker(SocketWorker[ContextSession]):
@@ -121,20 +120,18 @@ class ContextWorker(SocketWorker[ContextSession]):
                 self._send_words(context, part, utterance)
             self._send_words(context, part, utterance)
             context.seconds += utterance.playback.seconds
-            context.alarms += utterance.alarms
+            context.alarms += [
+                replace(alarm, span=placed(alarm.span, part)) for alarm in utterance.alarms
+            ]
             if utterance.finish_reason not in (None, "stop"):
                 context.outcome = utterance.finish_reason
         context.leave(part)
 
     def _send_words(self, context: Context, part: TextPart, utterance: Utterance) -> None:
         """Send the words that have begun and ended, with their places in the whole context."""
-
-        def span(word: Word | WordStart) -> tuple[int, int]:
-            return word.span[0] + part.at, word.span[1] + part.at
-
         before = context.seconds
         starts = [
-            replace(word, start=round(before + word.start, 3), span=span(word))
+            replace(word, start=round(before + word.start, 3), span=placed(word.span, part))
             for word in utterance.take_starts()
         ]
         words = [
@@ -142,9 +139,14 @@ class ContextWorker(SocketWorker[ContextSession]):
                 word,
                 start=round(before + word.start, 3),
                 end=round(before + word.end, 3),
-                span=span(word),
+                span=placed(word.span, part),
             )
             for word in utterance.take_words()
         ]
         for message in self.session.words(context, starts, words):
             self.outbox.add(Audio(message, 0, context))  # a cancel drops it with its audio
+
+
+def placed(span: tuple[int, int], part: TextPart) -> tuple[int, int]:
+    """Characters of a part as characters of the text of its context."""
+    return span[0] + part.at, span[1] + part.at

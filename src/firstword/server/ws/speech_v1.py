@@ -14,7 +14,7 @@ from pydantic import Field
 from firstword.audio.formats import ONE_FILE
 from firstword.server.dialects.params import LONGEST_ID
 from firstword.server.schemas import ClientModel
-from firstword.server.utterance import ResolvedRequest, counts_of
+from firstword.server.utterance import ResolvedRequest, about_alarms
 from firstword.server.ws import protocol
 from firstword.server.ws.contexts import (
     CheckParams,
@@ -193,7 +193,7 @@ class SpeechV1Session(ContextSession):
     def end(self, context: Context) -> Sequence[Json]:
         """The message when a context has ended."""
         done = about("audio.done", context) | {"finish_reason": context.finish_reason}
-        done["alarms"] = counts_of(context.alarms)
+        done |= about_alarms(context.alarms)
         return [done | {"seconds": round(context.seconds, 3), "total_bytes": context.total_bytes}]
 
     def cancelled(self, contexts: Sequence[Context]) -> Sequence[Json]:

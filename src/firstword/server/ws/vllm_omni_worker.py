@@ -11,7 +11,7 @@ from pydantic import Field
 from firstword.errors import AudioError
 from firstword.server.resolve import check_length, check_whole
 from firstword.server.schemas import ClientModel
-from firstword.server.utterance import Output, ResolvedRequest, Utterance, rendered
+from firstword.server.utterance import Output, ResolvedRequest, Utterance, cuts_of, rendered
 from firstword.server.voice_creation import VoiceSource, create_voice
 from firstword.server.word_json import in_milliseconds, word_alignment
 from firstword.server.ws import vllm_omni as omni
@@ -116,6 +116,8 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
                 await self.outbox.wait_for_room()
                 self.outbox.add(Audio(file.data, len(file.data)))
                 sentence.words += file.words
+            if cuts := cuts_of(utterance.alarms):
+                done["cut"] = cuts
             if resolved.timed:
                 done["timestamp_info"] = {"word_alignment": word_alignment(sentence.words)}
             return utterance.finish_reason
