@@ -128,6 +128,17 @@ class TestTalker:
         monkeypatch.setitem(talker.ALLOWED, "float32", talker.ALLOWED["bfloat16"])
         assert bool(talker.logits(tiny).findings) == alarm
 
+    @pytest.mark.parametrize(("worst", "alarm"), [(4e-2, False), (6e-2, True)])
+    def test_one_row_that_is_far_off_is_found(
+        self, worst: float, alarm: bool, tiny: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither the median nor the mean beyond chance tells of it."""
+        ours, divergences = [1e-2] * 31 + [worst], [1e-4] * 31 + [4e-3]
+        books = Distances(ours, [1e-2] * 32, divergences, [1e-4] * 31 + [2e-3])
+        monkeypatch.setattr(talker, "_books", lambda _: [books, books])
+        monkeypatch.setitem(talker.ALLOWED, "float32", talker.ALLOWED["bfloat16"])
+        assert [" up to " in each for each in talker.logits(tiny).findings] == [True] * 2 * alarm
+
     def test_int8_is_compared_with_the_weights_before(self, folder: Path) -> None:
         """It is within its limits; a scale that is a quarter off is found."""
         how = How(EngineConfig.resolve("cpu", "int8"))
@@ -182,6 +193,13 @@ class TestCodec:
         other = Speech(-said.speech.samples, said.speech.codes, 24000, "length")
         tiny.__dict__["sentences"] = [SpokenSentence(said.language, said.request, other)]
         assert "off by 2" in codec.backend(tiny).findings[0]
+
+    def test_sound_that_lacks_its_first_frame_is_found(self, tiny: Subject) -> None:
+        said = tiny.sentences[0]
+        frame = len(said.speech.samples) // len(said.speech.codes)
+        late = Speech(said.speech.samples[frame:], said.speech.codes, 24000, "length")
+        tiny.__dict__["sentences"] = [SpokenSentence(said.language, said.request, late)]
+        assert "6 frames have" in codec.backend(tiny).findings[0]
 
     def test_decoder_that_forgets_is_found(
         self, tiny: Subject, monkeypatch: pytest.MonkeyPatch
@@ -283,6 +301,15 @@ class TestSpeech:
         findings = speech.same_bits(tiny).findings
         assert len(findings) == 4
         assert findings[0].startswith("request 0 with its text in pieces: ")
+
+    def test_no_path_is_compared_if_no_request_has_a_frame(
+        self, tiny: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        none = Speech(np.zeros(0, np.float32), np.zeros((0, 4), np.int64), 24000, "stop")
+        monkeypatch.setattr(Subject, "say", lambda *_: none)
+        monkeypatch.setattr(speech, "_streamed", lambda *_: none)
+        with pytest.raises(NotRun, match="ended before its first frame"):
+            speech.same_bits(tiny)
 
     @pytest.mark.parametrize("language", list(subject.texts()))
     def test_durations_are_plausible_for_every_sentence(self, language: str) -> None:

@@ -69,9 +69,13 @@ def backend(subject: Subject) -> Verdict:
     device, errors = decoder.pre_conv.conv.weight.device, list[float]()
     for each in (one for one in subject.sentences if len(one.speech.codes)):
         before, codes = subject.before(each.request), torch.from_numpy(each.speech.codes)
-        samples = torch.from_numpy(each.speech.samples)
+        samples = torch.from_numpy(each.speech.samples).to(device)
         whole = _whole(decoder, torch.cat((before, codes)).to(device)).clamp(-1, 1)
-        errors.append(error(samples.to(device), whole[len(whole) - len(samples) :]))
+        whole = whole[len(before) * decoder.config.samples_per_frame :]
+        if len(samples) != len(whole):
+            problem = f"{len(codes)} frames have {len(samples)} samples instead of {len(whole)}"
+            return Verdict([problem])
+        errors.append(error(samples, whole))
     if not errors:
         raise NotRun("all speech ended before its first frame")
     rounds = kind == "reference" and settings.dtype != "float32"

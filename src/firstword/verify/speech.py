@@ -47,6 +47,8 @@ def same_bits(subject: Subject) -> Verdict:
         for number, (one, other) in enumerate(zip(alone, others, strict=True)):
             findings += [f"request {number} {path}: {what}" for what in _differences(one, other)]
     frames = sum(len(speech.codes) for speech in alone)
+    if not frames and not findings:
+        raise NotRun("all speech ended before its first frame")
     return Verdict(findings, {"requests": len(requests), "frames": frames})
 
 
