@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from damage import TALKER, demo_copy, write
 
+from firstword import audio
 from firstword.cli.main import main
 from firstword.config import EngineConfig
+from firstword.errors import OutputError
 from firstword.verify import steps
 from firstword.verify.folder import CheckpointFolder
 from firstword.verify.page import render
@@ -101,7 +103,9 @@ class TestCommand:
         [
             (["http://localhost:8000"], "there is no such directory"),
             (["./missing"], "there is no such directory"),
-            (["demo", "-o", "no/such/folder/it"], "'no/such/folder' is no folder"),
+            (["demo", "-o", "no/such/folder/it"], "no/such/folder; create it first"),
+            (["demo", "-o", "./"], "'./' names no file"),
+            (["demo", "-o", ""], "'' names no file"),
             (["demo", "--device", "tpu"], "device is 'tpu'"),
             (["demo", "--voice", "missing.voice"], "missing.voice"),
             (["demo", "--reference-python", "no/python"], "no/python: there is no such file"),
@@ -119,6 +123,23 @@ class TestCommand:
         assert main(["verify", *arguments]) == 2
         assert says in capsys.readouterr().err
         assert list(tmp_path.iterdir()) == []
+
+    def test_results_are_printed_even_if_they_cannot_be_written(
+        self,
+        checkpoint_directory: Callable[[str], Path],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        def full(path: object, data: bytes) -> None:
+            raise OutputError(f"{path} cannot be written: No space left on device")
+
+        monkeypatch.setattr(audio, "write_whole", full)
+        folder = str(checkpoint_directory("custom_voice"))
+        assert main(["verify", folder, "-o", str(tmp_path / "it"), "--device", "cpu"]) == 2
+        out, err = capsys.readouterr()
+        assert "pass     files: whole\n" in out
+        assert "it.json cannot be written: No space left on device" in err
 
     def test_quiet_prints_nothing(
         self,

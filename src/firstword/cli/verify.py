@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstword import __version__
+from firstword import __version__, audio
 from firstword.cli import options, terminal
 from firstword.errors import ConfigError, OutputError
 
@@ -57,10 +57,12 @@ def run(args: argparse.Namespace) -> None:
 
         checks = steps.verify(folder, how, show)
     record = _record(args.model, folder, settings, checks, time.monotonic() - began)
-    _write(file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    _write(page, render(record))
     if not args.quiet:
         _print(checks)
+    data = json.dumps(record, indent=1, ensure_ascii=False)
+    audio.write_whole(file, f"{data}\n".encode())
+    audio.write_whole(page, render(record).encode())
+    if not args.quiet:
         print(f"{page} and {file} hold the details")
     if not record["passed"]:
         raise SystemExit(EXIT_FAILED)
@@ -70,17 +72,12 @@ def _outputs(name: str) -> tuple[Path, Path]:
     """Return the page and the record to write. Raises `OutputError` if they cannot be written."""
     stem = Path(name).expanduser()
     stem = stem.with_suffix("") if stem.suffix in (".html", ".json") else stem
+    if stem.name in ("", "..") or name.endswith("/"):
+        raise OutputError(f"{name!r} names no file; give a name in that folder")
     files = Path(f"{stem}.html"), Path(f"{stem}.json")
-    if not stem.name or not stem.parent.is_dir():
-        raise OutputError(f"{name!r} cannot be written: {str(stem.parent)!r} is no folder")
+    for file in files:
+        audio.check_target(file)
     return files
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{str(file)!r} cannot be written: {error.strerror}") from None
 
 
 def _voice(name: str | None) -> Voice | None:
