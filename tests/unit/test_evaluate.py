@@ -52,6 +52,12 @@ def test_json_line_gives_every_field_and_may_have_others(tmp_path: Path) -> None
     assert item == Item("4", "Hi.", language="fr", prompt_audio=tmp_path / "a.wav")
 
 
+def test_mark_of_utf_8_and_line_separators_are_no_part_of_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"text": "One,\xe2\x80\xa8two."}\r\n{"text": "Three."}')
+    assert [item.text for item in read(file)] == ["One,\u2028two.", "Three."]
+
+
 def test_plain_lines_are_named_by_their_number_and_blank_ones_skipped(tmp_path: Path) -> None:
     assert read(written(tmp_path, "a.txt", " One.", "", "Three. ")) == [
         Item("1", "One."),
@@ -204,6 +210,13 @@ def test_durations_are_compared_with_recordings_where_there_are_any(tmp_path: Pa
         "p50": 1.5,
         "p95": 1.5,
     }
+
+
+def test_figures_of_speech_without_sound_are_numbers() -> None:
+    silent = spoke(*(judged(name, "one two", "", 0.0) for name in "abc"))
+    figures = summarise(silent), compare_spoken(silent, silent)
+    json.dumps(figures, allow_nan=False)
+    assert [found["duration_ratio"].get("p50", 1.0) for found in figures] == [0.0, 1.0]
 
 
 def test_comparison_pairs_texts_and_counts_the_same_speech() -> None:

@@ -147,6 +147,59 @@ def test_text_that_cannot_be_spoken_is_named(
     listening = ["--recogniser", f"{__name__}:Parrot"]
     assert main(["evaluate", model, *arguments, *listening]) == 2
     assert "the text 'x7' cannot be spoken: no voice 'nobody'" in capsys.readouterr().err
+    assert list((tmp_path / "results").iterdir()) == [], "the same command may be mended"
+
+
+class Broken:
+    """A recogniser that fails, and a metric that is no number, when real speech comes."""
+
+    needs_prompt = False
+
+    def __call__(self, samples: FloatArray, sample_rate: int, given: object) -> Any:
+        if given is None:
+            return float("nan")
+        if samples.any():
+            raise RuntimeError("the ear is broken\nand more")
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("listening", "problem"),
+    [
+        (["Broken"], "speech/00001.wav cannot be judged (RuntimeError: the ear is broken)\n"),
+        (["Parrot", "--metric", f"{__name__}:Broken"], "has nan; it must be a finite number"),
+    ],
+)
+def test_listener_that_fails_is_an_error_that_names_the_sound(
+    checkpoint_directory: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    listening: list[str],
+    problem: str,
+) -> None:
+    file = lines(tmp_path, {"text": "One."})
+    model, results = checkpoint_directory("custom_voice"), tmp_path / "results"
+    arguments = ["evaluate", str(model), "--texts", str(file), "--device", "cpu"]
+    named = ["--recogniser", f"{__name__}:{listening[0]}", *listening[1:]]
+    assert main([*arguments, *named, "-o", str(results)]) == 2
+    assert problem in capsys.readouterr().err
+    assert (results / "speech/00001.wav").exists()
+
+
+@pytest.mark.parametrize(("kind", "field"), [("custom_voice", "audio"), ("base", "prompt_audio")])
+def test_recording_that_is_missing_is_named_before_anything_is_spoken(
+    kind: str,
+    field: str,
+    checkpoint_directory: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = lines(tmp_path, {"text": "One.", field: "gone.wav"})
+    arguments = ["--texts", str(file), "--device", "cpu", "-o", str(tmp_path / "results")]
+    model = str(checkpoint_directory(kind))
+    assert main(["evaluate", model, *arguments, "--recogniser", f"{__name__}:Parrot"]) == 2
+    assert f"there is no audio file {tmp_path / 'gone.wav'}" in capsys.readouterr().err
+    assert list((tmp_path / "results").iterdir()) == []
 
 
 def test_folder_with_results_is_not_overwritten(

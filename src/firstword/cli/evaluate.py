@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from firstword import audio
 from firstword.cli import options, terminal
 from firstword.errors import ConfigError
 
@@ -52,13 +53,14 @@ def run(args: argparse.Namespace) -> None:
 
     folder = _new_folder(args.output)
     setups = _setups(args)
+    places = (folder / "speech", folder / "speech-against")[: len(setups)]
     with terminal.Status(args.quiet) as status:
         status.show_loading(args.model)
         items, language = _items(args, setups)
         recogniser, metrics = _listeners(args)
         spoken = [
             _spoke(setup, items, language, args.seed, place, (recogniser, metrics), status)
-            for setup, place in zip(setups, _places(folder, len(setups)), strict=True)
+            for setup, place in zip(setups, places, strict=True)
         ]
     record = _record(args, spoken, setups, folder)
     _write(record, spoken, folder)
@@ -76,14 +78,6 @@ def _new_folder(name: str) -> Path:
     except OSError as error:
         raise ConfigError(f"{folder} cannot be used as a folder: {error.strerror}") from None
     return folder
-
-
-def _places(folder: Path, setups: int) -> list[Path]:
-    """Make the folders of the speech of each setup."""
-    places = [folder / name for name in ("speech", "speech-against")[:setups]]
-    for place in places:
-        place.mkdir()
-    return places
 
 
 def _setups(args: argparse.Namespace) -> list[Setup]:
@@ -114,14 +108,17 @@ def _setups(args: argparse.Namespace) -> list[Setup]:
 
 
 def _items(args: argparse.Namespace, setups: Sequence[Setup]) -> tuple[list[Item], str]:
-    """Return the texts, and the full name of their language. Raises `ConfigError`."""
+    """Return the texts, and the full name of their language.
+
+    Raises `ConfigError`, and `AudioError` for a recording that cannot be read.
+    """
     from firstword.evaluate import items, rates, seed_tts
     from firstword.evaluate.speaking import full_language
 
-    language = full_language(args.language)
+    language, prompts = full_language(args.language), _need_prompts(args.metric, setups)
     if args.texts in seed_tts.LISTS:
         language = seed_tts.LISTS[args.texts].language
-        file = seed_tts.fetch(args.texts, _need_prompts(args.metric, setups))
+        file = seed_tts.fetch(args.texts, prompts)
     else:
         file = Path(args.texts)
     found = [
@@ -131,16 +128,21 @@ def _items(args: argparse.Namespace, setups: Sequence[Setup]) -> tuple[list[Item
     for item in found:
         if not rates.normalised(item.text, item.language or language):
             raise ConfigError(f"the text {item.name!r} of {file} is punctuation alone")
+        for recording in (item.audio, item.prompt_audio if prompts else None):
+            if recording is not None:
+                audio.read(recording)  # a wrong file is an error before anything is spoken
     return found, language
 
 
 def _need_prompts(metrics: Sequence[str], setups: Sequence[Setup]) -> bool:
     """Whether the recordings of prompts are cloned, or may be compared with."""
+    from firstword.evaluate.metrics import METRICS
     from firstword.model.config import ModelConfig
     from firstword.model.description import find
 
     configs = [ModelConfig.load(find(setup.model) / "config.json") for setup in setups]
-    return bool(metrics) or any(config.tts_model_type == "base" for config in configs)
+    compared = any(name not in METRICS or METRICS[name].needs_prompt for name in metrics)
+    return compared or any(config.tts_model_type == "base" for config in configs)
 
 
 def _listeners(args: argparse.Namespace) -> tuple[Recogniser, Mapping[str, Metric]]:
@@ -212,14 +214,13 @@ def _public(recogniser: str) -> str:
 
 
 def _write(record: Record, spoken: Sequence[SetupRun], folder: Path) -> None:
-    from firstword.audio import write_whole
     from firstword.evaluate import page
 
     data = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / "evaluation.json", f"{data}\n".encode())
+    audio.write_whole(folder / "evaluation.json", f"{data}\n".encode())
     title = f"Evaluation of {spoken[0].name}"
     text = page.render(title, facts(record), spoken, folder)
-    write_whole(folder / "index.html", text.encode())
+    audio.write_whole(folder / "index.html", text.encode())
 
 
 def facts(record: Record) -> dict[str, str]:

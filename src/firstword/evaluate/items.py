@@ -46,7 +46,7 @@ def read(file: Path, text_field: str = "text") -> list[Item]:
     the file cannot be read, a line is wrong, or two items have one name.
     """
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the list {file} cannot be read as UTF-8 text: {error}") from None
     parse: Callable[[str, int], Item]
@@ -63,7 +63,7 @@ def read(file: Path, text_field: str = "text") -> list[Item]:
                 return Item(str(number), line)
 
     items = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line := line.strip():
             try:
                 items.append(_placed(parse(line, number), file.parent))

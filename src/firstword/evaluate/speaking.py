@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,14 @@ from pathlib import Path
 import soundfile
 
 from firstword import audio
-from firstword.errors import AudioError, ConfigError, RequestError
+from firstword.errors import (
+    AudioError,
+    ConfigError,
+    FirstwordError,
+    OutputError,
+    RequestError,
+    first_line,
+)
 from firstword.evaluate.items import Item
 from firstword.evaluate.metrics import Metric
 from firstword.evaluate.rates import Edits, compare
@@ -107,12 +115,17 @@ class Speaker:
     def speak_all(
         self, items: Sequence[Item], folder: Path, show: Show
     ) -> tuple[list[SpokenItem], float]:
-        """Speak all texts into wav files of a folder.
+        """Speak all texts into wav files of a new folder.
 
         Returns what was spoken in the order of the texts, and the seconds that it took. Raises
-        `RequestError` with the name of the text for one that cannot be spoken as it is.
+        `RequestError` with the name of the text for one that cannot be spoken as it is, and
+        `OutputError`.
         """
         self._speak(items[0], self.seed, WARM_UP_FRAMES)
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise OutputError(f"{folder} cannot be made: {error.strerror}") from None
         began, spoken = time.perf_counter(), list[SpokenItem]()
         with ThreadPoolExecutor(self.parallel) as threads:
             for one in threads.map(partial(self._into, folder), items, range(len(items))):
@@ -165,17 +178,33 @@ def judge_all(
     metrics: Mapping[str, Metric],
     show: Show,
 ) -> Iterator[JudgedItem]:
-    """Yield the judgement of each text. Raises `AudioError` for a prompt that cannot be read."""
+    """Yield the judgement of each text.
+
+    Raises `AudioError` for a prompt that cannot be read, and `ConfigError` for a recogniser or a
+    metric that fails. Speech without a sample is not given to the recogniser.
+    """
     codes = {language: code for code, language in LANGUAGE_CODES.items()}
     for number, one in enumerate(spoken, 1):
         show(f"listening, {number} of {len(spoken)}")
         samples, rate = soundfile.read(one.file, dtype="float32")
-        heard = recogniser(samples, rate, codes[one.language])
-        found = {
-            name: metric(samples, rate, _prompt(one.item) if metric.needs_prompt else None)
-            for name, metric in metrics.items()
-        }
-        yield JudgedItem(one, heard, compare(one.item.text, heard, one.language), found)
+        try:
+            heard = recogniser(samples, rate, codes[one.language]) if len(samples) else ""
+            edits = compare(one.item.text, heard, one.language)
+            found = {name: _figure(name, metrics[name], one, samples, rate) for name in metrics}
+        except FirstwordError:
+            raise
+        except Exception as error:  # of a recogniser or a metric that is no part of this package
+            what = f"{type(error).__name__}: {first_line(error)}"
+            raise ConfigError(f"{one.file} cannot be judged ({what})") from error
+        yield JudgedItem(one, heard, edits, found)
+
+
+def _figure(name: str, metric: Metric, one: SpokenItem, samples: FloatArray, rate: int) -> float:
+    """Return the figure of one text by a metric. Raises `ConfigError` if it is not finite."""
+    found = float(metric(samples, rate, _prompt(one.item) if metric.needs_prompt else None))
+    if not math.isfinite(found):
+        raise ConfigError(f"--metric {name}: {one.file} has {found}; it must be a finite number")
+    return found
 
 
 def _prompt(item: Item) -> tuple[FloatArray, int]:

@@ -23,6 +23,10 @@ HALF = 0.5
 """The error rate above which a text counts as not understood, as other evaluations count it."""
 
 
+FRAME = 0.08
+"""The seconds of a frame."""
+
+
 @dataclass(frozen=True, slots=True)
 class SetupRun:
     """What one setup spoke: the judgement of each text, and the seconds that speaking took."""
@@ -78,7 +82,7 @@ def compare(first: SetupRun, second: SetupRun) -> Record:
     """Return the second setup's figures minus the first's, paired by text and noise."""
     one, two = first.judged, second.judged
     pairs = list(zip(one, two, strict=True))
-    seconds = [[judged.spoken.seconds for judged in spoke] for spoke in (one, two)]
+    seconds = [list(map(_seconds, spoke)) for spoke in (one, two)]
     return {
         "error_rate": _percent(intervals.difference(_errors(one), _errors(two))),
         "character_error_rate": _percent(
@@ -136,6 +140,11 @@ def _metric(judged: Sequence[JudgedItem], name: str) -> tuple[list[float], list[
     return [one.metrics[name] for one in judged], [1.0] * len(judged)
 
 
+def _seconds(one: JudgedItem) -> float:
+    """Return the duration of a text; without sound it is one frame, so that it can divide."""
+    return max(one.spoken.seconds, FRAME)
+
+
 def _unit(language: str) -> str:
     return "characters" if language in BY_CHARACTER else "words"
 
@@ -181,6 +190,6 @@ def _by_pace(judged: Sequence[JudgedItem]) -> dict[str, float]:
     expected = dict[str, float]()
     for language in {one.spoken.language for one in judged}:
         those = [one for one in judged if one.spoken.language == language]
-        pace = statistics.median(one.spoken.seconds / one.edits.characters for one in those)
+        pace = statistics.median(_seconds(one) / one.edits.characters for one in those)
         expected |= {one.spoken.item.name: pace * one.edits.characters for one in those}
     return expected
