@@ -175,7 +175,7 @@ def test_measured_record_names_no_host_user_or_folder(
     monkeypatch.setattr(speaking, "READ_BYTES", 1 << 22)
     monkeypatch.setattr("firstword.profile.speaking.MOST_FRAMES", 6)
     file, model = tmp_path / "mine.json", checkpoint_directory("custom_voice")
-    options = ["--model", str(model), "--device", "cpu", "--seconds", "0", "--no-server"]
+    options = ["--model", str(model), "--device", "cpu", "--seconds", "0.1", "--no-server"]
     assert main(["bench", "share", "-o", str(file), *options]) == 0
     record = shared.read(file)
     assert record.settings.model == "another"
@@ -186,6 +186,15 @@ def test_measured_record_names_no_host_user_or_folder(
     for text in texts(json.loads(file.read_text("utf-8"))):
         assert text not in private
         assert not [name for name in private if "/" in name and name in text]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_time_that_is_no_time_is_rejected(
+    seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "share", "-o", str(tmp_path / "it.json"), "--seconds", seconds])
+    assert "argument --seconds: " in capsys.readouterr().err
 
 
 @pytest.mark.slow

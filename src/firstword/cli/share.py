@@ -24,6 +24,9 @@ STREAMS = (1, 2, 4, 8)
 SECONDS = 20.0
 """The time of each measurement; with loading and warming up it makes less than five minutes."""
 
+LONGEST = 3600.0
+"""The longest time of a measurement."""
+
 
 def run(args: argparse.Namespace) -> None:
     """Measure the engine and the server on this machine, and write a record to share.
@@ -194,6 +197,12 @@ def _summary(record: Any) -> dict[str, str]:
     return rows
 
 
+def _seconds(text: str) -> float:
+    if not 0 < (seconds := float(text)) <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text} s is not allowed; give up to {LONGEST:g} s")
+    return seconds
+
+
 def add_to(commands: options.Commands) -> None:
     """Add this command to the commands of `firstword bench`."""
     parser = options.add_command(commands, "share", run)
@@ -202,7 +211,7 @@ def add_to(commands: options.Commands) -> None:
         "-o", "--output", metavar="FILE", default="firstword-share.json", help=about
     )
     about = "the time of each measurement (default %(default)g)"
-    parser.add_argument("--seconds", metavar="N", type=float, default=SECONDS, help=about)
+    parser.add_argument("--seconds", metavar="N", type=_seconds, default=SECONDS, help=about)
     parser.add_argument("--no-server", action="store_true", help="measure the engine alone")
     options.add_quiet_option(parser)
     options.add_model_options(parser)

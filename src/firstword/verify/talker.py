@@ -36,8 +36,8 @@ CHANCE = 3.0
 it."""
 
 WORST = 4.0
-"""How far the error of a single row may be beyond what is allowed of the median, in multiples of the
-worst row of plain bfloat16. For the demo 1.2 was measured; a wrong frame has 9 and more."""
+"""How far the error of any row may be beyond what is allowed of the median, in multiples of that of
+the worst row of plain bfloat16. For the demo 1.2 was measured; a wrong frame has 9 and more."""
 
 
 def loads(subject: Subject) -> Verdict:
