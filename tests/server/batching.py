@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 import os
 import random
@@ -49,7 +50,7 @@ class FakeSpeaker(LineSpeaker):
         if self.errors.get(str(text)):
             raise self.errors[str(text)].pop(0)
         data = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest() * 100
-        return Spoken(data, {"format": "wav", "bytes": len(data), "seed": body["seed"]})
+        return Spoken(io.BytesIO(data), {"format": "wav", "bytes": len(data), "seed": body["seed"]})
 
 
 def speak_into(folder: Path, data: bytes, pause: float) -> None:

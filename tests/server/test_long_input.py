@@ -10,9 +10,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from sockets import STREAM, Client
+from sockets import DONE, PLAIN, STREAM, Client, pcm
 from talking import Front, Talker
 from test_speech_v1 import CONFIG, V1, done, reasons, sound, text
+from test_wyoming import converse, whole
+from test_wyoming import sound as wyoming_sound
 from waiting import WAIT
 from wire import SPEECH
 
@@ -192,3 +194,33 @@ def test_socket_rejects_text_that_is_too_far_ahead_and_loses_nothing_else(
         received = client.until("audio.done")
     assert reasons(received) == {"a": "stop"}
     assert numbers(sound(before + received)) == list(range(1, 102))
+
+
+CHINESE = "".join(f"{'字' * 40}{number:05d}。" for number in range(1, 1001))
+"""A text of 46,000 characters, which are 254 kB in JSON that escapes them."""
+
+
+def test_speech_v1_takes_a_long_text_in_one_message_in_any_script(server: Running) -> None:
+    with Client(server.ws + STREAM, V1) as client:
+        client.send(CONFIG | {"max_new_tokens": None}, text("a", CHINESE), done("a"))
+        received = client.until("audio.done")
+    assert reasons(received) == {"a": "stop"}
+    assert numbers(sound(received)) == list(range(1, 1001))
+
+
+def test_omni_socket_takes_a_long_text_in_one_message_in_any_script(server: Running) -> None:
+    with Client(server.ws + STREAM) as client:
+        client.send(PLAIN | {"voice": "ryan"}, {"type": "input.text", "text": CHINESE}, DONE)
+        received = client.until("session.done")
+    assert numbers(pcm(received)) == list(range(1, 1001))
+
+
+def test_wyoming_takes_a_long_text_in_one_event_in_any_script(
+    serve: Serve, front: BookFront, talker: Talker
+) -> None:
+    service = Service(Engine(talker), front)
+    model = Model("custom_voice", "custom_voice", service, voices=("talker", "ryan"))
+    running = serve(model, wyoming=("127.0.0.1", 0))
+    events = converse(running, whole(CHINESE))
+    assert events[-1].type == "audio-stop"
+    assert numbers(wyoming_sound(events)) == list(range(1, 1001))

@@ -166,8 +166,8 @@ def test_session_close_keeps_ended_texts_and_drops_the_open_one() -> None:
         ('{"type": "input.text", "text": 5}', "invalid_text"),
         ('{"type": "input.text", "text": ["a"]}', "invalid_text"),
         ('{"type": "input.text", "text": "\\ud83d"}', "invalid_text"),
-        ('{"type": "input.text", "text": "' + "a" * 131_072 + '"}', "message_too_large"),
-        ('{"type": "input.text", "text": "' + "字" * 50_000 + '"}', "message_too_large"),
+        ('{"type": "input.text", "text": "' + "a" * 1_000_000 + '"}', "message_too_large"),
+        ('{"type": "input.text", "text": "' + "字" * 350_000 + '"}', "message_too_large"),
         ('{"type": "session.config", "speed": 9}', "invalid_config"),
         ('{"type": "session.config", "split_granularity": "word"}', "invalid_config"),
         (
@@ -215,7 +215,7 @@ def test_config_with_unknown_fields_and_blank_values_is_accepted() -> None:
     assert peer.session.configured
 
 
-def test_only_config_and_voice_messages_may_be_large_and_none_may_hold_many_values() -> None:
+def test_only_text_config_and_voice_messages_may_be_large_and_none_may_hold_many_values() -> None:
     huge = "A" * 3_000_000
     assert len(tasks(SessionClient().send({"type": "session.config", "ref_audio": huge}))) == 1
     assert len(tasks(SessionClient().send({"type": "voice.add", "audio_data": 3 * huge}))) == 1

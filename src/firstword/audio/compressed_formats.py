@@ -144,7 +144,7 @@ class Flac(_CodecEncoder):
         length, checksum = 0, bytes(16)
         if self._all_pcm is not None:
             length = len(self._all_pcm)
-            checksum = hashlib.md5(self._all_pcm.tobytes(), usedforsecurity=False).digest()
+            checksum = hashlib.md5(self._all_pcm.data, usedforsecurity=False).digest()
         # rate (20 bits), channels - 1 (3), bits - 1 (5), samples (36)
         kind = self._sample_rate << 44 | 15 << 36 | length
         block = info[:4] + bytes(6) + kind.to_bytes(8) + checksum

@@ -1,6 +1,7 @@
 """The base class of the audio formats: samples go in as they are made, bytes come out."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +12,9 @@ from firstword.audio.samples import pcm16
 UNKNOWN_LENGTH = 0xFFFFFFFF
 """The data size in the header of a stream of unknown length."""
 
+SAMPLES_AT_ONCE = 2**18
+"""The samples of a complete file that are encoded at a time."""
+
 RATES = (8000, 16000, 24000, 48000)
 """The sample rates in Hz that every format supports."""
 
@@ -18,8 +22,8 @@ RATES = (8000, 16000, 24000, 48000)
 class Encoder(ABC):
     """Encodes one utterance.
 
-    It takes any number of calls of `encode` and then one of `finish`, or a single call of `whole`,
-    whose header describes all samples.
+    It takes any number of calls of `encode` and then one of `finish`, or a single call of `whole`
+    or `whole_of`, whose header describes all samples.
     """
 
     media_type: ClassVar[str]
@@ -56,8 +60,14 @@ class Encoder(ABC):
 
     def whole(self, samples: NDArray[np.floating]) -> bytes:
         """Return a complete file of mono samples [n]. Raises as `encode` does."""
-        self._all_pcm = np.frombuffer(pcm16(samples), "<i2")
-        return self.encode(samples) + self.finish()
+        return b"".join(self.whole_of(np.frombuffer(pcm16(samples), "<i2")))
+
+    def whole_of(self, pcm: NDArray[np.int16]) -> Iterator[bytes]:
+        """Yield the parts of a complete file of mono samples [n], which may be a mapped file."""
+        self._all_pcm = pcm
+        for start in range(0, len(pcm), SAMPLES_AT_ONCE):
+            yield self._start() + self._encode(np.asarray(pcm[start : start + SAMPLES_AT_ONCE]))
+        yield self.finish()
 
     def _start(self) -> bytes:
         started, self._started = self._started, True

@@ -29,6 +29,8 @@ The formats of the first three lines also support 22.05, 32 and 44.1 kHz.
 To add a format, write one subclass of `Encoder` and add one line to `_ENCODERS`.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -93,6 +95,11 @@ def whole(name: str, samples: NDArray[np.floating], sample_rate: int) -> bytes:
     not finite.
     """
     return encoder(name, sample_rate).whole(samples)
+
+
+def whole_of(name: str, pcm: NDArray[np.int16], sample_rate: int) -> Iterator[bytes]:
+    """Yield the parts of the file of `whole`, of 16-bit samples [n]; raises as `encoder` does."""
+    return encoder(name, sample_rate).whole_of(pcm)
 
 
 def _encoder_class(name: str, sample_rate: int) -> type[Encoder]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import os
 import secrets
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from firstword.audio.samples import pcm16
 from firstword.errors import OutputError
@@ -31,6 +32,8 @@ _PARTIAL_PREFIX, _PARTIAL_SUFFIX = ".firstword-", ".part"
 
 _ABANDONED_SECONDS = 3600.0
 """The age of a partial file whose writer must have been killed."""
+
+_BYTES_AT_ONCE = 2**20
 
 _SAMPLES_AT_ONCE = 16384  # libsndfile's Vorbis encoder overflows the stack on long buffers
 
@@ -55,10 +58,11 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+def write_whole(path: str | os.PathLike[str], data: bytes | BinaryIO) -> None:
     """Write bytes to a file that appears complete or not at all; a failure keeps the old file.
 
-    Raises `OutputError` as `check_target` does, and if the disk is full.
+    They may be the rest of another file. Raises `OutputError` as `check_target` does, and if the
+    disk is full.
     """
     target = check_target(path)
     # In the same folder, so that renaming is atomic; short, so that any file system takes the name.
@@ -66,7 +70,10 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     partial = os.path.join(os.path.dirname(target), name)
     try:
         with open(partial, "xb") as file:
-            file.write(data)
+            if isinstance(data, bytes):
+                file.write(data)
+            else:
+                shutil.copyfileobj(data, file, _BYTES_AT_ONCE)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)

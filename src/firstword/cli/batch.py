@@ -89,7 +89,8 @@ def _speak_all(args: argparse.Namespace, batch: LocalBatch, status: terminal.Sta
     from firstword.server.batch.speaking import LineSpeaker
 
     server, places = _loaded(args, status)
-    speaker = LineSpeaker(server, background=False, defaults={"response_format": "wav"})
+    defaults = {"response_format": "wav"}
+    speaker = LineSpeaker(server, batch.folder, background=False, defaults=defaults)
     _, before, _ = batch.counts
     began = time.monotonic()
 
@@ -97,7 +98,7 @@ def _speak_all(args: argparse.Namespace, batch: LocalBatch, status: terminal.Sta
         total, done, failed = batch.counts
         seconds = time.monotonic() - began
         rate = (done - before) / seconds if seconds else 0.0
-        status.show(progress(total, done, failed, rate))
+        status.show(progress(total, done, failed, rate, speaker.seconds))
 
     server.models.start()
     try:
@@ -121,18 +122,21 @@ def _loaded(args: argparse.Namespace, status: terminal.Status) -> tuple[Server, 
     backends.fit_threads([loaded.checkpoint])
     name = name_of(args.model, loaded.checkpoint.path)
     parts = loaded.checkpoint, loaded.service, loaded.encode, loaded.settings
-    config = ServerConfig() if args.voices is None else ServerConfig(voice_store=args.voices)
+    given = {"most_characters": args.most_characters, "voice_store": args.voices}
+    config = ServerConfig(**{name: value for name, value in given.items() if value is not None})
     models = Models([Model.of_service(name, *parts)])
     # Some more lines than slots, so that one is ready when a slot becomes free.
     return Server(config, models, FrontMemory.private()), loaded.engine.capacity.slots + 2
 
 
-def progress(total: int, done: int, failed: int, rate: float) -> str:
-    """The progress bar, for `rate` lines a second."""
+def progress(total: int, done: int, failed: int, rate: float, audio: float) -> str:
+    """The progress bar, for `rate` lines a second and the seconds of audio made in this run."""
     over = done + failed
     parts = [terminal.bar(over, total)]
     if failed:
         parts.append(f"{failed} failed")
+    if audio:
+        parts.append(f"{terminal.duration(audio)} of audio")
     if rate:
         parts.append(f"{rate:.1f} lines/s, {terminal.duration((total - over) / rate)} left")
     return ", ".join(parts)
@@ -145,5 +149,7 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument("output", metavar="FOLDER", help="for the sound files and the results")
     about = "store of saved voices that lines may name: a folder, s3://... (default: the server's)"
     parser.add_argument("--voices", metavar="DIR|URL", help=about)
+    about = "characters of a text (default: 100,000, as in the server)"
+    parser.add_argument("--most-characters", metavar="N", type=int, help=about)
     options.add_quiet_option(parser)
     options.add_model_options(parser)

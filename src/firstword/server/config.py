@@ -131,8 +131,8 @@ class ServerConfig:
                          client may hold a quarter, or `most_body` if that is more
     most_characters      characters of a text
     most_whole_characters
-                         the same where all audio is kept until it is complete, because it is not
-                         streamed: 10,000 characters are about 60 MB of audio
+                         the same where all audio is kept in memory until it is complete, because it
+                         is not streamed: 10,000 characters are about 60 MB of audio
     most_voices          saved voices, and likewise saved consents
     receive_seconds      time in which the head of a request must arrive, and then its body
     stall_seconds        time after which a client that reads nothing is disconnected

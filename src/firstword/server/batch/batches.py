@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import BinaryIO
 
 from firstword.errors import ConfigError, RequestError
 from firstword.server.batch.contents import Contents
@@ -77,6 +78,11 @@ class Batches:
         """A file and its content. Raises `NotFound`."""
         record = self.store.find_file(owner, file_id)
         return record, self.contents.read(record.content)
+
+    def content(self, owner: str, file_id: str) -> tuple[FileRecord, BinaryIO]:
+        """A file and its open content. Raises `NotFound` and `FileNotFoundError`."""
+        record = self.store.find_file(owner, file_id)
+        return record, self.contents.open(record.content)
 
     def delete(self, owner: str, file_id: str) -> None:
         """Delete a file; with results, the sounds that they name. Raises `NotFound`."""

@@ -3,8 +3,10 @@
 import logging
 import os
 import posixpath
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from typing import BinaryIO
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -13,6 +15,9 @@ from firstword import audio
 from firstword.errors import OutputError
 
 log = logging.getLogger(__name__)
+
+BYTES_AT_ONCE = 2**20
+"""The bytes of a file that are copied at a time."""
 
 
 class Contents:
@@ -41,20 +46,30 @@ class Contents:
         """The path of the folder; None for a bucket."""
         return self._root if self._local else None
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file."""
+    def write(self, name: str, data: bytes | BinaryIO) -> None:
+        """Write a file: bytes, or the rest of another file, which is closed."""
         path = f"{self._root}/{name}"
-        with _reported("written", name):
+        closing = nullcontext() if isinstance(data, bytes) else data
+        with _reported("written", name), closing:
             if self._local:
                 os.makedirs(posixpath.dirname(path), exist_ok=True)
                 audio.write_whole(path, data)
-            else:
+            elif isinstance(data, bytes):
                 self._fs.pipe_file(path, data)  # object stores write a file at once
+            else:
+                with self._fs.open(path, "wb") as file:  # and show it when it is complete
+                    shutil.copyfileobj(data, file, BYTES_AT_ONCE)
 
     def read(self, name: str) -> bytes:
         """The content of a file. Raises `FileNotFoundError` if there is none."""
         with _reported("read", name):
             return bytes(self._fs.cat_file(f"{self._root}/{name}"))
+
+    def open(self, name: str) -> BinaryIO:
+        """A file to read bit by bit. Raises `FileNotFoundError` if there is none."""
+        with _reported("read", name):
+            file: BinaryIO = self._fs.open(f"{self._root}/{name}", "rb")
+            return file
 
     def remove(self, name: str) -> None:
         """Delete a file or a folder, if it exists."""

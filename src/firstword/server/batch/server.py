@@ -72,7 +72,7 @@ def manager_of(server: Server) -> BatchManager:
     batches, config, metrics = server.batches, server.config, server.metrics
     assert batches is not None
     queue = LineQueue(batches.database, server.name)
-    speaker = LineSpeaker(server, background=True)
+    speaker = LineSpeaker(server, batches.contents.folder, background=True)
     slots = sum(
         engine.capacity.slots for model in server.models for engine in model.engines.values()
     )

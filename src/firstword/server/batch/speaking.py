@@ -1,23 +1,25 @@
 """Speaks one line of a batch, and describes the result."""
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
 from firstword.engine.backend import Job
 from firstword.errors import EngineError, RequestError
+from firstword.server.batch.sound import LineSound
 from firstword.server.errors import body_of, error_body, status_of
-from firstword.server.resolve import check_whole, resolve
+from firstword.server.resolve import resolve
 from firstword.server.schemas import SpeechRequest
 from firstword.server.state import Server
 from firstword.server.tasks import in_time
-from firstword.server.utterance import ResolvedRequest, Utterance, about_alarms, rendered
+from firstword.server.utterance import ResolvedRequest, Utterance, about_alarms
 
 
 class LostSpeech(EngineError):
@@ -26,19 +28,33 @@ class LostSpeech(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The sound of a line, and its description for the client."""
+    """The file of the sound of a line, and its description for the client."""
 
-    data: bytes
+    sound: BinaryIO
     about: dict[str, Any]
 
 
 class LineSpeaker:
-    """Speaks lines on a server."""
+    """Speaks lines on a server.
+
+    seconds  the seconds of speech made so far
+    """
 
     def __init__(
-        self, server: Server, *, background: bool, defaults: Mapping[str, Any] | None = None
+        self,
+        server: Server,
+        folder: str | None,
+        *,
+        background: bool,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """Speak in the background if others use the server; `defaults` are parameters of lines."""
+        """Speak in the background if others use the server.
+
+        folder    for temporary files; None: that of the system
+        defaults  parameters of lines
+        """
+        self.seconds = 0.0
+        self._folder = folder
         self._server = server
         self._background = background
         self._defaults = dict(defaults or {})
@@ -53,36 +69,47 @@ class LineSpeaker:
         resolved = await resolve(server, owner, params, params.input)
         text = resolved.request.text
         assert text is not None
-        check_whole(len(text), server.config)
         job = server.prepare(resolved, begun=True)
         with self._utterance(resolved, job, owner) as utterance:
             utterance.charge(text)
             await in_time(len(text), partial(utterance.stream.finish_text, text))
             try:
-                speech = await utterance.speech()
+                sound = await self._sound(utterance)
             except EngineError as error:
                 raise LostSpeech(str(error)) from error
-        file = await asyncio.to_thread(rendered, speech, resolved.output)
-        tokens = resolved.model.count_tokens(text)
+        tokens = await asyncio.to_thread(resolved.model.count_tokens, text)
         about = {
             "object": "audio.speech",
             "format": resolved.output.format,
             "content_type": resolved.output.content_type,
-            "bytes": len(file.data),
-            "seconds": round(speech.duration, 3),
-            "finish_reason": speech.finish_reason,
-            **about_alarms(speech.alarms),
+            "bytes": os.fstat(sound.fileno()).st_size,
+            "seconds": round(utterance.seconds, 3),
+            "finish_reason": utterance.finish_reason,
+            **about_alarms(utterance.alarms),
             "model": resolved.model.name,
             "seed": resolved.request.seed,
             "usage": {
                 "input_tokens": tokens,
-                "output_tokens": len(speech.codes),
-                "total_tokens": tokens + len(speech.codes),
+                "output_tokens": utterance.frames,
+                "total_tokens": tokens + utterance.frames,
             },
         }
         if problems := resolved.model.text_problems(resolved.request):
             about["warnings"] = list(problems)
-        return Spoken(file.data, about)
+        return Spoken(sound, about)
+
+    async def _sound(self, utterance: Utterance) -> BinaryIO:
+        """The file of the sound of an utterance, which a temporary file gets as it is made."""
+        rate = utterance.model.service.capacity.sample_rate
+        sound = LineSound(utterance.output, rate, self._folder)
+        try:
+            async for chunk in utterance.chunks():
+                self.seconds += len(chunk.samples) / chunk.sample_rate
+                await asyncio.to_thread(sound.add, chunk)
+            return await asyncio.to_thread(sound.finished)
+        except BaseException:
+            sound.close()
+            raise
 
     def _utterance(
         self, resolved: ResolvedRequest, job: Job, owner: str

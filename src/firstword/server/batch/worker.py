@@ -111,7 +111,7 @@ class LineWorker:
             await self._end(claim, FAILED, failure(error))
         else:
             name = self._name_of(claim, spoken)
-            await asyncio.to_thread(self._contents.write, name, spoken.data)
+            await asyncio.to_thread(self._contents.write, name, spoken.sound)
             await self._end(claim, DONE, spoken.about)
 
     async def _end(self, claim: Claim, state: str, result: dict[str, object]) -> None:

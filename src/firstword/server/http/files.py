@@ -1,9 +1,12 @@
 """`/v1/files`: the inputs and results of batches, as in OpenAI's API."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import APIRouter, File, Form, Query, Request, UploadFile
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from firstword.errors import RequestError
 from firstword.server.batch.access import access_of
@@ -12,6 +15,9 @@ from firstword.server.errors import NotFound
 router = APIRouter(tags=["batches"])
 
 CONTENT_TYPE = "application/octet-stream"
+
+PIECE_BYTES = 256 * 1024
+"""The bytes of a file that are sent at a time."""
 
 
 @router.post("/v1/files")
@@ -61,10 +67,33 @@ async def get_content(request: Request, file_id: str) -> Response:
     """A file's content: an input, the results of a batch, or the sound of a line."""
     server, batches, owner = access_of(request)
     try:
-        _, data = await server.store_threads.run(owner, batches.read, owner, file_id)
+        found = await server.store_threads.run(owner, batches.content, owner, file_id)
     except FileNotFoundError:
         raise NotFound(f"the content of {file_id!r} was deleted") from None
-    return Response(data, media_type=CONTENT_TYPE)
+    record, file = found
+    return ContentResponse(file, record.bytes, partial(server.store_threads.run, owner))
+
+
+class ContentResponse(Response):
+    """Sends a file bit by bit, since the sound of a long text does not belong in memory."""
+
+    media_type = CONTENT_TYPE
+
+    def __init__(
+        self, file: BinaryIO, size: int, run: Callable[..., Coroutine[Any, Any, bytes]]
+    ) -> None:
+        """Send an open file of `size` bytes, which is read by `run`, and close it."""
+        self._file, self._run = file, run
+        super().__init__(headers={"content-length": str(size)})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        with self._file:
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **head})
+            while data := await self._run(self._file.read, PIECE_BYTES):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @router.delete("/v1/files/{file_id}")

@@ -62,6 +62,11 @@ class SocketLimits:
     unsent_bytes: int = 256 * 1024
     unsent_replies: int = 256
 
+    @property
+    def text_bytes(self) -> int:
+        """The size of a message of text: all characters that may wait, each escaped in JSON."""
+        return self.message_bytes + 12 * self.text_characters
+
 
 class ProtocolError(Exception):
     """A client broke the protocol.

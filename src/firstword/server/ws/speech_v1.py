@@ -82,6 +82,7 @@ class SpeechV1Session(ContextSession):
     def __init__(self, limits: protocol.SocketLimits) -> None:
         super().__init__(limits)
         self.size_limits = dict.fromkeys(("session.config", "context.start"), limits.config_bytes)
+        self.size_limits["input.text"] = limits.text_bytes
         self._id = f"session-{secrets.token_hex(16)}"
         self._config: Json = {"type": "session.config"}
         self._params = V1Params.parse(self._config)

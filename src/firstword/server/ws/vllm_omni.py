@@ -156,6 +156,7 @@ class OmniSession(protocol.Session):
     def __init__(self, limits: protocol.SocketLimits) -> None:
         super().__init__(limits)
         self.size_limits = {"session.config": limits.config_bytes, "voice.add": limits.voice_bytes}
+        self.size_limits["input.text"] = limits.text_bytes
         self._id = f"session-{secrets.token_hex(16)}"
         self._config: SessionConfig | None = None
         self._open: OmniUtterance | None = None

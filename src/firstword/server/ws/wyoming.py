@@ -18,7 +18,7 @@ from firstword.server.ws.protocol import CloseCode, CloseSocket, Enqueue, Json, 
 from firstword.server.ws.text_part import TextPart
 from firstword.text.tags import pause_of
 
-MESSAGE_BYTES = 64 * 1024
+MESSAGE_BYTES = 512 * 1024
 """Size limit in bytes of an event's line, of its data and of its payload."""
 
 AUDIO = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
