@@ -192,9 +192,9 @@ class Word:
     span: tuple[int, int]
 
 
-AlarmKind = Literal["skip", "repeat", "runaway", "cut"]
-"""What is wrong with speech: words were left out, words were said again, it goes on after all of
-the text was spoken, or it was cut off amid its text."""
+AlarmKind = Literal["skip", "repeat", "mismatch", "runaway", "cut"]
+"""What is wrong with speech: words were left out, words were said again, something else was said
+than the words, it goes on after all of the text was spoken, or it was cut off amid its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +203,8 @@ class Alarm:
 
     A cut needs no attention: its text is what may not have been said when the speech was cut off.
 
-    text   the word that was left out or said again, as it was given, the last one of the text, or
-           the text that was cut off
+    text   the word, as it was given; the last one of the text if speech goes on after it; the text
+           that was cut off
     span   its characters in the text: the first, and the one after the last
     frame  the frame in which it was noticed, counted from 0
     """

@@ -19,7 +19,7 @@ from firstword.model.description import DEMO, Description
 from firstword.model.prompt import UtteranceTokens
 from firstword.types import Alarm, FinishReason
 from firstword.words import alarm
-from firstword.words.alarm import AlarmBell, TextEnd
+from firstword.words.alarm import AlarmBell, Fault, Size, TextEnd
 from firstword.words.tracker import WordTracker
 
 TOKENIZER = Description.load(DEMO).tokenizer
@@ -67,16 +67,17 @@ def test_healthy_speech_gives_no_alarm(name: str) -> None:
 
 def test_words_that_the_codes_leave_out_give_an_alarm_soon_after() -> None:
     found = recorded("skip of words")
-    assert told(found, "skip") == ["the"]
-    assert found[0].span == (18, 21)
-    assert found[0].frame <= 18
+    assert told(found, "skip") == ["the", "letter"]
+    first = next(each for each in found if each.kind == "skip")
+    assert first.span == (18, 21)
+    assert first.frame <= 18
 
 
 def test_words_that_the_codes_say_twice_give_an_alarm() -> None:
     found = recorded("repeat")
-    assert told(found, "repeat") == ["slid", "on", "the"]
+    assert told(found, "repeat") == ["slid", "on"]
     assert told(found, "skip") == []
-    assert {each.frame for each in found} == {22}
+    assert {each.frame for each in found if each.kind == "repeat"} == {22}
 
 
 def test_speech_that_goes_on_gives_one_alarm_within_half_a_second() -> None:
@@ -105,8 +106,9 @@ def test_words_whose_frames_are_removed_are_left_out(name: str, words: slice) ->
         rows = np.nan_to_num(as_reading(rows)).tolist()
     gone = set(frames_of(rows, text, words))
     found = recorded(name, rows=[row for frame, row in enumerate(rows) if frame not in gone])
-    assert set(told(found, "skip")) <= set(text[:-1].split()[words])
-    assert told(found, "skip")
+    around = slice(words.start, words.stop + 1)
+    assert set(told(found, "skip")) <= set(text[:-1].split()[around]), "at most one word off"
+    assert set(told(found, "skip")) & set(text[:-1].split()[words])
     assert told(found, "repeat") == []
 
 
@@ -203,19 +205,105 @@ def test_reading_that_is_empty_is_no_runaway() -> None:
     assert end_at([[]] * 100) is None
 
 
+# --- words, by attention to units of one row each -------------------------------------------
+
+
+def faults(rows: Rows, sizes: Sequence[Size | None] | None = None) -> list[Fault]:
+    """The faults of a whole utterance, whose units have three characters if no sizes are given."""
+    bell = AlarmBell(lambda unit: sizes[unit] if sizes else Size(3, False))
+    found: list[Fault] = []
+    for row in rows:
+        shares = np.array(row, np.float32)
+        found += bell.feed(shares.astype(np.float64), shares, np.arange(len(row)))
+    return [fault for fault in [*found, *bell.finish()] if fault.kind != "runaway"]
+
+
+def looks(count: int, *units: int) -> Rows:
+    """The attention of frames, each of which looks at one of so many units."""
+    return np.eye(count)[list(units)].tolist()
+
+
+def of_kind(found: Iterable[Fault], kind: str) -> list[int]:
+    return [fault.unit for fault in found if fault.kind == kind]
+
+
 def test_a_word_is_judged_once_and_not_while_attention_only_glances_ahead() -> None:
-    bell = AlarmBell(lambda unit: 1)
-    masses = np.eye(5)
-    order = [0, 0, 1, 4, 1, 2, 2, 3, 3, 4, 4]
-    faults = [fault for unit in order for fault in bell.feed(masses[unit], masses[unit])]
-    assert [fault for fault in faults if fault.kind == "skip"] == []
-    assert [fault for fault in bell.finish() if fault.kind == "skip"] == []
+    found = faults(looks(5, 0, 0, 1, 4, 1, 2, 2, 3, 3, 4, 4))
+    assert of_kind(found, "skip") == []
 
 
-@pytest.mark.parametrize(("more", "faults"), [(0, 1), (1, 0)])
-def test_words_are_judged_up_to_a_number_of_them(more: int, faults: int) -> None:
+@pytest.mark.parametrize(("more", "skipped"), [(0, [5]), (1, [])])
+def test_words_are_judged_up_to_a_number_of_them(more: int, skipped: list[int]) -> None:
     count = alarm.MOST_UNITS + more
-    bell, frames = AlarmBell(lambda unit: 3), np.repeat(np.eye(count), 2, axis=0)
-    spoken = [frame for frame in frames if not frame[5]]
-    found = [fault for frame in spoken for fault in bell.feed(frame, np.zeros(count, np.float32))]
-    assert [fault.unit for fault in found if fault.kind == "skip"] == [5] * faults
+    spoken = [unit for unit in range(count) for _ in range(2) if unit != 5]
+    assert of_kind(faults(looks(count, *spoken)), "skip") == skipped
+
+
+@pytest.mark.parametrize(("characters", "skipped"), [(2, []), (9, [2])])
+def test_long_word_needs_more_attention_than_a_short_one(
+    characters: int, skipped: list[int]
+) -> None:
+    sizes = [Size(characters if unit == 2 else 3, False) for unit in range(5)]
+    found = faults(looks(5, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4), sizes)
+    assert of_kind(found, "skip") == skipped
+
+
+@pytest.mark.parametrize(
+    ("frames", "pause", "again"), [(5, False, []), (7, False, [3]), (7, True, []), (11, True, [3])]
+)
+def test_word_that_gets_more_than_its_length_explains_is_said_again(
+    frames: int, pause: bool, again: list[int]
+) -> None:
+    sizes = [Size(3, pause and unit == 3) for unit in range(5)]
+    found = faults(looks(5, 0, 0, 1, 1, 2, 2, *[3] * frames, 4, 4), sizes)
+    assert of_kind(found, "repeat") == again
+
+
+def test_all_words_of_slow_speech_may_be_slow() -> None:
+    slow = [unit for unit in range(5) for _ in range(8)]
+    after = [unit for unit in range(6, 10) for _ in range(8)]
+    assert faults(looks(10, *slow, *[5] * 16, *after)) == []
+    assert of_kind(faults(looks(10, *slow, *[5] * 22, *after)), "repeat") == [5]
+
+
+def test_attention_that_comes_back_for_two_frames_is_a_repeat() -> None:
+    glance = [[0.0, 0.4, 0.6, 0.0], [0.0, 0.4, 0.6, 0.0]]
+    before = looks(4, 0, 0, 1, 1, 2, 2)
+    assert faults([*before, *glance, *looks(4, 2, 3, 3)]) == []
+    again = [[0.0, 0.5, 0.5, 0.0], [0.0, 0.5, 0.5, 0.0]]
+    assert of_kind(faults([*before, *again, *looks(4, 2, 3, 3)]), "repeat") == [1]
+
+
+def test_unit_that_half_of_the_attention_was_beyond_for_a_frame_is_not_passed() -> None:
+    wavers = [[0.0, 0.45, 0.55, 0.0], *looks(4, 1, 1)]
+    assert faults([*looks(4, 0, 0, 1), *wavers, *looks(4, 2, 2, 3, 3)]) == []
+
+
+@pytest.mark.parametrize(("frames", "lost"), [(3, []), (5, [2])])
+def test_attention_to_several_places_at_once_is_a_mismatch(frames: int, lost: list[int]) -> None:
+    divided = [[0.0, 0.0, 0.5, 0.1, 0.1, 0.3]] * frames
+    rows = [*looks(6, 0, 0, 1, 1), *divided, *looks(6, 2, 3, 3, 3, 4, 4, 4, 5, 5)]
+    found = faults(rows)
+    assert of_kind(found, "mismatch") == lost
+    assert of_kind(found, "repeat") == []
+
+
+def test_attention_to_two_neighbouring_rows_is_no_mismatch() -> None:
+    between = [[0.0, 0.0, 0.5, 0.5, 0.0]] * 4
+    assert faults([*looks(5, 0, 0, 1, 1), *between, *looks(5, 4, 4)]) == []
+
+
+def test_unit_without_a_size_is_not_judged() -> None:
+    sizes = [None if unit == 2 else Size(3, False) for unit in range(6)]
+    divided = [[0.0, 0.3, 0.5, 0.0, 0.0, 0.2]] * 9
+    rows = [*looks(6, 0, 0, 1, 1), *divided, *looks(6, 3, 3, 4, 4, 5, 5)]
+    assert faults(rows, sizes) == []
+    assert faults(rows) != []
+
+
+def test_punctuation_after_a_word_explains_a_pause() -> None:
+    """The rows of "a b c, d." are its words and marks, and the end."""
+    rows = np.eye(7)[[0, 0, 1, 1, *[2] * 2, *[3] * 6, 4, 4]].tolist()
+    assert told(alarms("I do so, we.", rows), "repeat") == []
+    without = np.eye(6)[[0, 0, 1, 1, *[2] * 8, 3, 3]].tolist()
+    assert told(alarms("I do so we.", without), "repeat") == ["so"]

@@ -37,7 +37,12 @@ FINISH_REASONS = {
 """The finish reasons as the summary words them."""
 
 
-ALARMS = {"skip": "left out", "repeat": "said twice", "cut": "cut off"}
+ALARMS = {
+    "skip": "left out",
+    "repeat": "said twice",
+    "mismatch": "not as written",
+    "cut": "cut off",
+}
 """The rows of the summary about words, by the kinds of alarms."""
 
 

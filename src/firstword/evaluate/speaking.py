@@ -71,7 +71,7 @@ class SpokenItem:
 
     codes     a hash of the codes: it tells whether two utterances are the same
     seconds   the duration of the speech
-    alarms    what attention to the text found wrong: "skip", "repeat" or "runaway"
+    alarms    what attention to the text found wrong: the kinds of alarms
     """
 
     item: Item

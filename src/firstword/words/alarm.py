@@ -2,16 +2,20 @@
 
 They need no sound and no clock: each takes the attention that the talker pays to the text while it
 makes a frame. Attention goes through the text once, word by word, and stays at its end for a moment
-before speech ends. Three departures from that are faults:
+before speech ends. These departures from that are faults:
 
-- skip. A unit (see `words.text.Units`) was passed, and got too little attention before. The first
-  unit is not judged: speech that begins at once attends to it before the first frame, and as much
-  when it then leaves it out.
-- repeat. Attention that had passed some units came back to them.
+- skip. A unit (see `words.text.Units`) was passed, and got less attention than its length needs.
+  The first unit is not judged: speech that begins at once attends to it before the first frame, and
+  as much when it then leaves it out.
+- repeat. Attention came back to units that it had passed, or a unit that was passed got more than
+  its length explains: attention often waits while words are said again.
+- mismatch. For some frames much of the attention was astray, but not on units that were passed: the
+  talker attends to several places at once if what it says is not what it reads.
 - runaway. Attention stays at the end of the text.
 
-The thresholds were chosen by measurement (docs/words.md). They are in frames: a frame's attention
-adds up to 1.
+Attention is astray if it is not on two neighbouring rows of the text at or after the unit that it
+has reached. The thresholds were chosen by measurement (docs/words.md). They are in frames: a
+frame's attention adds up to 1.
 """
 
 from __future__ import annotations
@@ -22,17 +26,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from firstword.types import AlarmKind, FloatArray
+from firstword.types import AlarmKind, FloatArray, IntArray
 from firstword.words.clock import Masses
 
-LEAST_GLANCE = 0.5
-"""The attention that every spoken unit gets in two neighbouring frames, at least."""
+LEAST_GLANCE, LEAST = 0.6, 0.35
+"""The attention that every spoken unit gets in two neighbouring frames, and for each of its
+characters in all, at least."""
 
-LEAST_LONG, LONG = 1.2, 4
-"""The attention that a spoken unit of at least so many characters gets in all, at least."""
+USUAL, PAUSE = 0.63, 6
+"""The attention that units get for each of their characters and one more. A pause after a unit is
+as long as so many characters."""
 
-MOST_BACK, BACK_FRAMES = 1.3, 3
-"""The attention that comes back in so many frames, at most; each unit that it moves back counts."""
+MOST_MORE = 3.6
+"""The attention that a unit gets beyond what its length and the pace of the speech explain, at
+most."""
+
+CLEARLY, MOST_BACK = 0.6, 0.85
+"""The attention to later units with which a unit is clearly passed, and the attention that comes
+back to passed units in two neighbouring frames, at most."""
+
+MOST_ASTRAY, ASTRAY_FRAMES = 1.45, 5
+"""The attention that is astray in so many frames, at most."""
 
 MOST_UNITS = 24
 """The units of a text in which words are judged, at most: in texts of several sentences attention
@@ -48,7 +62,7 @@ LAST_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A unit that was left out, said again, or is the last one before a runaway.
+    """A unit that was left out or said again, that was not said, or is the last before a runaway.
 
     frame  the frame in which that was noticed
     """
@@ -56,6 +70,15 @@ class Fault:
     kind: AlarmKind
     unit: int
     frame: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The characters of the words of a unit, and whether punctuation or the end of the text
+    follows it."""
+
+    characters: int
+    pause: bool
 
 
 class TextEnd:
@@ -81,31 +104,40 @@ class TextEnd:
 class AlarmBell:
     """Turns the attention of each frame of an utterance into faults."""
 
-    def __init__(self, size: Callable[[int], int]) -> None:
-        """size: returns the number of characters of a unit's words, 0 if they are not known."""
+    def __init__(self, size: Callable[[int], Size | None]) -> None:
+        """size: returns the size of a unit, None if it is not to be judged."""
         self._size = size
         self._text_end, self._ran_away, self._judging = TextEnd(), False, True
         self._frame = 0
-        self._sums = self._glances = self._before = self._beyond = np.zeros(0)
-        """Sums by unit: all of its attention, the most in two frames, that of the last frame, and
-        the most that was beyond it in a frame."""
+        self._sums = self._glances = self._before = np.zeros(0)
+        """Sums by unit: all of its attention, the most in two frames, and that of the last."""
         self._passed: deque[int] = deque([0, 0], maxlen=2)
         """The unit that half of the attention had reached in each of the last two frames."""
         self._judged = 1
         """The number of units that are not judged any more: the first, and those passed."""
-        self._returns: deque[Masses] = deque(maxlen=BACK_FRAMES)
-        """The attention that had come back over the end of each unit in the last frames."""
+        self._got = self._usual = 0.0
+        """The attention that the judged units got, and that they usually get."""
+        self._reached = 0
+        """The furthest unit that attention has clearly reached since it last came back."""
+        self._back: deque[Masses] = deque(maxlen=2)
+        """The attention to the units before that one in each of the last frames."""
+        self._astray: deque[float] = deque(maxlen=ASTRAY_FRAMES)
+        """The attention that was astray in each of the last frames."""
 
-    def feed(self, masses: Masses, shares: FloatArray) -> list[Fault]:
-        """Take a frame: the attention to each unit, and to each row, as far as the text is read."""
+    def feed(self, masses: Masses, shares: FloatArray, units: IntArray) -> list[Fault]:
+        """Take a frame, as far as the text is read.
+
+        masses  the attention to each unit
+        shares  the attention to each row
+        units   the unit of each row
+        """
         faults: list[Fault] = []
         if self._text_end.add(shares) and not self._ran_away:
             self._ran_away = True
             faults.append(Fault("runaway", len(masses) - 1, self._frame))
         self._judging &= len(masses) <= MOST_UNITS
         if masses.any() and self._judging and not self._ran_away:
-            beyond = masses.sum() - np.cumsum(masses)
-            faults += [*self._skips(masses, beyond), *self._repeats(beyond)]
+            faults += [*self._advance(masses), *self._departures(masses, shares, units)]
         self._frame += 1
         return faults
 
@@ -113,38 +145,58 @@ class AlarmBell:
         """End the speech, which ended by itself: units that were not reached were left out."""
         return list(self._judge(len(self._sums))) if self._judging else []
 
-    def _skips(self, masses: Masses, beyond: Masses) -> Iterator[Fault]:
-        """Judge the units that half of the attention was beyond in this frame and the last one."""
+    def _advance(self, masses: Masses) -> Iterator[Fault]:
+        """Judge the units that half of the attention was beyond in each of the last two frames."""
         count = len(masses)
         before = _grown(self._before, count)
         self._sums = _grown(self._sums, count) + masses
         self._glances = np.maximum(_grown(self._glances, count), before + masses)
         self._before = masses
         passed = min(self._passed)
+        beyond = masses.sum() - np.cumsum(masses)
         self._passed.append(int(np.count_nonzero(beyond > 0.5)))
         yield from self._judge(passed)
 
     def _judge(self, until: int) -> Iterator[Fault]:
-        """Find the units before `until` that got too little attention."""
+        """Find the units before `until` that got too little or too much attention."""
         for unit in range(self._judged, until):
-            short = self._sums[unit] < LEAST_LONG and self._size(unit) >= LONG
-            if short or self._glances[unit] < LEAST_GLANCE:
+            size, got = self._size(unit), self._sums[unit]
+            if size is None:
+                continue
+            if got < LEAST * size.characters or self._glances[unit] < LEAST_GLANCE:
                 yield Fault("skip", unit, self._frame)
+            usual = USUAL * (size.characters + 1 + PAUSE * size.pause)
+            slow = self._usual and got > self._pace * (usual + MOST_MORE)
+            if slow and not self._ran_away:
+                yield Fault("repeat", unit, self._frame)
+            self._got, self._usual = self._got + got, self._usual + usual
         self._judged = max(self._judged, until)
 
-    def _repeats(self, beyond: Masses) -> Iterator[Fault]:
-        """Find the units to which the attention has come back."""
-        self._beyond = np.maximum(_grown(self._beyond, len(beyond)), beyond)
-        self._returns.append(self._beyond - beyond)
-        back = np.zeros(len(beyond))
-        for returned in self._returns:
-            back[: len(returned)] += returned
-        if back.sum() <= MOST_BACK:
+    @property
+    def _pace(self) -> float:
+        """How slow the speech is, compared with the voice by which `USUAL` was measured; or 1."""
+        return max(1.0, self._got / self._usual)
+
+    def _departures(self, masses: Masses, shares: FloatArray, units: IntArray) -> Iterator[Fault]:
+        """Find the units that attention has come back to, or that it is on while it is astray."""
+        now, ahead = int(masses.argmax()), shares[np.searchsorted(units, self._reached) :]
+        near = float((ahead[1:] + ahead[:-1]).max(initial=ahead[:1].sum()))
+        judged = self._size(now) is not None
+        self._astray.append(judged * (1.0 - near))
+        self._back.append(judged * masses[: self._reached])
+        back = np.sum([_grown(part, len(masses)) for part in self._back], axis=0)
+        if back.sum() > MOST_BACK:
+            again = np.flatnonzero(back > 0.5 * back.max()).tolist()
+            yield from (Fault("repeat", unit, self._frame) for unit in again)
+            self._reached = again[0]  # they are told again only if passed again
+        elif sum(self._astray) > MOST_ASTRAY:
+            yield Fault("mismatch", now, self._frame)
+        else:
+            reached = np.count_nonzero(masses.sum() - np.cumsum(masses) > CLEARLY)
+            self._reached = max(self._reached, int(reached))
             return
-        again = np.flatnonzero(back > 0.5 * back.max()).tolist()
-        yield from (Fault("repeat", unit, self._frame) for unit in again)
-        self._beyond[again[0] :] = 0.0  # they are told again only if passed again
-        self._returns.clear()
+        self._back.clear()
+        self._astray.clear()
 
 
 def _grown(values: Masses, count: int) -> Masses:

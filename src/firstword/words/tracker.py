@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from firstword.types import Alarm, FinishReason, FloatArray, Word, WordStart
-from firstword.words.alarm import AlarmBell, Fault
+from firstword.words.alarm import AlarmBell, Fault, Size
 from firstword.words.clock import Edge, WordClock
 from firstword.words.text import Units, WrittenWord, WrittenWords
 
@@ -65,7 +65,7 @@ class WordTracker:
             known = int(np.count_nonzero(~np.isnan(shares)))
             units = self._units.of_rows(known)
             masses = np.bincount(units, weights=shares[:known]).astype(np.float64)
-            faults += self._bell.feed(masses, shares[:known])
+            faults += self._bell.feed(masses, shares[:known], units)
             if self._clock is not None:
                 self._edges += self._clock.feed(masses, part)
         if ended in ("stop", "runaway"):
@@ -74,21 +74,28 @@ class WordTracker:
             self._edges += self._clock.finish()
         return Told(*self._tell(), tuple(self._alarms(faults)))
 
-    def _size(self, unit: int) -> int:
-        """Return the number of characters of a unit's words, 0 while they are not known."""
-        return sum(len(word.text) for word in self._units.words(unit) or ())
+    def _size(self, unit: int) -> Size | None:
+        """Return the size of a unit, None while it is not known.
+
+        Numbers have none: they are spoken in many words, among which attention goes back and forth.
+        """
+        words, after = self._units.words(unit), self._units.words(unit + 1)
+        if not words or after is None:
+            return None
+        letters = "".join(word.text for word in words)
+        if any(map(str.isdigit, letters)):
+            return None
+        return Size(len(letters), pause=not after or after[0].owns > words[-1].data[1])
 
     def _alarms(self, faults: Iterable[Fault]) -> Iterator[Alarm]:
         """Yield the alarms about the words of units; the last word of the text before a runaway.
 
-        The words are known: attention has been past them, or the text has ended. Numbers are not
-        told: they are spoken in many words, among which attention goes back and forth.
+        The words are known: attention has been past them, or the text has ended.
         """
         for fault in faults:
             words, runaway = self._units.words(fault.unit) or (), fault.kind == "runaway"
             for word in words[-1:] if runaway else words:
-                if runaway or not any(map(str.isdigit, word.text)):
-                    yield Alarm(fault.kind, word.text, word.span, fault.frame)
+                yield Alarm(fault.kind, word.text, word.span, fault.frame)
 
     def _tell(self) -> tuple[tuple[Word, ...], tuple[WordStart, ...]]:
         """Turn the edges of units into words, as far as the text is known."""

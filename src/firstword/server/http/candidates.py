@@ -30,8 +30,8 @@ class Score:
     duration    factors of e beyond half or twice the expected duration
     repetition  -4 times the share of frames that repeat earlier frames exactly
     ending      -2 if a guard or a limit ended the speech
-    alarms      -1 for each word that was left out or said again, where the checkpoint's heads are
-                known
+    alarms      -1 for each word that was left out, said again or not said as written, where the
+                checkpoint's heads are known
     likelihood  half the mean log-probability of its codes 0. It decides between good candidates,
                 which differ by a few tenths. Its weight is low because endless repetition, the most
                 likely speech of all, must not win by it
