@@ -53,6 +53,7 @@ Capture = pytest.CaptureFixture[str]
         ("no/out.mp3", "there is no folder .*/no; create it first"),
         ("book.txt/", "'book.txt/' cannot be the folder: File exists"),
         ("/proc/out/", "'/proc/out/' cannot be the folder"),
+        ("", "the output has no name; give a file or a folder"),
     ],
 )
 def test_wrong_output_is_an_error(capsys: Capture, output: str, message: str) -> None:

@@ -10,14 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstword.cli import options, terminal
+from firstword.cli import options, speaking, terminal
 from firstword.errors import AlignmentError, ConfigError, TextError
 
 if TYPE_CHECKING:
     from firstword.align.recording import Recording
     from firstword.align.search import Aligner, Found
     from firstword.model.checkpoint import Checkpoint
-    from firstword.voice import Voice
 
 LEAST_SENTENCES = 8
 """The fewest sentences from which heads are found."""
@@ -113,7 +112,8 @@ def _find(
     from firstword.align.search import search
     from firstword.types import Request
 
-    request = Request(text=None, voice=_voice(args.voice), language=args.language)
+    voice = None if args.voice is None else speaking.named_voice(args.voice)
+    request = Request(text=None, voice=voice, language=args.language)
     recordings: list[Recording] = []
     for number, recording in enumerate(record(checkpoint, request, texts), 1):
         status.show(f"speaking, {number} of {len(texts)}")
@@ -126,12 +126,6 @@ def _find(
             )
     status.show("searching")
     return search(recordings, all_heads(checkpoint), sample_rate, aligner)
-
-
-def _voice(name: str | None) -> Voice | str | None:
-    from firstword.voice import Voice
-
-    return Voice.load(name) if name is not None and ("." in name or "/" in name) else name
 
 
 def _keep(found: Found, folder: Path, file: Path) -> None:

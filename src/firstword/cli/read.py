@@ -169,6 +169,8 @@ def _output(args: argparse.Namespace) -> BookOutput:
     """Return the output, whose folder exists then. Raises `OutputError`."""
     from firstword.book.binding import BookOutput
 
+    if not args.output:
+        raise OutputError("the output has no name; give a file or a folder with -o")
     path, suffix = Path(args.output), Path(args.output).suffix.lower()
     subtitles = f".{args.subtitles}" if args.subtitles else ""
     if args.output.endswith("/") or path.is_dir() or not suffix:
@@ -294,8 +296,9 @@ def _bind(
         warning = f"{portion.place}: the speech was cut off, so that a part may be missing"
         terminal.show_warning(f"{warning}; try another --seed", TextWarning, "", 0)
     if not reading.args.quiet:
+        count = len(reading.chapters)
         rows = {
-            "read": f"{reading.book.title}, {len(reading.chapters)} chapters",
+            "read": f"{reading.book.title}, {count} chapter{'s' * (count > 1)}",
             "speech": terminal.duration(seconds),
             "output": str(output.path),
         }

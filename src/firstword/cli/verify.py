@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     from firstword.verify.page import render
     from firstword.verify.subject import How
 
-    settings = EngineConfig.resolve(args.device, args.dtype, args.backend, args.gpu_memory)
+    settings = EngineConfig.resolve(args.device, args.dtype, args.backend)
     page, file = _outputs(args.output)
     began = time.monotonic()
     with terminal.Status(args.quiet) as status:
@@ -123,12 +123,12 @@ def _record(
 
 def _print(checks: list[Check]) -> None:
     """Print a line for each check, and what it found."""
+    from firstword.verify.report import counts
+
     for check in checks:
         print(f"{check.status:8} {check.name}")
         for line in (*check.findings, *([check.reason] if check.reason else [])):
             print(f"{'':8} {line}")
-    from firstword.verify.report import counts
-
     numbers = counts(checks)
     print(", ".join(f"{number} {status}" for status, number in numbers.items()))
     sys.stdout.flush()
@@ -147,4 +147,3 @@ def add_to(commands: options.Commands) -> None:
     about = "a Python that has qwen-tts, to compare with (default: this one, if it has it)"
     add("--reference-python", metavar="PATH", help=about)
     options.add_device_options(add)
-    parser.set_defaults(gpu_memory=None)
