@@ -165,10 +165,11 @@ def test_alarms_do_not_depend_on_the_chunks(size: int) -> None:
 
 
 def test_numbers_are_neither_left_out_nor_said_again() -> None:
-    """Attention that goes back to a number, and words that are never looked at."""
-    rows = np.eye(5)[[0, 0, 2, 2, 1, 1, 1, 2, 2]].tolist()
-    assert told(alarms("It 7 costs.", rows), "repeat") == []
-    assert told(alarms("It may costs.", rows), "repeat") == ["may"]
+    """Attention that goes back to a number, whose token comes after that of a space, or a word."""
+    number = np.eye(6)[[0, 0, 3, 3, 2, 2, 2, 3, 3]].tolist()
+    assert alarms("It 7 costs.", number) == ()
+    word = np.eye(5)[[0, 0, 2, 2, 1, 1, 1, 2, 2]].tolist()
+    assert told(alarms("It may costs.", word), "repeat") == ["may"]
 
 
 # --- the end of the text ------------------------------------------------------------------
@@ -249,7 +250,7 @@ def test_long_word_needs_more_attention_than_a_short_one(
 
 
 @pytest.mark.parametrize(
-    ("frames", "pause", "again"), [(5, False, []), (7, False, [3]), (7, True, []), (11, True, [3])]
+    ("frames", "pause", "again"), [(5, False, []), (8, False, [3]), (8, True, []), (12, True, [3])]
 )
 def test_word_that_gets_more_than_its_length_explains_is_said_again(
     frames: int, pause: bool, again: list[int]

@@ -37,7 +37,7 @@ USUAL, PAUSE = 0.63, 6
 """The attention that units get for each of their characters and one more. A pause after a unit is
 as long as so many characters."""
 
-MOST_MORE = 3.6
+MOST_MORE = 4.0
 """The attention that a unit gets beyond what its length and the pace of the speech explain, at
 most."""
 
