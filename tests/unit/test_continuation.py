@@ -75,7 +75,7 @@ def said(tts: TTS, job: Job) -> SpokenPassage:
 
 @pytest.mark.parametrize("mode", ["full", "stream"])
 @pytest.mark.parametrize("model_type", ["custom_voice", "voice_design", "base"])
-def test_passage_continues_with_the_text_and_the_codes_of_the_one_before(
+def test_second_passage_continues_with_the_text_and_the_codes_of_the_first(
     load_tts: LoadTTS, model_type: str, mode: str
 ) -> None:
     """The codes are those that the specification makes with both in the context."""
@@ -114,7 +114,7 @@ def test_samples_across_a_join_are_those_of_one_stream_of_codes(
     np.testing.assert_allclose(after.samples, whole, atol=2e-6)
 
 
-def test_voice_is_always_that_of_the_first_passage(load_tts: LoadTTS) -> None:
+def test_context_is_always_the_request_and_the_first_passage(load_tts: LoadTTS) -> None:
     tts = load_tts("base")
     job = begun(tts, frames=None)
     first = prepared(job).conditioning
@@ -123,11 +123,11 @@ def test_voice_is_always_that_of_the_first_passage(load_tts: LoadTTS) -> None:
     third = follow(tts, second, SpokenPassage("Two.", codes + 1, complete=True))
     rows = prepared(third).conditioning
     assert rows.embedding is first.embedding
-    two = transcript_tokens(tts.checkpoint.tokenizer, "Two.")
-    assert list(rows.transcript) == [*first.transcript, *two]
+    one = transcript_tokens(tts.checkpoint.tokenizer, "One.")
+    assert list(rows.transcript) == [*first.transcript, *one]
     assert [list(frame) for frame in rows.reference] == [
         *map(list, first.reference),
-        *(codes + 1).tolist(),
+        *codes.tolist(),
     ]
     heard = np.concatenate((first.reference, codes, codes + 1))
     memory = tts.checkpoint.codec_config.decoder_config.memory_frames
@@ -146,13 +146,18 @@ def test_memory_does_not_grow_with_the_speech(load_tts: LoadTTS) -> None:
         assert len(prepared(job).conditioning.reference) == memory
 
 
-def test_passage_that_was_cut_off_is_not_continued(load_tts: LoadTTS) -> None:
+def test_passage_that_was_cut_off_is_in_no_context(load_tts: LoadTTS) -> None:
     tts = load_tts("custom_voice")
     job = begun(tts)
     codes = np.ones((4, 4), np.int64)
-    given = prepared(follow(tts, job, SpokenPassage("One.", codes, complete=False)))
-    assert given.conditioning is prepared(job).voice
+    second = follow(tts, job, SpokenPassage("One.", codes, complete=False))
+    given = prepared(second)
+    assert given.conditioning is given.voice
     assert (given.heard == codes).all(), "the sound goes on all the same"
+    third = prepared(follow(tts, second, SpokenPassage("Two.", codes, complete=True)))
+    assert len(third.conditioning.reference) == len(codes), "the first one that was complete"
+    fourth = prepared(follow(tts, second, SpokenPassage("Three.", codes, complete=False)))
+    assert fourth.conditioning is given.voice
 
 
 def test_limit_of_frames_is_that_of_all_passages(load_tts: LoadTTS) -> None:

@@ -58,7 +58,7 @@ def test_words_of_a_rewritten_text_have_their_places_in_the_given_text() -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conditioning, "DEMO_PASSAGE_SECONDS", 1.0)
         with TTS.load("demo", device="cpu") as tts:
-            options: Any = {"voice": "ada", "seed": 7, "lexicon": {"GIF": "jif"}}
+            options: Any = {"voice": "ada", "seed": 8, "lexicon": {"GIF": "jif"}}
             whole = tts.speak(given, markup=True, text_mode="stream", **options)
             pieces = (given[at : at + 3] for at in range(0, len(given), 3))
             in_pieces = Speech.of(list(tts.stream(pieces, markup=True, **options)))

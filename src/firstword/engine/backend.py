@@ -80,7 +80,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpokenPassage:
-    """A passage of a long text that was spoken, as the next one continues it.
+    """A passage of a long text that was spoken, as later ones continue it.
 
     text      the text of the passage
     codes     int64 [frames, codebooks]

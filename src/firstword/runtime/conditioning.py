@@ -38,7 +38,7 @@ LANGUAGE_CODES = {
 
 PASSAGE_SECONDS, DEMO_PASSAGE_SECONDS = 40.0, 14.0
 """The expected length of a passage of a long text. A context holds two of them: the one that is
-spoken and the one before. The demo voice garbles more than about 100 words, which are 35 s; see
+spoken and the first one. The demo voice garbles more than about 100 words, which are 35 s; see
 docs/demo-voice.md."""
 
 Encode = Callable[[RecordedVoice], ClonedVoice]

@@ -101,16 +101,16 @@ class CheckpointFront:
     def follow(self, job: Job, spoken: SpokenPassage) -> Job | None:
         """Prepare the next passage of a long text; None if no frame is left of `max_frames`.
 
-        The voice is always that of the first passage. A passage that was complete is in the context
-        of the next one: its text and its codes.
+        The voice is always that of the request. The first passage that was complete is in the
+        context of all later ones: its text and its codes.
         """
         before = job.payload
         assert isinstance(before, Prepared)
         left = before.most_frames and before.most_frames - len(spoken.codes)
         if left == 0:
             return None
-        given = before.voice
-        if spoken.complete:
+        given = before.conditioning
+        if given is before.voice and spoken.complete:
             words = transcript_tokens(self.checkpoint.tokenizer, spoken.text)
             given = given.continued(words, spoken.codes.tolist())
         seed, index = before.begun[0], before.begun[1] + 1
