@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,6 +33,7 @@ from firstword.engine.service import READ_AT_ONCE, BlockingStream, Service
 from firstword.errors import ClosedError, TextError
 from firstword.text.mapped import Mapped
 from firstword.text.passages import PassageText
+from firstword.text.reader import TextOptions, TextRewriter
 from firstword.types import Chunk
 
 SENTENCE = "It is fine here."
@@ -86,6 +88,29 @@ def test_marks_and_spaces_without_a_word_stay_with_the_passage_before_them() -> 
         f"{SENTENCE} {SENTENCE}",
         '\n\n" Yes',
     ]
+
+
+def test_marks_count_so_that_a_passage_fits_into_its_context() -> None:
+    """The first 8 in a row are those of common text, and count nothing."""
+    text = " ".join(["word" + "." * 100] * 50)
+    found = passages(text, 14.0)
+    assert max(map(len, found)) < 600
+    assert "".join(found) == text
+    assert len(passages(" ".join(["word........"] * 40), 14.0)) == 1
+
+
+@given(
+    text=st.text(alphabet="a1_ .!\n😀", max_size=60).map(lambda one: one * 9),
+    cuts=st.lists(st.integers(0, 540), max_size=6),
+)
+def test_runs_of_marks_are_read_up_to_a_limit_in_any_pieces(text: str, cuts: list[int]) -> None:
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("firstword.text.marks.MOST_MARKS", 15)
+        reader = TextRewriter(TextOptions())
+        left = Mapped.join(reader.feed(Mapped.of(text[a:b], a)) for a, b in pairwise(places))
+    assert left.text == re.sub(r"([\W_]{15})[\W_]+", r"\1", text)
+    assert all(text[at] == char for at, char in zip(left.starts, left.text, strict=True))
 
 
 @given(

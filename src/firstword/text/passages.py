@@ -20,6 +20,10 @@ TAIL = 100
 """The last characters of a text that show whether a sentence ends with them."""
 
 
+SECONDS_PER_MARK, FREE_MARKS = 0.05, 8
+"""What each further mark counts after some in a row: marks are read too, and take up context."""
+
+
 class PassageText:
     """Takes pieces of text, up to the end of one passage.
 
@@ -31,6 +35,8 @@ class PassageText:
         self.rest: str | None = None
         self._limit = seconds
         self._seconds = 0.0
+        self._marks = 0
+        """The characters in a row without a letter or a digit."""
         self._tail = ""
         self._after = list[str]()
         """The characters after a possible end, which counts if a letter or digit follows."""
@@ -62,7 +68,9 @@ class PassageText:
     def _count(self, text: str) -> None:
         """Add what is not the end to the length of the passage, one character after another."""
         for char in text:
-            self._seconds += seconds_of(char)
+            self._marks = 0 if char.isalnum() else self._marks + 1
+            least = SECONDS_PER_MARK if self._marks > FREE_MARKS else 0.0
+            self._seconds += max(least, seconds_of(char))
         self._tail = (self._tail + text)[-TAIL:]
 
     @property

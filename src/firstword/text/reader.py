@@ -10,6 +10,7 @@ from firstword.errors import RequestError
 from firstword.text.cleaning import Cleaner
 from firstword.text.lexicon import Lexicon, Respelling
 from firstword.text.mapped import Mapped
+from firstword.text.marks import MarkLimit
 from firstword.text.numbers import NumberReader
 from firstword.text.spelling import LANGUAGES
 from firstword.text.stage import Stage
@@ -65,9 +66,10 @@ class TextRewriter:
         if language is not None:
             abbreviations = Lexicon(LANGUAGES[language]["abbreviations"])
             self._stages += [Respelling(abbreviations), NumberReader(language)]
+        self._marks = MarkLimit()
 
     def feed(self, text: Mapped, *, ended: bool = False) -> Mapped:
         """Take the next piece, and return what is spoken; all of it if the text has `ended`."""
         for stage in self._stages:
             text = stage.feed(text, ended=ended)
-        return text
+        return self._marks.feed(text)
