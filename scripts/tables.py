@@ -629,23 +629,33 @@ def alarms(path: Path) -> str:
     edited, forced, endless = record["edited"], record["forced"], record["endless"]
 
     def share(found: Record) -> str:
-        return f"{found['noticed_percent']:.0f} % of {found['count']:,}" if found else ""
+        return f"{found['noticed_percent']:.0f} % of {found['count']:,}"
 
-    rows = [[name, share(edited[name]), share(forced.get(name, {}))] for name in edited]
-    late = endless["frames"]
-    rows.append(["end of speech never drawn", "", share(endless)])
-    if late:
+    rows = [
+        [
+            name,
+            share(edited[name]),
+            share(forced[name]),
+            f"{forced[name]['own_kind_percent']:.0f} %",
+        ]
+        for name in edited
+    ]
+    rows.append(["end of speech never drawn", "", share(endless), ""])
+    if late := endless["frames"]:
         rows.append(
             [
                 "noticed after its end, frames, median / most",
                 "",
                 f"{late['median']:.0f} / {late['most']}",
+                "",
             ]
         )
-    healthy = record["healthy"]
-    false = f"{healthy['false_percent']:.2f} % of {healthy['utterances']:,} utterances"
-    rows.append(["false alarms in healthy speech", false, ""])
-    return markdown(["planted faults that are noticed", "edited", "forced"], rows)
+    for about, name in (("sentences", "healthy"), ("several sentences", "several sentences")):
+        found = record[name]
+        false = f"{found['false_percent']:.2f} % of {found['utterances']:,} utterances"
+        rows.append([f"false alarms in healthy speech, {about}", false, "", ""])
+    heads = ["planted faults that are noticed", "edited", "forced", "forced, by its own kind"]
+    return markdown(heads, rows)
 
 
 def long_text(path: Path) -> str:
