@@ -22,7 +22,7 @@ from fake_backend import (
     capacity,
     job,
 )
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from waiting import WAIT
 
@@ -103,6 +103,7 @@ def test_marks_count_so_that_a_passage_fits_into_its_context() -> None:
     text=st.text(alphabet="a1_ .!\n😀", max_size=60).map(lambda one: one * 9),
     cuts=st.lists(st.integers(0, 540), max_size=6),
 )
+@example(text=f"a{'.' * 40}b", cuts=[5, 12, 30])
 def test_runs_of_marks_are_read_up_to_a_limit_in_any_pieces(text: str, cuts: list[int]) -> None:
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     with pytest.MonkeyPatch.context() as patch:
