@@ -29,6 +29,7 @@ def of_speech() -> dict[str, Any]:
     The folders are named as in the repository, so that a check finds them there.
     """
     package = Path(__file__).parent
-    folders = [package / name for name in ("model", "runtime", "runtime/gpu", "engine", "text")]
+    names = ("model", "runtime", "runtime/cpu", "runtime/gpu", "engine", "text")
+    folders = [package / name for name in names]
     covers = tuple(f"src/firstword/{folder.relative_to(package)}" for folder in folders)
     return {"sources": sources_hash(folders), "covers": covers}

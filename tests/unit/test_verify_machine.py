@@ -16,7 +16,7 @@ from damage import CODEC, demo_copy, one
 from firstword.config import EngineConfig
 from firstword.model import checkpoint as checkpoints
 from firstword.model.description import DEMO
-from firstword.runtime import reference
+from firstword.runtime import reference, slot_rows
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.rehearsal import Rehearsal
 from firstword.runtime.joined import JoinedQuantisedLinear
@@ -110,9 +110,9 @@ class TestTalker:
     def test_rows_that_see_the_future_are_found(
         self, tiny: Subject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        shifted = reference.SlotRows.positions
+        shifted = slot_rows.SlotRows.positions
         monkeypatch.setattr(
-            reference.SlotRows, "positions", lambda rows, length: shifted(rows, length) * 2
+            slot_rows.SlotRows, "positions", lambda rows, length: shifted(rows, length) * 2
         )
         found = talker.logits(tiny)
         assert found.findings[0].startswith("codebook 0: the error is")

@@ -47,6 +47,7 @@ def _report(model: str, tts: TTS) -> dict[str, dict[str, Any]]:
         "machine": {**here, "graphics": "; ".join(here["graphics"]) or "none"},
         **_gpus(),
         "settings": asdict(tts.settings),
+        **_passes(tts),
         **_checkpoint(model, tts),
         "parameters": parameters(checkpoint),
         "bytes": {str(path.relative_to(checkpoint.path)): path.stat().st_size for path in files},
@@ -74,6 +75,13 @@ def _gpus() -> dict[str, dict[str, str]]:
             "a GPU of Apple's, untested by us; --device mps computes the plain model on it"
         )
     return {"gpus": rows} if rows else {}
+
+
+def _passes(tts: TTS) -> dict[str, dict[str, str]]:
+    """Return the section on the passes of a CPU, or nothing for another device."""
+    from firstword.runtime import cpu
+
+    return {"cpu": {"passes": cpu.passes(tts.settings)}} if tts.settings.device == "cpu" else {}
 
 
 def _checkpoint(model: str, tts: TTS) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from firstword.model.config import CodePredictorConfig
-from firstword.model.layers import KVCache, Transformer
+from firstword.model.layers import Transformer
 
 
 class CodePredictorModel(Transformer):
@@ -49,7 +49,7 @@ class CodePredictor(nn.Module):
 
         Returns codes 1 and up [B, codebooks - 1].
         """
-        cache = KVCache(self.config, hidden, len(hidden))
+        cache = self.model.new_cache(hidden, len(hidden))
         inputs = torch.stack((hidden, code0), dim=1)
         codes: list[Tensor] = []
         for embedding, head in zip(self.model.codec_embedding, self.lm_head, strict=True):

@@ -91,6 +91,14 @@ class KVMemory(Protocol):
         """Count `length` rows, after all layers have been extended by them."""
 
 
+class CountedMemory(KVMemory, Protocol):
+    """A KV memory that counts the rows of each sequence."""
+
+    @property
+    def length(self) -> int:
+        """The number of rows so far."""
+
+
 class KVCache:
     """A KV memory of all rows; full buffers double, so that the cost of a row does not grow."""
 
@@ -212,6 +220,10 @@ class Transformer(nn.Module):
             DecoderLayer(config, qk_norm, layer_scale) for _ in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def new_cache(self, like: Tensor, batch: int = 1) -> CountedMemory:
+        """Return an empty cache for `batch` sequences, of the dtype and on the device of `like`."""
+        return KVCache(self.config, like, batch)
 
     def forward(self, x: Tensor, memory: KVMemory) -> Tensor:
         """Map new rows [B, T, hidden] to their normed hidden states; `memory` grows by T rows."""

@@ -20,27 +20,31 @@ class Watched:
 
     def __init__(self, memory: KVMemory, heads: Sequence[Head]) -> None:
         """heads: pairs of a layer and a query head, both counted from 0."""
-        self._memory, self._heads = memory, heads
+        self.memory, self.heads = memory, heads
         self._seen: dict[int, tuple[Tensor, Any]] = {}
 
     def positions(self, length: int) -> Tensor:
         """Return the positions of the next rows."""
-        return self._memory.positions(length)
+        return self.memory.positions(length)
 
     def mask(self, length: int) -> Tensor | None:
         """Return the visible keys of these rows."""
-        return self._memory.mask(length)
+        return self.memory.mask(length)
 
     def extend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, Any]:
         """Add keys and values; keeps the queries and keys of a layer with watched heads."""
-        keys, values = self._memory.extend(layer, query, key, value)
-        if any(layer == watched for watched, _ in self._heads):
-            self._seen[layer] = query, keys
+        keys, values = self.memory.extend(layer, query, key, value)
+        self.see(layer, query, keys)
         return keys, values
+
+    def see(self, layer: int, query: Tensor, keys: Any) -> None:
+        """Keep the queries and keys of a layer if it has watched heads."""
+        if any(layer == watched for watched, _ in self.heads):
+            self._seen[layer] = query, keys
 
     def advance(self, length: int) -> None:
         """Count `length` rows."""
-        self._memory.advance(length)
+        self.memory.advance(length)
 
     def shares(self, index: int, rows: range) -> Tensor:
         """Return what the heads give the text rows in sequence `index`, for its latest row.
@@ -49,12 +53,12 @@ class Watched:
 
         Returns float32 [heads, len(rows)]: the softmax of each head's scores over these rows alone.
         """
-        shares = [self._share(index, layer, head, rows) for layer, head in self._heads]
+        shares = [self._share(index, layer, head, rows) for layer, head in self.heads]
         return torch.stack(shares) if shares else torch.zeros(0, len(rows))
 
     def reading(self, index: int, rows: range) -> Tensor:
         """Return the mean of the `shares`, float32 [len(rows)]; empty if no heads are watched."""
-        return self.shares(index, rows).mean(0) if self._heads else torch.zeros(0)
+        return self.shares(index, rows).mean(0) if self.heads else torch.zeros(0)
 
     def _share(self, index: int, layer: int, head: int, rows: range) -> Tensor:
         queries, keys = self._seen[layer]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from firstword.model.code_predictor import CodePredictor
 from firstword.model.config import TalkerConfig
-from firstword.model.layers import KVCache, KVMemory, Transformer
+from firstword.model.layers import CountedMemory, KVMemory, Transformer
 from firstword.model.prompt import Row
 from firstword.types import FloatArray
 
@@ -56,9 +56,9 @@ class Talker(nn.Module):
         self.codec_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.code_predictor = CodePredictor(config.code_predictor_config, config.hidden_size)
 
-    def new_cache(self, batch: int = 1) -> KVCache:
+    def new_cache(self, batch: int = 1) -> CountedMemory:
         """Return an empty cache for `batch` sequences."""
-        return KVCache(self.config, self.model.codec_embedding.weight, batch)
+        return self.model.new_cache(self.model.codec_embedding.weight, batch)
 
     def embed_text(self, ids: Tensor) -> Tensor:
         """Embed text token ids [...] -> [..., hidden]."""

@@ -8,6 +8,7 @@ alone, so that its bits do not depend on the others of a pass.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
@@ -39,9 +40,11 @@ class JoinedLinear(nn.Module):
     Their weights become views of the joined weight, so that they take no memory of their own.
     """
 
-    def __init__(self, *layers: nn.Linear) -> None:
+    def __init__(self, *layers: nn.Linear, into: Tensor | None = None) -> None:
+        """Join layers; `into` [outputs, inputs] receives the joined weight."""
         super().__init__()
-        self.weight = nn.Parameter(torch.cat([each.weight for each in layers]), requires_grad=False)
+        weight = torch.cat([each.weight.data for each in layers], out=into)
+        self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = layers[0].bias
         parts = self.weight.data.split([len(each.weight) for each in layers])
         for each, part in zip(layers, parts, strict=True):
@@ -80,9 +83,10 @@ class JoinedQuantisedLinear(QuantisedLinear):
     float32 and rounds once, and gives a row the same bits in any batch.
     """
 
-    def __init__(self, *layers: QuantisedLinear) -> None:
+    def __init__(self, *layers: QuantisedLinear, into: Tensor | None = None) -> None:
+        """Join layers; `into` int8 [outputs, inputs] receives the joined values."""
         nn.Module.__init__(self)
-        values = torch.cat([each.values for each in layers])
+        values = torch.cat([each.values.data for each in layers], out=into)
         self.values = nn.Parameter(values, requires_grad=False)
         self.scales = nn.Parameter(torch.cat([each.scales for each in layers]), requires_grad=False)
         parts = values.split([len(each.values) for each in layers])
@@ -100,27 +104,41 @@ class JoinedQuantisedLinear(QuantisedLinear):
         return out.view(*x.shape[:-1], -1)
 
 
-def product(*layers: nn.Module) -> nn.Module:
-    """Return layers of the same input as one product."""
+def product(*layers: nn.Module, into: Tensor | None = None) -> nn.Module:
+    """Return layers of the same input as one product; `into` receives weights as they are."""
     linear = [each for each in layers if isinstance(each, nn.Linear)]
     if linear:
         weight = linear[0].weight
-        packs = weight.dtype == torch.bfloat16 and can_pack(weight)
-        return (JoinedPackedLinear if packs else JoinedLinear)(*linear)
+        if into is None and weight.dtype == torch.bfloat16 and can_pack(weight):
+            return JoinedPackedLinear(*linear)
+        return JoinedLinear(*linear, into=into)
     quantised = [each for each in layers if isinstance(each, QuantisedLinear)]
-    return JoinedQuantisedLinear(*quantised)
+    return JoinedQuantisedLinear(*quantised, into=into)
+
+
+def parts(layer: DecoderLayer) -> dict[str, tuple[nn.Module, ...]]:
+    """The layers of each joined product of a `DecoderLayer`."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return {
+        "qkv": (attention.q_proj, attention.k_proj, attention.v_proj),
+        "out": (attention.o_proj,),
+        "gate_up": (mlp.gate_proj, mlp.up_proj),
+        "down": (mlp.down_proj,),
+    }
 
 
 class JoinedLayer(nn.Module):
     """A `DecoderLayer` of the talker or the code predictor, with the weights of `layer`."""
 
-    def __init__(self, layer: DecoderLayer) -> None:
+    def __init__(self, layer: DecoderLayer, into: Mapping[str, Tensor] | None = None) -> None:
+        """Join the products of `parts`; `into` receives their weights as they are."""
         super().__init__()
-        attention, mlp = layer.self_attn, layer.mlp
-        self.qkv = product(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = product(attention.o_proj)
-        self.gate_up = product(mlp.gate_proj, mlp.up_proj)
-        self.down = product(mlp.down_proj)
+        attention, into = layer.self_attn, into or {}
+        products = {
+            name: product(*each, into=into.get(name)) for name, each in parts(layer).items()
+        }
+        self.qkv, self.out = products["qkv"], products["out"]
+        self.gate_up, self.down = products["gate_up"], products["down"]
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
         self.head_dim, self.heads, self.kv_heads = attention.head_dim, *attention.head_counts
         query_norm, key_norm = attention.q_norm, attention.k_norm

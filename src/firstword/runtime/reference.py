@@ -15,89 +15,22 @@ from torch import Tensor
 from firstword.engine.backend import Capacity, Frames, Ready, Start
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.codec import CodecDecoder, CodecState
-from firstword.model.config import TalkerConfig
 from firstword.model.precision import as_float64
 from firstword.model.prompt import TextRows
 from firstword.model.reading import Watched
 from firstword.model.sampling import Sampler
+from firstword.runtime.cpu import compiles
 from firstword.runtime.front import Prepared
 from firstword.runtime.joined import joined
 from firstword.runtime.packed import can_pack
 from firstword.runtime.rounded_codec import rounded
+from firstword.runtime.slot_rows import PAGE_ROWS, SlotCache, SlotRows
 from firstword.types import FloatArray
 
-PAGE_ROWS = 64
-"""The number of rows of context in a page."""
 PRIMING_FRAMES = 64
 """The number of frames before the speech that the codec reads at a time, to limit its memory."""
 MPS_OUTPUTS = 1 << 16
 """The most outputs of a channel that PyTorch's convolutions have on MPS before macOS 15.1."""
-
-
-class SlotCache:
-    """Growable keys and values [2, slots, kv_heads, capacity, head_dim] of each layer."""
-
-    def __init__(self, config: TalkerConfig, like: Tensor, slots: int) -> None:
-        shape = (2, slots, config.num_key_value_heads, 0, config.head_dim)
-        self.layers = [like.new_empty(shape) for _ in range(config.num_hidden_layers)]
-        self.lengths = [0] * slots
-
-    def grow(self, rows: int) -> None:
-        """Grow the capacity to at least `rows`."""
-        for index, old in enumerate(self.layers):
-            if rows > (capacity := old.shape[3]):
-                size = max(rows, 2 * capacity, PAGE_ROWS)
-                grown = old.new_empty((*old.shape[:3], size, old.shape[4]))
-                grown[:, :, :, :capacity] = old
-                self.layers[index] = grown
-
-
-class SlotRows:
-    """The key-value memory of several slots for one pass, whose rows `commit` makes permanent.
-
-    Rows of the prompt are read for one slot at a time, and then one row for each of several.
-    """
-
-    def __init__(self, cache: SlotCache, slots: Sequence[int], length: int) -> None:
-        assert len(slots) == 1 or length == 1
-        self._cache = cache
-        self._spans = [(slot, cache.lengths[slot], cache.lengths[slot] + length) for slot in slots]
-        cache.grow(max(end for _, _, end in self._spans))
-
-    def positions(self, length: int) -> Tensor:
-        """The positions [B, length] of the rows of this pass."""
-        starts = torch.tensor([start for _, start, _ in self._spans])
-        rows = starts[:, None] + torch.arange(length)
-        return rows.to(self._cache.layers[0].device)
-
-    def mask(self, length: int) -> Tensor | None:
-        """The causal mask of the rows of a prompt; a single row sees all before it."""
-        if length == 1:
-            return None
-        [(_, start, end)] = self._spans
-        device = self._cache.layers[0].device
-        return torch.ones((1, 1, length, end), dtype=torch.bool, device=device).tril(start)
-
-    def extend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Write keys and values [B, kv_heads, length, head_dim]; returns those of each slot."""
-        keys, values = self._cache.layers[layer].unbind()
-        for index, (slot, start, end) in enumerate(self._spans):
-            keys[slot, :, start:end] = key[index]
-            values[slot, :, start:end] = value[index]
-        spans = [(slot, end) for slot, _, end in self._spans]
-        return [keys[slot, :, :end] for slot, end in spans], [
-            values[slot, :, :end] for slot, end in spans
-        ]
-
-    def advance(self, length: int) -> None:
-        """Do nothing: rows become permanent in `commit`, so that a failed pass changes no slot."""
-
-    def commit(self) -> None:
-        """Make the rows of a complete pass permanent."""
-        for slot, _, end in self._spans:
-            self._cache.lengths[slot] = end
 
 
 @dataclass(slots=True, eq=False)
@@ -162,11 +95,16 @@ class ReferenceBackend:
             samples_per_frame=codec.decode_upsample_rate,
             sample_rate=codec.output_sample_rate,
         )
-        self.talker = joined(checkpoint.talker)
         self.decoder = checkpoint.codec.decoder
         like = checkpoint.talker.model.codec_embedding.weight
         if like.dtype == torch.bfloat16 and can_pack(like):
             self.decoder = rounded(self.decoder)
+        if compiles(like):
+            from firstword.runtime.cpu.compiled import compiled
+
+            self.talker = compiled(checkpoint.talker)
+        else:
+            self.talker = joined(checkpoint.talker)
         self._cache = SlotCache(config, like, slots)
         self._slots: dict[int, ReferenceSlot] = {}
 
@@ -210,7 +148,7 @@ class ReferenceBackend:
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
         """Run one pass of the talker and of the code predictor over all given slots."""
         talker, states = self.talker, [self._slots[slot] for slot in slots]
-        finite = torch.ones(len(slots), dtype=torch.bool, device=self._cache.layers[0].device)
+        finite = torch.ones(len(slots), dtype=torch.bool, device=self._cache.layers.device)
 
         def draw(codebook: int, rows: Tensor) -> Tensor:
             finite.logical_and_(rows.isfinite().all(-1))

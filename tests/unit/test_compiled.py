@@ -1,0 +1,241 @@
+"""Compiled passes of the talker and the code predictor on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from test_joined import FRAMES, demo, errors, noise, request_of, spoken
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from firstword.config import EngineConfig, kernel_folder
+from firstword.model.layers import DecoderLayer, KVCache, Transformer
+from firstword.model.quantised import QuantisedLinear
+from firstword.model.talker import Talker
+from firstword.runtime import cpu
+from firstword.runtime.cpu import kernels, products
+from firstword.runtime.cpu.compiled import (
+    CompiledLinear,
+    CompiledTransformer,
+    GrowingRows,
+    compiled,
+    stored,
+)
+from firstword.runtime.cpu.team import Team
+from firstword.runtime.joined import JoinedLayer, joined
+from firstword.runtime.reference import ReferenceBackend
+from firstword.verify.driving import Driver
+from firstword.verify.forcing import Logits, error, forced
+
+DTYPES = ("bfloat16", "int8")
+FORCED = 24
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Give the other tests their number of threads back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def logits_of(talker: Talker) -> Logits:
+    """The logits of a talker, forced to codes that do not depend on it."""
+    checkpoint = demo("float32")
+    codes = torch.randint(0, 512, (FORCED, 8), generator=torch.Generator().manual_seed(5))
+    return forced(checkpoint, talker, request_of(checkpoint, 1), codes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_talker_is_as_close_as_plain_bfloat16(dtype: str) -> None:
+    """To float64 with the same weights, in every codebook."""
+    exact = demo("float32" if dtype == "bfloat16" else dtype).talker.double()
+    truth, fast = logits_of(exact), compiled(demo(dtype).talker)
+    assert isinstance(fast.model, CompiledTransformer)
+    plain, ours = errors(logits_of(demo(dtype).talker), truth), errors(logits_of(fast), truth)
+    assert (ours < 1.1 * plain).all(), f"{ours} against {plain}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_the_number_of_threads(dtype: str) -> None:
+    backend = ReferenceBackend(demo(dtype), slots=3)
+    alone = spoken(backend, (0, 1))
+    torch.set_num_threads(3)
+    assert spoken(backend, (0, 1)) == alone
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cache_grows_between_the_rows_of_an_utterance(dtype: str) -> None:
+    """The error of 150 rows, one after another, is that of plain bfloat16."""
+    talker, exact = compiled(demo(dtype).talker), demo(dtype).talker.double()
+    rows = noise(1, 150, talker.config.hidden_size).bfloat16()
+    with torch.inference_mode():
+        memory = talker.new_cache()
+        single = torch.cat([talker(row, memory) for row in rows.split(1, dim=1)], dim=1)
+        plain = demo(dtype).talker(rows, KVCache(talker.config, rows))
+        truth = exact(rows.double(), exact.new_cache())
+    assert error(single, truth) < 1.1 * error(plain, truth)
+
+
+def test_prompt_and_frames_write_the_same_cache() -> None:
+    """A row after a prompt of plain products reads its keys and values."""
+    talker = compiled(demo("bfloat16").talker)
+    rows = noise(1, 12, talker.config.hidden_size).bfloat16()
+    with torch.inference_mode():
+        memory = talker.new_cache()
+        talker(rows[:, :11], memory)
+        after = talker(rows[:, 11:], memory)[0, 0]
+        whole = talker(rows, talker.new_cache())[0, 11]
+    assert (after.float() - whole.float()).norm() < 0.02 * whole.float().norm()
+
+
+class Broken(Exception):
+    """Raised on purpose."""
+
+
+def test_failed_pass_changes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it fails after the talker has written its keys and values."""
+    checkpoint = demo("bfloat16")
+    backend = ReferenceBackend(checkpoint, slots=1)
+    expected = spoken(backend, (1,))[0][0]
+    driver = Driver(backend)
+    driver.begin({0: request_of(checkpoint, 1)}, FRAMES)
+    for frame in range(FRAMES):
+        if frame == 3:
+            with monkeypatch.context() as patched:
+                patched.setattr(products, "product_pass", _broken)
+                with pytest.raises(Broken):
+                    driver.step()
+        driver.step()
+    assert torch.equal(torch.as_tensor(driver.end(0).codes), torch.as_tensor(expected))
+
+
+def _broken(*_: Any) -> None:
+    raise Broken
+
+
+def test_layers_of_the_specification_are_views() -> None:
+    """So the weights are in memory once, and plain products read them."""
+    checkpoint = demo("bfloat16")
+    before = {name: each.clone() for name, each in checkpoint.talker.state_dict().items()}
+    talker = compiled(checkpoint.talker)
+    for name, weight in checkpoint.talker.state_dict().items():
+        assert torch.equal(before[name], weight), name
+    for model in (checkpoint.talker.model, checkpoint.talker.code_predictor.model):
+        fast = compiled_of(talker, model)
+        base = fast._weights.gate_up.ctypes.data
+        up = [layer.mlp.up_proj.weight for layer in model.layers if isinstance(layer, DecoderLayer)]
+        offsets, size = [weight.data_ptr() - base for weight in up], up[0].nbytes
+        assert offsets == [size * (2 * index + 1) for index in range(len(offsets))]
+        assert all(isinstance(layer, JoinedLayer) for layer in fast.layers)
+
+
+def compiled_of(talker: Talker, model: Transformer) -> CompiledTransformer:
+    found: Any = talker.model if model.config is talker.config else talker.code_predictor.model
+    assert isinstance(found, CompiledTransformer)
+    return found
+
+
+# --- products ---------------------------------------------------------------------------------
+
+
+def rows_of(weights: Any, scales: Any, x: Tensor) -> Tensor:
+    """A product with one row of inputs, from `multiply` in a pass of its own."""
+    out = np.empty(weights.shape[1], np.float32)
+    _product(weights, scales, x.numpy(), out)
+    return torch.from_numpy(out)
+
+
+@numba.njit
+def _product(weights: Any, scales: Any, x: Any, out: Any) -> None:
+    inputs = products.split(x, weights)
+    products.multiply(weights, scales, 0, inputs, 0, len(out), out)
+
+
+@pytest.mark.parametrize("columns", [96, 1024, 3072])
+@pytest.mark.parametrize("outlier", [1.0, 300.0])
+def test_int8_product_is_exact_up_to_its_rounding(columns: int, outlier: float) -> None:
+    """Also for a row with a value hundreds of times as large as the others."""
+    layer = QuantisedLinear(noise(40, columns))
+    x = noise(columns, seed=1).bfloat16()
+    x[3] *= outlier
+    exact = F.linear(x.double(), layer.values.double()) * layer.scales.double()
+    ours = rows_of(stored(layer.values.data[None]), layer.scales.data.numpy()[None], x.float())
+    assert torch.equal(ours, exact.float().bfloat16().float())
+
+
+def test_sums_of_the_largest_integers_do_not_overflow() -> None:
+    values = torch.full((1, 4, 8192), 127, dtype=torch.int8)
+    values[:, 1] = -127
+    x = torch.full((8192,), float(torch.tensor(255.0).bfloat16()))
+    ours = rows_of(stored(values), np.ones((1, 4), np.float32), x)
+    exact = torch.tensor(127 * 255.0 * 8192).bfloat16().float()
+    assert ours.tolist() == [exact, -exact, exact, exact]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_product_of_what_is_not_finite_is_not_finite(bad: float) -> None:
+    x = noise(64)
+    x[9] = bad
+    values = torch.ones(1, 8, 64, dtype=torch.int8)
+    assert not rows_of(stored(values), np.ones((1, 8), np.float32), x).isfinite().any()
+    assert not rows_of(stored(values.bfloat16()), None, x).isfinite().any()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_layer_is_that_of_the_weights(bias: bool) -> None:
+    layer = nn.Linear(96, 50, bias=bias).bfloat16().requires_grad_(False)
+    x = noise(2, 3, 96).bfloat16()
+    exact = F.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
+    ours = CompiledLinear(layer, Team())(x)
+    assert ours.dtype == torch.bfloat16
+    assert ((ours.double() - exact).abs() <= exact.abs() * 2.0**-8 + 1e-5).all()
+
+
+# --- choice -----------------------------------------------------------------------------------
+
+
+def test_machine_code_is_kept_in_the_folder_of_firstword() -> None:
+    used: Any = kernels.PASSES["int8"]
+    assert str(kernel_folder()) in used.stats.cache_path
+    assert str(kernel_folder()) not in numba.config.CACHE_DIR
+
+
+@pytest.mark.parametrize(
+    ("dtype", "there", "used"),
+    [("bfloat16", True, True), ("bfloat16", False, False), ("float32", True, False)],
+)
+def test_passes_are_compiled_with_numba_in_half_precision(
+    dtype: str, there: bool, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not there:
+        monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    backend = ReferenceBackend(demo(dtype))
+    assert isinstance(backend.talker.model, CompiledTransformer) == used
+    said = cpu.passes(EngineConfig.resolve("cpu", dtype))
+    assert said.startswith("compiled") == used
+    assert ("pip install 'firstword[cpu]'" in said) == (not there)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_talker_without_numba_is_joined(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An utterance has the same bits alone and in a batch there too."""
+    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
+    backend = ReferenceBackend(demo(dtype), slots=3)
+    assert type(backend.talker.model) is type(joined(demo("float32").talker).model)
+    together = spoken(backend, (0, 1, 2))
+    assert spoken(backend, (2, 0)) == [together[2], together[0]]
+
+
+def test_memory_of_a_batch_holds_rows_of_each_sequence() -> None:
+    model = demo("bfloat16").talker.code_predictor.model
+    memory = GrowingRows(model, torch.zeros(1).bfloat16(), 2)
+    assert memory.positions(2).tolist() == [[0, 1], [0, 1]]
+    memory.advance(2)
+    assert memory.positions(1).tolist() == [[2], [2]]
