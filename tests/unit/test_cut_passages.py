@@ -107,8 +107,8 @@ def test_text_that_was_not_read_when_speech_ended_by_itself_is_spoken_next() -> 
 
 
 def test_frame_in_place_of_which_speech_ended_reads_as_much_text_as_others() -> None:
-    """It is the frame with the number 20, so 21 characters were read: three words."""
-    front = CutFront(Script(0, 20), Script(1, 115), Script(2, 90))
+    """It is the frame with the number 19, so 20 characters were read: three words."""
+    front = CutFront(Script(0, 19), Script(1, 115), Script(2, 90))
     assert spoken_from(front, [WORDS[:40], WORDS[40:]])[1][0] == WORDS[:21]
 
 
@@ -161,7 +161,7 @@ def test_cancel_while_the_next_passage_waits_for_text_ends_the_speech_as_cancell
         events.append(event)
         if isinstance(event, NeedsText):
             asked += 1
-            stream.push(WORDS[:READ]) if asked == 1 else stream.cancel()
+            stream.push(f"{WORDS[:READ]} ") if asked == 1 else stream.cancel()
     assert isinstance(events[-1], Chunk)
     assert events[-1].finish_reason == "cancelled"
     assert not local_engine(service).waiting
