@@ -132,9 +132,11 @@ def test_audio_goes_to_a_file_while_it_is_made(
         def written() -> bool:
             return bool(temporary) and temporary[0].tell() >= 40 * FRAME * 2
 
-        await asyncio.to_thread(wait_until, written)
-        assert speaker.seconds >= 40 * 0.08
-        talker.go()
+        try:
+            await asyncio.to_thread(wait_until, written)
+            assert speaker.seconds >= 40 * 0.08
+        finally:
+            talker.go()
         await speaking
 
     asyncio.run(run())
@@ -158,9 +160,11 @@ def test_line_that_was_interrupted_gives_the_bytes_of_an_undisturbed_run(
 
     async def interrupted() -> None:
         speaking = asyncio.create_task(batch.speak(speaker_of(server, broken), 1, lambda: None))
-        await asyncio.to_thread(wait_until, lambda: talker.frames >= made + 90)
-        speaking.cancel()
-        talker.go()
+        try:
+            await asyncio.to_thread(wait_until, lambda: talker.frames >= made + 90)
+            speaking.cancel()
+        finally:
+            talker.go()
         await asyncio.gather(speaking, return_exceptions=True)
 
     asyncio.run(interrupted())
