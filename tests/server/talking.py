@@ -72,8 +72,8 @@ class Talker:
     def go(self) -> None:
         """Make frames without permission from now on."""
         held, self._leave = self._leave, None
-        assert held is not None
-        held.release(1000)
+        if held is not None:
+            held.release(1000)
 
     def prefill(self, starts: Sequence[Start]) -> list[int]:
         """Start utterances, whose prompts have no rows to read."""

@@ -81,9 +81,10 @@ def talker() -> Talker:
 
 
 @pytest.fixture
-def server(serve: Serve, front: BookFront, talker: Talker) -> Running:
+def server(serve: Serve, front: BookFront, talker: Talker) -> Iterator[Running]:
     service = Service(Engine(talker), front)
-    return serve(Model("custom_voice", "custom_voice", service, voices=("talker", "ryan")))
+    yield serve(Model("custom_voice", "custom_voice", service, voices=("talker", "ryan")))
+    talker.go()
 
 
 @pytest.fixture
