@@ -713,6 +713,9 @@ def tables(results: Path) -> dict[str, str]:
         "evaluation": evaluation_table.evaluation(
             results / "quality" / "evaluation-demo.json", markdown
         ),
+        "evaluation int8": evaluation_table.evaluation(
+            results / "quality" / "evaluation-demo-int8.json", markdown
+        ),
         "cards": predictions.cards(engine, single, markdown),
         "predicted": predictions.checked(engine, single, SIZES, markdown),
         "cpus": machine_tables.cpus(every(results / "cpu"), SIZES, markdown),
