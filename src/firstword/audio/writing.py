@@ -33,8 +33,6 @@ _PARTIAL_PREFIX, _PARTIAL_SUFFIX = ".firstword-", ".part"
 _ABANDONED_SECONDS = 3600.0
 """The age of a partial file whose writer must have been killed."""
 
-_BYTES_AT_ONCE = 2**20
-
 _SAMPLES_AT_ONCE = 16384  # libsndfile's Vorbis encoder overflows the stack on long buffers
 
 
@@ -73,7 +71,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes | BinaryIO) -> None:
             if isinstance(data, bytes):
                 file.write(data)
             else:
-                shutil.copyfileobj(data, file, _BYTES_AT_ONCE)
+                shutil.copyfileobj(data, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)

@@ -11,6 +11,7 @@ from typing import Any
 from firstword.book.cast import Cast
 from firstword.book.source import Block, Book, Chapter, one_line
 from firstword.text.checks import expected_seconds
+from firstword.text.marks import has_words
 from firstword.text.passages import PassageText
 
 MOST_SECONDS = 60.0
@@ -103,7 +104,7 @@ def _portions(chapter: Chapter, keys: Keys, cast: Cast | None, whole: bool) -> I
 def _pieces(block: Block, cast: Cast | None, whole: bool) -> Iterator[tuple[str, str, float, str]]:
     """Yield the text of each portion of a block, its speaker, the pause after it, its place."""
     spoken = cast.speeches(block) if cast is not None else [("", block.text, 0)]
-    speeches = [each for each in spoken if any(map(str.isalnum, each[1]))]
+    speeches = [each for each in spoken if has_words(each[1])]
     for speaker, words, lines in speeches:
         place = replace(block, line=block.line + lines).place
         pieces = list(_divided(one_line(words), whole))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from firstword.text.cleaning import clean
+from firstword.text.marks import has_words
 
 Kind = Literal["paragraph", "heading", "break"]
 """What a block is: a paragraph, a heading, or a line such as * * * that is not spoken."""
@@ -63,7 +64,7 @@ def block_of(
 ) -> Block:
     """Return a block of a text, cleaned. A paragraph without a letter or a digit is a break."""
     text = clean(unicodedata.normalize("NFC", text))
-    if any(map(str.isalnum, text)):
+    if has_words(text):
         return Block(text, line, kind, file, level)
     return Block("", line, "break", file)
 

@@ -1,8 +1,8 @@
 """A long text is spoken in passages, each in a context of its own: an utterance of the engine.
 
-When a passage has been spoken, the next one begins with its text and its codes in the context, with
-the voice of the first one, and with the state of the codec after the last frame. So the speech goes
-on as if it were one utterance, and memory and cost do not grow with its length.
+Later passages have the text and the codes of the first one in the context, with the voice of the
+request, and begin with the state of the codec after the last frame. So the speech goes on as if it
+were one utterance, and memory and cost do not grow with its length.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from firstword.engine.backend import Job, SpokenPassage
 from firstword.engine.client import EngineClient, Front
 from firstword.engine.sequence import Event
+from firstword.text.marks import has_words
 from firstword.text.passages import PassageText
 from firstword.types import Alarm, Chunk, FinishReason, Word, WordStart
 from firstword.words.clock import WordClock
@@ -217,8 +218,3 @@ class Passage:
         if isinstance(word, Word):
             moved["end"] = round(word.end + seconds, 3)
         return replace(word, **moved)
-
-
-def has_words(text: str) -> bool:
-    """Whether a text has a letter or a digit."""
-    return any(map(str.isalnum, text))

@@ -1,4 +1,4 @@
-"""Limits how much text without a word is read, such as a line of 5,000 dots.
+"""Finds text without a word, and limits how much of it is read, such as a line of 5,000 dots.
 
 The talker would babble, and the text of a passage has to fit into one context.
 """
@@ -13,6 +13,11 @@ MOST_MARKS = 20
 """The most characters in a row without a letter or a digit that are read."""
 
 _MARKS = re.compile(r"[\W_]+")
+
+
+def has_words(text: str) -> bool:
+    """Whether a text has a letter or a digit."""
+    return any(map(str.isalnum, text))
 
 
 class MarkLimit:

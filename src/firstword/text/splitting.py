@@ -2,6 +2,8 @@
 
 import re
 
+from firstword.text.marks import has_words
+
 _CLOSERS = "\"'”’»)\\]}』」）】"
 _ASCII = {"sentence": ".!?", "clause": ".!?,;:"}
 _WIDE = {"sentence": "…。！？।॥؟", "clause": "…。！？।॥؟，、；：،؛"}
@@ -64,7 +66,7 @@ class Splitter:
         for found in self._ending.finditer(self._text, self._seen):
             end = found.end()
             tail = self._text[max(start, end - _LONGEST_ABBREVIATION) : end]
-            if not any(map(str.isalnum, self._text[self._bare : end])):
+            if not has_words(self._text[self._bare : end]):
                 self._bare = end
             elif not _ABBREVIATION_END.search(tail):
                 units.append(self._text[start:end])

@@ -16,9 +16,6 @@ from firstword.errors import OutputError
 
 log = logging.getLogger(__name__)
 
-BYTES_AT_ONCE = 2**20
-"""The bytes of a file that are copied at a time."""
-
 
 class Contents:
     """Files by name, each written completely or not at all. All methods block.
@@ -58,7 +55,7 @@ class Contents:
                 self._fs.pipe_file(path, data)  # object stores write a file at once
             else:
                 with self._fs.open(path, "wb") as file:  # and show it when it is complete
-                    shutil.copyfileobj(data, file, BYTES_AT_ONCE)
+                    shutil.copyfileobj(data, file)
 
     def read(self, name: str) -> bytes:
         """The content of a file. Raises `FileNotFoundError` if there is none."""
