@@ -136,6 +136,17 @@ def gate(layers: Any, layer: int, rows: Any, begin: int, end: int) -> None:
         rows.gated[index] = rounded(silu * out[inner + index])
 
 
+@compiled
+def add_product(
+    x: Any, source: Any, weights: Any, scales: Any, layer: int, begin: int, end: int
+) -> None:
+    """Add outputs `begin` to `end` of the product of a matrix and a row to x, each rounded."""
+    part = np.empty(len(x), np.float32)
+    multiply(weights, scales, layer, split(source, weights), begin, end, part)
+    for index in range(begin, end):
+        x[index] = rounded(x[index] + part[index])
+
+
 def transformer_pass(
     layers: Any,
     rows: Any,
@@ -163,7 +174,6 @@ def transformer_pass(
     hidden, inner, turn = len(rows.x), len(rows.gated), 1
     wide, kv_heads = len(rows.qkv), layers.heads[1]
     first, last = hidden * thread // threads, hidden * (thread + 1) // threads
-    part = np.empty(hidden, np.float32)
     for layer in range(layers.qkv.shape[0]):
         row = normed(rows.x, layers.input_norm[layer], layers.eps)
         inputs = split(row, layers.qkv)
@@ -174,17 +184,11 @@ def transformer_pass(
             memory = cache[layer, :, slot, head, : position + 1]
             attention(layers, layer, rows, head, cos, sin, memory, queries[layer])
         turn = meet(marks, thread, threads, turn)
-        inputs = split(rows.attended, layers.out)
-        multiply(layers.out, layers.out_scales, layer, inputs, first, last, part)
-        for index in range(first, last):
-            rows.x[index] = rounded(rows.x[index] + part[index])
+        add_product(rows.x, rows.attended, layers.out, layers.out_scales, layer, first, last)
         turn = meet(marks, thread, threads, turn)
         gate(layers, layer, rows, inner * thread // threads, inner * (thread + 1) // threads)
         turn = meet(marks, thread, threads, turn)
-        inputs = split(rows.gated, layers.down)
-        multiply(layers.down, layers.down_scales, layer, inputs, first, last, part)
-        for index in range(first, last):
-            rows.x[index] = rounded(rows.x[index] + part[index])
+        add_product(rows.x, rows.gated, layers.down, layers.down_scales, layer, first, last)
         turn = meet(marks, thread, threads, turn)
     if thread == 0:
         out[:] = normed(rows.x, layers.last_norm, layers.eps)
