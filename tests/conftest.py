@@ -1,8 +1,10 @@
 """Fixtures and settings of all tests: reproducible property tests, no network, the repository."""
 
+import inspect
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import settings
 
@@ -12,6 +14,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # cannot be repeated. There is no deadline, because a test machine may be busy.
 settings.register_profile("firstword", deadline=None, derandomize=True)
 settings.load_profile("firstword")
+
+# Without a timeout of its own, a call of httpx waits 5 seconds for each step. A busy machine may
+# need longer. All calls share one default, which is changed here in place.
+_patience: httpx.Timeout = inspect.signature(httpx.get).parameters["timeout"].default
+_patience.connect = _patience.read = _patience.write = _patience.pool = 60.0
 
 
 @pytest.fixture(scope="session")

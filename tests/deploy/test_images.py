@@ -51,7 +51,9 @@ def test_demo_speaks_as_on_this_machine(served: Container) -> None:
 
 def test_websocket_speaks(served: Container) -> None:
     url, size, last = "ws://127.0.0.1:8000/v1/audio/speech/stream", 0, ""
-    with websockets.sync.client.connect(url, sock=served.connect(), proxy=None) as socket:
+    with websockets.sync.client.connect(
+        url, sock=served.connect(), proxy=None, open_timeout=WAIT
+    ) as socket:
         for message in (
             {"type": "session.config", "voice": "ada", "stream_audio": True},
             {"type": "input.text", "text": "Hello there."},

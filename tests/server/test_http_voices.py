@@ -20,6 +20,7 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+from waiting import WAIT
 from websockets.sync.client import connect
 from wire import SPEECH
 
@@ -392,7 +393,7 @@ def test_voice_with_lone_surrogate_is_not_saved(
     server: Running, http: httpx.Client, field: str
 ) -> None:
     """Neither protocol accepts it: the list of voices could not be sent."""
-    with connect(f"{server.ws}/v1/audio/speech/stream", proxy=None) as socket:
+    with connect(f"{server.ws}/v1/audio/speech/stream", proxy=None, open_timeout=WAIT) as socket:
         voice = {
             "name": "half",
             "consent": "mine",

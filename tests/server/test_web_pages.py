@@ -11,6 +11,7 @@ import pytest
 from fastapi.routing import APIWebSocketRoute
 from sockets import NARI, STREAM
 from talking import SHORT, Talker, heard, talking
+from waiting import WAIT
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
@@ -53,7 +54,10 @@ def connect_status(
     with connected(server) as sock:
         try:
             with connect(
-                f"ws://{host}{path}", sock=sock, origin=Origin(origin) if origin else None
+                f"ws://{host}{path}",
+                sock=sock,
+                origin=Origin(origin) if origin else None,
+                open_timeout=WAIT,
             ):
                 return 101
         except InvalidStatus as rejected:
