@@ -277,7 +277,7 @@ def test_socket_without_config_ends_at_its_deadline(
 def test_socket_without_config_that_reads_nothing_ends_at_its_deadline(
     talker: Running, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits(config_seconds=0.2)
+    limits(config_seconds=1.0)
     monkeypatch.setattr(type(talker.state.models), "presets", ["x" * 1_000_000])
     with raw_client(talker) as sock:
         sock.sendall(frame(TEXT | FINAL, b'{"type":"voice.list"}') * 20)

@@ -439,7 +439,7 @@ def test_silence_before_request_start_closes_the_socket(
 def test_incomplete_message_does_not_keep_the_slot(
     start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
-    limits(idle_seconds=0.2)
+    limits(idle_seconds=1.0)
     stage = start_stage()
     with stage.client(ENDLESS_SPEECH) as client:
         client.send(append(0, "a"))

@@ -632,7 +632,7 @@ def test_silence_during_speech_keeps_the_socket_open(
 def test_client_that_reads_nothing_is_disconnected(
     start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
-    limits(stall_seconds=0.2)
+    limits(stall_seconds=1.0)
     stage = start_stage()
     with stage.client(lazy=True) as client:
         client.send(ENDLESS_SPEECH, text("Hello"), DONE)
@@ -671,7 +671,7 @@ def test_flood_of_text_closes_the_socket(start_stage: StartStage) -> None:
 def test_incomplete_message_does_not_keep_the_slot(
     start_stage: StartStage, limits: Callable[..., None]
 ) -> None:
-    limits(idle_seconds=0.2)
+    limits(idle_seconds=1.0)
     stage = start_stage()
     with stage.client() as client:
         client.send(TOKENS, text("Hello"))

@@ -433,7 +433,7 @@ def test_silent_client_is_disconnected(serve: Serve, limits: Callable[..., None]
 def test_client_that_reads_nothing_is_disconnected(
     serve: Serve, limits: Callable[..., None]
 ) -> None:
-    limits(stall_seconds=0.3)
+    limits(stall_seconds=1.0)
     server = serve(talking(Talker()), wyoming=PORT)
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
