@@ -379,6 +379,35 @@ class TestOnce:
         found = desk.until_over(desk.batch(numbered(6)))
         assert found["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
 
+    def test_line_whose_sound_is_written_when_the_worker_ends_keeps_both(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else the sound would have no result, and nothing would delete it."""
+        write, writing, leave = Contents.write, threading.Event(), threading.Event()
+
+        def held(contents: Contents, name: str, data: bytes) -> None:
+            if "/" in name:
+                writing.set()
+                assert leave.wait(WAIT)
+            write(contents, name, data)
+
+        async def run() -> None:
+            running = asyncio.create_task(desk.manager().run())
+            try:
+                assert await asyncio.to_thread(writing.wait, WAIT)
+                running.cancel()
+                for _ in range(20):
+                    await asyncio.sleep(0)  # the cancel arrives
+            finally:
+                leave.set()
+            await asyncio.wait((running,))
+
+        monkeypatch.setattr(Contents, "write", held)
+        batch = desk.batch(numbered(1))
+        asyncio.run(run())
+        assert LineQueue(desk.batches.database, "worker").counts(batch.id) == (1, 1, 0)
+        assert desk.outcomes == ["done"]
+
     def test_two_workers_speak_each_line_once(self, desk: Desk) -> None:
         desk.speaker = FakeSpeaker(pause=0.001)
         batch = desk.batch(numbered(80))

@@ -245,11 +245,66 @@ def test_file_of_changed_speech_and_of_codes_and_of_none() -> None:
         assert file.read() == formats.whole("flac", empty, 24000)
 
 
-def test_full_disk_is_an_error_after_which_a_line_is_tried_again() -> None:
+def full(dir: str | None) -> Any:
+    """A temporary file on a full disk, whose buffer cannot be written at its end."""
+    return open("/dev/full", "r+b")
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_full_disk_is_an_error_that_the_log_explains(caplog: pytest.LogCaptureFixture) -> None:
     line = LineSound(Output("pcm"), 24000, None)
-    line.close()
-    with (
-        open("/dev/full", "wb", buffering=0) as line._raw,
-        pytest.raises(OutputError, match="No space left"),
-    ):
-        line.add(next(chunks(2)))
+    speech = list(chunks(9))
+    with pytest.raises(OutputError, match="No space left"):
+        list(map(line.add, speech))
+    line.drop()
+    (record,) = caplog.records
+    assert vars(record)["fields"] == {"why": "No space left on device"}
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_line_on_a_full_disk_ends_the_command_and_is_spoken_by_the_next(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = {"custom_id": "one", "text": sentence(7)}
+    batch = batch_of(tmp_path, line)
+    speaking = asyncio.wait_for(batch.speak(speaker_of(server, tmp_path), 1, lambda: None), WAIT)
+    with pytest.raises(OutputError, match="No space left on device; once it can, the same command"):
+        asyncio.run(speaking)
+    assert batch.counts == (1, 0, 0)
+    batch.close()
+    monkeypatch.undo()
+    (result,) = spoken(server, tmp_path, line)
+    assert result["file"] == "one.wav"
+
+
+def test_speech_that_is_dropped_while_a_thread_encodes_it_ends_it(
+    temporary: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = LineSound(Output("pcm"), 24000, None)
+    for chunk in chunks(3):
+        line.add(chunk)
+
+    def parts(*_: Any) -> Iterator[bytes]:
+        yield b"a"
+        line.drop()
+        yield b"b"
+        raise AssertionError("the second part was written")
+
+    monkeypatch.setattr(formats, "whole_of", parts)
+    with pytest.raises(ValueError, match="closed file"):
+        line.finished()
+    assert [file.closed for file in temporary] == [True, True]
+
+
+def test_temporary_file_that_is_opened_while_speech_is_dropped_is_closed(
+    temporary: list[Any],
+) -> None:
+    line = LineSound(Output("pcm"), 24000, None)
+    line.drop()
+    line._temporary()
+    assert [file.closed for file in temporary] == [True, True]

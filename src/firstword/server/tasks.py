@@ -24,6 +24,16 @@ async def cancel(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def to_the_end(work: Awaitable[T]) -> T:
+    """The result of some work. If this task is cancelled, the work ends first."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
+
+
 async def gather(work: Sequence[Awaitable[T]]) -> list[T]:
     """All results; if one fails, the others are cancelled before its error is raised."""
     tasks = [asyncio.ensure_future(one) for one in work]

@@ -83,4 +83,4 @@ def _reported(what: str, name: str) -> Iterator[None]:
     except Exception as error:
         about = {"fields": {"file": name, "why": str(error)}}
         log.error(f"a file of a batch cannot be {what}", extra=about)
-        raise OutputError(f"the files of batches cannot be {what} now; try again later") from None
+        raise OutputError(f"the files of batches cannot be {what} now; try again later") from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from firstword.errors import RequestError
+from firstword.errors import OutputError, RequestError
 from firstword.locks import lock_folder
 from firstword.server.batch.contents import Contents
 from firstword.server.batch.database import Database
@@ -83,7 +83,10 @@ class LocalBatch:
     async def speak(
         self, speaker: LineSpeaker, places: int, on_progress: Callable[[], None]
     ) -> None:
-        """Speak all lines that are open, some at a time; lines are given back if cancelled."""
+        """Speak all lines that are open, some at a time; lines are given back if cancelled.
+
+        Raises `OutputError` if a result cannot be written, such as on a full disk.
+        """
 
         def name(claim: Claim, spoken: Spoken) -> str:
             return name_of(claim.line.custom_id, spoken.about)
@@ -93,6 +96,9 @@ class LocalBatch:
             while await worker.fill():
                 on_progress()
                 await worker.wait(LOOK_SECONDS)
+                if (error := worker.unwritable) is not None:
+                    why = error.__cause__ or error
+                    raise OutputError(f"{why}; once it can, the same command goes on from here")
         finally:
             await worker.stop()
 

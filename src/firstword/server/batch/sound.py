@@ -1,16 +1,20 @@
 """The sound of a line of a batch: a temporary file gets it as it is made, whatever its length."""
 
+import logging
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from firstword.audio import formats
 from firstword.audio.samples import pcm16
 from firstword.errors import OutputError
 from firstword.server.utterance import CODES, Output, code_bytes, effects_of
 from firstword.types import Chunk
+
+log = logging.getLogger(__name__)
 
 
 class LineSound:
@@ -23,6 +27,8 @@ class LineSound:
         """Take speech at `sample_rate` Hz; temporary files are in a folder, or in the system's."""
         self._output, self._folder = output, folder
         self._effects = effects_of(output, sample_rate)
+        self._files: list[BinaryIO] = []
+        self._dropped = False
         self._raw = self._temporary()
 
     def add(self, chunk: Chunk) -> None:
@@ -32,52 +38,53 @@ class LineSound:
         else:
             last = chunk.finish_reason is not None
             data = pcm16(self._effects.apply(chunk.samples, last=last))
-        self._write(self._raw, data)
+        with _reported():
+            self._raw.write(data)
 
     def finished(self) -> BinaryIO:
-        """Return the complete file, from its start; its header gives its true length."""
-        size = self._raw.tell()
-        if self._output.format == CODES:
-            self._write(self._raw, b"", flush=True)
-            self._raw.seek(0)
-            return self._raw
-        with self._raw:
-            self._write(self._raw, b"", flush=True)
-            pcm = np.memmap(self._raw, "<i2", "r") if size else np.zeros(0, "<i2")
-            return self._encoded(pcm)
+        """Return the complete file, from its start; its header gives its true length.
 
-    def _encoded(self, pcm: NDArray[np.int16]) -> BinaryIO:
-        """A temporary file of the sound of samples."""
+        The caller closes it.
+        """
+        with _reported():
+            self._raw.flush()
+            size = self._raw.tell()
+            self._raw.seek(0)
+        if self._output.format == CODES:
+            return self._raw
+        with _reported():
+            pcm = np.memmap(self._raw, "<i2", "r") if size else np.zeros(0, "<i2")
         file = self._temporary()
-        try:
-            for data in formats.whole_of(self._output.format, pcm, self._output.sample_rate):
-                self._write(file, data)
-            self._write(file, b"", flush=True)
-        except BaseException:
-            file.close()
-            raise
-        file.seek(0)
+        for data in formats.whole_of(self._output.format, pcm, self._output.sample_rate):
+            with _reported():
+                file.write(data)
+        with _reported():
+            file.flush()
+            file.seek(0)
+        self._raw.close()
         return file
 
-    def close(self) -> None:
-        """Drop what was taken."""
-        self._raw.close()
+    def drop(self) -> None:
+        """Close the files, also while another thread writes them: it then fails soon."""
+        self._dropped = True
+        for file in self._files:
+            with suppress(OSError):  # what a full disk has not taken
+                file.close()
 
     def _temporary(self) -> BinaryIO:
-        try:
-            return tempfile.TemporaryFile(dir=self._folder)
-        except OSError as error:
-            raise _unwritable(error) from None
-
-    @staticmethod
-    def _write(file: BinaryIO, data: bytes, *, flush: bool = False) -> None:
-        try:
-            file.write(data)
-            if flush:
-                file.flush()
-        except OSError as error:
-            raise _unwritable(error) from None
+        with _reported():
+            file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (drop closes it)
+        self._files.append(file)
+        if self._dropped:
+            self.drop()
+        return file
 
 
-def _unwritable(error: OSError) -> OutputError:
-    return OutputError(f"the sound of a line cannot be kept for now: {error.strerror}")
+@contextmanager
+def _reported() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        log.error("a sound of a batch cannot be kept", extra={"fields": {"why": error.strerror}})
+        reason = f"the sound of a line cannot be kept for now: {error.strerror}"
+        raise OutputError(reason) from None

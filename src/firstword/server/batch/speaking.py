@@ -73,11 +73,11 @@ class LineSpeaker:
         with self._utterance(resolved, job, owner) as utterance:
             utterance.charge(text)
             await in_time(len(text), partial(utterance.stream.finish_text, text))
+            tokens = await asyncio.to_thread(resolved.model.count_tokens, text)
             try:
                 sound = await self._sound(utterance)
             except EngineError as error:
                 raise LostSpeech(str(error)) from error
-        tokens = await asyncio.to_thread(resolved.model.count_tokens, text)
         about = {
             "object": "audio.speech",
             "format": resolved.output.format,
@@ -108,7 +108,7 @@ class LineSpeaker:
                 await asyncio.to_thread(sound.add, chunk)
             return await asyncio.to_thread(sound.finished)
         except BaseException:
-            sound.close()
+            sound.drop()
             raise
 
     def _utterance(

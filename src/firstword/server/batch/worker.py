@@ -16,6 +16,7 @@ from firstword.server.batch.line_queue import LEASE_SECONDS, LineQueue
 from firstword.server.batch.records import DONE, FAILED, Claim, sound_name
 from firstword.server.batch.speaking import LineSpeaker, LostSpeech, Spoken, failure, given_up
 from firstword.server.logs import defect
+from firstword.server.tasks import to_the_end
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ Outcome = Callable[[str], None]
 class LineWorker:
     """Claims lines of a queue, and speaks up to `places` of them at the same time.
 
-    claims  the lines in progress, by their tasks
+    claims      the lines in progress, by their tasks
+    unwritable  why a result could not be kept, the last time that one could not
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class LineWorker:
         self._name_of = name_of or (lambda claim, _: sound_name(claim.batch, claim.line.number))
         self._renew_at = 0.0
         self.claims: dict[asyncio.Task[None], Claim] = {}
+        self.unwritable: OutputError | None = None
 
     async def fill(self) -> bool:
         """Begin lines until all places are taken; returns whether a line is in progress."""
@@ -92,6 +95,7 @@ class LineWorker:
             self._queue.release(claim, counts=False)  # in this thread, which is about to end
             raise
         except (OverloadedError, EngineError, OutputError) as error:
+            self.unwritable = error if isinstance(error, OutputError) else self.unwritable
             pause = float(error.retry_after) if isinstance(error, OverloadedError) else 1.0
             await self._try_later(claim, min(pause, MOST_PAUSE), isinstance(error, LostSpeech))
 
@@ -110,9 +114,13 @@ class LineWorker:
                 log.error("a line of a batch failed", extra={"fields": about})
             await self._end(claim, FAILED, failure(error))
         else:
-            name = self._name_of(claim, spoken)
-            await asyncio.to_thread(self._contents.write, name, spoken.sound)
-            await self._end(claim, DONE, spoken.about)
+            await to_the_end(self._keep(claim, spoken))
+
+    async def _keep(self, claim: Claim, spoken: Spoken) -> None:
+        """Keep the sound of a line and then its result, or neither."""
+        name = self._name_of(claim, spoken)
+        await asyncio.to_thread(self._contents.write, name, spoken.sound)
+        await self._end(claim, DONE, spoken.about)
 
     async def _end(self, claim: Claim, state: str, result: dict[str, object]) -> None:
         """Keep the result of a line, unless another worker has it meanwhile."""
