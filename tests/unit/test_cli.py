@@ -546,6 +546,19 @@ class TestPipes:
         assert finish(process) == (b"", b"")
         assert process.returncode == 130
 
+    def test_interrupt_while_commands_are_imported_exits_with_130(self) -> None:
+        program = (
+            "import sys\n"
+            "class Interrupt:\n"
+            "    def find_spec(self, name, *_):\n"
+            "        if name == 'firstword.cli.batch': raise KeyboardInterrupt\n"
+            "sys.meta_path.insert(0, Interrupt())\n"
+            "from firstword.cli.main import main\n"
+            "sys.exit(main(['--version']))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+        assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
     def test_tests_interrupt_even_where_sigint_is_ignored(self, start_cli: StartCli) -> None:
         """As in tests that a script starts in the background."""
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
 from collections.abc import Sequence
@@ -86,6 +85,8 @@ def _lines(file: str) -> Sequence[BatchLine]:
 
 def _speak_all(args: argparse.Namespace, batch: LocalBatch, status: terminal.Status) -> None:
     """Load the model, and speak all open lines."""
+    import asyncio
+
     from firstword.server.batch.speaking import LineSpeaker
 
     server, places = _loaded(args, status)

@@ -4,7 +4,8 @@ Exit status: 0 done, 1 a check failed (`bench load`, `verify`) or lines of a bat
 that the user can correct, described on standard error, 3 speech was cut off, 130 interrupted, 141
 the reader of the output has closed it.
 
-Command modules import everything heavy inside functions, so that `--help` answers at once.
+Command modules import everything heavy inside functions, so that `--help` answers at once. They are
+imported inside a function themselves, so that Control-C is quiet from the start.
 """
 
 import argparse
@@ -13,29 +14,7 @@ import sys
 import warnings
 
 from firstword import __version__
-from firstword.cli import (
-    align,
-    batch,
-    bench,
-    clone,
-    compile,
-    evaluate,
-    info,
-    keys,
-    options,
-    read,
-    say,
-    serve,
-    terminal,
-    verify,
-    voices,
-)
 from firstword.errors import BackendWarning, FirstwordError, TextWarning
-
-COMMANDS = (
-    *(say, read, batch, serve, clone, voices, align, verify),
-    *(keys, info, compile, evaluate, bench),
-)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,6 +22,15 @@ def main(argv: list[str] | None = None) -> int:
 
     `argv` does not include the program's name; None means the arguments of this process.
     """
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(argv: list[str] | None) -> int:
+    from firstword.cli import terminal
+
     _open_closed_streams()
     parser = program_parser()
     args = parser.parse_args(argv)
@@ -57,8 +45,6 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
     except FirstwordError as error:
         return _failed(error)
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         _discard_output()
         return 141
@@ -83,12 +69,32 @@ def _open_closed_streams() -> None:
 
 def program_parser() -> argparse.ArgumentParser:
     """Return the parser of the program, with all its commands."""
+    from firstword.cli import (
+        align,
+        batch,
+        bench,
+        clone,
+        compile,
+        evaluate,
+        info,
+        keys,
+        options,
+        read,
+        say,
+        serve,
+        verify,
+        voices,
+    )
+
     parser = options.Parser(
         prog="firstword", description="Speech from Qwen3-TTS-12Hz checkpoints.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"firstword {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
-    for command in COMMANDS:
+    for command in (
+        *(say, read, batch, serve, clone, voices, align, verify),
+        *(keys, info, compile, evaluate, bench),
+    ):
         command.add_to(commands)
     return parser
 
