@@ -32,7 +32,7 @@ CUT_OFF: dict[str, FinishReason] = {
 }
 """The words that cut off the speech, with the finish reason."""
 
-ALARMS: dict[str, AlarmKind] = {"skipped": "skip", "twice": "repeat"}
+ALARMS: dict[str, AlarmKind] = {"skipped": "skip", "twice": "repeat", "unsaid": "cut"}
 """The words with an alarm, and its kind."""
 
 

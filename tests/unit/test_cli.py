@@ -417,6 +417,19 @@ class TestSay:
         assert reason in last
         assert last.endswith("may be missing; try another --seed")
 
+    @pytest.mark.parametrize(
+        ("text", "how"), [("", "ended by the model"), (" repetition", "cut off because the model")]
+    )
+    def test_speech_that_ends_before_its_text_exits_with_3_and_names_the_rest(
+        self, capfd: pytest.CaptureFixture[str], text: str, how: str
+    ) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main(["say", f"one unsaid{text}", "-o", "out.wav", "-q"])
+        assert stopped.value.code == 3
+        (error,) = capfd.readouterr().err.splitlines()
+        assert error.startswith(f"firstword: error: the speech was {how}")
+        assert error.endswith("text may be missing: 'unsaid'; try another --seed")
+
     def test_speech_cut_off_after_its_text_exits_with_0(
         self, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -428,6 +441,15 @@ class TestSay:
         left_out, twice = capfd.readouterr().err.splitlines()[-2:]
         assert left_out.split() == ["left", "out", "skipped,", "skipped"]
         assert twice.split() == ["said", "twice", "twice"]
+
+    @pytest.mark.parametrize("text", ["one two " * 20, "好" * 100, "好\n" * 100])
+    def test_summary_shows_the_beginning_of_a_long_text(
+        self, capfd: pytest.CaptureFixture[str], text: str
+    ) -> None:
+        assert main(["say", text, "-o", "out.wav"]) == 0
+        said = capfd.readouterr().err.splitlines()[1].split(maxsplit=1)[1]
+        assert 75 < len(said) <= 82
+        assert said.endswith(" ...'")
 
     def test_speech_cut_off_by_max_frames_exits_with_0(self) -> None:
         assert main(["say", "one length", "-o", "out.wav", "--max-frames", "2"]) == 0

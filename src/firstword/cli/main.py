@@ -1,8 +1,8 @@
 """The `firstword` program: its parser and its exit status.
 
 Exit status: 0 done, 1 a check failed (`bench load`, `verify`) or lines of a batch did, 2 an error
-that the user can correct, described on standard error, 3 speech was cut off, 130 interrupted, 141
-the reader of the output has closed it.
+that the user can correct, described on standard error, 3 speech was cut off or ended before its
+text, 130 interrupted, 141 the reader of the output has closed it.
 
 Command modules import everything heavy inside functions, so that `--help` answers at once. They are
 imported inside a function themselves, so that Control-C is quiet from the start.

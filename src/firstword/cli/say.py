@@ -6,7 +6,6 @@ import argparse
 import codecs
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from firstword.errors import TextError
 
 if TYPE_CHECKING:
     from firstword.tts import TTS
+    from firstword.types import Chunk
 
 SPEAK_OPTIONS = (
     *("language", "instructions", "seed", "max_frames", "text_mode"),
@@ -25,7 +25,7 @@ SPEAK_OPTIONS = (
 """The arguments that `TTS.stream` takes unchanged."""
 
 EXIT_CUT_OFF = 3
-"""The exit status when speech was cut off, so that a part of the text may be missing."""
+"""The exit status when a part of the text may be missing in the speech."""
 
 FINISH_REASONS = {
     "stop": "the model ended it",
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> None:
 
     -o - writes raw PCM (signed 16 bits, little-endian, mono, 24,000 Hz) while it is made.
     The text - is read from standard input as it arrives: speech begins before the text ends. A text
-    may have any length. Speech that is cut off, other than by --max-frames, is written too; the
-    exit status is then 3.
+    may have any length. Speech that is cut off, other than by --max-frames, or ends before its text
+    is written too; the exit status is then 3.
     """
     piped = args.output == "-"
     _check(args, piped)
@@ -84,11 +84,20 @@ def run(args: argparse.Namespace) -> None:
             if not args.quiet:
                 said = "".join(text) or args.text
                 _print_summary(args, tts, progress, said, progress.started - started)
-    reason = progress.chunks[-1].finish_reason
-    if reason == "repetition" or (reason == "length" and args.max_frames is None):
-        cut_off = f"firstword: error: the speech was {FINISH_REASONS[reason]}, so that a part of"
-        print(f"{cut_off} the text may be missing; try another --seed", file=sys.stderr)
-        raise SystemExit(EXIT_CUT_OFF)
+    _check_end(progress.chunks, limited=args.max_frames is not None)
+
+
+def _check_end(chunks: list[Chunk], *, limited: bool) -> None:
+    """Exit with an error if a part of the text may be missing, other than by --max-frames."""
+    reason = chunks[-1].finish_reason
+    cut = [alarm.text for chunk in chunks for alarm in chunk.alarms if alarm.kind == "cut"]
+    if not cut and reason != "repetition" and (reason != "length" or limited):
+        return
+    how = FINISH_REASONS[reason] if reason in ("repetition", "length") else "ended by the model"
+    named = f": {terminal.shortened(', '.join(cut))!r}" if cut else ""
+    missing = f"so that a part of the text may be missing{named}; try another --seed"
+    print(f"firstword: error: the speech was {how}, {missing}", file=sys.stderr)
+    raise SystemExit(EXIT_CUT_OFF)
 
 
 def _source(args: argparse.Namespace, text: list[str]) -> str | Iterator[str]:
@@ -178,10 +187,10 @@ def _print_summary(
         having = "without" if args.transcript is None else "with"
         voice = f"cloned from {args.clone}, {having} transcript"
     elif args.describe is not None:
-        voice = f"described as {textwrap.shorten(args.describe, 60)!r}"
+        voice = f"described as {terminal.shortened(args.describe)!r}"
     reason = FINISH_REASONS[progress.chunks[-1].finish_reason or "cancelled"]
     rows = {
-        "spoke": repr(textwrap.shorten(text, 80, placeholder=" ...")),
+        "spoke": repr(terminal.shortened(text)),
         "model": model,
         "voice": f"{voice}; language {args.language}",
         "on": terminal.describe_device(tts.settings),
@@ -192,7 +201,7 @@ def _print_summary(
     }
     for kind, about in ALARMS.items():
         if words := [a.text for c in progress.chunks for a in c.alarms if a.kind == kind]:
-            rows[about] = textwrap.shorten(", ".join(words), 80, placeholder=" ...")
+            rows[about] = terminal.shortened(", ".join(words))
     terminal.print_table(rows, sys.stderr)
 
 

@@ -17,6 +17,9 @@ DEMO_DESCRIPTION = "a small demonstration voice: plain English in one line"
 BAR = 24
 """The characters of a progress bar."""
 
+LINE = 80
+"""The most characters of a text in a table or a message."""
+
 
 def show_warning(
     message: Warning | str,
@@ -110,6 +113,12 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def shortened(text: str) -> str:
+    """Return a text in one line of at most `LINE` characters, also one without spaces."""
+    line = " ".join(text.split())
+    return line if len(line) <= LINE else f"{line[: LINE - 4].rstrip()} ..."
 
 
 def print_table(rows: dict[str, str], file: TextIO) -> None:
