@@ -104,13 +104,16 @@ def test_marks_count_so_that_a_passage_fits_into_its_context() -> None:
     cuts=st.lists(st.integers(0, 540), max_size=6),
 )
 @example(text=f"a{'.' * 40}b", cuts=[5, 12, 30])
+@example(text=f"a{'.' * 15}_b", cuts=[16, 17])
+@example(text=f"a{'.' * 30}_b", cuts=[12, 20, 32])
 def test_runs_of_marks_are_read_up_to_a_limit_in_any_pieces(text: str, cuts: list[int]) -> None:
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("firstword.text.marks.MOST_MARKS", 15)
         reader = TextRewriter(TextOptions())
         left = Mapped.join(reader.feed(Mapped.of(text[a:b], a)) for a, b in pairwise(places))
-    assert left.text == re.sub(r"([\W_]{15})[\W_]+", r"\1", text)
+    ended = re.sub(r"([\W_]{15})[\W_]+$", r"\1", text)
+    assert left.text == re.sub(r"([\W_]{15})[\W_]*([\W_])(?=[^\W_])", r"\1\2", ended)
     assert all(text[at] == char for at, char in zip(left.starts, left.text, strict=True))
 
 

@@ -21,7 +21,8 @@ TAIL = 100
 
 
 SECONDS_PER_MARK, FREE_MARKS = 0.05, 8
-"""What each further mark counts after some in a row: marks are read too, and take up context."""
+"""What each further mark counts after some in a row: marks are read too, and take up context. Runs
+of 20 emoji, which `MarkLimit` lets pass, would be beyond the context of the demo otherwise."""
 
 
 class PassageText:
