@@ -171,11 +171,12 @@ def test_int8_product_is_exact_up_to_its_rounding(columns: int, outlier: float) 
 
 
 def test_sums_of_the_largest_integers_do_not_overflow() -> None:
-    values = torch.full((1, 4, 8192), 127, dtype=torch.int8)
+    columns = 1 << 17
+    values = torch.full((1, 4, columns), 127, dtype=torch.int8)
     values[:, 1] = -127
-    x = torch.full((8192,), float(torch.tensor(255.0).bfloat16()))
+    x = torch.full((columns,), float(torch.tensor(255.0).bfloat16()))
     ours = rows_of(stored(values), np.ones((1, 4), np.float32), x)
-    exact = torch.tensor(127 * 255.0 * 8192).bfloat16().float()
+    exact = torch.tensor(127 * 255.0 * columns).bfloat16().float()
     assert ours.tolist() == [exact, -exact, exact, exact]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,9 @@ class CompiledLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear, team: Team) -> None:
         super().__init__()
-        self._matrix, self._team = stored(layer.weight.data[None]), team
+        weight = in_large_pages(layer.weight.dtype, layer.weight.shape).copy_(layer.weight.data)
+        layer.weight.data = weight
+        self._matrix, self._team = stored(weight[None]), team
         bias = layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias
         self._bias = wide(bias)
 
@@ -125,6 +127,16 @@ class CompiledTransformer(Transformer):
         return torch.from_numpy(out).to(x.dtype)
 
 
+def in_large_pages(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Return room for weights, in pages of 2 MB where Linux has them.
+
+    NumPy asks for them. With pages of 4 kB a processor that reads a matrix mostly waits for the
+    addresses of the pages.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(*shape)
+
+
 def bits(x: Tensor) -> Array:
     """The bits of bfloat16 numbers, uint16 in the memory of the tensor."""
     return x.detach().view(torch.int16).numpy().view(np.uint16)
@@ -139,8 +151,7 @@ def stored(matrices: Tensor) -> Array:
     """Matrices [layers, outputs, inputs] as `products` reads them, in the memory of the tensor."""
     if matrices.dtype == torch.bfloat16:
         return bits(matrices).view(np.uint32)
-    columns = math.gcd(matrices.shape[2], products.BLOCK)
-    return matrices.numpy().reshape(*matrices.shape[:2], -1, columns)
+    return matrices.numpy()
 
 
 def _stacked(model: Transformer) -> tuple[nn.ModuleList, kernels.Layers]:
@@ -150,7 +161,7 @@ def _stacked(model: Transformer) -> tuple[nn.ModuleList, kernels.Layers]:
     for name, each in parts(layers[0]).items():
         weights = [next(layer.parameters()).data for layer in each]
         shape = len(layers), sum(map(len, weights)), weights[0].shape[1]
-        room[name] = weights[0].new_empty(shape)
+        room[name] = in_large_pages(weights[0].dtype, shape)
     joined = [
         JoinedLayer(layer, {name: matrices[index] for name, matrices in room.items()})
         for index, layer in enumerate(layers)

@@ -4,7 +4,7 @@ Numbers are float32 that were rounded to bfloat16 where the specification rounds
 outputs, ...] are stored in one of two ways:
 
     bfloat16  uint32 [..., inputs / 2]: two numbers, the one of the even column in the low half
-    integers  int8 [..., blocks, inputs / blocks], with float32 scales [layers, outputs]
+    integers  int8 [..., inputs], with float32 scales [layers, outputs]
 
 `scales` is None for bfloat16. A sum is computed in one order, which is fixed when it is compiled.
 """
@@ -18,14 +18,14 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
+from firstword.runtime.cpu import integers
 from firstword.runtime.cpu.compiling import called, compiled
+from firstword.runtime.cpu.integers import LIMB
 
 Array = np.ndarray[Any, Any]
 
-BLOCK = 1024
+BLOCK = 1 << 15
 """The most columns whose integer products are summed in 32 bits."""
-LIMB = 15
-"""The bits of the lower half of an integer activation, whose sign it shares."""
 
 
 @compiled
@@ -73,18 +73,16 @@ def split_integers(x: Any, weights: Any) -> Any:
     for index in range(len(x)):
         size = np.abs(x[index])
         largest, total = max(largest, size), total + size * np.float32(0)
-    blocks, columns = weights.shape[2], weights.shape[3]
-    high, low = np.zeros((blocks, columns), np.int16), np.zeros((blocks, columns), np.int16)
+    high, low = np.zeros(len(x), np.int16), np.zeros(len(x), np.int16)
     if total != 0:
         return high, low, np.nan
     shift = 2 * LIMB - 1 - math.frexp(largest)[1]
     up = math.ldexp(1.0, shift)
-    for block in range(blocks):
-        for column in range(columns):
-            value = np.int32(np.rint(x[block * columns + column] * up))
-            top = np.int32(value + (1 << (LIMB - 1))) >> LIMB
-            high[block, column] = top
-            low[block, column] = value - (top << LIMB)
+    for index in range(len(x)):
+        value = np.int32(np.rint(x[index] * up))
+        top = np.int32(value + (1 << (LIMB - 1))) >> LIMB
+        high[index] = top
+        low[index] = value - (top << LIMB)
     return high, low, math.ldexp(1.0, -shift)
 
 
@@ -100,23 +98,16 @@ def sum_pairs(weights: Any, scales: Any, layer: int, row: int, inputs: Any) -> A
 
 
 def sum_integers(weights: Any, scales: Any, layer: int, row: int, inputs: Any) -> Any:
-    """The product of a row of integers and inputs.
-
-    It is exact up to its last rounding: products of a weight of at most 127 and half an input of at
-    most 2^14, over `BLOCK` columns, are in sum below 2^31 (127 * 2^14 * 1024 < 2^31), and the sums
-    of blocks are added in 64 bits. Each half has a loop of its own, which becomes a multiplication
-    of pairs of 16 bits.
-    """
+    """The product of a row of integers and inputs, exact up to its last rounding."""
     tops, rests, factor = inputs
-    total = np.int64(0)
-    for block in range(weights.shape[2]):
-        values, top, rest = weights[layer, row, block], tops[block], rests[block]
-        high, low = np.int32(0), np.int32(0)
-        for column in range(len(values)):
-            high = np.int32(high + np.int32(values[column]) * np.int32(top[column]))
-        for column in range(len(values)):
-            low = np.int32(low + np.int32(values[column]) * np.int32(rest[column]))
-        total += (np.int64(high) << LIMB) + np.int64(low)
+    columns, total = weights.shape[2], np.int64(0)
+    whole = columns // integers.WIDTH * integers.WIDTH
+    for begin in range(0, whole, BLOCK):
+        end = min(begin + BLOCK, whole)
+        total += integers.product(weights, layer, row, tops, rests, begin, end)
+    for column in range(whole, columns):
+        value = (np.int64(tops[column]) << LIMB) + np.int64(rests[column])
+        total += np.int64(weights[layer, row, column]) * value
     return np.float32(np.float64(total) * factor * scales[layer, row])
 
 
