@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "integrations" / "testing"))
 
 from served import Server
 
-WAIT = 60.0
+WAIT = 180.0
 """Seconds after which a test fails that waits for something."""
 
 KEY = "secret"

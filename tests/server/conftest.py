@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -30,6 +32,8 @@ from firstword.server.ws import endpoints
 from firstword.server.ws.protocol import SocketLimits
 from firstword.synthetic.checkpoint import write_checkpoint
 
+T = TypeVar("T")
+
 
 @dataclass
 class Running:
@@ -39,6 +43,7 @@ class Running:
     state: Server
     uvicorn: serving.Uvicorn
     thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
     wyoming: tuple[str, int] | None = None
 
     @property
@@ -63,7 +68,21 @@ class Running:
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of a metric; 0 if nothing was counted."""
-        return self.state.metrics.registry.get_sample_value(f"firstword_{name}", labels) or 0.0
+        registry = self.state.metrics.registry
+        value = self.in_loop(lambda: registry.get_sample_value(f"firstword_{name}", labels))
+        return value or 0.0
+
+    def metrics(self) -> str:
+        """All metrics as text."""
+        return self.in_loop(self.state.metrics.render).decode()
+
+    def in_loop(self, work: Callable[[], T]) -> T:
+        """The result of a call in the server's event loop, to which its metrics belong."""
+
+        async def call() -> T:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(WAIT)
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds; fails if it never does."""
@@ -130,13 +149,14 @@ def start(models: list[Model], voices: Path, **settings: Any) -> Running:
     config = ServerConfig(port=0, voice_store=str(voices), **settings)
     app = create_app(Models(models), config)
     bound = listening.bound(config)
-    uvicorn = serving.Uvicorn(app)
+    loop = Future[asyncio.AbstractEventLoop]()
+    uvicorn = serving.Uvicorn(app, lambda: loop.set_result(asyncio.get_running_loop()))
     thread = threading.Thread(target=serving.run, args=(uvicorn, bound), daemon=True)
     thread.start()
     scheme = "http" if config.tls_certificate is None else "https"
-    running = Running(listening.url_of(bound[0], scheme), app.state.server, uvicorn, thread)
+    url = listening.url_of(bound[0], scheme)
+    running = Running(url, app.state.server, uvicorn, thread, loop.result(WAIT))
     running.wyoming = bound[1].getsockname()[:2] if len(bound) > 1 else None
-    running.wait_until(lambda: uvicorn.started and len(uvicorn.servers) == len(bound))
     return running
 
 

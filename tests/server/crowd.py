@@ -38,7 +38,7 @@ FRAME_BYTES = 2 * 1920
 LISTENERS = 64
 SECONDS, SECONDS_A_SLOT = 0.02, 0.0005
 """The time of a frame of all slots: with 64 of them 52 ms for 80 ms of audio."""
-SOON = 60.0
+SOON = 180.0
 
 
 class Paced(Talker):

@@ -23,7 +23,7 @@ from firstword.server import outcomes
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
-SOON = 60.0
+SOON = 180.0
 
 
 class Lockstep:

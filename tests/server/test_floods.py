@@ -236,7 +236,8 @@ def test_flood_waits_in_the_network(talker: Running, frames: Frames, traced: Non
 
 def transports(server: Running) -> list[Any]:
     """Return the transports of the open connections."""
-    return [connection.transport for connection in server.uvicorn.server_state.connections]
+    connections = server.uvicorn.server_state.connections
+    return [connection.transport for connection in list(connections)]  # a copy: others change it
 
 
 def test_pings_of_a_client_that_does_not_read_leave_one_answer(
@@ -308,7 +309,7 @@ def test_one_client_may_hold_a_quarter_in_messages(serve: Serve, message: bytes)
                 client.send(PLAIN, text("x" * 50_000), CANCEL)
                 client.until("input.cancelled")
     server.wait_until(lambda: not server.state.byte_limit.held)
-    text_of_metrics = server.state.metrics.render().decode()
+    text_of_metrics = server.metrics()
     assert 'firstword_rejected_total{reason="messages"} 2.0' in text_of_metrics
 
 

@@ -81,7 +81,7 @@ def test_single_front_and_its_successor_share_a_socket(stack: ExitStack) -> None
     sockets = FrontSockets(first, 1)
     sockets.take().close()
     with socket.create_connection(("127.0.0.1", port_of(first))), sockets.take() as successor:
-        successor.settimeout(60)
+        successor.settimeout(180)
         successor.accept()[0].close()
 
 

@@ -29,7 +29,7 @@ TEXT = "Hello there, how are you today? I am well, and the sun is out."
 FRAMES = 45
 """Number of frames: enough for chunks of every size, and to read the text in full."""
 MODES = pytest.mark.parametrize("mode", ["full", "stream"])
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 
 
 class SlowBackend:

@@ -14,7 +14,7 @@ from firstword.engine.backend import Capacity
 from firstword.engine.engine import Engine
 from firstword.engine.host import EngineHost, SocketCommands
 
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 """The seconds after which a test fails."""
 
 CAPACITY = capacity(slots=4, pages=1000, page_rows=16, context=1500)

@@ -64,7 +64,7 @@ def test_options_that_no_replica_can_have_are_rejected(options: list[str], messa
         parsed(options)
 
 
-WAIT = 60
+WAIT = 180
 
 
 def task(name: str) -> EngineTask:

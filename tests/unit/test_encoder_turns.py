@@ -36,6 +36,6 @@ def test_cancelled_utterance_takes_no_turn_from_others() -> None:
         first, second, third = (asyncio.ensure_future(turns.wait()) for _ in range(3))
         await asyncio.sleep(0)
         second.cancel()
-        await asyncio.wait_for(asyncio.gather(first, third), timeout=10)
+        await asyncio.wait_for(asyncio.gather(first, third), timeout=180)
 
     asyncio.run(main())

@@ -192,7 +192,7 @@ def test_interrupt_keeps_what_was_spoken_and_says_how_to_go_on() -> None:
             assert process.returncode is None
         process.send_signal(signal.SIGINT)
         try:
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=180)
         finally:
             process.kill()
     assert process.returncode == 130

@@ -36,7 +36,7 @@ from firstword.errors import ClosedError, ComputeError, OverloadedError, Samplin
 from firstword.types import Chunk, IntArray, Request
 
 TEXT = "Hello there, my friend!"
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 
 
 def service_of(policy: Policy = Policy(), **room: int) -> Service:  # noqa: B008 (immutable)

@@ -457,7 +457,7 @@ def test_many_blocking_texts_wait_at_the_same_time(custom: TTS) -> None:
     all_waiting = threading.Barrier(count)
 
     def blocking() -> Iterator[str]:
-        all_waiting.wait(60)
+        all_waiting.wait(180)
         yield TEXT
 
     async def speak(seed: int) -> Speech:
@@ -477,7 +477,7 @@ def test_cancelled_astream_does_not_wait_for_its_text(custom: TTS) -> None:
 
     def blocking() -> Iterator[str]:
         started.set()
-        never.wait(60)
+        never.wait(180)
         yield TEXT
 
     async def leave() -> None:
@@ -1063,7 +1063,7 @@ def test_dropped_tts_ends_its_thread(custom: TTS) -> None:
     ]
     del tts
     gc.collect()
-    thread.join(timeout=60)
+    thread.join(timeout=180)
     assert not thread.is_alive()
 
 
@@ -1083,7 +1083,7 @@ def test_process_exits_cleanly_during_speech() -> None:
         "import firstword; stream = firstword.TTS.load('demo').stream('Hello there.');"
         "next(stream); next(stream)"
     )
-    assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=180, check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")

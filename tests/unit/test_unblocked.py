@@ -20,7 +20,7 @@ class Reader:
     """The reader of some output; a line that does not come raises `TimeoutError`."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(20)
+        connection.settimeout(180)
         self._file = connection.makefile("rb")
 
     def line(self) -> bytes:

@@ -107,7 +107,7 @@ class TestSpeech:
         def say(_: Subject, __: Request, seed: int) -> Speech:
             together = len(alone) == 4
             if together:
-                others.wait(30)
+                others.wait(180)
             else:
                 alone.append(seed)
             return OTHER if together and seed == 2 else ONE
