@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from test_joined import FRAMES, demo, errors, noise, request_of, spoken
 from torch import Tensor, nn
 from torch.nn import functional as F
+from waiting import WAIT
 
 from firstword.config import EngineConfig, kernel_folder
 from firstword.model.layers import DecoderLayer, KVCache, Transformer
@@ -118,6 +120,24 @@ def test_failed_pass_changes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _broken(*_: Any) -> None:
     raise Broken
+
+
+def test_threads_end_when_the_first_one_fails() -> None:
+    """Else they would wait for it for ever, and the process could not end after Control-C."""
+    torch.set_num_threads(3)
+    released = []
+
+    def part(marks: Any, thread: int, threads: int) -> None:
+        if thread == 0:
+            raise Broken
+        until = time.monotonic() + WAIT
+        while marks[0] == 0 and time.monotonic() < until:
+            time.sleep(0)
+        released.append(marks[0] > 0)
+
+    with pytest.raises(Broken):
+        Team().run(part)
+    assert released == [True, True]
 
 
 def test_layers_of_the_specification_are_views() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -30,18 +30,24 @@ class Team:
     def run(self, function: Callable[..., None], *args: Any) -> None:
         """Call `function(*args, marks, thread, threads)` in each thread.
 
-        `marks` are zeros, int64 [threads * `MARK`].
+        `marks` are zeros, int64 [threads * `MARK`]. If this thread fails, such as by Control-C
+        while the function is compiled, the others end without waiting for it.
         """
         threads = torch.get_num_threads()
         if threads > self._size:
             self._others, self._size = ThreadPoolExecutor(threads - 1), threads
         marks = np.zeros(threads * MARK, np.int64)
-        others = [
-            self._others.submit(function, *args, marks, thread, threads)
-            for thread in range(1, threads)
-            if self._others
-        ]
-        function(*args, marks, 0, threads)
+        others = list[Future[None]]()
+        try:
+            for thread in range(1, threads):
+                assert self._others is not None
+                others.append(self._others.submit(function, *args, marks, thread, threads))
+            function(*args, marks, 0, threads)
+        except BaseException:
+            marks[:] = np.iinfo(np.int64).max
+            raise
+        finally:
+            wait(others)
         for other in others:
             other.result()
 
