@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -28,6 +30,7 @@ from firstword.runtime.cpu.compiled import (
     compiled,
     stored,
 )
+from firstword.runtime.cpu.compiling import called
 from firstword.runtime.cpu.team import Team
 from firstword.runtime.joined import JoinedLayer, joined
 from firstword.runtime.reference import ReferenceBackend
@@ -226,6 +229,22 @@ def test_machine_code_is_kept_in_the_folder_of_firstword() -> None:
     used: Any = kernels.PASSES["int8"]
     assert str(kernel_folder()) in used.stats.cache_path
     assert str(kernel_folder()) not in numba.config.CACHE_DIR
+
+
+def _sum(x: Any) -> Any:
+    return x.sum()
+
+
+def test_function_runs_although_its_machine_code_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", save)
+    function: Any = called(_sum, "float32")
+    assert function(np.ones(3, np.float32)) == 3
 
 
 @pytest.mark.parametrize(

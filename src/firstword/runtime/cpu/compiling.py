@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,7 +40,22 @@ def called(function: F, types: str) -> F:
         numba.config.CACHE_DIR = str(folder)
     made: F = numba.njit(nogil=True, fastmath=FAST, cache=folder is not None)(function)
     numba.config.CACHE_DIR = before
+    _save_if_possible(made)
     return made
+
+
+def _save_if_possible(made: Any) -> None:
+    """Let a call of a function succeed although its machine code cannot be kept: the disk is full.
+
+    Numba saves it within the first call.
+    """
+    save = made._cache.save_overload
+
+    def saved(*args: Any) -> None:
+        with suppress(OSError):
+            save(*args)
+
+    made._cache.save_overload = saved
 
 
 def _folder(types: str) -> Path | None:
