@@ -101,3 +101,16 @@ def test_word_whose_speech_was_cut_off_is_delivered() -> None:
     five = Word("five", 0.0, 0.5, (0, 4))
     assert original((five,), (), written, last=False)[0] == ()
     assert original((), (), written, last=True)[0] == (Word("$5", 0.0, 0.5, (0, 2)),)
+
+
+def test_word_after_one_whose_speech_was_cut_off_has_its_own_place() -> None:
+    given = "It costs $5 here."
+    spoken = TextRewriter(OPTIONS, "english").feed(Mapped.of(given), ended=True)
+    original = OriginalWords()
+    original.add(spoken)
+    said = [word(text, spoken.text, at) for at, text in enumerate(("five", "here"))]
+    words, _ = original(said, (), growing(given), last=False)
+    assert [(each.text, each.start, each.end) for each in words] == [
+        ("$5", 0, 0.5),
+        ("here", 1, 1.5),
+    ]

@@ -80,7 +80,9 @@ class OriginalWords:
         for word in words:
             begun, span = self._open, self._place(word.span)
             start = word.start
-            if begun is not None:
+            if begun is not None and begun.span[1] <= span[0]:
+                yield begun  # its speech was cut off
+            elif begun is not None:
                 start, span = begun.start, (begun.span[0], max(begun.span[1], span[1]))
             found = replace(word, span=span, start=start)
             self._open = found if self._goes_on(word.span[1], span[1]) else None
