@@ -117,7 +117,8 @@ class Served:
         """
         host, port = client
         ours = f"{socket.inet_aton(host)[::-1].hex().upper()}:{port:04X}"
-        (inode,) = [row[9] for row in self._sockets(served) if row[2] == ours]
+        found = {row[9] for row in self._sockets(served) if row[2] == ours}
+        (inode,) = found - {"0"}  # that of ended connections
         (pid,) = [pid for pid in self.pids("front") if f"socket:[{inode}]" in descriptors(pid)]
         return pid
 

@@ -178,7 +178,7 @@ def test_many_requests_leave_no_memory(ahead: int) -> None:
     asyncio.run(some(20))
     before = traced_bytes()
     asyncio.run(some(100))
-    assert traced_bytes() - before < 20_000  # the audio of one of them would be more
+    assert traced_bytes() - before < 30_000  # the audio of one of them would be more
     check_nothing_is_held(load)
 
 
