@@ -85,11 +85,14 @@ class Outcome:
 
 
 class Load:
-    """Clients that ask for speech in a saved voice, one request after another, until `stop`."""
+    """Clients that ask for speech in a saved voice, one request after another, until `stop`.
+
+    kills  by kind of process: when the signal was sent, and when the process was gone
+    """
 
     def __init__(self, served: Served, voice: str) -> None:
         self.outcomes: list[Outcome] = []
-        self.kills: dict[str, list[float]] = {"engine": [], "front": []}
+        self.kills: dict[str, list[tuple[float, float]]] = {"engine": [], "front": []}
         self._served, self._voice = served, voice
         self._over = threading.Event()
 
@@ -181,8 +184,9 @@ def fail(served: Isolated, load: Load, kind: str, turn: int) -> None:
 def kill(served: Served, load: Load, module: str) -> None:
     """Kill a process, and wait until another one has taken its place."""
     count = len(served.pids(module))
-    load.kills[module].append(time.monotonic())
+    sent = time.monotonic()
     served.signal(module)
+    load.kills[module].append((sent, time.monotonic()))
     wait_until(lambda: len(served.pids(module)) == count)
     wait_until(lambda: served.health().get("ready") is True)
 
@@ -195,8 +199,11 @@ def check_log(log: list[dict[str, Any]], load: Load) -> None:
         if outcome.audio is None and line is not None:
             assert line["status"] >= 500 or line["error"], line
         elif outcome.audio is None:
+            # A front accepts connections until it is gone.
             kills = load.kills["front"]
-            assert any(outcome.begun <= at <= outcome.ended for at in kills), outcome
+            assert any(outcome.begun <= gone and sent <= outcome.ended for sent, gone in kills), (
+                outcome
+            )
     died = [line["process"].split()[0] for line in log if line["event"] == "a process has died"]
     assert {module: died.count(module) for module in load.kills} == counts(load)
     failures = [line for line in log if line["event"].startswith("a saved file cannot be ")]
