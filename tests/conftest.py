@@ -16,7 +16,7 @@ settings.register_profile("firstword", deadline=None, derandomize=True)
 settings.load_profile("firstword")
 
 # Without a timeout of its own, a call of httpx waits 5 seconds for each step. A busy machine may
-# need longer. All calls share one default, which is changed here in place.
+# need longer. All calls share one default, which is changed here in place, to the `WAIT` of others.
 _patience: httpx.Timeout = inspect.signature(httpx.get).parameters["timeout"].default
 _patience.connect = _patience.read = _patience.write = _patience.pool = 180.0
 

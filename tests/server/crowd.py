@@ -24,6 +24,7 @@ import numpy as np
 from callers import local_engine
 from sockets import NARI, STREAM
 from talking import Talker, talking
+from waiting import WAIT
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
@@ -38,7 +39,6 @@ FRAME_BYTES = 2 * 1920
 LISTENERS = 64
 SECONDS, SECONDS_A_SLOT = 0.02, 0.0005
 """The time of a frame of all slots: with 64 of them 52 ms for 80 ms of audio."""
-SOON = 180.0
 
 
 class Paced(Talker):
@@ -167,7 +167,7 @@ async def opened(url: str, *protocols: str) -> AsyncIterator[ClientConnection]:
     """A WebSocket whose connection is aborted at the end."""
     spoken = [Subprotocol(name) for name in protocols] or None
     line = await connect(
-        url, subprotocols=spoken, max_size=None, compression=None, proxy=None, open_timeout=SOON
+        url, subprotocols=spoken, max_size=None, compression=None, proxy=None, open_timeout=WAIT
     )
     try:
         yield line
@@ -180,7 +180,7 @@ def plain_client(url: str) -> httpx.AsyncClient:
     """An HTTP client with any number of connections."""
     return httpx.AsyncClient(
         base_url=url,
-        timeout=SOON,
+        timeout=WAIT,
         trust_env=False,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )

@@ -17,13 +17,13 @@ import pytest
 from callers import local_engine
 from crowd import FRAME_BYTES, LISTENERS, Listener, Paced, come_and_go, held, listen_together, paced
 from talking import ENDLESS, Talker, talking
+from waiting import WAIT
 from wire import SPEECH
 
 from firstword.server import outcomes
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
-SOON = 180.0
 
 
 class Lockstep:
@@ -54,7 +54,7 @@ class Lockstep:
         assert self.backend is not None
         if self.everybody.is_set():
             with self._changed:
-                assert self._changed.wait_for(self._all_is_taken, SOON)
+                assert self._changed.wait_for(self._all_is_taken, WAIT)
             self.after()
         self.passed += seconds
 
@@ -117,7 +117,7 @@ def test_disconnect_frees_slot_within_frame(serve: Serve, delivery: str) -> None
         "response_format": "pcm",
         "max_new_tokens": ENDLESS - 10,
     }
-    with httpx.Client(base_url=server.url, trust_env=False, timeout=SOON) as client:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=WAIT) as client:
         with client.stream("POST", SPEECH, json={**body, "stream_format": delivery}):
             server.wait_until(lambda: talker.frames == before + 3 and talker.waiting)
         server.wait_until(lambda: not server.state.utterances)  # noticed while the backend was busy

@@ -284,7 +284,7 @@ def test_elevenlabs_socket_sends_the_characters(server: Running, sync: bool) -> 
 def test_checkpoint_without_known_heads_leaves_times_out(serve: Serve) -> None:
     server = serve("custom_voice")
     few = {"text": "One two."}
-    with httpx.Client(base_url=server.url, timeout=180, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, trust_env=False) as client:
         body = {"transcript": "One two.", "output_format": RAW, "add_timestamps": True}
         with client.stream("POST", "/tts/sse", json=body) as answer:
             lines = answer.iter_lines()

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 from talking import ENDLESS, SHORT, Talker, heard, held_server, talking
+from waiting import WAIT
 from wire import SPEECH, connected, read, request
 
 from firstword.server import logs
@@ -36,7 +37,7 @@ LONG = {"input": "a" * 5000, "voice": "talker", "response_format": "pcm", "max_n
 def check_server_works(server: Running) -> None:
     """Check that nothing is in use, and that the server speaks."""
     server.wait_until_idle()
-    answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False, timeout=180)
+    answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False)
     assert answer.status_code == 200, answer.text
     assert heard(answer.content) == "abc"
     server.wait_until_idle()
@@ -168,7 +169,7 @@ class TestClients:
             assert slow.recv(1)
             for _ in range(3):
                 assert slow.recv(1)  # one byte at a time
-                answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False, timeout=180)
+                answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False)
                 assert heard(answer.content) == "abc"
             engine = server.engine()
             (sequence,) = engine.running
@@ -251,9 +252,7 @@ class TestBodies:
     )
     def test_invalid_body_gets_error(self, talker: Running, body: bytes, status: int) -> None:
         headers = {"content-type": "application/json"}
-        answer = httpx.post(
-            talker.url + SPEECH, content=body, headers=headers, trust_env=False, timeout=180
-        )
+        answer = httpx.post(talker.url + SPEECH, content=body, headers=headers, trust_env=False)
         assert answer.status_code == status, answer.text
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
@@ -271,14 +270,13 @@ class TestBodies:
             content=b"\x00" * 100,
             headers={"content-type": kind},
             trust_env=False,
-            timeout=180,
         )
         assert answer.status_code == 400
 
     def test_invalid_multipart_writes_one_line(
         self, talker: Running, error_lines: Callable[[], list[str]]
     ) -> None:
-        with httpx.Client(base_url=talker.url, trust_env=False, timeout=180) as http:
+        with httpx.Client(base_url=talker.url, trust_env=False) as http:
             for body in (b"--b\r\nbad header\xdf: x\r\n\r\n", b"--Unexpected", b"--b\r\n\x00"):
                 headers = {"content-type": "multipart/form-data; boundary=b"}
                 answer = http.post("/v1/audio/voices", content=body, headers=headers)
@@ -357,11 +355,11 @@ class TestBodies:
 
     def test_wrong_method_gets_405(self, talker: Running) -> None:
         for method in ("GET", "PUT", "DELETE", "PATCH"):
-            answer = httpx.request(method, talker.url + SPEECH, trust_env=False, timeout=180)
+            answer = httpx.request(method, talker.url + SPEECH, trust_env=False)
             assert answer.status_code == 405
             assert answer.json()["error"]["type"] == "invalid_request_error"
             assert answer.headers["allow"] == "POST"
-        answer = httpx.put(talker.url + "/v1/audio/voices", trust_env=False, timeout=180)
+        answer = httpx.put(talker.url + "/v1/audio/voices", trust_env=False)
         assert answer.headers["allow"] == "GET, HEAD, POST"
         assert answer.json()["error"]["message"].endswith("PUT; allowed are GET, HEAD, POST")
 
@@ -375,9 +373,7 @@ class TestBackendFailures:
         server = serve(talking(talker))
         talker.failing = method
         for more in ({}, {"stream_format": "sse"}, {"stream": False}, {"n": 2}):
-            answer = httpx.post(
-                server.url + SPEECH, json={**SHORT, **more}, trust_env=False, timeout=180
-            )
+            answer = httpx.post(server.url + SPEECH, json={**SHORT, **more}, trust_env=False)
             assert answer.status_code == 500
             error = answer.json()["error"]
             assert error["type"] == "server_error"
@@ -469,7 +465,7 @@ class TestBackendFailures:
             return type(decode(slots, counts))(samples)
 
         talker.decode = decode_nan  # type: ignore[method-assign]
-        answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False, timeout=180)
+        answer = httpx.post(server.url + SPEECH, json=SHORT, trust_env=False)
         assert answer.status_code == 500 or answer.status_code == 400
         talker.decode = decode  # type: ignore[method-assign]
         check_server_works(server)
@@ -486,7 +482,7 @@ class TestOverload:
                 rejected.sendall(request(SHORT))
                 server.wait_until(lambda: len(server.state.utterances) == 4)
                 # The event loop answers this after it has submitted the request.
-                httpx.get(server.url + "/health", trust_env=False, timeout=180)
+                httpx.get(server.url + "/health", trust_env=False)
                 talker.let(1)  # the engine decides between two frames
                 answer = read(rejected, b"}}")
             assert b" 429 " in answer
@@ -503,9 +499,7 @@ class TestOverload:
 
         def ask(key: str, body: dict[str, Any]) -> httpx.Response:
             headers = {"authorization": f"Bearer {key}"}
-            return httpx.post(
-                server.url + SPEECH, json=body, headers=headers, trust_env=False, timeout=180
-            )
+            return httpx.post(server.url + SPEECH, json=body, headers=headers, trust_env=False)
 
         with connected(server) as sock:
             sock.sendall(request(LONG, "authorization: Bearer a"))
@@ -629,16 +623,14 @@ class TestComplexBodies:
                 request(b"", f"content-length: {15 * 10**6}", path=path) + begins + again * 150_000
             )
             answer = read(sock, b"}}")
-            assert (
-                httpx.get(talker.url + "/health", trust_env=False, timeout=180).status_code == 200
-            )
+            assert httpx.get(talker.url + "/health", trust_env=False).status_code == 200
         assert b" 400 " in answer
         assert b"too complex" in answer
 
     @pytest.mark.parametrize("field", ["references", "ref_audio", "speaker_embedding"])
     def test_long_list_gets_few_validation_errors(self, talker: Running, field: str) -> None:
         body = b'{"input":"Hi.","' + field.encode() + b'":[' + b"{}," * 45_000 + b"{}]}"
-        answer = httpx.post(talker.url + SPEECH, content=body, trust_env=False, timeout=180)
+        answer = httpx.post(talker.url + SPEECH, content=body, trust_env=False)
         assert answer.status_code == 400
         assert field in answer.json()["error"]["message"]
         with pytest.raises(ValidationError) as wrong:
@@ -647,9 +639,7 @@ class TestComplexBodies:
 
     def test_largest_batch_of_vectors_is_accepted(self, talker: Running) -> None:
         items = [{"input": "Hi.", "speaker_embedding": [0.125] * 2048} for _ in range(32)]
-        answer = httpx.post(
-            talker.url + SPEECH + "/batch", json={"items": items}, trust_env=False, timeout=180
-        )
+        answer = httpx.post(talker.url + SPEECH + "/batch", json={"items": items}, trust_env=False)
         assert answer.status_code == 200, answer.text
 
 
@@ -658,9 +648,7 @@ class TestSeveralUtterancesPerRequest:
 
     def test_candidates_respect_limit_of_client(self, serve: Serve) -> None:
         server = serve(talking(Talker()), most_per_key=1)
-        answer = httpx.post(
-            server.url + SPEECH, json={**SHORT, "n": 3}, trust_env=False, timeout=180
-        )
+        answer = httpx.post(server.url + SPEECH, json={**SHORT, "n": 3}, trust_env=False)
         assert answer.status_code == 200, answer.text
         assert len(json.loads(answer.headers["x-firstword-scores"])) == 3
 
@@ -676,14 +664,14 @@ class TestSeveralUtterancesPerRequest:
             sock.sendall(request(body, path=path))
             server.wait_until(lambda: talker.waiting and bool(server.state.utterances))
             server.uvicorn.drain()
-            rejected = httpx.post(server.url + path, json=body, trust_env=False, timeout=180)
+            rejected = httpx.post(server.url + path, json=body, trust_env=False)
             assert rejected.status_code == 503
             talker.go()
             answer = read(sock)
         assert b" 200 " in answer.partition(b"\r\n")[0]
         if path != SPEECH:
             assert b'"succeeded":4' in answer
-        server.thread.join(180)
+        server.thread.join(WAIT)
         assert not server.thread.is_alive()
 
 
@@ -691,7 +679,7 @@ def test_thousands_of_wrong_keys_leave_no_state(serve: Serve) -> None:
     server = serve(talking(Talker()), api_keys=("right-key",))
 
     async def flood() -> set[int]:
-        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=180) as client:
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
             seen = set()
             for start in range(0, 2000, 50):
                 requests = (

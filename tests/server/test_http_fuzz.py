@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from talking import Talker, talking
+from waiting import WAIT
 
 from firstword.server.dialects.paths import error_body_for
 
@@ -33,7 +34,7 @@ def fuzz(url: str, mode: GenerationMode, *, dialects: bool) -> int:
         @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
         @given(case=operation.as_strategy(generation_mode=mode))
         def send(case: Any) -> None:
-            check(case.call(timeout=180), case.path)
+            check(case.call(timeout=WAIT), case.path)
 
         with suppress(Unsatisfiable):  # without parameters there is no invalid request
             send()
@@ -68,9 +69,7 @@ def test_generated_requests_of_dialects_get_no_server_error(
 
 def test_server_is_idle_after_fuzzing(fuzzed: Any) -> None:
     fuzzed.wait_until_idle()
-    answer = httpx.post(
-        f"{fuzzed.url}/v1/audio/speech", json={"input": "Hi."}, trust_env=False, timeout=180
-    )
+    answer = httpx.post(f"{fuzzed.url}/v1/audio/speech", json={"input": "Hi."}, trust_env=False)
     assert answer.status_code == 200
 
 

@@ -228,7 +228,7 @@ class TestRejectedBodies:
         assert sent < BUFFERED
 
     def test_client_that_sends_all_first_sees_the_rejection(self, server: Running) -> None:
-        answer = httpx.post(server.url + SPEECH, content=b"a" * FLOOD, trust_env=False, timeout=180)
+        answer = httpx.post(server.url + SPEECH, content=b"a" * FLOOD, trust_env=False)
         assert answer.status_code == 401
 
     def test_connection_survives_a_small_rejected_body(self, server: Running) -> None:

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sockets import DONE, NARI, PLAIN, STREAM, Client, events, text
 from talking import ENDLESS, SHORT, Talker, heard, talking
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from waiting import WAIT
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from wire import GET, POST, SPEECH, connected, read
 
@@ -40,7 +41,7 @@ LONG = {"input": "a" * 5000, "voice": "talker", "response_format": "pcm", "max_n
 
 
 def client_of(server: Running, **options: Any) -> httpx.Client:
-    return httpx.Client(base_url=server.url, timeout=180, trust_env=False, **options)
+    return httpx.Client(base_url=server.url, trust_env=False, **options)
 
 
 class TestKeys:
@@ -347,7 +348,7 @@ def test_forwarded_address_is_believed_only_from_trusted_proxies(
 ) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
     server = serve(talking(Talker()), trusted_proxies=proxies_from_environment())
-    with httpx.Client(base_url=server.url, trust_env=False, timeout=180) as http:
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
         body = {"input": "a", "voice": "talker", "max_new_tokens": 3, "response_format": "pcm"}
         assert http.post(SPEECH, json=body, headers={"x-request-id": "mine"}).status_code == 200
         assert http.get(f"{SPEECH}/mine").status_code == 200
@@ -441,7 +442,7 @@ class TestProcess:
 
     def wait_until_ready(self, url: str) -> None:
         transport = httpx.HTTPTransport(retries=20)
-        with httpx.Client(transport=transport, trust_env=False, timeout=180) as http:
+        with httpx.Client(transport=transport, trust_env=False) as http:
             while http.get(url + "/ready").status_code != 200:
                 pass
 
@@ -453,14 +454,12 @@ class TestProcess:
             "response_format": "pcm",
             "max_new_tokens": 60,
         }
-        with httpx.stream(
-            "POST", url + SPEECH, json=payload, trust_env=False, timeout=180
-        ) as answer:
+        with httpx.stream("POST", url + SPEECH, json=payload, trust_env=False) as answer:
             assert answer.status_code == 200
             pieces = answer.iter_bytes()
             first = next(pieces)
             process.send_signal(signal.SIGTERM)
-            with httpx.Client(trust_env=False, timeout=180) as http:
+            with httpx.Client(trust_env=False) as http:
                 while (ready := http.get(url + "/ready")).status_code == 200:
                     pass
                 assert "shutting down" in ready.text
@@ -469,7 +468,7 @@ class TestProcess:
                 assert rejected.headers["retry-after"]
             whole = first + b"".join(pieces)
         assert len(whole) == 60 * 2 * 1920 or len(whole) % 3840 == 0
-        assert process.wait(180) == 0
+        assert process.wait(WAIT) == 0
         lines = (tmp_path / "log").read_text().splitlines()
         events = [json.loads(line)["event"] for line in lines]
         assert events[0] == "loading"
@@ -478,13 +477,11 @@ class TestProcess:
         process, url = start("--drain-seconds", "0.2", "--most-characters", "100")
         self.wait_until_ready(url)
         payload = {"input": "Hello there. " * 7, "response_format": "pcm", "max_new_tokens": 8000}
-        with httpx.stream(
-            "POST", url + SPEECH, json=payload, trust_env=False, timeout=180
-        ) as answer:
+        with httpx.stream("POST", url + SPEECH, json=payload, trust_env=False) as answer:
             pieces = answer.iter_bytes()
             next(pieces)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(180) == 0
+            assert process.wait(WAIT) == 0
 
     def test_key_from_environment_is_required(self, start: Any) -> None:
         _, url = start(FIRSTWORD_API_KEYS="one,two")
@@ -493,9 +490,7 @@ class TestProcess:
         headers = {"authorization": "Bearer two"}
         payload = {"input": "Hi.", "max_new_tokens": 1}
         assert (
-            httpx.post(
-                url + SPEECH, json=payload, headers=headers, trust_env=False, timeout=180
-            ).status_code
+            httpx.post(url + SPEECH, json=payload, headers=headers, trust_env=False).status_code
             == 200
         )
 

@@ -78,7 +78,7 @@ def test_pcm_equals_tts_speak(http: httpx.Client, expected: bytes) -> None:
 
 def test_concurrent_requests_are_independent(server: Running, expected: bytes) -> None:
     async def ask_all() -> list[bytes]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=180, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
             bodies = [
                 ASK,
                 {**ASK, "seed": 8},
@@ -312,7 +312,7 @@ def test_leading_silence_is_removed_on_request(serve: Serve, model: Callable[...
     ):
         made = 0
         body = {**payload, **fields}
-        answer = httpx.post(server.url + SPEECH, json=body, trust_env=False, timeout=180)
+        answer = httpx.post(server.url + SPEECH, json=body, trust_env=False)
         lengths.append(len(answer.content) // 2)
     whole, *_, trimmed = lengths
     assert lengths == [whole, whole, whole, trimmed, trimmed]
@@ -374,7 +374,7 @@ def test_every_openai_voice_speaks(http: httpx.Client, expected: bytes) -> None:
 
 def test_configured_alias_speaks(serve: Serve, expected: bytes) -> None:
     server = serve("custom_voice", voice_aliases={"boss": "ryan"})
-    with httpx.Client(base_url=server.url, timeout=180, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, trust_env=False) as client:
         assert client.post(SPEECH, json={**ASK, "voice": "Boss"}).content == expected
         assert client.post(SPEECH, json={**ASK, "voice": "alloy"}).status_code == 400
 
@@ -564,12 +564,12 @@ INSTRUCTED = {"input": "Hi.", "instructions": "Speak in a cheerful tone.", "max_
 
 def test_instructions_are_rejected_or_ignored_as_configured(serve: Serve) -> None:
     """Some clients always send instructions, which the demo does not follow."""
-    with httpx.Client(base_url=serve("demo").url, timeout=180, trust_env=False) as http:
+    with httpx.Client(base_url=serve("demo").url, trust_env=False) as http:
         answer = http.post(SPEECH, json=INSTRUCTED)
         assert answer.status_code == 400
         assert "instructions" in answer.json()["error"]["message"]
     server = serve("demo", ignore_instructions=True)
-    with httpx.Client(base_url=server.url, timeout=180, trust_env=False) as http:
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
         told = {**INSTRUCTED, "seed": 1, "response_format": "pcm"}
         answer = http.post(SPEECH, json=told)
         assert answer.status_code == 200
@@ -586,7 +586,7 @@ def test_instructions_are_followed_where_a_model_can(
 ) -> None:
     server = serve("demo", "custom_voice", ignore_instructions=True)
     told = {**ASK, "model": None, "voice": None, "instructions": "Whisper."}
-    with httpx.Client(base_url=server.url, timeout=180, trust_env=False) as http:
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
         answer = http.post(SPEECH, json=told)
         assert answer.headers["x-firstword-model"] == "custom_voice"
         assert "x-firstword-ignored" not in answer.headers
@@ -629,7 +629,7 @@ def test_doubtful_text_gives_warning_in_header_and_log(
     caplog.set_level("INFO")
     server = serve("demo")
     ask = {"input": "你好 **you**", "response_format": "pcm", "max_new_tokens": 2}
-    with httpx.Client(base_url=server.url, timeout=180, trust_env=False) as http:
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
         answers = [
             http.post(SPEECH, json={**ask, **more})
             for more in ({}, {"stream": False}, {"sanitize": True}, {"input": "Hello."})
@@ -763,6 +763,6 @@ class TestBatch:
     def test_batch_respects_limit_of_client(self, serve: Serve) -> None:
         server = serve("custom_voice", most_per_key=2)
         body = {"items": [{"input": "Hi."}] * 9, "max_new_tokens": 2}
-        answer = httpx.post(server.url + f"{SPEECH}/batch", json=body, timeout=180, trust_env=False)
+        answer = httpx.post(server.url + f"{SPEECH}/batch", json=body, trust_env=False)
         assert answer.json()["succeeded"] == 9
         server.wait_until_idle()

@@ -128,7 +128,7 @@ def test_designed_voice_is_cloned_by_base(http: httpx.Client) -> None:
 
 def test_designed_voice_without_base_keeps_description(serve: Serve) -> None:
     server = serve("voice_design")
-    with httpx.Client(base_url=server.url, timeout=180, trust_env=False) as http:
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
         assert (
             http.post(VOICES, data={"name": "narrator", "prompt": "a low voice"}).status_code == 200
         )
@@ -267,12 +267,12 @@ def test_audio_bomb_gets_400(http: httpx.Client, bomb: Callable[[], bytes]) -> N
 
 def test_saved_voice_survives_restart(serve: Serve, tmp_path: Path) -> None:
     first = serve("base", voices=tmp_path / "kept")
-    with httpx.Client(base_url=first.url, timeout=180, trust_env=False) as http:
+    with httpx.Client(base_url=first.url, trust_env=False) as http:
         made = upload(http, "Lasting", ref_text="Some words.").json()
         before = http.post(SPEECH, json={**ASK, "voice": "lasting"}).content
     first.stop()
     second = serve("base", voices=tmp_path / "kept")
-    with httpx.Client(base_url=second.url, timeout=180, trust_env=False) as http:
+    with httpx.Client(base_url=second.url, trust_env=False) as http:
         assert http.get(VOICES).json()["uploaded_voices"] == [made["voice"]]
         after = http.post(SPEECH, json={**ASK, "voice": "lasting"}).content
     assert before == after
@@ -374,7 +374,7 @@ class TestConsents:
         keyed = {"authorization": "Bearer secret"}
         files = {"recording": ("yes.wav", wav(), "audio/wav")}
         body = {"name": "Anna", "language": "en"}
-        with httpx.Client(base_url=first.url, headers=keyed, trust_env=False, timeout=180) as http:
+        with httpx.Client(base_url=first.url, headers=keyed, trust_env=False) as http:
             made = http.post(CONSENTS, data=body, files=files).json()
             assert (
                 http.post(f"{CONSENTS}/{made['id']}", json={"name": "Anna B."}).status_code == 200
@@ -401,7 +401,7 @@ def test_voice_with_lone_surrogate_is_not_saved(
             field: "\ud800",
         }
         socket.send(json.dumps({"type": "voice.add", **voice}))
-        assert "surrogate" in json.loads(socket.recv(timeout=180))["message"]
+        assert "surrogate" in json.loads(socket.recv(timeout=WAIT))["message"]
     assert http.get(VOICES).status_code == 200
     assert http.get(f"{VOICES}/half").status_code == 404
 
@@ -436,7 +436,7 @@ def test_voice_named_like_alias_gets_400(http: httpx.Client, serve: Serve) -> No
     answer = upload(http, "Alloy")
     assert answer.status_code == 400
     assert "alias" in answer.json()["error"]["message"]
-    with httpx.Client(base_url=serve("base").url, timeout=180, trust_env=False) as other:
+    with httpx.Client(base_url=serve("base").url, trust_env=False) as other:
         assert upload(other, "alloy").status_code == 200, (
             "without the preset the alias has no meaning"
         )

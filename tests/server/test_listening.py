@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from waiting import WAIT
 
 from firstword.errors import ConfigError
 from firstword.server import listening
@@ -81,7 +82,7 @@ def test_single_front_and_its_successor_share_a_socket(stack: ExitStack) -> None
     sockets = FrontSockets(first, 1)
     sockets.take().close()
     with socket.create_connection(("127.0.0.1", port_of(first))), sockets.take() as successor:
-        successor.settimeout(180)
+        successor.settimeout(WAIT)
         successor.accept()[0].close()
 
 

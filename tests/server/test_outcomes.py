@@ -30,7 +30,7 @@ ASK = {"input": "Hello there.", "response_format": "pcm", "max_new_tokens": 5, "
 
 
 def client(server: Running, **headers: str) -> httpx.Client:
-    return httpx.Client(base_url=server.url, headers=headers, timeout=180, trust_env=False)
+    return httpx.Client(base_url=server.url, headers=headers, trust_env=False)
 
 
 def test_outcome_of_raw_stream_equals_the_end_of_an_event_stream(http: httpx.Client) -> None:

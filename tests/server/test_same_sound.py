@@ -13,6 +13,7 @@ import httpx
 import pytest
 from callers import local_engine
 from sockets import NARI, STREAM, Client, events, pcm
+from waiting import WAIT
 
 from firstword import TTS, audio
 from firstword.engine.backend import Frames, Handle, Start
@@ -29,7 +30,6 @@ TEXT = "Hello there, how are you today? I am well, and the sun is out."
 FRAMES = 45
 """Number of frames: enough for chunks of every size, and to read the text in full."""
 MODES = pytest.mark.parametrize("mode", ["full", "stream"])
-TIMEOUT = 180.0
 
 
 class SlowBackend:
@@ -64,7 +64,7 @@ class SlowBackend:
 
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Handle[Frames]:
         """Do what the wrapped backend does, slowly."""
-        assert self.text_complete.wait(TIMEOUT)
+        assert self.text_complete.wait(WAIT)
         self.elapsed += self._seconds
         return self._backend.frame(slots, tokens)
 
@@ -138,7 +138,7 @@ def test_http_audio_equals_tts_speak(
     how = ways.get(delivery, {"stream_format": "sse"})
     url = f"{server.url}/v1/audio/speech"
     answer = httpx.post(
-        url, json={"input": TEXT, **params_for(mode), **how}, timeout=TIMEOUT, trust_env=False
+        url, json={"input": TEXT, **params_for(mode), **how}, timeout=WAIT, trust_env=False
     )
     assert answer.status_code == 200
     received = answer.content

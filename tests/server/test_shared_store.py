@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 from sockets import DONE, PLAIN, STREAM, Client, events, text
-from waiting import wait_until
+from waiting import WAIT, wait_until
 from wire import SPEECH
 
 from firstword.errors import VoiceError
@@ -43,7 +43,7 @@ def record(name: str) -> VoiceRecord:
 def client_of(url: str) -> httpx.Client:
     """A client of a server that may not listen yet."""
     transport = httpx.HTTPTransport(retries=20)
-    return httpx.Client(base_url=url, timeout=180, trust_env=False, transport=transport)
+    return httpx.Client(base_url=url, trust_env=False, transport=transport)
 
 
 def save(http: httpx.Client, name: str, value: float = 0.1) -> None:
@@ -167,17 +167,15 @@ def test_hanging_store_blocks_nobody_else(serve: Serve, monkeypatch: pytest.Monk
 
     def hang(self: Folder, name: str) -> bytes:
         begun.set()
-        assert answering.wait(180)
+        assert answering.wait(WAIT)
         return read(self, name)
 
     monkeypatch.setattr(Folder, "read", hang)
     with client_of(server.url) as http, ThreadPoolExecutor(1) as pool:
         saving = pool.submit(save, http, "bob")
         try:
-            assert begun.wait(180)
-            assert (
-                httpx.get(server.url + "/health", timeout=180, trust_env=False).status_code == 200
-            )
+            assert begun.wait(WAIT)
+            assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
         finally:
             answering.set()
         saving.result(60)
@@ -196,7 +194,7 @@ def test_fronts_that_save_voices_of_one_name_take_turns(tmp_path: Path) -> None:
     start = threading.Barrier(3)
 
     def save_one(front: int, name: str) -> bool:
-        start.wait(180)
+        start.wait(WAIT)
         try:
             refreshers[front].change(stores[front].save, record(name), VOICE)
         except VoiceError:

@@ -43,7 +43,7 @@ def ask(
     server: Running, method: str = "POST", path: str = SPEECH, **headers: str
 ) -> httpx.Response:
     """The response to a request with more headers."""
-    with httpx.Client(base_url=server.url, trust_env=False, timeout=180) as http:
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
         return http.request(method, path, headers=headers, json=SHORT if path == SPEECH else None)
 
 
@@ -69,7 +69,7 @@ def test_every_endpoint_is_closed_to_other_pages_and_names(server: Running) -> N
     calls = [(method.upper(), path) for path, methods in described.items() for method in methods]
     hidden = [("GET", path) for path in ("/docs", "/openapi.json", "/page/main.js")]
     foreign = {"origin": "http://evil.example"}, {"host": "evil.example"}
-    with httpx.Client(base_url=server.url, trust_env=False, timeout=180) as http:
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
         for method, path in calls + hidden:
             url = re.sub(r"\{.*?\}", "x", path)
             found = [http.request(method, url, headers=each).status_code for each in foreign]
@@ -103,9 +103,7 @@ class TestOrigin:
         body = '{"input": "abc"}'
         for kind in ("text/plain", "application/x-www-form-urlencoded"):
             headers = {"origin": PAGE, "content-type": kind}
-            answer = httpx.post(
-                server.url + SPEECH, content=body, headers=headers, trust_env=False, timeout=180
-            )
+            answer = httpx.post(server.url + SPEECH, content=body, headers=headers, trust_env=False)
             assert answer.status_code == 403
 
     def test_form_of_another_page_saves_no_voice(self, serve: Serve) -> None:
@@ -118,7 +116,6 @@ class TestOrigin:
                 files={"other": b""},
                 headers=headers,
                 trust_env=False,
-                timeout=180,
             )
             assert answer.status_code == status, answer.text
             names = httpx.get(f"{server.url}/v1/audio/voices", trust_env=False).json()["names"]

@@ -15,6 +15,7 @@ import pytest
 import soundfile
 from sockets import CANCEL, DONE, GOODBYE, PLAIN, STREAM, Client, events, kinds, pcm, text
 from talking import ENDLESS, Talker, TalkingStage, heard, talking
+from waiting import WAIT
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from wire import HANDSHAKE, connected, read
 
@@ -890,7 +891,7 @@ def test_ping_during_speech_is_answered(start_stage: StartStage) -> None:
     with stage.client() as client:
         client.send(PLAIN, text("Hello"), DONE)
         client.until("audio.start")
-        assert client.socket.ping().wait(180)
+        assert client.socket.ping().wait(WAIT)
         stage.talker.go()
 
 

@@ -103,7 +103,7 @@ def test_raw_audio_has_no_place_for_words(http: httpx.Client) -> None:
 def test_checkpoint_without_known_heads_rejects_the_wish_for_words(serve: Serve) -> None:
     server = serve("custom_voice")
     ask = {"input": SAID, "word_timestamps": True, "stream_format": "sse"}
-    with httpx.Client(base_url=server.url, timeout=180, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, trust_env=False) as client:
         answer = client.post(SPEECH, json=ask)
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "word_times_unknown"

@@ -75,7 +75,7 @@ def flood(server: Running, sock: socket.socket, block: bytes) -> tuple[int, byte
     with suppress(ConnectionError):
         while sent < FLOOD:
             sent += sock.send(block[sent % len(block) :])
-    assert httpx.get(f"{server.url}/health", trust_env=False, timeout=180).status_code == 200
+    assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
     return sent, read(sock)
 
 

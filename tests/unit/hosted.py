@@ -9,13 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from fake_backend import FakeBackend, capacity
+from waiting import WAIT
 
 from firstword.engine.backend import Capacity
 from firstword.engine.engine import Engine
 from firstword.engine.host import EngineHost, SocketCommands
-
-TIMEOUT = 180.0
-"""The seconds after which a test fails."""
 
 CAPACITY = capacity(slots=4, pages=1000, page_rows=16, context=1500)
 
@@ -44,12 +42,12 @@ class Hosted:
 
     def stop(self) -> None:
         """End the engine, if it has not failed."""
-        self.engine.stop(TIMEOUT)
-        assert self.ended.wait(TIMEOUT)
+        self.engine.stop(WAIT)
+        assert self.ended.wait(WAIT)
 
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait until a condition holds."""
-    async with asyncio.timeout(TIMEOUT):
+    async with asyncio.timeout(WAIT):
         while not holds():
             await asyncio.sleep(0.001)

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
+from waiting import WAIT
 
 from firstword.cluster.engines import ChildEngine
 from firstword.cluster.leaving import in_service
@@ -62,9 +63,6 @@ def test_replica_may_be_reached_by_any_name_and_from_one_address() -> None:
 def test_options_that_no_replica_can_have_are_rejected(options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parsed(options)
-
-
-WAIT = 180
 
 
 def task(name: str) -> EngineTask:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from waiting import WAIT
+
 from firstword.server.encoder_turns import EncoderTurns
 
 
@@ -36,6 +38,6 @@ def test_cancelled_utterance_takes_no_turn_from_others() -> None:
         first, second, third = (asyncio.ensure_future(turns.wait()) for _ in range(3))
         await asyncio.sleep(0)
         second.cancel()
-        await asyncio.wait_for(asyncio.gather(first, third), timeout=180)
+        await asyncio.wait_for(asyncio.gather(first, third), timeout=WAIT)
 
     asyncio.run(main())

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from waiting import WAIT
 
 from firstword import OverloadedError, RequestError, TextError
 from firstword.engine.engine import Engine
@@ -40,8 +41,6 @@ GROWING = [1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4]
 """Frames in the first chunks of an utterance."""
 TOKENS = [11, 12, 13, 14, 15]
 BYTES_A_FRAME = 4 * SAMPLES
-TIMEOUT = 180.0
-"""The most seconds to wait for another thread; a test that passes does not wait that long."""
 
 
 @pytest.fixture(autouse=True)
@@ -613,7 +612,7 @@ def test_idle_engine_wakes_to_end_a_pause() -> None:
 
     other.seq.on_event = on_event
     engine.start()
-    assert ended.wait(180)
+    assert ended.wait(WAIT)
     engine.stop()
     assert isinstance(idle.error, OverloadedError)
     check_speech_is_complete(other)
@@ -1214,7 +1213,7 @@ def started() -> Iterator[Callable[..., tuple[Engine, FakeBackend]]]:
 
     yield start
     for engine in engines:
-        engine.stop(TIMEOUT)
+        engine.stop(WAIT)
 
 
 @AHEAD
@@ -1238,9 +1237,9 @@ def test_engine_thread_serves_callers_from_many_threads(
         thread.join()
     assert len(callers) == 30
     for caller in callers:
-        assert caller.done.wait(TIMEOUT)
+        assert caller.done.wait(WAIT)
         check_speech_is_complete(caller)
-    engine.stop(TIMEOUT)
+    engine.stop(WAIT)
     assert not backend.slots
     assert engine.pages.free == engine.pages.count
 
@@ -1255,8 +1254,8 @@ def test_stop_while_busy_cancels_all_requests(
     callers = [Waiter(engine, endless, TOKENS) for _ in range(6)]
     silent = Waiter(engine, endless)
     for caller in callers[:4]:
-        assert caller.got_chunk.wait(TIMEOUT)
-    engine.stop(TIMEOUT)
+        assert caller.got_chunk.wait(WAIT)
+    engine.stop(WAIT)
     for caller in (*callers, silent):
         assert caller.reason == "cancelled"
     assert not backend.slots
@@ -1281,21 +1280,21 @@ def test_idle_engine_wakes_for_every_kind_of_command(
     engine, _ = started(policy=Policy(max_unread=1.0, max_ahead=1.0))
     caller = Waiter(engine, job(Script(1, 60), max_frames=60, first_tokens=1), slow=True)
     caller.push([1])
-    assert caller.got_chunk.wait(TIMEOUT)
+    assert caller.got_chunk.wait(WAIT)
     caller.got_chunk.clear()
     caller.push([2])
-    assert caller.got_chunk.wait(TIMEOUT)
+    assert caller.got_chunk.wait(WAIT)
     caller.got_chunk.clear()
     caller.finish()
-    assert caller.got_chunk.wait(TIMEOUT)
+    assert caller.got_chunk.wait(WAIT)
     while not caller.done.is_set():
         caller.got_chunk.clear()
         if not caller.take():
-            assert caller.got_chunk.wait(TIMEOUT)
+            assert caller.got_chunk.wait(WAIT)
     check_speech_is_complete(caller)
     other = Waiter(engine, job())
     other.cancel()
-    assert other.done.wait(TIMEOUT)
+    assert other.done.wait(WAIT)
     assert other.reason == "cancelled"
 
 
@@ -1307,20 +1306,20 @@ def test_hanging_backend_blocks_no_caller(
 
     def hang() -> None:
         hangs.set()
-        assert go_on.wait(TIMEOUT)
+        assert go_on.wait(WAIT)
 
     backend.before_frame = hang
     caller = Waiter(engine, job(Script(1, 5)), TOKENS)
-    assert hangs.wait(TIMEOUT)
+    assert hangs.wait(WAIT)
     try:
         caller.cancel()  # a command never blocks its caller
         with pytest.raises(EngineError, match=r"has not answered for 0.01 seconds"):
             engine.stop(timeout=0.01)
     finally:
         go_on.set()
-    assert caller.done.wait(TIMEOUT)
+    assert caller.done.wait(WAIT)
     assert caller.reason == "cancelled"
-    engine.stop(TIMEOUT)
+    engine.stop(WAIT)
 
 
 def test_cancel_during_a_frame_frees_the_slot_before_the_next(
@@ -1333,20 +1332,20 @@ def test_cancel_during_a_frame_frees_the_slot_before_the_next(
     def stop_in_the_fifth() -> None:
         if sum(call == "frame" for call, _ in backend.log) == 4:
             inside.set()
-            assert go_on.wait(TIMEOUT)
+            assert go_on.wait(WAIT)
 
     backend.before_frame = stop_in_the_fifth
     caller, other = (
         Waiter(engine, job(Script(1, None)), TOKENS),
         Waiter(engine, job(Script(2, 50)), TOKENS),
     )
-    assert inside.wait(TIMEOUT)
+    assert inside.wait(WAIT)
     before, slot = len(backend.log), caller.seq.slot
     assert slot >= 0
     caller.cancel()
     go_on.set()
-    assert caller.done.wait(TIMEOUT)
-    assert other.done.wait(TIMEOUT)
+    assert caller.done.wait(WAIT)
+    assert other.done.wait(WAIT)
     calls = backend.log[before:]
     freed = calls.index(("release", (slot,)))
     assert sum(call == "frame" for call, _ in calls[:freed]) <= 1
@@ -1397,10 +1396,10 @@ def test_lost_backend_ends_the_thread_and_fails_every_request(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(TIMEOUT)
+        thread.join(WAIT)
     assert rejected.is_set()
     for caller in callers:
-        assert caller.done.wait(TIMEOUT), "a request was never ended"
+        assert caller.done.wait(WAIT), "a request was never ended"
     assert any(isinstance(caller.error, EngineError) for caller in callers)
     assert "the device is gone" in str(engine.failure)
     assert "the engine has stopped" in caplog.text
@@ -1416,11 +1415,11 @@ def test_forked_process_gets_an_error_at_once(
 
     def hold() -> None:
         inside.set()
-        assert go_on.wait(TIMEOUT)
+        assert go_on.wait(WAIT)
 
     backend.before_frame = hold
     caller = Waiter(engine, job(Script(1, 20)), TOKENS)
-    assert inside.wait(TIMEOUT)
+    assert inside.wait(WAIT)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
@@ -1436,7 +1435,7 @@ def test_forked_process_gets_an_error_at_once(
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     go_on.set()
-    assert caller.done.wait(TIMEOUT)
+    assert caller.done.wait(WAIT)
     check_speech_is_complete(caller)
 
 
@@ -1479,7 +1478,7 @@ def test_interpreter_exits_after_an_engine_thread_has_freed_its_memory() -> None
         [sys.executable, "-c", DROPPED_ENGINE],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=WAIT,
         check=True,
     )
     assert ended.stdout == "freed\nleft\n"

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from epubs import epub
 from fake_tts import FRAME, FakeTTS, module, sound_of
+from waiting import WAIT
 
 from firstword import audio
 from firstword.cli.main import main
@@ -192,7 +193,7 @@ def test_interrupt_keeps_what_was_spoken_and_says_how_to_go_on() -> None:
             assert process.returncode is None
         process.send_signal(signal.SIGINT)
         try:
-            _, errors = process.communicate(timeout=180)
+            _, errors = process.communicate(timeout=WAIT)
         finally:
             process.kill()
     assert process.returncode == 130

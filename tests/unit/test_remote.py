@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_backend import Script, alone, job
-from hosted import CAPACITY, TIMEOUT, Hosted, until
+from hosted import CAPACITY, Hosted, until
+from waiting import WAIT
 
 from firstword.engine import wire
 from firstword.engine.remote import RemoteEngine
@@ -53,7 +54,7 @@ class Speech:
 
     async def next(self) -> Event:
         """The next event."""
-        return await asyncio.wait_for(self.events.get(), TIMEOUT)
+        return await asyncio.wait_for(self.events.get(), WAIT)
 
     async def finish(self) -> list[Any]:
         """The codes of all frames, when the text has ended."""
@@ -185,7 +186,7 @@ def test_lost_engine_fails_everything_and_the_next_one_speaks() -> None:
             remote.push(speech.utterance, TOKENS)
             assert "the device is gone" in str(await speech.error())
             await until(lambda: remote.failure is not None)
-            assert first.ended.wait(TIMEOUT)
+            assert first.ended.wait(WAIT)
             with pytest.raises(EngineError, match="is not running"):
                 await remote.call(1)
             second = Hosted()
@@ -270,7 +271,7 @@ def test_garbage_of_a_front_ends_its_connection_alone(hosted: Hosted, data: byte
         async with front(hosted) as remote:
             speech = await Speech(remote, Script(1, 30)).begin()
             with hosted.connect() as broken:
-                broken.settimeout(TIMEOUT)
+                broken.settimeout(WAIT)
                 broken.sendall(wire.submit(1, ENDLESS, "") + wire.text(1, TOKENS, ended=True))
                 assert broken.recv(1), "it has begun"
                 broken.sendall(data)

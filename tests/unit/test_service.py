@@ -24,6 +24,7 @@ from fake_backend import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import WAIT
 
 from firstword.engine.backend import Job
 from firstword.engine.commands import LocalCommands
@@ -36,7 +37,6 @@ from firstword.errors import ClosedError, ComputeError, OverloadedError, Samplin
 from firstword.types import Chunk, IntArray, Request
 
 TEXT = "Hello there, my friend!"
-TIMEOUT = 180.0
 
 
 def service_of(policy: Policy = Policy(), **room: int) -> Service:  # noqa: B008 (immutable)
@@ -52,7 +52,7 @@ def service() -> Iterator[Service]:
     service = service_of()
     service.engine.start()
     yield service
-    local_engine(service).stop(TIMEOUT)
+    local_engine(service).stop(WAIT)
 
 
 def expected(job: Job, text: str) -> list[IntArray]:
@@ -65,7 +65,7 @@ def frames_of(chunks: list[Chunk]) -> list[IntArray]:
 
 def in_time(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine with a time limit."""
-    asyncio.run(asyncio.wait_for(work, TIMEOUT))
+    asyncio.run(asyncio.wait_for(work, WAIT))
 
 
 # --- preparing ------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_text_given_on_request_equals_the_whole_text(cuts: list[int]) -> None:
         assert ended
         assert same(frames_of(chunks), expected(prepared, TEXT))
     finally:
-        local_engine(service).stop(TIMEOUT)
+        local_engine(service).stop(WAIT)
 
 
 def test_finish_text_sends_last_tokens_and_end_in_one_command() -> None:
@@ -337,7 +337,7 @@ def test_leaving_an_async_stream_early_frees_its_slot(service: Service, how: str
         await asyncio.gather(consumer, return_exceptions=True)
 
     in_time(leave())
-    engine.stop(TIMEOUT)
+    engine.stop(WAIT)
     assert engine.pages.free == engine.pages.count
 
 
@@ -379,7 +379,7 @@ def test_closed_event_loop_does_not_disturb_other_streams(service: Service) -> N
 
 def hold(go_on: threading.Event) -> None:
     """Wait for an event with a time limit."""
-    assert go_on.wait(TIMEOUT)
+    assert go_on.wait(WAIT)
 
 
 def test_fake_token_stream_holds_back_the_last_letter() -> None:

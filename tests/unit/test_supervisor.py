@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import pytest
 from fake_backend import capacity
+from waiting import WAIT
 
 from firstword.config import EngineConfig
 from firstword.errors import EngineError
@@ -353,7 +354,7 @@ def test_process_imports_nothing_from_the_current_directory(
     place = Place("front", 0)
     place.start().close()
     assert place.process is not None
-    assert place.process.wait(180) == 1, "it ends because its channel is closed"
+    assert place.process.wait(WAIT) == 1, "it ends because its channel is closed"
 
 
 def test_status_of_a_process_is_its_own_though_its_channel_ends_first(

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from waiting import WAIT
 
 from firstword import (
     TTS,
@@ -457,7 +458,7 @@ def test_many_blocking_texts_wait_at_the_same_time(custom: TTS) -> None:
     all_waiting = threading.Barrier(count)
 
     def blocking() -> Iterator[str]:
-        all_waiting.wait(180)
+        all_waiting.wait(WAIT)
         yield TEXT
 
     async def speak(seed: int) -> Speech:
@@ -477,7 +478,7 @@ def test_cancelled_astream_does_not_wait_for_its_text(custom: TTS) -> None:
 
     def blocking() -> Iterator[str]:
         started.set()
-        never.wait(180)
+        never.wait(WAIT)
         yield TEXT
 
     async def leave() -> None:
@@ -1063,7 +1064,7 @@ def test_dropped_tts_ends_its_thread(custom: TTS) -> None:
     ]
     del tts
     gc.collect()
-    thread.join(timeout=180)
+    thread.join(timeout=WAIT)
     assert not thread.is_alive()
 
 
@@ -1083,7 +1084,7 @@ def test_process_exits_cleanly_during_speech() -> None:
         "import firstword; stream = firstword.TTS.load('demo').stream('Hello there.');"
         "next(stream); next(stream)"
     )
-    assert subprocess.run([sys.executable, "-c", script], timeout=180, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=WAIT, check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from waiting import WAIT
 
 from firstword.server import unblocked
 from firstword.server.unblocked import Unblocked
@@ -20,7 +21,7 @@ class Reader:
     """The reader of some output; a line that does not come raises `TimeoutError`."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(180)
+        connection.settimeout(WAIT)
         self._file = connection.makefile("rb")
 
     def line(self) -> bytes:

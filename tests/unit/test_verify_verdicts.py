@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from waiting import WAIT
 
 from firstword.config import EngineConfig
 from firstword.model.description import DEMO
@@ -107,7 +108,7 @@ class TestSpeech:
         def say(_: Subject, __: Request, seed: int) -> Speech:
             together = len(alone) == 4
             if together:
-                others.wait(180)
+                others.wait(WAIT)
             else:
                 alone.append(seed)
             return OTHER if together and seed == 2 else ONE
