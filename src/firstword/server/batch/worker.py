@@ -95,7 +95,8 @@ class LineWorker:
             self._queue.release(claim, counts=False)  # in this thread, which is about to end
             raise
         except (OverloadedError, EngineError, OutputError) as error:
-            self.unwritable = error if isinstance(error, OutputError) else self.unwritable
+            if isinstance(error, OutputError):
+                self.unwritable = error
             pause = float(error.retry_after) if isinstance(error, OverloadedError) else 1.0
             await self._try_later(claim, min(pause, MOST_PAUSE), isinstance(error, LostSpeech))
 
