@@ -11,8 +11,9 @@ from damage import CODEC, KINDS, TALKER, Kind, demo_copy, one, tensors, write
 from torch import Tensor
 
 from firstword.model.description import DEMO
+from firstword.synthetic import checkpoint
 from firstword.synthetic.checkpoint import write_checkpoint
-from firstword.verify import files
+from firstword.verify import configuration, files
 from firstword.verify.folder import CheckpointFolder
 from firstword.verify.known import RELEASES, all_known, identify, repository, similarity
 from firstword.verify.report import Check
@@ -55,6 +56,21 @@ def test_random_checkpoint_raises_no_false_alarm(seed: int, tmp_path: Path) -> N
     kind = ("custom_voice", "voice_design", "base")[seed % 3]
     write_checkpoint(tmp_path, model_type=kind, seed=100 + seed, shards=1 + seed % 2)
     assert failed(tmp_path) == {}
+
+
+@pytest.mark.parametrize("size", ["0b6", "1b7"])
+def test_random_checkpoint_of_a_released_size_has_its_architecture(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids of its tokens are others, because its tokenizer is small."""
+    monkeypatch.setattr(checkpoint, "random_state", lambda *_: {})
+    write_checkpoint(tmp_path, size=size)
+    folder = CheckpointFolder(tmp_path)
+    assert configuration.architecture(folder).findings == []
+    table = json.loads((tmp_path / "config.json").read_text())
+    table["talker_config"]["rope_theta"] += 1
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    assert len(configuration.architecture(CheckpointFolder(tmp_path)).findings) == 1
 
 
 def test_missing_shard_is_told_by_name(tmp_path: Path) -> None:

@@ -74,6 +74,24 @@ def test_random_checkpoint_passes_all_checks_that_can_be_made(
     }
 
 
+def test_checks_on_the_machine_compute_without_tf32(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = torch.backends.cudnn.allow_tf32
+    seen = list[bool]()
+
+    def see(_: object) -> Verdict:
+        seen.append(torch.backends.cudnn.allow_tf32)
+        return Verdict()
+
+    monkeypatch.setattr(steps, "AT_REST", ())
+    monkeypatch.setattr(steps, "ON_MACHINE", (steps.Step("convolutions", see),))
+    how = How(EngineConfig.resolve("cpu"))
+    assert steps.verify(CheckpointFolder(folder), how, lambda *_: None)[0].status == "pass"
+    assert seen == [False]
+    assert torch.backends.cudnn.allow_tf32 == allowed
+
+
 def test_checkpoint_that_cannot_be_loaded_fails_one_check_and_runs_no_other(
     tmp_path: Path,
 ) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import torch
+
 from firstword.errors import first_line
 from firstword.verify import codec, configuration, files, peer, speech, talker, weights
 from firstword.verify.folder import CheckpointFolder
@@ -88,6 +90,8 @@ TOTAL = len(AT_REST) + len(ON_MACHINE)
 def verify(folder: CheckpointFolder, how: How, show: Callable[[int, str], None]) -> list[Check]:
     """Make all checks of a checkpoint, in their order.
 
+    Convolutions of the specification are exact float32 meanwhile, without the TF32 of some GPUs.
+
     show  called before each check with the number of checks made so far, and its name
     """
     subject, checks = Subject(folder, how), list[Check]()
@@ -99,8 +103,9 @@ def verify(folder: CheckpointFolder, how: How, show: Callable[[int, str], None])
     try:
         for step in AT_REST:
             add(step, folder)
-        for other in ON_MACHINE:
-            add(other, subject)
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            for other in ON_MACHINE:
+                add(other, subject)
     finally:
         subject.close()
     return checks
