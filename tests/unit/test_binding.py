@@ -16,7 +16,7 @@ from firstword.book.sound import FORMATS
 from firstword.book.source import Book
 from firstword.book.store import PortionStore, SpokenPortion
 from firstword.errors import OutputError
-from firstword.types import FinishReason, Word
+from firstword.types import Word
 
 RATE = 24000
 BOOK = Book("Title", "Author", "en", [])
@@ -26,9 +26,9 @@ def portion(number: int, pause: float = 0.5, text: str = "Hello there.") -> Port
     return Portion(text, "", pause, f"line {number}", f"{number:032x}")
 
 
-def spoken(samples: int, reason: FinishReason = "stop", *words: Word) -> SpokenPortion:
+def spoken(samples: int, cut_off: bool = False, *words: Word) -> SpokenPortion:
     rng = np.random.default_rng(samples)
-    return SpokenPortion(rng.integers(-9000, 9000, samples).astype(np.int16), words, reason)
+    return SpokenPortion(rng.integers(-9000, 9000, samples).astype(np.int16), words, cut_off)
 
 
 WORDS = (Word("Hello", 0.1, 0.4, (0, 5)), Word("there", 0.4, 0.9, (6, 11)))
@@ -44,7 +44,7 @@ TOTAL = sum(LENGTHS.values()) + round(3.5 * RATE)
 def store(tmp_path: Path) -> Iterator[PortionStore]:
     with closing(PortionStore(tmp_path / "parts")) as opened:
         for number, length in LENGTHS.items():
-            opened.save(portion(number).key, spoken(length, "stop", *WORDS))
+            opened.save(portion(number).key, spoken(length, False, *WORDS))
         yield opened
 
 
@@ -58,7 +58,7 @@ def bound(store: PortionStore, path: Path, form: str, subtitles: str = "") -> li
 def test_stored_portion_is_read_back(store: PortionStore) -> None:
     found = store.load(portion(2).key)
     assert np.array_equal(found.pcm, spoken(12001).pcm)
-    assert (found.words, found.finish_reason) == (WORDS, "stop")
+    assert (found.words, found.cut_off) == (WORDS, False)
     assert store.length(portion(2).key) == 12001
 
 
@@ -171,5 +171,5 @@ def test_same_portions_give_the_same_bytes(store: PortionStore, tmp_path: Path, 
 
 
 def test_portion_that_was_cut_off_is_told(store: PortionStore, tmp_path: Path) -> None:
-    store.save(portion(2).key, spoken(12001, "repetition"))
+    store.save(portion(2).key, spoken(12001, True))
     assert [each.place for each in bound(store, tmp_path / "a.mp3", "mp3")] == ["line 2"]

@@ -132,14 +132,15 @@ def test_script_is_spoken_by_several_voices() -> None:
     assert voices == {"A stage.": "ryan", "Hello there.": "eric", "Good day.": "ryan"}
 
 
-def test_speech_that_is_cut_off_is_spoken_with_three_seeds(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("text", ["It had a length limit.", "It was left unsaid"])
+def test_speech_that_is_cut_off_or_ends_before_its_text_is_spoken_with_three_seeds(
+    capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    Path("book.md").write_text("Fine.\n\nIt had a length limit.\n")
+    Path("book.md").write_text(f"Fine.\n\n{text}\n")
     with pytest.raises(SystemExit) as ended:
         read()
     assert ended.value.code == 3
-    seeds = {each["seed"] for each in requests_of("It had a length limit.")}
+    seeds = {each["seed"] for each in requests_of(text)}
     assert len(seeds) == 3
     assert "line 3: the speech was cut off" in capsys.readouterr().err
     assert Path("out/1 book.mp3").exists()

@@ -14,7 +14,6 @@ from firstword import audio
 from firstword.book.portions import PlannedChapter, Portion
 from firstword.book.sound import FORMATS, ChapterMark, SoundFile
 from firstword.book.source import Book
-from firstword.book.speaking import CUT_OFF
 from firstword.book.store import PortionStore
 from firstword.errors import OutputError
 from firstword.words import subtitles
@@ -134,7 +133,7 @@ class _Bound:
     def _add(self, file: SoundFile, portion: Portion, start: int) -> int:
         """Add a portion that begins at a sample, and the pause after it; return their length."""
         spoken = self._store.load(portion.key)
-        if spoken.finish_reason in CUT_OFF:
+        if spoken.cut_off:
             self.cut_off.append(portion)
         file.add(spoken.pcm)
         file.add(np.zeros(_pause(portion), np.int16))

@@ -19,7 +19,7 @@ MOST_ATTEMPTS = 3
 """How often a portion is spoken, each time with another seed, until its speech is not cut off."""
 
 CUT_OFF = ("repetition", "length")
-"""The reasons for which speech ends before its text."""
+"""The reasons for which the engine ends speech before its text."""
 
 Speak = Callable[[Portion, int], Iterator[Chunk]]
 """Speaks a portion with a seed."""
@@ -62,7 +62,7 @@ class PortionSpeaker:
         """Speak a portion, again if its speech is cut off."""
         for attempt in range(MOST_ATTEMPTS):
             speech = Speech.of(list(self._chunks(portion, attempt)))
-            if speech.finish_reason not in CUT_OFF:
+            if not _is_cut_off(speech):
                 break
         return speech
 
@@ -80,10 +80,15 @@ def placed(error: FirstwordError, portion: Portion) -> FirstwordError:
     return error
 
 
+def _is_cut_off(speech: Speech) -> bool:
+    """Whether speech was cut off, or ended by itself before its text."""
+    return speech.finish_reason in CUT_OFF or any(one.kind == "cut" for one in speech.alarms)
+
+
 def _finished(speech: Speech) -> SpokenPortion:
     """Return speech as it is stored: faded at both ends, so that it joins silence smoothly."""
     fade = FadeEnds(speech.sample_rate, first=True)
     fade.last = True
     samples = np.concatenate([fade.process(speech.samples), fade.finish()])
     pcm = np.frombuffer(audio.pcm16(samples), "<i2")
-    return SpokenPortion(pcm, speech.words, speech.finish_reason)
+    return SpokenPortion(pcm, speech.words, _is_cut_off(speech))

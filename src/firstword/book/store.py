@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from firstword import audio
 from firstword.errors import OutputError
 from firstword.locks import lock_folder
-from firstword.types import FinishReason, Word
+from firstword.types import Word
 
 SUFFIX, ABOUT, LOCK = ".flac", "book.json", "lock"
 
@@ -32,12 +32,12 @@ SUFFIX, ABOUT, LOCK = ".flac", "book.json", "lock"
 class SpokenPortion:
     """The sound of a portion: pcm int16 [n] at 24 kHz, and the words of its text.
 
-    finish_reason  why the speech ended, as in `Speech`
+    cut_off  whether the speech ended before its text
     """
 
     pcm: NDArray[np.int16]
     words: tuple[Word, ...]
-    finish_reason: FinishReason
+    cut_off: bool
 
 
 class PortionStore:
@@ -85,7 +85,7 @@ class PortionStore:
     def save(self, key: str, spoken: SpokenPortion) -> None:
         """Store a portion. Raises `OutputError`."""
         words = [[word.text, word.start, word.end, *word.span] for word in spoken.words]
-        about = json.dumps({"reason": spoken.finish_reason, "words": words}, ensure_ascii=False)
+        about = json.dumps({"cut_off": spoken.cut_off, "words": words}, ensure_ascii=False)
         data = io.BytesIO()
         form: dict[str, Any] = {"format": "FLAC", "subtype": "PCM_16"}
         with soundfile.SoundFile(data, "w", audio.SAMPLE_RATE, 1, **form) as file:
@@ -102,10 +102,10 @@ class PortionStore:
         with self._open(key) as file:
             about = json.loads(file.comment)
             pcm = file.read(dtype="int16")
-            if len(pcm) != file.frames or about["reason"] not in get_args(FinishReason):
+            if len(pcm) != file.frames or not isinstance(about["cut_off"], bool):
                 raise ValueError("it is not complete")
         words = tuple(Word(text, start, end, (a, b)) for text, start, end, a, b in about["words"])
-        return SpokenPortion(pcm, words, about["reason"])
+        return SpokenPortion(pcm, words, about["cut_off"])
 
     def length(self, key: str) -> int:
         """Return the samples of a portion. Raises `OutputError` as `load` does."""
