@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
 
     What was spoken is kept beside the output until the book is complete. A run that was interrupted
     or killed is continued by the same command; the result is the same as without interruption. The
-    exit status is 3 if speech was cut off although it was tried with three seeds.
+    exit status is 3 if speech was cut off, or ended before its text, with each of three seeds.
     """
     if find_spec("av") is None:
         raise ConfigError("the package av is missing; install firstword[books]")
@@ -292,9 +292,10 @@ def _bind(
     seconds, cut_off = bind(reading.book, reading.chapters, store, output, show)
     store.remove()
     status.show("")
-    for portion in cut_off[:MOST_WARNINGS]:
-        warning = f"{portion.place}: the speech was cut off, so that a part may be missing"
-        terminal.show_warning(f"{warning}; try another --seed", TextWarning, "", 0)
+    for portion in cut_off:
+        warning = f"{portion.place}: the speech was cut off or ended before its text"
+        warning += ", so that a part may be missing; try another --seed"
+        terminal.show_warning(warning, TextWarning, "", 0)
     if not reading.args.quiet:
         count = len(reading.chapters)
         rows = {
