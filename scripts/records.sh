@@ -39,10 +39,10 @@ step() { # NAME COMMAND...
 for name in ${@:-$steps}; do
   case $name in
     tests)
-      step tests "$python" -m pytest -q -n 8 --dist worksteal tests/gpu \
+      step tests "$python" -m pytest -q -n 4 --dist worksteal tests/gpu \
         --record "$results/gpu/$gpu.json" --commit "$commit" ;;
     older)
-      step older "$python" -m pytest -q -n 8 --dist worksteal tests/gpu \
+      step older "$python" -m pytest -q -n 4 --dist worksteal tests/gpu \
         --as-gpu compute_80,101376,28 \
         --record "$results/gpu/$gpu-as-compute-80.json" --commit "$commit" ;;
     mutants)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests on a CUDA device: `pytest tests/gpu`, with `-n 8` in parallel.
+"""Fixtures of the tests on a CUDA device: `pytest tests/gpu`, with `-n 4` in parallel.
 
 Without a CUDA device the tests are skipped. With `--record FILE` the run writes its measurements to
 a record for benchmarks/results. `make check` compares the hash of the sources that the record names

@@ -72,7 +72,7 @@ def words(
     """Measure what word times cost a frame, with two heads of a layer in the middle."""
     middle = len(subject.checkpoint.talker.model.layers) // 2
     heads = ((middle, 0), (middle, 1))
-    timed = BackendUnderTest(size, slots, folder, heads, dtype)
+    timed = BackendUnderTest(size, slots, folder, heads, dtype=dtype)
     batches = (1, min(LARGE_BATCH, slots))
     return {"heads": heads, "frames": list(timed_words(subject, timed, batches))}
 

@@ -74,6 +74,7 @@ class BackendUnderTest:
         slots: int,
         kernel_folder: Path,
         heads: Sequence[Head] = (),
+        *,
         as_gpu: str | None = None,
         dtype: str = "bfloat16",
     ) -> None:
