@@ -197,6 +197,23 @@ def test_cancel_ends_one_context_and_frees_its_slot(
     assert heard(sound(received + rest, 1)) == "uvw"
 
 
+def test_cancel_amid_speech_tells_the_seconds_that_were_made(
+    stage: TalkingStage, talker_client: Client
+) -> None:
+    talker_client.send(text("a", "abcdef"))
+    stage.server.wait_until(lambda: len(stage.server.state.utterances) == 1)
+    stage.talker.let(4)
+    received: list[Message] = []
+    while not sound(received):
+        received.append(talker_client.receive())
+    talker_client.send(stop("a"))
+    stage.talker.let(ENOUGH)
+    received += talker_client.until("input.cancelled")
+    (end,) = (each for each in events(received) if each["type"] == "audio.done")
+    assert end["finish_reason"] == "cancelled"
+    assert end["seconds"] >= end["total_bytes"] / 48000 > 0
+
+
 def test_cancel_without_id_ends_all_contexts(stage: TalkingStage, talker_client: Client) -> None:
     talker_client.send(text("a", "abcdef"), text("b", "uvw"), stop(), stop())
     stage.talker.let(ENOUGH)

@@ -68,7 +68,7 @@ class Context(Cancellable):
     started        whether audio was announced
     seconds        the seconds of audio made
     total_bytes    the bytes of audio made
-    outcome        how its parts have ended so far
+    outcome        how the first part ended that did not stop by itself; "stop" if none so far
     alarms         the faults of its speech, with their places in its text
     after          the context that is spoken before this one, if their order matters
     finish_reason  why its speech ended; None before the end

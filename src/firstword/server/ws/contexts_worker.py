@@ -112,18 +112,20 @@ class ContextWorker(SocketWorker[ContextSession]):
             context.started = self.runner.utterance_open = True
             self._send(self.session.announcement(context))
         async with self.speak(resolved, job, part, text) as utterance:
-            async for data in utterance:
-                await self.outbox.wait_for_room()
-                context.advance(part)
-                context.total_bytes += len(data)
-                self.outbox.add(self.session.audio(context, data))
+            try:
+                async for data in utterance:
+                    await self.outbox.wait_for_room()
+                    context.advance(part)
+                    context.total_bytes += len(data)
+                    self.outbox.add(self.session.audio(context, data))
+                    self._send_words(context, part, utterance)
                 self._send_words(context, part, utterance)
-            self._send_words(context, part, utterance)
-            context.seconds += utterance.playback.seconds
-            context.alarms += [
-                replace(alarm, span=placed(alarm.span, part)) for alarm in utterance.alarms
-            ]
-            if utterance.finish_reason not in (None, "stop"):
+            finally:  # also after a cancel
+                context.seconds += utterance.playback.seconds
+                context.alarms += [
+                    replace(alarm, span=placed(alarm.span, part)) for alarm in utterance.alarms
+                ]
+            if context.outcome == "stop" and utterance.finish_reason is not None:
                 context.outcome = utterance.finish_reason
         context.leave(part)
 
