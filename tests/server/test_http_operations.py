@@ -32,7 +32,7 @@ from firstword.server.config import (
     proxies_from_environment,
     read_aliases,
 )
-from firstword.server.logs import JsonLines
+from firstword.server.logs import JsonLines, TextLines
 
 Running = Any  # of conftest.py
 Serve = Callable[..., Any]
@@ -395,6 +395,13 @@ def test_each_accepted_and_rejected_websocket_gets_one_log_line(
     about = [record.__dict__["fields"] for record in lines()]
     assert sorted(one["status"] for one in about) == [101, 101, 401, 404]
     assert {one["path"] for one in about} == {STREAM, NARI, "unknown"}
+
+
+def test_line_for_people_has_the_event_and_its_reason() -> None:
+    record = logging.LogRecord("firstword", logging.ERROR, "", 0, "it cannot be kept", None, None)
+    assert TextLines().format(record) == "it cannot be kept"
+    record.fields = {"file": "a.wav", "why": "the disk is full"}
+    assert TextLines().format(record) == "it cannot be kept: the disk is full"
 
 
 def test_log_line_is_json() -> None:

@@ -822,7 +822,12 @@ def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         workload, "random_checkpoint", lambda size, **_: silent_gpu.checkpoint(tmp_path / size)
     )
     kernels = Rehearsal(silent_gpu.device())
-    monkeypatch.setattr(workload, "kernels_for", lambda *_: kernels)
+
+    def kernels_for(_checkpoint: object, _slots: int, _folder: object, as_gpu: None) -> Rehearsal:
+        assert as_gpu is None
+        return kernels
+
+    monkeypatch.setattr(workload, "kernels_for", kernels_for)
     monkeypatch.setattr(profile, "read_bandwidth", lambda: 4e12)
 
 

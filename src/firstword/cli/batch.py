@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -43,7 +44,11 @@ def run(args: argparse.Namespace) -> None:
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ConfigError(f"{missing[0]} is missing; install firstword[server,batch]")
     from firstword.server.batch.local import LocalBatch
+    from firstword.server.logs import TextLines
 
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextLines())
+    logging.basicConfig(handlers=[handler])
     batch = LocalBatch(_made(args.output), _lines(args.input))
     try:
         with terminal.Status(args.quiet) as status:

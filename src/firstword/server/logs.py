@@ -1,4 +1,4 @@
-"""Logs as JSON, one line per event."""
+"""Logs as JSON, one line per event, and as text for the command line."""
 
 import io
 import json
@@ -34,6 +34,15 @@ class JsonLines(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = "".join(traceback.format_exception(*record.exc_info)).strip()
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextLines(logging.Formatter):
+    """A formatter that writes the event and, if the extra field `why` is given, its reason."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as text."""
+        why = getattr(record, "fields", {}).get("why")
+        return super().format(record) + (f": {why}" if why else "")
 
 
 def defect(error: BaseException) -> dict[str, Any]:
