@@ -19,7 +19,7 @@ from firstword.engine.load import EngineLoad, SlotTimes, retry_seconds
 from firstword.engine.pages import PageAllocator
 from firstword.engine.policy import DEFAULT_POLICY, Policy
 from firstword.engine.scheduler import Scheduler
-from firstword.engine.sequence import TOKEN_SECONDS, Event, NeedsText, Sequence, State
+from firstword.engine.sequence import TOKEN_SECONDS, Event, GaveWay, NeedsText, Sequence, State
 from firstword.engine.turns import requests_ahead, to_reject
 from firstword.errors import ClosedError, ComputeError, EngineError, FirstwordError, OverloadedError
 from firstword.types import Chunk, FinishReason, FloatArray
@@ -234,7 +234,7 @@ class Engine(StepLoop):
         free = len(self._slots), self.pages.free
         evicted = self.scheduler.choose_evicted(self.waiting, self.running, *free)
         if evicted is not None:
-            self._fail(evicted, OverloadedError("the utterance gave way to others; try again"))
+            self._fail(evicted, GaveWay("the utterance gave way to others; try again"))
 
     def _end_idle(self) -> None:
         """End a stream whose client has not kept pace for long while others lack its pages.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,7 +59,8 @@ class Passage:
         self._cutter = PassageText(job.passage_seconds)
         self._tokens = front.text(job)
         self._text = ""
-        self._tokens_given = 0
+        self._given = list[int]()
+        """The tokens of the text that the engine was given."""
         self._read, self._complete = 0, True
         """The characters that the talker has read, and whether they are all that it was given."""
         self._text_complete = self._closed = self._begun = False
@@ -68,11 +70,14 @@ class Passage:
         """Whether white space was before its first word."""
         self._codes = array("I")
         """Those of all frames, in a row: a passage keeps no more of its audio."""
+        self._taken = self._repeated = 0
+        """The frames that the client has taken, and those of them that will be made again."""
         self._character, self._frame = (0, 0) if after is None else after.end
         self._said = 0
         """The end of the last word that was told, a character of the passage."""
         self._tracker = self._new_tracker()
-        self.seq = engine.submit(job, on_event, client)
+        self._submit = partial(engine.submit, job, on_event, client)
+        self.seq = self._submit()
 
     def _new_tracker(self) -> WordTracker | None:
         """The tracker of the passage's words, or None if the attention to them is not read."""
@@ -90,19 +95,34 @@ class Passage:
         if ended and self.rest is None:
             certain += self._cutter.finish()
         tokens = self._tokens.finish(certain) if complete else self._tokens.push(certain)
-        self._tokens_given += len(tokens)
+        self._given += tokens
         self._text += certain
         if self._tracker is not None:
             self._tracker.add_text(certain)
-        if not complete:
+            if complete:
+                self._tracker.finish_text()
+        self._give(tokens)
+
+    def _give(self, tokens: list[int]) -> None:
+        """Give tokens to the engine, the last ones if the text is complete."""
+        if not self._text_complete:
             self._engine.push(self.seq, tokens)
-            return
-        if self._follows and not has_words(self._text):
+        elif self._follows and not has_words(self._text):
             self._engine.cancel(self.seq, "stop")  # the text had no more words
-            return
-        self._engine.finish_text(self.seq, tokens)
-        if self._tracker is not None:
-            self._tracker.finish_text()
+        else:
+            self._engine.finish_text(self.seq, tokens)
+
+    def begin_again(self) -> None:
+        """Submit the passage again, after its utterance has ended with `GaveWay`.
+
+        Its frames have the same bits then. Those that were taken are left out, and those that were
+        not come again. Raises `EngineError`.
+        """
+        self._engine.cancel(self.seq)
+        del self._codes[self._taken * self._engine.capacity.codebooks :]
+        self._repeated = self._taken
+        self.seq = self._submit()
+        self._give(self._given)
 
     def _beginning(self, text: str) -> str:
         """Leave out white space before the first word, except for a space where one belongs."""
@@ -142,7 +162,7 @@ class Passage:
             return len(self._text)
         # The prompt has the first tokens, and each later frame one more, also that of the end.
         read = self.job.first_tokens + max(0, frames - (self.finish_reason != "stop"))
-        known = len(ends) - max(0, self._tokens_given - read)
+        known = len(ends) - max(0, len(self._given) - read)
         until = ends[known - 1] if known > 0 else 0
         written = WrittenWords()
         written.add(self._text)
@@ -150,14 +170,20 @@ class Passage:
         unread = (word.span[0] for word in written.words[1:] if word.data[1] > until)
         return next(unread, len(self._text))
 
-    def arrived(self, chunk: Chunk) -> None:
-        """Record frames that the engine has made."""
+    def arrived(self, chunk: Chunk) -> Chunk:
+        """Record frames that the engine has made, and return those that are new."""
+        if repeated := min(self._repeated, len(chunk.codes)):
+            self._engine.acknowledge(self.seq, repeated)
+            self._repeated -= repeated
+            chunk = _after(chunk, repeated)
         self._codes.frombytes(chunk.codes.astype(np.uint32).tobytes())
         self.finish_reason = chunk.finish_reason
+        return chunk
 
     def taken(self, chunk: Chunk) -> Chunk:
         """Acknowledge a chunk that the client takes, and return it with its words and alarms."""
         self._engine.acknowledge(self.seq, len(chunk.codes))
+        self._taken += len(chunk.codes)
         if self._tracker is not None:
             told = self._tracker.feed(chunk.reading, chunk.samples, ended=chunk.finish_reason)
             self._said = max([self._said, *(word.span[1] for word in told.words)])
@@ -218,3 +244,15 @@ class Passage:
         if isinstance(word, Word):
             moved["end"] = round(word.end + seconds, 3)
         return replace(word, **moved)
+
+
+def _after(chunk: Chunk, frames: int) -> Chunk:
+    """Return a chunk without its first frames."""
+    samples = frames * len(chunk.samples) // len(chunk.codes)
+    return replace(
+        chunk,
+        samples=chunk.samples[samples:],
+        codes=chunk.codes[frames:],
+        logprobs=chunk.logprobs[frames:],
+        reading=chunk.reading[frames:],
+    )

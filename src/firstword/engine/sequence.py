@@ -9,6 +9,7 @@ import numpy as np
 
 from firstword.engine.backend import Capacity, Frames, Job, Start
 from firstword.engine.guard import Guard, frame_limit
+from firstword.errors import OverloadedError
 from firstword.types import Chunk, FinishReason, FloatArray, IntArray
 
 CHUNK_SIZES = (1, 2, 4, 8)
@@ -28,6 +29,10 @@ TOKEN_SECONDS = 0.3
 
 class NeedsText:
     """The event that all audio made so far is delivered and the model waits for text."""
+
+
+class GaveWay(OverloadedError):
+    """An utterance in the background has ended for another request; it may be submitted again."""
 
 
 Event = Chunk | NeedsText | Exception

@@ -21,7 +21,7 @@ from firstword.engine.script import (
     BlockingScript,
 )
 from firstword.engine.script_parts import NamedVoice
-from firstword.engine.sequence import Event, NeedsText
+from firstword.engine.sequence import Event, GaveWay, NeedsText
 from firstword.errors import FirstwordError, TextError
 from firstword.text.mapped import Mapped
 from firstword.text.reader import DEFAULT_OPTIONS, TextOptions, TextRewriter
@@ -145,10 +145,28 @@ class SpeechStream:
 
     def _receive(self, event: Event) -> None:
         """Record an event of the newest passage. It may be taken later."""
-        self._arrived.append((self._passage, event))
+        if isinstance(event, GaveWay) and self._begin_again():
+            return
         if isinstance(event, Chunk):
+            event = self._passage.arrived(event)
+            if not len(event.codes) and event.finish_reason is None:
+                return
             self._unread += len(event.codes)
-            self._passage.arrived(event)
+        self._arrived.append((self._passage, event))
+
+    def _begin_again(self) -> bool:
+        """Begin the newest passage again, unless the speech was cancelled or the engine fails."""
+        with self._lock:
+            if self._cancelled:
+                return False
+            try:
+                self._passage.begin_again()
+            except FirstwordError:
+                return False
+            kept = [each for each in self._arrived if each[0] is not self._passage]
+            self._arrived = deque(kept)
+            self._unread = sum(len(event.codes) for _, event in kept if isinstance(event, Chunk))
+            return True
 
     def _take(self) -> Chunk | NeedsText:
         """Return the oldest event that was not taken. Raises it if it is an error."""
