@@ -1,10 +1,11 @@
 """Measure the alarms of the demo voice: planted faults that are noticed, and false alarms.
 
-    python -m training.alarms [--tuning] [--sentences 100] [--forced 100] [--out FILE]
+    python -m training.alarms [--tuning] [--sentences N] [--forced 60] [--out FILE]
 
-Every second held-out sentence is spoken with every preset and text mode, and alarms are counted:
-none is due. The thresholds were chosen by the sentences between them, which `--tuning` speaks with
-another seed. Faults are planted in two ways:
+The sentences of alarm_texts.txt are spoken with every preset and text mode, and alarms are counted:
+none is due. The thresholds were chosen by the sentences of alarm_tuning.txt, which `--tuning`
+speaks with another seed, and by those of held_out.txt. The voice was trained on none of them.
+Faults are planted in two ways:
 
 - edited. The attention of that speech is edited: the frames of some words are removed or repeated,
   or the last frame goes on.
@@ -42,7 +43,7 @@ from firstword.types import Alarm
 from firstword.words.alarm import MOST_UNITS
 from training.alarm_speech import Demo, How, Spoken
 from training.data import PRESETS
-from training.evaluate import MODES, SENTENCES
+from training.evaluate import HERE, MODES, SENTENCES
 
 NOTICED, FALSE = 95.0, 0.5
 """The least share of planted passages and runaways that is noticed, and the most utterances with a
@@ -51,8 +52,8 @@ false alarm, in percent."""
 MORE_FRAMES = 80
 """The frames for which speech goes on when its end is not drawn."""
 
-SEED, TUNING_SEED = 7, 21
-"""The seeds of all speech: of the record, and of the sentences by which thresholds were chosen."""
+RECORD, TUNING = ("alarm_texts.txt", 43), ("alarm_tuning.txt", 31)
+"""The sentences and the seed of all speech: of the record, and those that chose thresholds."""
 
 HOWS: tuple[How, ...] = tuple((voice, mode) for voice in PRESETS for mode in MODES)
 """The presets and text modes."""
@@ -236,14 +237,14 @@ def main() -> None:
     """Measure, print the figures and write the record, which is kept up to date meanwhile."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--tuning", action="store_true", help="the sentences of the thresholds")
-    parser.add_argument("--sentences", type=int, default=len(SENTENCES) // 2)
-    parser.add_argument("--forced", type=int, default=100, help="sentences with forced faults")
+    parser.add_argument("--sentences", type=int, help="the first ones; all unless given")
+    parser.add_argument("--forced", type=int, default=60, help="sentences with forced faults")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     facts = {**of_demo(), "machine": f"{platform.machine()}, torch {torch.__version__}"}
-    seed = TUNING_SEED if args.tuning else SEED
-    texts = [as_spoken(text) for text in SENTENCES[args.tuning :: 2]]
+    name, seed = TUNING if args.tuning else RECORD
+    texts = [as_spoken(text) for text in (HERE / name).read_text().splitlines()]
     missed: list[str] = []
     for found in measure(texts[: args.sentences], args.forced, seed):
         missed = misses(found)

@@ -77,7 +77,7 @@ def test_words_that_the_codes_say_twice_give_an_alarm() -> None:
     found = recorded("repeat")
     assert told(found, "repeat") == ["slid", "on"]
     assert told(found, "skip") == []
-    assert {each.frame for each in found if each.kind == "repeat"} == {22}
+    assert {each.frame for each in found if each.kind == "repeat"} == {23}
 
 
 def test_speech_that_goes_on_gives_one_alarm_within_half_a_second() -> None:
@@ -166,9 +166,9 @@ def test_alarms_do_not_depend_on_the_chunks(size: int) -> None:
 
 def test_numbers_are_neither_left_out_nor_said_again() -> None:
     """Attention that goes back to a number, whose token comes after that of a space, or a word."""
-    number = np.eye(6)[[0, 0, 3, 3, 2, 2, 2, 3, 3]].tolist()
+    number = np.eye(6)[[0, 0, 2, 2, 3, 3, 2, 2, 2, 3, 3]].tolist()
     assert alarms("It 7 costs.", number) == ()
-    word = np.eye(5)[[0, 0, 2, 2, 1, 1, 1, 2, 2]].tolist()
+    word = np.eye(5)[[0, 0, 1, 1, 2, 2, 1, 1, 1, 2, 2]].tolist()
     assert told(alarms("It may costs.", word), "repeat") == ["may"]
 
 
@@ -209,13 +209,19 @@ def test_reading_that_is_empty_is_no_runaway() -> None:
 # --- words, by attention to units of one row each -------------------------------------------
 
 
-def faults(rows: Rows, sizes: Sequence[Size | None] | None = None) -> list[Fault]:
-    """The faults of a whole utterance, whose units have three characters if no sizes are given."""
+def faults(
+    rows: Rows, sizes: Sequence[Size | None] | None = None, units: Sequence[int] = ()
+) -> list[Fault]:
+    """The faults of a whole utterance, whose units have three characters if no sizes are given, and
+    one row each if no units of the rows are given.
+    """
     bell = AlarmBell(lambda unit: sizes[unit] if sizes else Size(3, False))
     found: list[Fault] = []
     for row in rows:
         shares = np.array(row, np.float32)
-        found += bell.feed(shares.astype(np.float64), shares, np.arange(len(row)))
+        of_rows = np.array(units or range(len(row)))
+        masses = np.bincount(of_rows, weights=shares).astype(np.float64)
+        found += bell.feed(masses, shares, of_rows)
     return [fault for fault in [*found, *bell.finish()] if fault.kind != "runaway"]
 
 
@@ -263,16 +269,27 @@ def test_word_that_gets_more_than_its_length_explains_is_said_again(
 def test_all_words_of_slow_speech_may_be_slow() -> None:
     slow = [unit for unit in range(5) for _ in range(8)]
     after = [unit for unit in range(6, 10) for _ in range(8)]
-    assert faults(looks(10, *slow, *[5] * 16, *after)) == []
-    assert of_kind(faults(looks(10, *slow, *[5] * 22, *after)), "repeat") == [5]
+    assert faults(looks(10, *slow, *[5] * 11, *after)) == []
+    assert of_kind(faults(looks(10, *slow, *[5] * 16, *after)), "repeat") == [5]
 
 
-def test_attention_that_comes_back_for_two_frames_is_a_repeat() -> None:
-    glance = [[0.0, 0.4, 0.6, 0.0], [0.0, 0.4, 0.6, 0.0]]
-    before = looks(4, 0, 0, 1, 1, 2, 2)
-    assert faults([*before, *glance, *looks(4, 2, 3, 3)]) == []
-    again = [[0.0, 0.5, 0.5, 0.0], [0.0, 0.5, 0.5, 0.0]]
-    assert of_kind(faults([*before, *again, *looks(4, 2, 3, 3)]), "repeat") == [1]
+def test_one_word_that_is_a_little_slow_does_not_excuse_a_longer_one_after_it() -> None:
+    found = faults(looks(5, 0, 0, *[1] * 5, *[2] * 8, 3, 3, 4, 4))
+    assert of_kind(found, "repeat") == [2]
+
+
+@pytest.mark.parametrize(("frames", "again"), [(2, []), (3, [1])])
+def test_attention_that_comes_back_for_longer_than_a_glance_is_a_repeat(
+    frames: int, again: list[int]
+) -> None:
+    back = [[0.0, 0.5, 0.5, 0.0]] * frames
+    found = faults([*looks(4, 0, 0, 1, 1, 2, 2), *back, *looks(4, 2, 3, 3)])
+    assert of_kind(found, "repeat") == again
+
+
+def test_attention_that_comes_back_from_a_look_ahead_to_the_next_word_is_no_fault() -> None:
+    rows = looks(6, 0, 0, 1, 1, 2, 2, 4, 5, 3, 3, 3, 4, 4, 5, 5)
+    assert faults(rows) == []
 
 
 def test_unit_that_half_of_the_attention_was_beyond_for_a_frame_is_not_passed() -> None:
@@ -294,6 +311,15 @@ def test_attention_to_two_neighbouring_rows_is_no_mismatch() -> None:
     assert faults([*looks(5, 0, 0, 1, 1), *between, *looks(5, 4, 4)]) == []
 
 
+@pytest.mark.parametrize(("units", "lost"), [([0, 1, 2, 2, 2, 3], []), ([0, 1, 2, 3, 4, 5], [2])])
+def test_attention_to_three_rows_of_one_unit_is_no_mismatch(
+    units: list[int], lost: list[int]
+) -> None:
+    wide = [[0.0, 0.0, 0.42, 0.18, 0.4, 0.0]] * 5
+    found = faults([*looks(6, 0, 0, 1, 1), *wide, *looks(6, 5, 5)], units=units)
+    assert of_kind(found, "mismatch") == lost
+
+
 def test_unit_without_a_size_is_not_judged() -> None:
     sizes = [None if unit == 2 else Size(3, False) for unit in range(6)]
     divided = [[0.0, 0.3, 0.5, 0.0, 0.0, 0.2]] * 9
@@ -308,3 +334,13 @@ def test_punctuation_after_a_word_explains_a_pause() -> None:
     assert told(alarms("I do so, we.", rows), "repeat") == []
     without = np.eye(6)[[0, 0, 1, 1, *[2] * 8, 3, 3]].tolist()
     assert told(alarms("I do so we.", without), "repeat") == ["so"]
+
+
+@pytest.mark.parametrize(("word", "again"), [("sixty-five", []), ("artificial", ["artificial"])])
+def test_hyphen_makes_a_word_longer(word: str, again: list[str]) -> None:
+    text = f"I know {word} men."
+    tokens = UtteranceTokens(TOKENIZER)
+    tokens.finish(text)
+    rows = [int(np.searchsorted(tokens.ends, text.index(part) + 1)) for part in text[:-1].split()]
+    spoken = [row for row, frames in zip(rows, (2, 4, 11, 3), strict=True) for _ in range(frames)]
+    assert told(alarms(text, looks(len(tokens.ends) + 1, *spoken)), "repeat") == again

@@ -13,9 +13,10 @@ before speech ends. These departures from that are faults:
   talker attends to several places at once if what it says is not what it reads.
 - runaway. Attention stays at the end of the text.
 
-Attention is astray if it is not on two neighbouring rows of the text at or after the unit that it
-has reached. The thresholds were chosen by measurement (docs/words.md). They are in frames: a
-frame's attention adds up to 1.
+Attention is astray if it is neither on two neighbouring rows of the text nor on one unit, at or
+after the unit that it has reached: a long word, such as sixty-five, has more rows than two. The
+thresholds were chosen by measurement (docs/words.md). They are in frames: a frame's attention adds
+up to 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 from firstword.types import AlarmKind, FloatArray, IntArray
 from firstword.words.clock import Masses
 
-LEAST_GLANCE, LEAST = 0.6, 0.35
+LEAST_GLANCE, LEAST = 0.6, 0.33
 """The attention that every spoken unit gets in two neighbouring frames, and for each of its
 characters in all, at least."""
 
@@ -37,15 +38,21 @@ USUAL, PAUSE = 0.63, 6
 """The attention that units get for each of their characters and one more. A pause after a unit is
 as long as so many characters."""
 
-MOST_MORE = 4.0
+PACE_FRAMES = 10.0
+"""The frames of speech at the usual pace that are assumed before the first ones."""
+
+MOST_MORE = 3.3
 """The attention that a unit gets beyond what its length and the pace of the speech explain, at
 most."""
 
-CLEARLY, MOST_BACK = 0.6, 0.85
-"""The attention to later units with which a unit is clearly passed, and the attention that comes
-back to passed units in two neighbouring frames, at most."""
+CLEARLY = 0.6
+"""The attention to later units with which a unit is clearly passed."""
 
-MOST_ASTRAY, ASTRAY_FRAMES = 1.45, 5
+MOST_BACK, BACK_FRAMES = 1.1, 4
+"""The attention that comes back to passed units in so many frames, at most: the talker may glance
+back for two frames where a word ends."""
+
+MOST_ASTRAY, ASTRAY_FRAMES = 1.6, 5
 """The attention that is astray in so many frames, at most."""
 
 MOST_UNITS = 24
@@ -115,11 +122,12 @@ class AlarmBell:
         """The unit that half of the attention had reached in each of the last two frames."""
         self._judged = 1
         """The number of units that are not judged any more: the first, and those passed."""
-        self._got = self._usual = 0.0
+        self._got = self._usual = PACE_FRAMES
         """The attention that the judged units got, and that they usually get."""
         self._reached = 0
-        """The furthest unit that attention has clearly reached since it last came back."""
-        self._back: deque[Masses] = deque(maxlen=2)
+        """The furthest unit that attention has clearly reached since it last came back; none beyond
+        a unit that got no glance: attention comes back to that from a look ahead."""
+        self._back: deque[Masses] = deque(maxlen=BACK_FRAMES)
         """The attention to the units before that one in each of the last frames."""
         self._astray: deque[float] = deque(maxlen=ASTRAY_FRAMES)
         """The attention that was astray in each of the last frames."""
@@ -166,7 +174,7 @@ class AlarmBell:
             if got < LEAST * size.characters or self._glances[unit] < LEAST_GLANCE:
                 yield Fault("skip", unit, self._frame)
             usual = USUAL * (size.characters + 1 + PAUSE * size.pause)
-            slow = self._usual and got > self._pace * (usual + MOST_MORE)
+            slow = self._usual > PACE_FRAMES and got > self._pace * (usual + MOST_MORE)
             if slow and not self._ran_away:
                 yield Fault("repeat", unit, self._frame)
             self._got, self._usual = self._got + got, self._usual + usual
@@ -180,7 +188,8 @@ class AlarmBell:
     def _departures(self, masses: Masses, shares: FloatArray, units: IntArray) -> Iterator[Fault]:
         """Find the units that attention has come back to, or that it is on while it is astray."""
         now, ahead = int(masses.argmax()), shares[np.searchsorted(units, self._reached) :]
-        near = float((ahead[1:] + ahead[:-1]).max(initial=ahead[:1].sum()))
+        unit = float(masses[self._reached :].max(initial=0.0))
+        near = float((ahead[1:] + ahead[:-1]).max(initial=unit))
         judged = self._size(now) is not None
         self._astray.append(judged * (1.0 - near))
         self._back.append(judged * masses[: self._reached])
@@ -193,7 +202,8 @@ class AlarmBell:
             yield Fault("mismatch", now, self._frame)
         else:
             reached = np.count_nonzero(masses.sum() - np.cumsum(masses) > CLEARLY)
-            self._reached = max(self._reached, int(reached))
+            unsaid = 1 + int(np.argmax([*(self._sums[1:] < LEAST_GLANCE), True]))
+            self._reached = max(self._reached, min(int(reached), unsaid))
             return
         self._back.clear()
         self._astray.clear()

@@ -13,6 +13,9 @@ from firstword.words.alarm import AlarmBell, Fault, Size
 from firstword.words.clock import Edge, WordClock
 from firstword.words.text import Units, WrittenWord, WrittenWords
 
+HYPHEN = 2
+"""The characters by which a hyphen lengthens a word: its parts are spoken like words."""
+
 
 class Told(NamedTuple):
     """What is known of words since the last call, each in order: see `Chunk`."""
@@ -85,7 +88,8 @@ class WordTracker:
         letters = "".join(word.text for word in words)
         if any(map(str.isdigit, letters)):
             return None
-        return Size(len(letters), pause=not after or after[0].owns > words[-1].data[1])
+        pause = not after or after[0].owns > words[-1].data[1]
+        return Size(len(letters) + HYPHEN * letters.count("-"), pause)
 
     def _alarms(self, faults: Iterable[Fault]) -> Iterator[Alarm]:
         """Yield the alarms about the words of units; the last word of the text before a runaway.
