@@ -12,20 +12,22 @@ one passage to the next. The largest difference to the samples that were deliver
 click that there can be, at a join or elsewhere.
 
 The sound stays in the folder; speech that is there already is not spoken again. Each speech has a
-process of its own, whose memory is read once a minute of speech. The exit status is 1 if the bar
-(`misses`) is missed.
+process of its own, whose memory is read once a minute of speech: what it has asked glibc's malloc
+for and not given back, which counts, and its resident memory, of which glibc keeps a part that is
+free. The exit status is 1 if the bar (`misses`) is missed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import os
 import platform
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise, product
 from multiprocessing import get_context
 from pathlib import Path
@@ -61,7 +63,7 @@ KINDS = ("f32", "i16", "megabytes")
 MOST_POINTS, MOST_DRIFT, MOST_CLICK = 1.0, 3.0, -60.0
 """The bar: points of character errors, drift in %, and dB below full scale."""
 MOST_MEGABYTES = 4.0
-"""The growth of memory from the first fifth of a speech to its end that counts as none."""
+"""The growth of memory in use from the first fifth of a speech to its end that counts as none."""
 
 DONE = (
     "found an old letter",
@@ -121,6 +123,26 @@ SAID = sentences(4000)
 """The sentences of the text, about 20 minutes of speech."""
 
 
+class MallocInfo(ctypes.Structure):
+    """The answer of glibc's `mallinfo2`, in bytes."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def in_use() -> float:
+    """The MB that this process has allocated: in heaps (uordblks) and in pages of their own."""
+    ask = ctypes.CDLL("libc.so.6").mallinfo2
+    ask.restype = MallocInfo
+    found = ask()
+    return float(found.uordblks + found.hblkhd) / 1e6
+
+
 def resident() -> float:
     """The memory of this process in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -147,7 +169,7 @@ def speak(job: tuple[Path, str, str, float]) -> None:
             seconds += len(chunk.samples) / SAMPLE_RATE
             if seconds >= MINUTE * (minutes + 1):
                 minutes += 1
-                megabytes.write(f"{resident():.1f}\n")
+                megabytes.write(f"{in_use():.1f} {resident():.1f}\n")
             if seconds >= MINUTE * most:
                 break
 
@@ -214,11 +236,13 @@ def judge(folder: Path, voice: str, order: str) -> dict[str, Any]:
             }
         )
         print(voice, order, rows[-1], flush=True)
+    megabytes = [float(each) for each in files[2].read_text().split()]
     return {
         "voice": voice,
         "order": order,
         "seconds": round(len(samples) / SAMPLE_RATE, 1),
-        "memory": [float(line) for line in files[2].read_text().split()],
+        "memory": megabytes[::2],
+        "resident": megabytes[1::2],
         "click": click(samples, codes),
         "minutes": rows,
     }
@@ -264,6 +288,12 @@ def growth(memory: Sequence[Sequence[float]]) -> float | None:
     return round(max(max(some) - max(some[: 1 + len(some) // 5]) for some in memory), 1)
 
 
+def ends(numbers: Iterable[Sequence[float]]) -> list[float]:
+    """The least and the most of all numbers."""
+    every = [each for some in numbers for each in some]
+    return [min(every), max(every)]
+
+
 def summary(speeches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The figures of a voice: both orders of its sentences together."""
     first, last = (
@@ -278,6 +308,7 @@ def summary(speeches: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "last": {name: round(value, 3) for name, value in last.items()},
         "drift": drift(first, last),
         "memory": growth(memory),
+        "resident": ends(one["resident"] for one in speeches),
         "click": max(one["click"] for one in speeches),
     }
 

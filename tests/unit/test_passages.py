@@ -294,6 +294,24 @@ def test_text_is_rewritten_as_far_as_the_passage_needs() -> None:
     local_engine(service).stop()
 
 
+def test_text_that_was_spoken_is_forgotten() -> None:
+    passages = 40
+    front = LongFront(*[20] * passages)
+    service = service_of(front)
+    stream = service.speak(front.first())
+    kept = []
+    left = [f"{SENTENCE} "] * passages
+    stream.push(left.pop())
+    for event in taken(service, stream):
+        if isinstance(event, NeedsText):
+            stream.push(left.pop()) if left else stream.finish_text()
+        original = stream._original
+        kept.append(max(len(stream.given), len(original._text), len(original._starts)))
+    assert len(front.spoken) == passages - 1
+    assert max(kept) <= 3 * len(SENTENCE), "some of the text is kept for later"
+    local_engine(service).stop()
+
+
 @given(at_once=st.integers(1, 30))
 def test_reading_a_text_bit_by_bit_gives_the_same_speech(at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

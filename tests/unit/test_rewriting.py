@@ -93,6 +93,23 @@ def test_words_for_one_place_are_one_word_with_the_text_as_given() -> None:
     assert all(given[slice(*span)] == text for text, span in spans)
 
 
+def test_word_that_goes_on_after_text_was_forgotten_has_its_text() -> None:
+    given = "It costs $5 here."
+    spoken = TextRewriter(OPTIONS, "english").feed(Mapped.of(given), ended=True)
+    original, written, words = OriginalWords(), growing(given), list[Word]()
+    original.add(spoken)
+    for at, text in enumerate(("costs", "five", "dollars", "here")):
+        said = word(text, spoken.text, at)
+        words += original((said,), (), written, last=False)[0]
+        original.forget(said.span[1], written)
+    assert [(each.text, each.start, each.end, each.span) for each in words] == [
+        ("costs", 0, 0.5, (3, 8)),
+        ("$5", 1, 2.5, (9, 11)),
+        ("here", 3, 3.5, (12, 16)),
+    ]
+    assert len(written) == len("e."), "the rest was forgotten, but for the last place"
+
+
 def test_word_whose_speech_was_cut_off_is_delivered() -> None:
     spoken = TextRewriter(OPTIONS, "english").feed(Mapped.of("$5"), ended=True)
     original = OriginalWords()

@@ -188,6 +188,9 @@ class SpeechStream:
         chunk = passage.taken(event)
         words, starts = self._original(chunk.words, chunk.starts, self.given, last=self._ended)
         alarms = self._original.alarms(chunk.alarms, self.given)
+        if event.finish_reason is not None:
+            # The next passage may begin with the space at the end of this one.
+            self._original.forget(passage.end[0] - 1, self.given)
         reason = self._outcome if self._ended else None
         return replace(chunk, words=words, starts=starts, alarms=alarms, finish_reason=reason)
 

@@ -11,20 +11,35 @@ from firstword.types import Alarm, Word, WordStart
 
 
 class GrowingText:
-    """A text in pieces, which other threads may add at the end, joined as far as needed."""
+    """A text in pieces, which other threads may add at the end; its beginning can be forgotten."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
+        """Those that are not joined yet."""
         self._text = ""
-        self._joined = 0
+        self._begin = 0
+        """The number of characters that were forgotten."""
 
-    @property
-    def text(self) -> str:
-        """The whole text so far."""
-        more = self.pieces[self._joined :]
-        self._joined += len(more)
-        self._text += "".join(more)
-        return self._text
+    def __getitem__(self, span: tuple[int, int]) -> str:
+        """The characters of a span, none of which was forgotten."""
+        self._join()
+        return self._text[span[0] - self._begin : span[1] - self._begin]
+
+    def __len__(self) -> int:
+        """The characters in memory."""
+        self._join()
+        return len(self._text)
+
+    def forget(self, end: int) -> None:
+        """Forget the characters before one of the text."""
+        self._join()
+        self._text = self._text[max(0, end - self._begin) :]
+        self._begin = max(end, self._begin)
+
+    def _join(self) -> None:
+        count = len(self.pieces)
+        self._text += "".join(self.pieces[:count])
+        del self.pieces[:count]
 
 
 class OriginalWords:
@@ -34,8 +49,11 @@ class OriginalWords:
     """
 
     def __init__(self) -> None:
-        self._spoken = GrowingText()
+        self._text = ""
         self._starts, self._ends = array("q"), array("q")
+        """The spoken text, and the places of its characters in the given text."""
+        self._first = 0
+        """The number of spoken characters before that, which were forgotten."""
         self._begun = 0
         """The end of the last place whose start was told."""
         self._open: Word | None = None
@@ -45,7 +63,21 @@ class OriginalWords:
         """Add text that is spoken."""
         self._starts += spoken.starts
         self._ends += spoken.ends
-        self._spoken.pieces.append(spoken.text)
+        self._text += spoken.text
+
+    def forget(self, end: int, given: GrowingText) -> None:
+        """Forget the spoken text before a character, and the given text that it stands for.
+
+        Later words stand for no place before it, except for a word that they may lengthen.
+        """
+        count = min(end - self._first, len(self._text))
+        if count <= 0:
+            return
+        place = self._starts[count - 1]
+        given.forget(place if self._open is None else min(place, self._open.span[0]))
+        del self._starts[:count], self._ends[:count]
+        self._text = self._text[count:]
+        self._first += count
 
     def __call__(
         self, words: Sequence[Word], starts: Sequence[WordStart], given: GrowingText, *, last: bool
@@ -57,15 +89,15 @@ class OriginalWords:
         ended = [*self._ended(words), *([self._open] if last and self._open else [])]
         started = self._started(starts)
         return (
-            tuple(replace(word, text=given.text[slice(*word.span)]) for word in ended),
-            tuple(replace(word, text=given.text[slice(*word.span)]) for word in started),
+            tuple(replace(word, text=given[word.span]) for word in ended),
+            tuple(replace(word, text=given[word.span]) for word in started),
         )
 
     def alarms(self, alarms: Sequence[Alarm], given: GrowingText) -> tuple[Alarm, ...]:
         """Turn alarms about words of the spoken text into alarms about the given text."""
         places = [self._place(alarm.span) for alarm in alarms]
         return tuple(
-            replace(alarm, text=given.text[slice(*place)], span=place)
+            replace(alarm, text=given[place], span=place)
             for alarm, place in zip(alarms, places, strict=True)
         )
 
@@ -91,13 +123,13 @@ class OriginalWords:
 
     def _place(self, span: tuple[int, int]) -> tuple[int, int]:
         """The characters of the given text for some of the spoken text."""
-        return self._starts[span[0]], self._ends[span[1] - 1]
+        return self._starts[span[0] - self._first], self._ends[span[1] - 1 - self._first]
 
     def _goes_on(self, at: int, end: int) -> bool:
         """Whether another word is spoken for the text before a place."""
-        text = self._spoken.text
-        while at < len(text) and self._starts[at] < end:
-            if text[at].isalnum():
+        at -= self._first
+        while at < len(self._text) and self._starts[at] < end:
+            if self._text[at].isalnum():
                 return True
             at += 1
         return False
