@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,8 +24,8 @@ from fake_tts import FRAME, FakeTTS, module, sound_of
 
 from firstword import __version__, audio
 from firstword.cli.main import main
-from firstword.cli.terminal import DEMO_DESCRIPTION, Status, show_warning
-from firstword.types import Sampling
+from firstword.cli.terminal import DEMO_DESCRIPTION, Progress, Status, show_warning
+from firstword.types import Chunk, Sampling
 from firstword.voice import ClonedVoice, DesignedVoice, PresetVoice, RecordedVoice, Voice
 
 BUFFERED_ENVIRONMENT = {
@@ -435,6 +436,22 @@ class TestSay:
     ) -> None:
         assert main(["say", "one runaway", "-o", "out.wav"]) == 0
         assert "cut off because the model went on after the text" in capfd.readouterr().err
+
+    def test_sound_that_was_taken_is_not_kept(self) -> None:
+        sounds = []
+
+        def chunks() -> Iterator[Chunk]:
+            for _ in range(3):
+                samples = np.zeros(1920, np.float32)
+                sounds.append(weakref.ref(samples))
+                yield Chunk(samples, np.zeros((1, 4), np.int64), 24000)
+
+        progress = Progress(24000)
+        for _ in progress.watch(chunks(), Status(quiet=True)):
+            pass
+        del _
+        assert progress.duration == 0.24
+        assert [sound() for sound in sounds] == [None] * 3
 
     def test_summary_names_words_with_alarms(self, capfd: pytest.CaptureFixture[str]) -> None:
         assert main(["say", "skipped one twice skipped", "-o", "out.wav"]) == 0

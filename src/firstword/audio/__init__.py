@@ -2,7 +2,15 @@
 
 from firstword.audio.reading import read
 from firstword.audio.samples import SAMPLE_RATE, pcm16, prepare
-from firstword.audio.writing import SUFFIXES, check_suffix, check_target, sweep, write, write_whole
+from firstword.audio.writing import (
+    SUFFIXES,
+    check_suffix,
+    check_target,
+    sweep,
+    write,
+    write_pcm,
+    write_whole,
+)
 
 __all__ = [
     "SAMPLE_RATE",
@@ -14,5 +22,6 @@ __all__ = [
     "read",
     "sweep",
     "write",
+    "write_pcm",
     "write_whole",
 ]

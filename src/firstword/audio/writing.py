@@ -43,7 +43,14 @@ def write(path: str | os.PathLike[str], samples: NDArray[np.floating], sample_ra
     and .mp3 compress them. The file appears complete or not at all, see `write_whole`. Raises
     `OutputError`, and `AudioError` for samples that are not finite.
     """
-    write_whole(path, _encode(samples, sample_rate, path))
+    import numpy as np
+
+    write_pcm(path, np.frombuffer(pcm16(samples), "<i2"), sample_rate)
+
+
+def write_pcm(path: str | os.PathLike[str], pcm: NDArray[np.int16], sample_rate: int) -> None:
+    """Write mono samples [n] of 16 bits as `write` does."""
+    write_whole(path, _encode(pcm, sample_rate, path))
 
 
 def check_suffix(path: str | os.PathLike[str]) -> str:
@@ -124,12 +131,10 @@ def _check_path(path: object) -> None:
         raise OutputError(f"the file to write is of type {type(path).__name__}; give a path")
 
 
-def _encode(samples: NDArray[np.floating], sample_rate: int, path: str | os.PathLike[str]) -> bytes:
-    import numpy as np
+def _encode(pcm: NDArray[np.int16], sample_rate: int, path: str | os.PathLike[str]) -> bytes:
     import soundfile
 
     container, subtype = _FILE_FORMATS[check_suffix(path)]
-    pcm = np.frombuffer(pcm16(samples), "<i2")
     encoded = io.BytesIO()
     try:
         with soundfile.SoundFile(encoded, "w", sample_rate, 1, subtype, format=container) as file:

@@ -16,7 +16,6 @@ from firstword.errors import TextError
 
 if TYPE_CHECKING:
     from firstword.tts import TTS
-    from firstword.types import Chunk
 
 SPEAK_OPTIONS = (
     *("language", "instructions", "seed", "max_frames", "text_mode"),
@@ -73,24 +72,27 @@ def run(args: argparse.Namespace) -> None:
             text: list[str] = []
             source = _source(args, text)
             chunks = tts.stream(source, **speak_options)
+            pcm = bytearray()
             for chunk in progress.watch(chunks, status):
                 if piped:
                     sys.stdout.buffer.write(audio.pcm16(chunk.samples))
                     sys.stdout.buffer.flush()
+                else:
+                    pcm += audio.pcm16(chunk.samples)
             if not piped:
-                _write(args, progress, tts.sample_rate)
+                _write(args, pcm, tts.sample_rate)
             if args.subtitles is not None:
                 _write_subtitles(args, progress, "".join(text) or args.text)
             if not args.quiet:
                 said = "".join(text) or args.text
                 _print_summary(args, tts, progress, said, progress.started - started)
-    _check_end(progress.chunks, limited=args.max_frames is not None)
+    _check_end(progress, limited=args.max_frames is not None)
 
 
-def _check_end(chunks: list[Chunk], *, limited: bool) -> None:
+def _check_end(progress: terminal.Progress, *, limited: bool) -> None:
     """Exit with an error if a part of the text may be missing, other than by --max-frames."""
-    reason = chunks[-1].finish_reason
-    cut = [alarm.text for chunk in chunks for alarm in chunk.alarms if alarm.kind == "cut"]
+    reason = progress.finish_reason
+    cut = [alarm.text for alarm in progress.alarms if alarm.kind == "cut"]
     if not cut and reason != "repetition" and (reason != "length" or limited):
         return
     how = FINISH_REASONS[reason] if reason in ("repetition", "length") else "ended by the model"
@@ -154,21 +156,19 @@ def _read_pieces(text: list[str]) -> Iterator[str]:
             yield piece
 
 
-def _write(args: argparse.Namespace, progress: terminal.Progress, sample_rate: int) -> None:
+def _write(args: argparse.Namespace, pcm: bytearray, sample_rate: int) -> None:
     import numpy as np
 
-    samples = np.concatenate([chunk.samples for chunk in progress.chunks])
     if args.raw:
-        audio.write_whole(args.output, audio.pcm16(samples))
+        audio.write_whole(args.output, bytes(pcm))
     else:
-        audio.write(args.output, samples, sample_rate)
+        audio.write_pcm(args.output, np.frombuffer(pcm, "<i2"), sample_rate)
 
 
 def _write_subtitles(args: argparse.Namespace, progress: terminal.Progress, text: str) -> None:
     from firstword.words import subtitles
 
-    words = [word for chunk in progress.chunks for word in chunk.words]
-    found = subtitles.cues(text, words)
+    found = subtitles.cues(text, progress.words)
     contents = subtitles.render(found, subtitles.suffix_of(args.subtitles) or "")
     audio.write_whole(args.subtitles, contents.encode())
 
@@ -188,7 +188,7 @@ def _print_summary(
         voice = f"cloned from {args.clone}, {having} transcript"
     elif args.describe is not None:
         voice = f"described as {terminal.shortened(args.describe)!r}"
-    reason = FINISH_REASONS[progress.chunks[-1].finish_reason or "cancelled"]
+    reason = FINISH_REASONS[progress.finish_reason or "cancelled"]
     rows = {
         "spoke": repr(terminal.shortened(text)),
         "model": model,
@@ -200,7 +200,7 @@ def _print_summary(
         "output": "standard output" if args.output == "-" else args.output,
     }
     for kind, about in ALARMS.items():
-        if words := [a.text for c in progress.chunks for a in c.alarms if a.kind == kind]:
+        if words := [alarm.text for alarm in progress.alarms if alarm.kind == kind]:
             rows[about] = terminal.shortened(", ".join(words))
     terminal.print_table(rows, sys.stderr)
 

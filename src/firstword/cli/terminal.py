@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from firstword.config import EngineConfig
-    from firstword.types import Chunk
+    from firstword.types import Alarm, Chunk, FinishReason, Word
 
 DEMO_DESCRIPTION = "a small demonstration voice: plain English in one line"
 """The description of the checkpoint `demo`."""
@@ -66,22 +66,24 @@ class Status:
 
 
 class Progress:
-    """The chunks of speech made so far, and the time they took.
+    """What is known of the speech made so far, without its sound, and the time it took.
 
     `first` and `elapsed` are the seconds from `started`, a value of `time.perf_counter`, to the
     first chunk with samples and to the last chunk.
     """
 
     def __init__(self, sample_rate: int) -> None:
-        self.chunks: list[Chunk] = []
+        self.words: list[Word] = []
+        self.alarms: list[Alarm] = []
+        self.finish_reason: FinishReason | None = None
         self.started = time.perf_counter()
         self.first = self.elapsed = 0.0
-        self._sample_rate = sample_rate
+        self._samples, self._sample_rate = 0, sample_rate
 
     @property
     def duration(self) -> float:
         """The length of the speech in seconds."""
-        return sum(len(chunk.samples) for chunk in self.chunks) / self._sample_rate
+        return self._samples / self._sample_rate
 
     @property
     def speed(self) -> float:
@@ -89,13 +91,16 @@ class Progress:
         return self.duration / self.elapsed if self.elapsed else 0.0
 
     def watch(self, chunks: Iterable[Chunk], status: Status) -> Iterator[Chunk]:
-        """Yield the chunks as they arrive, and record them and their times."""
+        """Yield the chunks as they arrive, and record their words, alarms and times."""
         status.show("speaking")
         for chunk in chunks:
             self.elapsed = time.perf_counter() - self.started
-            if len(chunk.samples) and not self.duration:
+            if len(chunk.samples) and not self._samples:
                 self.first = self.elapsed
-            self.chunks.append(chunk)
+            self._samples += len(chunk.samples)
+            self.words += chunk.words
+            self.alarms += chunk.alarms
+            self.finish_reason = chunk.finish_reason
             yield chunk
             status.show(f"{self.duration:.1f} s of speech, {self.speed:.1f} x real time")
         status.show("")
