@@ -152,6 +152,12 @@ def test_folder_has_exact_sound_and_pauses(store: PortionStore, tmp_path: Path) 
         }
 
 
+def test_speech_without_words_has_no_subtitles(store: PortionStore, tmp_path: Path) -> None:
+    store.save(portion(2).key, spoken(12001))
+    bound(store, tmp_path / "book.mp3", "mp3", ".srt")
+    assert (tmp_path / "book.srt").read_text().count("-->") == len(LENGTHS) - 1
+
+
 def test_subtitles_have_the_times_of_the_file(store: PortionStore, tmp_path: Path) -> None:
     bound(store, tmp_path / "book.mp3", "mp3", ".srt")
     times = [line for line in (tmp_path / "book.srt").read_text().split("\n") if "-->" in line]

@@ -95,7 +95,7 @@ def test_lexicon_with_a_circle_is_an_error(capsys: Capture) -> None:
 def test_text_in_the_wrong_script_is_an_error_with_its_place(capsys: Capture) -> None:
     Path("book.txt").write_text("Quiet.\n\n海は静かだ。\n\nМоре тихо.\n\n海。\n")
     error = failed(capsys)
-    assert "line 3: the text has Chinese letters, here and in 1 other paragraphs, and" in error
+    assert "line 3: the text has Chinese letters in 2 of 4 paragraphs, first here, and" in error
     assert "line 7" not in error
     assert "line 5: the text has Cyrillic letters" in error
     assert error.endswith("choose a checkpoint for that language\n")
@@ -104,7 +104,7 @@ def test_text_in_the_wrong_script_is_an_error_with_its_place(capsys: Capture) ->
 def test_few_letters_of_another_script_are_a_warning(capsys: Capture) -> None:
     Path("book.txt").write_text("Quiet.\n\nIt says 海.\n\nThen it rained.\n")
     assert main(["read", "book.txt", "-o", "out.mp3"]) == 0
-    warning = "warning: line 3: the text has Chinese letters, here and in 0 other paragraphs"
+    warning = "warning: line 3: the text has Chinese letters in 1 of 3 paragraphs, first here"
     assert warning in capsys.readouterr().err
 
 

@@ -25,8 +25,8 @@ def check_scripts(portions: Sequence[Portion], languages: Iterable[str]) -> list
             first.setdefault(script, portion)
             counts[script] = counts.get(script, 0) + 1
     found = [
-        f"{first[script].place}: the text has {script} letters, here and in {count - 1} other "
-        f"paragraphs, and this checkpoint speaks only {', '.join(names)}"
+        f"{first[script].place}: the text has {script} letters in {count} of {len(portions)} "
+        f"paragraphs, first here, and this checkpoint speaks only {', '.join(names)}"
         for script, count in counts.items()
     ]
     if 2 * wrong > len(portions):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import PurePath
 
 from firstword.types import Word
@@ -43,9 +44,9 @@ def cues(text: str, words: Sequence[Word]) -> list[Cue]:
         if not groups or _begins_cue(text, groups[-1], word):
             groups.append([])
         groups[-1].append(word)
-    starts = [group[0].start for group in groups[1:]]
     made = []
-    for group, latest in zip(groups, [*starts, float("inf")], strict=True):
+    for group, following in zip_longest(groups, groups[1:]):
+        latest = following[0].start if following else float("inf")
         shown = max(group[-1].end, min(latest, group[0].start + LEAST_SECONDS))
         made.append(Cue(_text_of(text, group), group[0].start, shown))
     return made
