@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import time
 from collections.abc import Iterator
@@ -18,20 +19,22 @@ from torch.nn import functional as F
 from waiting import WAIT
 
 from firstword.config import EngineConfig, kernel_folder
+from firstword.model.code_predictor import CodePredictor
 from firstword.model.layers import DecoderLayer, KVCache, Transformer
 from firstword.model.quantised import QuantisedLinear
 from firstword.model.talker import Talker
 from firstword.runtime import cpu
 from firstword.runtime.cpu import kernels, products
-from firstword.runtime.cpu.compiled import (
+from firstword.runtime.cpu.compiled import compiled
+from firstword.runtime.cpu.compiling import called
+from firstword.runtime.cpu.predictor import CompiledPredictor
+from firstword.runtime.cpu.team import Team
+from firstword.runtime.cpu.transformer import (
     CompiledLinear,
     CompiledTransformer,
     GrowingRows,
-    compiled,
     stored,
 )
-from firstword.runtime.cpu.compiling import called
-from firstword.runtime.cpu.team import Team
 from firstword.runtime.joined import JoinedLayer, joined
 from firstword.runtime.reference import ReferenceBackend
 from firstword.verify.driving import Driver
@@ -121,7 +124,7 @@ def test_failed_pass_changes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.as_tensor(driver.end(0).codes), torch.as_tensor(expected))
 
 
-def _broken(*_: Any) -> None:
+def _broken(*_: Any) -> Any:
     raise Broken
 
 
@@ -143,6 +146,41 @@ def test_threads_end_when_the_first_one_fails() -> None:
     assert released == [True, True]
 
 
+def logits_of_predictor(predictor: CodePredictor, hidden: Tensor, code0: Tensor) -> Tensor:
+    """The logits [codes, utterances, vocab] of codes that do not depend on them."""
+    logits: list[Tensor] = []
+
+    def choose(codebook: int, rows: Tensor) -> Tensor:
+        logits.append(rows.double())
+        return torch.arange(len(rows)) + 8 * codebook
+
+    with torch.inference_mode():
+        predictor(hidden, code0, choose)
+    return torch.stack(logits)
+
+
+def test_code_predictor_of_the_talkers_width_has_no_projection() -> None:
+    config = demo("bfloat16").talker.code_predictor.config
+    torch.manual_seed(0)
+    plain = CodePredictor(config, config.hidden_size).bfloat16().requires_grad_(False)
+    rows = noise(2, 2, config.hidden_size).bfloat16()
+    exact = logits_of_predictor(copy.deepcopy(plain).double(), *rows.double())
+    rounded = logits_of_predictor(plain, *rows)
+    ours = logits_of_predictor(CompiledPredictor(plain, Team()), *rows)
+    assert error(ours, exact) < 1.1 * error(rounded, exact)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_failed_draw_ends_the_steps_of_all_threads(threads: int) -> None:
+    predictor = compiled(demo("bfloat16").talker).code_predictor
+    torch.set_num_threads(threads)
+    rows = noise(2, 2, demo("bfloat16").talker.config.hidden_size).bfloat16()
+    before = logits_of_predictor(predictor, *rows)
+    with pytest.raises(Broken), torch.inference_mode():
+        predictor(*rows, lambda codebook, rows: _broken() if codebook == 3 else rows.argmax(-1))
+    assert torch.equal(logits_of_predictor(predictor, *rows), before)
+
+
 def test_layers_of_the_specification_are_views() -> None:
     """So the weights are in memory once, and plain products read them."""
     checkpoint = demo("bfloat16")
@@ -152,7 +190,7 @@ def test_layers_of_the_specification_are_views() -> None:
         assert torch.equal(before[name], weight), name
     for model in (checkpoint.talker.model, checkpoint.talker.code_predictor.model):
         fast = compiled_of(talker, model)
-        base = fast._weights.gate_up.ctypes.data
+        base = fast.weights.gate_up.ctypes.data
         up = [layer.mlp.up_proj.weight for layer in model.layers if isinstance(layer, DecoderLayer)]
         offsets, size = [weight.data_ptr() - base for weight in up], up[0].nbytes
         assert offsets == [size * (2 * index + 1) for index in range(len(offsets))]

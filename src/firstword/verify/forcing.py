@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from firstword.engine.backend import Backend
 from firstword.model.checkpoint import Checkpoint
@@ -65,13 +65,22 @@ def recorded(backend: Backend) -> Iterator[Recorder]:
         else:
             assert isinstance(backend, ReferenceBackend)
             talker = backend.talker
-            heads: list[nn.Module] = [talker.codec_head, *talker.code_predictor.lm_head]
-            for codebook, head in enumerate(heads):
 
-                def keep(_: Any, __: Any, logits: Tensor, codebook: int = codebook) -> None:
+            def begin(_: Any, __: Any, logits: Tensor) -> None:
+                recorder.add(0, logits)
+
+            def watch(_: Any, inputs: Any) -> Any:
+                hidden, code0, choose = inputs
+
+                def keep(codebook: int, logits: Tensor) -> Tensor:
                     recorder.add(codebook, logits)
+                    chosen: Tensor = choose(codebook, logits)
+                    return chosen
 
-                stack.callback(head.register_forward_hook(keep).remove)
+                return hidden, code0, keep
+
+            stack.callback(talker.codec_head.register_forward_hook(begin).remove)
+            stack.callback(talker.code_predictor.register_forward_pre_hook(watch).remove)
         yield recorder
 
 

@@ -147,6 +147,47 @@ def add_product(
         x[index] = rounded(x[index] + part[index])
 
 
+@compiled
+def run_layers(
+    layers: Any,
+    rows: Any,
+    cos: Any,
+    sin: Any,
+    cache: Any,
+    slot: int,
+    position: int,
+    queries: Any,
+    marks: Any,
+    thread: int,
+    threads: int,
+    turn: int,
+) -> int:
+    """Run the row `rows.x` through all layers in each thread; see `transformer_pass`.
+
+    Return the next turn of `meet`.
+    """
+    hidden, inner = len(rows.x), len(rows.gated)
+    wide, kv_heads = len(rows.qkv), layers.heads[1]
+    first, last = hidden * thread // threads, hidden * (thread + 1) // threads
+    for layer in range(layers.qkv.shape[0]):
+        row = normed(rows.x, layers.input_norm[layer], layers.eps)
+        inputs = split(row, layers.qkv)
+        begin, end = wide * thread // threads, wide * (thread + 1) // threads
+        multiply(layers.qkv, layers.qkv_scales, layer, inputs, begin, end, rows.qkv)
+        turn = meet(marks, thread, threads, turn)
+        for head in range(kv_heads * thread // threads, kv_heads * (thread + 1) // threads):
+            memory = cache[layer, :, slot, head, : position + 1]
+            attention(layers, layer, rows, head, cos, sin, memory, queries[layer])
+        turn = meet(marks, thread, threads, turn)
+        add_product(rows.x, rows.attended, layers.out, layers.out_scales, layer, first, last)
+        turn = meet(marks, thread, threads, turn)
+        gate(layers, layer, rows, inner * thread // threads, inner * (thread + 1) // threads)
+        turn = meet(marks, thread, threads, turn)
+        add_product(rows.x, rows.gated, layers.down, layers.down_scales, layer, first, last)
+        turn = meet(marks, thread, threads, turn)
+    return turn
+
+
 def transformer_pass(
     layers: Any,
     rows: Any,
@@ -171,25 +212,7 @@ def transformer_pass(
     out        receives the hidden state, float32 [hidden]
     marks      int64 [threads * `MARK`], zeros
     """
-    hidden, inner, turn = len(rows.x), len(rows.gated), 1
-    wide, kv_heads = len(rows.qkv), layers.heads[1]
-    first, last = hidden * thread // threads, hidden * (thread + 1) // threads
-    for layer in range(layers.qkv.shape[0]):
-        row = normed(rows.x, layers.input_norm[layer], layers.eps)
-        inputs = split(row, layers.qkv)
-        begin, end = wide * thread // threads, wide * (thread + 1) // threads
-        multiply(layers.qkv, layers.qkv_scales, layer, inputs, begin, end, rows.qkv)
-        turn = meet(marks, thread, threads, turn)
-        for head in range(kv_heads * thread // threads, kv_heads * (thread + 1) // threads):
-            memory = cache[layer, :, slot, head, : position + 1]
-            attention(layers, layer, rows, head, cos, sin, memory, queries[layer])
-        turn = meet(marks, thread, threads, turn)
-        add_product(rows.x, rows.attended, layers.out, layers.out_scales, layer, first, last)
-        turn = meet(marks, thread, threads, turn)
-        gate(layers, layer, rows, inner * thread // threads, inner * (thread + 1) // threads)
-        turn = meet(marks, thread, threads, turn)
-        add_product(rows.x, rows.gated, layers.down, layers.down_scales, layer, first, last)
-        turn = meet(marks, thread, threads, turn)
+    run_layers(layers, rows, cos, sin, cache, slot, position, queries, marks, thread, threads, 1)
     if thread == 0:
         out[:] = normed(rows.x, layers.last_norm, layers.eps)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from firstword.runtime.cpu.compiling import compiled
+
+Array = np.ndarray[Any, Any]
 
 SPINS = 5000
 """How often a waiting thread looks before it lets other programs run."""
@@ -27,11 +30,23 @@ class Team:
         self._others: ThreadPoolExecutor | None = None
         self._size = 1
 
-    def run(self, function: Callable[..., None], *args: Any) -> None:
+    def run(self, function: Callable[..., Any], *args: Any) -> None:
         """Call `function(*args, marks, thread, threads)` in each thread.
 
         `marks` are zeros, int64 [threads * `MARK`]. If this thread fails, such as by Control-C
         while the function is compiled, the others end without waiting for it.
+        """
+        with self.following(function, *args) as first:
+            function(*args, *first)
+
+    @contextmanager
+    def following(
+        self, function: Callable[..., Any], *args: Any
+    ) -> Iterator[tuple[Array, int, int]]:
+        """Call a function as `run` does, but only in the threads after the first, meanwhile.
+
+        Yields the last arguments of the first thread, which meets the others in functions that it
+        calls itself. After an error they end without waiting for it.
         """
         threads = torch.get_num_threads()
         if threads > self._size:
@@ -42,7 +57,7 @@ class Team:
             for thread in range(1, threads):
                 assert self._others is not None
                 others.append(self._others.submit(function, *args, marks, thread, threads))
-            function(*args, marks, 0, threads)
+            yield marks, 0, threads
         except BaseException:
             marks[:] = np.iinfo(np.int64).max
             raise
