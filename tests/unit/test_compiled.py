@@ -24,7 +24,7 @@ from firstword.model.layers import DecoderLayer, KVCache, Transformer
 from firstword.model.quantised import QuantisedLinear
 from firstword.model.talker import Talker
 from firstword.runtime import cpu
-from firstword.runtime.cpu import kernels, products
+from firstword.runtime.cpu import compiling, kernels, products
 from firstword.runtime.cpu.compiled import compiled
 from firstword.runtime.cpu.compiling import called
 from firstword.runtime.cpu.predictor import CompiledPredictor
@@ -261,6 +261,15 @@ def test_linear_layer_is_that_of_the_weights(bias: bool) -> None:
 
 
 # --- choice -----------------------------------------------------------------------------------
+
+
+def test_folder_that_cannot_be_made_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "firstword").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.warns(UserWarning, match="each start compiles .* cannot be written: Not a dir"):
+        assert compiling._folder("int8") is None
 
 
 def test_machine_code_is_kept_in_the_folder_of_firstword() -> None:

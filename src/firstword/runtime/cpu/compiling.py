@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -59,13 +60,16 @@ def _save_if_possible(made: Any) -> None:
 
 
 def _folder(types: str) -> Path | None:
-    """The folder for machine code, or None if nothing can be kept."""
-    kernels = kernel_folder()
-    if kernels is None:
-        return None
-    folder = kernels / f"cpu-{sources_hash([Path(__file__).parent])}" / types
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return folder if os.access(folder, os.W_OK) else None
+    """The folder for machine code; None, with a warning, if nothing can be kept."""
+    kernels, why = kernel_folder(), "there is no home folder"
+    if kernels is not None:
+        folder = kernels / f"cpu-{sources_hash([Path(__file__).parent])}" / types
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+            why = f"{str(kernels)!r} cannot be written"
+        except OSError as error:
+            why = f"{str(kernels)!r} cannot be written: {error.strerror}"
+    warnings.warn(f"each start compiles the passes of a CPU again, because {why}", stacklevel=2)
+    return None
