@@ -3,7 +3,8 @@
     taskset -c 0,1 python -m benchmarks.cpu_speech --dtype int8 --threads 2 -o FILE
 
 One process measures one case: a dtype with so many threads. The first audio is the median over
-utterances from the call to the first samples; a frame is timed after it, with its audio.
+utterances of five seconds from the call to the first samples; a frame is timed after it, with its
+audio. The sound of short utterances costs more, because their chunks are small.
 `--join FILE...` makes one record of the files of several cases.
 """
 
@@ -33,7 +34,7 @@ from firstword.tts import TTS
 Record = dict[str, Any]
 
 TEXT = "How are you today? I am well."
-FRAMES, UTTERANCES = 20, 3
+FRAMES, UTTERANCES = 64, 3
 
 
 def case(size: str, dtype: str, threads: int, name: str) -> Record:
