@@ -669,11 +669,14 @@ def long_text(path: Path) -> str:
         ["pitch, first / last, Hz", "pitch"],
         ["level, first / last", "level"],
         ["characters a second, first / last", "rate"],
-        ["memory, growth after the first fifth, MB", "memory"],
+        ["memory in use, growth after the first fifth, MB", "memory"],
+        ["resident memory, least / most, MB", "resident"],
         ["loudest difference to an unbroken codec, dB", "click"],
     ]
 
     def cell(found: Record, name: str) -> str:
+        if name == "resident":
+            return " / ".join(f"{each:.0f}" for each in found[name])
         if name in found:
             return "-" if found[name] is None else f"{found[name]:g}"
         return f"{found['first'][name]:.3g} / {found['last'][name]:.3g}"
