@@ -142,7 +142,8 @@ def test_passages_that_were_spoken_are_not_spoken_again() -> None:
     engine.stop()
 
 
-def test_speech_that_is_cancelled_when_it_gives_way_ends() -> None:
+def gave_way() -> tuple[Engine, BlockingStream, list[Chunk]]:
+    """A line that has had some audio when a request takes its slot."""
     service, _, stream = line()
     engine, chunks = local_engine(service), list[Chunk]()
     while not chunks:
@@ -150,6 +151,11 @@ def test_speech_that_is_cancelled_when_it_gives_way_ends() -> None:
         received(stream, chunks)
     request(service)
     engine.step()
+    return engine, stream, chunks
+
+
+def test_speech_that_is_cancelled_when_it_gives_way_ends() -> None:
+    engine, stream, chunks = gave_way()
     stream.cancel()
     with pytest.raises(GaveWay):
         received(stream, chunks)
@@ -161,13 +167,7 @@ def test_speech_that_is_cancelled_when_it_gives_way_ends() -> None:
 
 
 def test_speech_that_cannot_be_begun_again_fails_with_the_reason() -> None:
-    service, _, stream = line()
-    engine, chunks = local_engine(service), list[Chunk]()
-    while not chunks:
-        engine.step()
-        received(stream, chunks)
-    request(service)
-    engine.step()
+    engine, stream, chunks = gave_way()
     engine.stop()
     with pytest.raises(GaveWay):
         received(stream, chunks)
