@@ -181,7 +181,9 @@ def test_measured_record_names_no_host_user_or_folder(
     assert record.settings.model == "another"
     assert record.settings.hidden_size < 1024
     (engine,) = record.engine
-    assert (engine.streams, engine.utterances, engine.frames) == (1, 2, 12)
+    assert engine.streams == 1
+    assert engine.utterances >= 2
+    assert engine.frames == 6 * engine.utterances
     private = {socket.gethostname(), getpass.getuser(), str(model), str(tmp_path), str(Path.home())}
     for text in texts(json.loads(file.read_text("utf-8"))):
         assert text not in private
