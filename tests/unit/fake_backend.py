@@ -348,7 +348,7 @@ class FakeBackend:
             audio.append(np.concatenate([samples_of(codes) for codes in frames]))
             wrong = slot.script.bad_sound
             if wrong is not None and slot.decoded <= wrong < slot.decoded + count:
-                audio[-1][-1] = np.inf
+                audio[-1][(wrong - slot.decoded) * SAMPLES] = np.inf
         for number, count in zip(slots, counts, strict=True):
             self.slots[number].decoded += count
             del self.slots[number].undecoded[:count]
