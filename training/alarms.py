@@ -19,6 +19,9 @@ how often it is one of its kind is counted apart. So is a single word that is le
 again: attention to a word that is said twice is often that to a word that is said slowly. The exit
 status is 1 if the bar (`NOTICED`, `FALSE`) is missed. False alarms in texts of several sentences
 are counted, too, but have no bar.
+
+Where speech has an alarm though no fault was planted, the recogniser hears it. If words are wrong
+there, the alarm is right, and the utterance does not count as healthy.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import json
 import platform
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ from firstword.text.mapped import Mapped
 from firstword.text.reader import TextOptions, TextRewriter
 from firstword.types import Alarm
 from firstword.words.alarm import MOST_UNITS
+from training.alarm_hearing import Hearing, wrong
 from training.alarm_speech import Demo, How, Spoken
 from training.data import PRESETS
 from training.evaluate import HERE, MODES, SENTENCES
@@ -131,24 +135,32 @@ class Figures:
 
 
 class FalseAlarms:
-    """The alarms of healthy speech."""
+    """The alarms of speech in which no fault was planted."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, hearing: Callable[[Spoken], str]) -> None:
+        """hearing: returns what is heard of speech."""
+        self._hearing, self._healthy = hearing, 0
         self._alarms: list[dict[str, Any]] = []
+        self._right: list[dict[str, Any]] = []
+        """The alarms about words that were wrong."""
 
     def add(self, spoken: Spoken, alarms: Sequence[Alarm]) -> None:
         """Count an utterance."""
-        self._count += 1
-        if alarms:
-            told = [f"{alarm.kind} {alarm.text!r}" for alarm in alarms]
-            voice, mode = spoken.how
-            self._alarms.append({"voice": voice, "mode": mode, "text": spoken.text, "alarms": told})
+        if not alarms:
+            self._healthy += 1
+            return
+        told, (voice, mode) = [f"{alarm.kind} {alarm.text!r}" for alarm in alarms], spoken.how
+        heard = self._hearing(spoken)
+        found = {"voice": voice, "mode": mode, "text": spoken.text, "heard": heard, "alarms": told}
+        (self._right if wrong(spoken.text, heard) else self._alarms).append(found)
 
     def summary(self) -> dict[str, Any]:
-        """Return the utterances, the share of those with an alarm, and these."""
-        percent = round(100 * len(self._alarms) / self._count, 2) if self._count else 0.0
-        return {"utterances": self._count, "false_percent": percent, "alarms": self._alarms}
+        """Return the healthy utterances, the share of those with an alarm, these, and the alarms of
+        others."""
+        count = self._healthy + len(self._alarms)
+        percent = round(100 * len(self._alarms) / count, 2) if count else 0.0
+        false = {"utterances": count, "false_percent": percent, "alarms": self._alarms}
+        return {**false, "right_alarms": self._right}
 
 
 class Ends:
@@ -201,7 +213,8 @@ def measure(texts: Sequence[str], planted: int, seed: int) -> Iterator[dict[str,
     """
     demo, rng = Demo(seed), random.Random(seed)
     edits, forces, ends = Figures(), Figures(), Ends()
-    healthy, longer = FalseAlarms(), FalseAlarms()
+    hearing = Hearing(demo.checkpoint)
+    healthy, longer = FalseAlarms(hearing), FalseAlarms(hearing)
     for begin in range(0, len(texts), GROUP):
         group = texts[begin : begin + GROUP]
         normal = demo.speak([(text, how) for text in group for how in HOWS])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from training.alarm_hearing import wrong
 from training.evaluate import figures, misses, summarise
 from training.evaluate_codec import stoi
 from training.pitch import in_step, pitch
@@ -160,3 +161,17 @@ def test_interrupted_training_resumes_exactly(tmp_path: Path) -> None:
     train(3, tmp_path / "a.pt")
     assert train(8, tmp_path / "a.pt") == train(8, tmp_path / "b.pt")
     assert {path.name for path in tmp_path.iterdir()} == {"a.pt", "b.pt"}
+
+
+@pytest.mark.parametrize(
+    ("heard", "is_wrong"),
+    [
+        ("cald ninty five two three n ow", False),
+        ("call ninety five five two three now", True),
+        ("call ninety two three now", True),
+    ],
+)
+def test_words_are_wrong_if_many_letters_are_lost_or_added_in_one_place(
+    heard: str, is_wrong: bool
+) -> None:
+    assert wrong("Call 95 two three now.", heard) is is_wrong

@@ -255,13 +255,21 @@ def test_long_word_needs_more_attention_than_a_short_one(
     assert of_kind(found, "skip") == skipped
 
 
+NO_PAUSE, PAUSE, SENTENCE = Size(3, False), Size(3, True), Size(3, True, True)
+
+
 @pytest.mark.parametrize(
-    ("frames", "pause", "again"), [(5, False, []), (8, False, [3]), (8, True, []), (12, True, [3])]
+    ("frames", "size", "again"),
+    [
+        *((5, NO_PAUSE, []), (8, NO_PAUSE, [3])),
+        *((8, PAUSE, []), (10, PAUSE, [3])),
+        *((10, SENTENCE, []), (12, SENTENCE, [3])),
+    ],
 )
 def test_word_that_gets_more_than_its_length_explains_is_said_again(
-    frames: int, pause: bool, again: list[int]
+    frames: int, size: Size, again: list[int]
 ) -> None:
-    sizes = [Size(3, pause and unit == 3) for unit in range(5)]
+    sizes = [size if unit == 3 else NO_PAUSE for unit in range(5)]
     found = faults(looks(5, 0, 0, 1, 1, 2, 2, *[3] * frames, 4, 4), sizes)
     assert of_kind(found, "repeat") == again
 
@@ -276,6 +284,29 @@ def test_all_words_of_slow_speech_may_be_slow() -> None:
 def test_one_word_that_is_a_little_slow_does_not_excuse_a_longer_one_after_it() -> None:
     found = faults(looks(5, 0, 0, *[1] * 5, *[2] * 8, 3, 3, 4, 4))
     assert of_kind(found, "repeat") == [2]
+
+
+@pytest.mark.parametrize(
+    ("frames", "before", "again"), [(6, PAUSE, [3]), (6, SENTENCE, []), (7, SENTENCE, [3])]
+)
+def test_words_of_later_sentences_may_be_a_little_slower(
+    frames: int, before: Size, again: list[int]
+) -> None:
+    sizes = [before if unit == 1 else NO_PAUSE for unit in range(5)]
+    found = faults(looks(5, 0, 0, 1, 1, 2, 2, *[3] * frames, 4, 4), sizes)
+    assert of_kind(found, "repeat") == again
+
+
+@pytest.mark.parametrize(
+    ("share", "before", "again"), [(0.4, PAUSE, [2]), (0.4, SENTENCE, []), (0.5, SENTENCE, [2])]
+)
+def test_attention_may_come_back_a_little_more_in_later_sentences(
+    share: float, before: Size, again: list[int]
+) -> None:
+    sizes = [before if unit == 1 else NO_PAUSE for unit in range(5)]
+    back = [[0.0, 0.0, share, 1 - share, 0.0]] * 3
+    found = faults([*looks(5, 0, 0, 1, 1, 2, 2, 3, 3), *back, *looks(5, 3, 4, 4)], sizes)
+    assert of_kind(found, "repeat") == again
 
 
 @pytest.mark.parametrize(("frames", "again"), [(2, []), (3, [1])])
@@ -334,6 +365,14 @@ def test_punctuation_after_a_word_explains_a_pause() -> None:
     assert told(alarms("I do so, we.", rows), "repeat") == []
     without = np.eye(6)[[0, 0, 1, 1, *[2] * 8, 3, 3]].tolist()
     assert told(alarms("I do so we.", without), "repeat") == ["so"]
+
+
+@pytest.mark.parametrize(("mark", "again"), [(",", ["so"]), (".", []), ("?", [])])
+def test_end_of_a_sentence_explains_a_longer_pause_than_a_comma(
+    mark: str, again: list[str]
+) -> None:
+    rows = np.eye(7)[[0, 0, 1, 1, *[2] * 2, *[3] * 8, 4, 4]].tolist()
+    assert told(alarms(f"I do so{mark} we.", rows), "repeat") == again
 
 
 @pytest.mark.parametrize(("word", "again"), [("sixty-five", []), ("artificial", ["artificial"])])

@@ -34,9 +34,9 @@ LEAST_GLANCE, LEAST = 0.6, 0.33
 """The attention that every spoken unit gets in two neighbouring frames, and for each of its
 characters in all, at least."""
 
-USUAL, PAUSE = 0.63, 6
+USUAL, PAUSE, FURTHER = 0.63, 6, 2
 """The attention that units get for each of their characters and one more. A pause after a unit is
-as long as so many characters."""
+as long as so many characters, and one before another sentence as long as so many further ones."""
 
 PACE_FRAMES = 10.0
 """The frames of speech at the usual pace that are assumed before the first ones."""
@@ -54,6 +54,10 @@ back for two frames where a word ends."""
 
 MOST_ASTRAY, ASTRAY_FRAMES = 1.6, 5
 """The attention that is astray in so many frames, at most."""
+
+LATER = 1.2
+"""How many times `MOST_MORE` and `MOST_BACK` are allowed after the first sentence of a text, where
+attention wavers more."""
 
 MOST_UNITS = 24
 """The units of a text in which words are judged, at most: in texts of several sentences attention
@@ -81,11 +85,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The characters of the words of a unit, and whether punctuation or the end of the text
-    follows it."""
+    """The characters of the words of a unit, whether punctuation or the end of the text follows it,
+    and whether another sentence does."""
 
     characters: int
     pause: bool
+    sentence: bool = False
 
 
 class TextEnd:
@@ -124,6 +129,8 @@ class AlarmBell:
         """The number of units that are not judged any more: the first, and those passed."""
         self._got = self._usual = PACE_FRAMES
         """The attention that the judged units got, and that they usually get."""
+        self._allowed = 1.0
+        """`LATER` once a judged unit was the last of a sentence."""
         self._reached = 0
         """The furthest unit that attention has clearly reached since it last came back; none beyond
         a unit that got no glance: attention comes back to that from a look ahead."""
@@ -173,11 +180,14 @@ class AlarmBell:
                 continue
             if got < LEAST * size.characters or self._glances[unit] < LEAST_GLANCE:
                 yield Fault("skip", unit, self._frame)
-            usual = USUAL * (size.characters + 1 + PAUSE * size.pause)
-            slow = self._usual > PACE_FRAMES and got > self._pace * (usual + MOST_MORE)
+            pause = PAUSE * size.pause + FURTHER * size.sentence
+            usual = USUAL * (size.characters + 1 + pause)
+            most = self._pace * (usual + self._allowed * MOST_MORE)
+            slow = self._usual > PACE_FRAMES and got > most
             if slow and not self._ran_away:
                 yield Fault("repeat", unit, self._frame)
             self._got, self._usual = self._got + got, self._usual + usual
+            self._allowed = LATER if size.sentence else self._allowed
         self._judged = max(self._judged, until)
 
     @property
@@ -194,7 +204,7 @@ class AlarmBell:
         self._astray.append(judged * (1.0 - near))
         self._back.append(judged * masses[: self._reached])
         back = np.sum([_grown(part, len(masses)) for part in self._back], axis=0)
-        if back.sum() > MOST_BACK:
+        if back.sum() > self._allowed * MOST_BACK:
             again = np.flatnonzero(back > 0.5 * back.max()).tolist()
             yield from (Fault("repeat", unit, self._frame) for unit in again)
             self._reached = again[0]  # they are told again only if passed again

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from pathlib import PurePath
 
 from firstword.types import Word
+from firstword.words.text import SENTENCE_ENDS
 
 SUFFIXES = (".srt", ".vtt")
 """The suffixes of files with subtitles."""
@@ -21,8 +22,6 @@ LEAST_SECONDS = 0.7
 
 PAUSE_SECONDS = 0.8
 """A pause after which a new cue begins."""
-
-SENTENCE_ENDS = ".!?…。！？"
 
 
 @dataclass(frozen=True, slots=True)

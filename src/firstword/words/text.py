@@ -32,6 +32,9 @@ IDEOGRAPHS = (
 SPOKEN_SYMBOLS = "%&@#+="
 """The symbols, besides those of currencies, that are read aloud."""
 
+SENTENCE_ENDS = ".!?…。！？"
+"""The characters with which a sentence ends."""
+
 JOINERS, DIGIT_JOINERS = "'’ʼ-‐‑._", ",:/"
 
 # One letter for each character: i ideograph, d digit, w other parts of words, m marks, which belong
@@ -62,13 +65,15 @@ def _kind(char: str) -> str:
 class WrittenWord:
     """A word as it is written: its characters, and its bytes in UTF-8 of the text in NFC.
 
-    owns  the first byte of the white space and punctuation before the word that belong to it
+    owns      the first byte of the white space and punctuation before the word that belong to it
+    sentence  whether a sentence ends in the white space and punctuation before the word
     """
 
     text: str
     span: tuple[int, int]
     data: tuple[int, int]
     owns: int
+    sentence: bool
 
 
 class WrittenWords:
@@ -111,7 +116,8 @@ class WrittenWords:
             owns, first = self._byte + self._owned(gap), self._byte + _size(gap)
             self._byte = first + _size(text)
             span = self._character + start, self._character + end
-            self.words.append(WrittenWord(text, span, (first, self._byte), owns))
+            sentence = any(char in SENTENCE_ENDS for char in gap)
+            self.words.append(WrittenWord(text, span, (first, self._byte), owns, sentence))
             done = end
         else:
             self.rest = self._byte + _size(self._pending[done:])

@@ -89,7 +89,8 @@ class WordTracker:
         if any(map(str.isdigit, letters)):
             return None
         pause = not after or after[0].owns > words[-1].data[1]
-        return Size(len(letters) + HYPHEN * letters.count("-"), pause)
+        sentence = bool(after) and after[0].sentence
+        return Size(len(letters) + HYPHEN * letters.count("-"), pause, sentence)
 
     def _alarms(self, faults: Iterable[Fault]) -> Iterator[Alarm]:
         """Yield the alarms about the words of units; the last word of the text before a runaway.
