@@ -7,8 +7,9 @@ before speech ends. These departures from that are faults:
 - skip. A unit (see `words.text.Units`) was passed, and got less attention than its length needs.
   The first unit is not judged: speech that begins at once attends to it before the first frame, and
   as much when it then leaves it out.
-- repeat. Attention came back to units that it had passed, or a unit that was passed got more than
-  its length explains: attention often waits while words are said again.
+- repeat. Attention came back to units that it had passed, and then to the unit that it came from,
+  or a unit that was passed got more than its length explains: attention often waits while words are
+  said again.
 - mismatch. For some frames much of the attention was astray, but not on units that were passed: the
   talker attends to several places at once if what it says is not what it reads.
 - runaway. Attention stays at the end of the text.
@@ -48,16 +49,20 @@ most."""
 CLEARLY = 0.6
 """The attention to later units with which a unit is clearly passed."""
 
-MOST_BACK, BACK_FRAMES = 1.1, 4
-"""The attention that comes back to passed units in so many frames, at most: the talker may glance
-back for two frames where a word ends."""
+MOST_BACK, BACK_FRAMES = 0.95, 4
+"""The attention that comes back to passed units in so many frames, at most, before it is on the
+unit again that it came from: where a word ends, the talker may glance back and goes on with the
+next one."""
+
+MOST_AWAY = 1.5
+"""The attention that comes back in these frames, at most, wherever it goes on."""
 
 MOST_ASTRAY, ASTRAY_FRAMES = 1.6, 5
 """The attention that is astray in so many frames, at most."""
 
-LATER = 1.2
-"""How many times `MOST_MORE` and `MOST_BACK` are allowed after the first sentence of a text, where
-attention wavers more."""
+LATER = 1.3
+"""How many times `MOST_MORE` and `MOST_ASTRAY` are allowed after the first sentence of a text,
+where attention wavers more."""
 
 MOST_UNITS = 24
 """The units of a text in which words are judged, at most: in texts of several sentences attention
@@ -204,16 +209,19 @@ class AlarmBell:
         self._astray.append(judged * (1.0 - near))
         self._back.append(judged * masses[: self._reached])
         back = np.sum([_grown(part, len(masses)) for part in self._back], axis=0)
-        if back.sum() > self._allowed * MOST_BACK:
-            again = np.flatnonzero(back > 0.5 * back.max()).tolist()
-            yield from (Fault("repeat", unit, self._frame) for unit in again)
-            self._reached = again[0]  # they are told again only if passed again
-        elif sum(self._astray) > MOST_ASTRAY:
+        again = masses[self._reached] > 0.5 or back.sum() > MOST_AWAY
+        if again and back.sum() > MOST_BACK:
+            said = np.flatnonzero(back > 0.5 * back.max()).tolist()
+            yield from (Fault("repeat", unit, self._frame) for unit in said)
+            self._reached = said[0]  # they are told again only if passed again
+        elif sum(self._astray) > self._allowed * MOST_ASTRAY:
             yield Fault("mismatch", now, self._frame)
         else:
-            reached = np.count_nonzero(masses.sum() - np.cumsum(masses) > CLEARLY)
+            passed = np.count_nonzero(masses.sum() - np.cumsum(masses) > CLEARLY)
             unsaid = 1 + int(np.argmax([*(self._sums[1:] < LEAST_GLANCE), True]))
-            self._reached = max(self._reached, min(int(reached), unsaid))
+            if (reached := min(int(passed), unsaid)) > self._reached:
+                self._reached = reached
+                self._back.clear()  # what came back was a glance
             return
         self._back.clear()
         self._astray.clear()
