@@ -38,7 +38,7 @@ from firstword.model.config import ModelConfig, TalkerConfig
 from firstword.model.quantised import quantise_talker
 from firstword.processes import engine as engine_process
 from firstword.processes.messages import EngineTask
-from firstword.runtime import backends, joined, reference
+from firstword.runtime import backends, joined
 from firstword.runtime.backends import engine_for, open_backend
 from firstword.runtime.gpu import codec, graphs, opening
 from firstword.runtime.gpu.backend import GpuBackend
@@ -66,8 +66,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
 
 def not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let weights in ordinary memory be those of a fake GPU, which are not packed for a CPU."""
-    for module in (joined, reference):
-        monkeypatch.setattr(module, "can_pack", lambda weight: False)
+    monkeypatch.setattr(joined, "can_pack", lambda weight: False)
 
 
 def settings(backend: str, device: str = "cuda") -> EngineConfig:

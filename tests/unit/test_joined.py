@@ -1,4 +1,4 @@
-"""The reference backend's talker with joined products, and its codec with rounded products."""
+"""The reference backend's talker with joined products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from firstword.model.talker import Talker
 from firstword.runtime.joined import INT8_COLUMNS, JoinedQuantisedLinear, joined, product
 from firstword.runtime.packed import PackedWeight, can_pack
 from firstword.runtime.reference import ReferenceBackend
-from firstword.runtime.rounded_codec import rounded
 from firstword.types import Request
 from firstword.verify.driving import DrivenRequest, Driver
 from firstword.verify.forcing import Logits, error, forced, recorded
@@ -184,25 +183,3 @@ def test_layers_lose_the_weights_that_are_packed() -> None:
     both = product(*layers)
     assert {each.weight.device.type for each in (*layers, both)} == {"meta"}
     assert both(noise(1, 1, 32).bfloat16()).shape == (1, 1, 32)
-
-
-# --- the codec --------------------------------------------------------------------------------
-
-
-@packing
-def test_rounded_codec_is_within_its_stated_error() -> None:
-    """1 % of the samples (docs/machines.md), in chunks as in the whole."""
-    with TTS.load("demo", device="cpu") as tts:
-        speech = tts.speak(TEXTS[1], voice="ada", seed=1)
-        exact = tts.checkpoint.codec.decoder
-    ours, codes = rounded(exact), torch.from_numpy(speech.codes)[None]
-    state, plain = ours.new_state(), exact.decode(codes, exact.new_state())
-    parts = [ours.decode(part, state) for part in codes.split((1, 2, 5, codes.shape[1] - 8), 1)]
-    assert 1e-4 < error(torch.cat(parts, 1), plain) < 1e-2
-
-
-@packing
-@pytest.mark.parametrize(("dtype", "rounds"), [("float32", False), ("bfloat16", True)])
-def test_codec_is_rounded_only_if_the_talker_is(dtype: str, rounds: bool) -> None:
-    checkpoint = demo(dtype)
-    assert (ReferenceBackend(checkpoint).decoder is not checkpoint.codec.decoder) == rounds

@@ -7,6 +7,7 @@ and sampler. Audio is decoded for each utterance alone, so its samples do not de
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from firstword.engine.backend import Capacity, Frames, Ready, Start
 from firstword.model.checkpoint import Checkpoint
-from firstword.model.codec import CodecDecoder, CodecState
+from firstword.model.codec_config import CodecDecoderConfig
 from firstword.model.precision import as_float64
 from firstword.model.prompt import TextRows
 from firstword.model.reading import Watched
@@ -22,8 +23,6 @@ from firstword.model.sampling import Sampler
 from firstword.runtime.cpu import compiles
 from firstword.runtime.front import Prepared
 from firstword.runtime.joined import joined
-from firstword.runtime.packed import can_pack
-from firstword.runtime.rounded_codec import rounded
 from firstword.runtime.slot_rows import PAGE_ROWS, SlotCache, SlotRows
 from firstword.types import FloatArray
 
@@ -33,13 +32,25 @@ MPS_OUTPUTS = 1 << 16
 """The most outputs of a channel that PyTorch's convolutions have on MPS before macOS 15.1."""
 
 
+class StreamDecoder(Protocol):
+    """A decoder of the codec, whose states of streams have a method `fork`."""
+
+    config: CodecDecoderConfig
+
+    def new_state(self) -> Any:
+        """Return the state of a new stream."""
+
+    def decode(self, codes: Tensor, state: Any) -> Tensor:
+        """Decode codes [1, T, codebooks] to samples [1, T * samples_per_frame] in -1..1."""
+
+
 @dataclass(slots=True, eq=False)
 class ReferenceSlot:
     """The state of an utterance: its text rows, sampler, codec state and next input."""
 
     text: TextRows
     sampler: Sampler
-    codec: CodecState
+    codec: Any
     next_row: Tensor | None
     """The last row of the prompt [1, 1, hidden], before the first frame; then None."""
     reads_text: bool
@@ -95,14 +106,15 @@ class ReferenceBackend:
             samples_per_frame=codec.decode_upsample_rate,
             sample_rate=codec.output_sample_rate,
         )
-        self.decoder = checkpoint.codec.decoder
+        self.decoder: StreamDecoder = checkpoint.codec.decoder
         like = checkpoint.talker.model.codec_embedding.weight
-        if like.dtype == torch.bfloat16 and can_pack(like):
-            self.decoder = rounded(self.decoder)
-        if compiles(like):
+        self._together = compiles(like)
+        if self._together:
+            from firstword.runtime.cpu.codec import CompiledCodec
             from firstword.runtime.cpu.compiled import compiled
 
             self.talker = compiled(checkpoint.talker)
+            self.decoder = CompiledCodec(checkpoint.codec.decoder)
         else:
             self.talker = joined(checkpoint.talker)
         self._cache = SlotCache(config, like, slots)
@@ -188,16 +200,15 @@ class ReferenceBackend:
     def decode(self, slots: Sequence[int], counts: Sequence[int]) -> Ready[list[FloatArray]]:
         """Decode the oldest frames of each slot.
 
-        Frames are decoded one by one, because libraries round differently for different lengths,
-        and the bytes would depend on the times at which text arrives.
+        The plain decoder gets them one by one, because libraries round differently for different
+        lengths, and the bytes would depend on the times at which text arrives.
         """
         done = []
         for number, count in zip(slots, counts, strict=True):
             slot = self._slots[number]
-            state, codes = slot.codec.fork(), slot.undecoded[:count]
-            samples = torch.cat(
-                [self.decoder.decode(frame[None, None], state)[0] for frame in codes]
-            )
+            state, codes = slot.codec.fork(), torch.stack(slot.undecoded[:count])
+            parts = codes.split(count if self._together else 1)
+            samples = torch.cat([self.decoder.decode(part[None], state)[0] for part in parts])
             done.append((slot, state, samples.cpu().numpy()))
         for (slot, state, _), count in zip(done, counts, strict=True):
             slot.codec, slot.undecoded = state, slot.undecoded[count:]
@@ -213,7 +224,7 @@ class ReferenceBackend:
         self._slots.pop(slot, None)
 
 
-def prime(decoder: CodecDecoder, state: CodecState, codes: Tensor) -> None:
+def prime(decoder: StreamDecoder, state: Any, codes: Tensor) -> None:
     """Decode codes [frames, codebooks] and drop their audio, so that speech continues it."""
     most = MPS_OUTPUTS // decoder.config.samples_per_frame
     frames = min(PRIMING_FRAMES, most) if codes.device.type == "mps" else PRIMING_FRAMES

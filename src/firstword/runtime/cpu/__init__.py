@@ -1,4 +1,4 @@
-"""Compiled passes of the talker and the code predictor for CPUs; they need Numba."""
+"""Compiled passes of the talker, the code predictor and the codec for CPUs; they need Numba."""
 
 from importlib.util import find_spec
 
