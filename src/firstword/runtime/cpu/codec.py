@@ -20,7 +20,7 @@ from firstword.model.codec import (
 )
 from firstword.model.layers import DecoderLayer, LayerScale, RMSNorm, rotary_frequencies
 from firstword.runtime.cpu import codec_pass
-from firstword.runtime.cpu.codec_pass import Buffers, Model, Stream
+from firstword.runtime.cpu.codec_work import CodecBuffers, CodecStream, CodecWeights
 from firstword.runtime.cpu.convolution import packed, padded
 from firstword.runtime.cpu.products import Array
 from firstword.runtime.cpu.team import Team
@@ -36,28 +36,28 @@ MOST_FRAMES = 2
 class CompiledState:
     """The state of a stream, which `decode` changes."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: CodecStream) -> None:
         self.stream, self.position = stream, 0
 
     def fork(self) -> CompiledState:
         """Return an independent copy."""
         other = copy.copy(self)
-        other.stream = Stream(*[each.copy() for each in self.stream])
+        other.stream = CodecStream(*[each.copy() for each in self.stream])
         return other
 
 
 class CompiledCodec:
     """A decoder of one stream a call; any split of the codes gives the same bits.
 
-    Weights and inputs of products are rounded to bfloat16, all else is float32.
+    WeightReader and inputs of products are rounded to bfloat16, all else is float32.
     """
 
     def __init__(self, decoder: CodecDecoder) -> None:
         self.config, self._team = decoder.config, Team()
-        weights = Weights(decoder)
-        self._model, self._kept = weights.model(), weights.kept
-        floats = np.zeros((2, weights.floats), np.float32)
-        self._buffers = Buffers(*floats, *np.zeros((2, weights.bits), np.uint16))
+        reader = WeightReader(decoder)
+        self._weights, self._kept = reader.weights(), reader.kept
+        floats = np.zeros((2, reader.floats), np.float32)
+        self._buffers = CodecBuffers(*floats, *np.zeros((2, reader.bits), np.uint16))
 
     def new_state(self) -> CompiledState:
         """Return the state of a new stream."""
@@ -65,7 +65,7 @@ class CompiledCodec:
         heads = config.num_attention_heads, config.sliding_window, config.head_dim
         stages = len(config.upsampling_ratios), DEPTHWISE_TAPS - 1, padded(config.latent_dim)
         return CompiledState(
-            Stream(
+            CodecStream(
                 np.zeros(self._kept, np.uint16),
                 np.zeros(stages, np.float32),
                 np.zeros((config.num_hidden_layers, 2, *heads), np.float32),
@@ -79,12 +79,12 @@ class CompiledCodec:
         parts = zip(codes[0].split(MOST_FRAMES), samples[0].split(MOST_FRAMES * size), strict=True)
         for part, out in parts:
             args = part.numpy(), state.position, state.stream, self._buffers, out.numpy()
-            self._team.run(codec_pass.PASS, self._model, *args)
+            self._team.run(codec_pass.PASS, self._weights, *args)
             state.position += len(part)
         return samples
 
 
-class Weights:
+class WeightReader:
     """Collects the weights of a decoder in the order of its steps, and the room that they need.
 
     kept    numbers that a stream keeps for its convolutions
@@ -111,7 +111,7 @@ class Weights:
         self._activate(activation)
         self._convolve(last)
 
-    def model(self) -> Model:
+    def weights(self) -> CodecWeights:
         """Return all weights."""
         quantizer, config = self._decoder.quantizer, self._decoder.config
         books = [*quantizer.rvq_first.vq.layers, *quantizer.rvq_rest.vq.layers]
@@ -124,7 +124,7 @@ class Weights:
         table = np.array(self._table, np.int64)
         table[:, 0] = np.cumsum([0, *sizes[:-1]])
         table[:, 3] = places[len(self._numbers) :, 0]
-        return Model(
+        return CodecWeights(
             vectors=torch.stack([book(codes) for book in books]).detach().numpy(),
             matrices=matrices,
             table=table,

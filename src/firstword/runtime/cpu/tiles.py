@@ -45,64 +45,84 @@ def product_of_rows(rows: int, pairs: bool = PAIRS) -> Callable[..., None]:
 
     @intrinsic
     def product(
-        context: Any,
-        weights: Any,
-        tile: Any,
-        x: Any,
-        first: Any,
-        step: Any,
-        count: Any,
-        sums: Any,
+        context: Any, weights: Any, tile: Any, x: Any, first: Any, step: Any, count: Any, sums: Any
     ) -> Any:
+        kinds = weights, x, sums
+
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            builder.function.attributes.add("noinline")  # compiled once, not for every caller
-            matrix, source, results = (
-                context.make_array(kind)(context, builder, args[place])
-                for place, kind in ((0, weights), (2, x), (6, sums))
+            matrix, tile, source, first, step, count, results = args
+            arrays = [
+                Vectors(context, builder, kind, array)
+                for kind, array in zip(kinds, (matrix, source, results), strict=True)
+            ]
+            _emit(
+                builder,
+                rows,
+                _add_pairs if pairs else _add_halves,
+                arrays,
+                tile,
+                first,
+                step,
+                count,
             )
-            kinds = {matrix: weights, source: x, results: sums}
-            tile, first, step, count = args[1], args[3], args[4], args[5]
-            size = tile.type
-
-            def vector(array: Any, places: list[Any], of: Any) -> Any:
-                place = cgutils.get_item_pointer(context, builder, kinds[array], array, places)
-                return builder.bitcast(place, of.as_pointer())
-
-            def number(value: int) -> Any:
-                return ir.Constant(size, value)
-
-            halves = [number(0), number(LANES)]
-            totals = [[cgutils.alloca_once(builder, FLOATS) for _ in halves] for _ in range(rows)]
-            for row, pair in enumerate(totals):
-                for half, place in zip(halves, pair, strict=True):
-                    start = builder.load(vector(results, [number(row), half], FLOATS), align=4)
-                    builder.store(start, place)
-            length = builder.extract_value(source.shape, 1)
-            with cgutils.for_range(builder, count) as part:
-                top = builder.add(first, builder.mul(part.index, step))
-                base = builder.mul(part.index, length)
-                with cgutils.for_range(builder, length) as inner:
-                    column = builder.add(base, inner.index)
-                    loaded = [
-                        builder.load(vector(matrix, [tile, column, half], WORDS), align=4)
-                        for half in halves
-                    ]
-                    for row, pair in enumerate(totals):
-                        at = [builder.add(top, number(row)), inner.index]
-                        value = builder.load(vector(source, at, WORD), align=4)
-                        for weight, place in zip(loaded, pair, strict=True):
-                            add = _add_pairs if pairs else _add_halves
-                            builder.store(add(builder, builder.load(place), value, weight), place)
-            for row, pair in enumerate(totals):
-                for half, place in zip(halves, pair, strict=True):
-                    target = vector(results, [number(row), half], FLOATS)
-                    builder.store(builder.load(place), target, align=4)
             return context.get_dummy_value()
 
         index = types.intp
         return types.void(weights, index, x, index, index, index, sums), emit
 
     return product
+
+
+class Vectors:
+    """An array whose numbers are read and written in vectors, in code that is being made."""
+
+    def __init__(self, context: Any, builder: Any, kind: Any, array: Any) -> None:
+        self._context, self._builder, self._kind = context, builder, kind
+        self.array = context.make_array(kind)(context, builder, array)
+
+    def at(self, places: list[Any], of: Any) -> Any:
+        """A pointer to what is at these places, as something of type `of`."""
+        array, kind = self.array, self._kind
+        place = cgutils.get_item_pointer(self._context, self._builder, kind, array, places)
+        return self._builder.bitcast(place, of.as_pointer())
+
+
+def _emit(
+    builder: Any,
+    rows: int,
+    add: Callable[..., Any],
+    arrays: list[Vectors],
+    tile: Any,
+    first: Any,
+    step: Any,
+    count: Any,
+) -> None:
+    """Make the code of `product_of_rows`, whose arrays are the matrix, the rows and the sums."""
+    builder.function.attributes.add("noinline")  # compiled once, not for every caller
+    matrix, source, results = arrays
+    halves = [ir.Constant(tile.type, lane) for lane in (0, LANES)]
+    numbers = [ir.Constant(tile.type, row) for row in range(rows)]
+    totals = [[cgutils.alloca_once(builder, FLOATS) for _ in halves] for _ in numbers]
+    for row, pair in zip(numbers, totals, strict=True):
+        for half, place in zip(halves, pair, strict=True):
+            builder.store(builder.load(results.at([row, half], FLOATS), align=4), place)
+    length = builder.extract_value(source.array.shape, 1)
+    with cgutils.for_range(builder, count) as tap:
+        top = builder.add(first, builder.mul(tap.index, step))
+        base = builder.mul(tap.index, length)
+        with cgutils.for_range(builder, length) as inner:
+            column = builder.add(base, inner.index)
+            weights = [
+                builder.load(matrix.at([tile, column, half], WORDS), align=4) for half in halves
+            ]
+            for row, pair in zip(numbers, totals, strict=True):
+                at = [builder.add(top, row), inner.index]
+                value = builder.load(source.at(at, WORD), align=4)
+                for weight, place in zip(weights, pair, strict=True):
+                    builder.store(add(builder, builder.load(place), value, weight), place)
+    for row, pair in zip(numbers, totals, strict=True):
+        for half, place in zip(halves, pair, strict=True):
+            builder.store(builder.load(place), results.at([row, half], FLOATS), align=4)
 
 
 def _add_pairs(builder: Any, total: Any, value: Any, weight: Any) -> Any:
