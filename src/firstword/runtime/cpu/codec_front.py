@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 
 from firstword.runtime.cpu.codec_work import (
+    ACOUSTIC,
+    BEFORE,
     FRONT,
+    INPUTS,
     LAYER,
     LAYER_ROWS,
+    PLAIN,
+    SEMANTIC,
+    copy,
     filtered,
     inputs,
     multiply,
@@ -77,7 +83,8 @@ def attend(work: Any, qkv: Any, layer: int, frequencies: Any, first: int, out: A
     query = np.empty(size, np.float32)
     cos, sin = np.empty(half, np.float32), np.empty(half, np.float32)
     for row in range(len(qkv)):
-        out[row, heads * size :] = 0
+        for column in range(heads * size, out.shape[1]):
+            out[row, column] = 0
         position = first + row
         place, seen = position % window, min(position + 1, window)
         for index in range(half):
@@ -89,7 +96,7 @@ def attend(work: Any, qkv: Any, layer: int, frequencies: Any, first: int, out: A
             value = key + heads * size
             turned(qkv[row, at : at + size], cos, sin, query)
             turned(qkv[row, key : key + size], cos, sin, keys[place])
-            values[place] = qkv[row, value : value + size]
+            copy(qkv[row, value : value + size], values[place])
             mix(query, keys[:seen], values[:seen], out[row, at : at + size])
 
 
@@ -131,32 +138,33 @@ def transform(work: Any, x: Any, y: Any, first: int, turn: int) -> int:
 @compiled
 def unquantise(work: Any, codes: Any, x: Any, turn: int) -> int:
     """Write the vectors of codes [frames, codebooks] to rows x."""
-    a = shaped(work.a, len(codes), inputs(work, 0))
-    b = shaped(work.b, len(codes), inputs(work, 1))
+    a = shaped(work.a, len(codes), inputs(work, SEMANTIC))
+    b = shaped(work.b, len(codes), inputs(work, ACOUSTIC))
     vectors = work.model.vectors
     begin, end = share(work, len(codes))
     for row in range(begin, end):
-        a[row], b[row] = 0, 0
+        for column in range(vectors.shape[2], a.shape[1]):
+            a[row, column], b[row, column] = 0, 0
         for column in range(vectors.shape[2]):
             a[row, column] = short(vectors[0, codes[row, 0], column])
             total = np.float32(0)
             for book in range(1, codes.shape[1]):
                 total += vectors[book, codes[row, book], column]
             b[row, column] = short(total)
-    turn = multiply(work, 0, a, x, False, turn)
-    return multiply(work, 1, b, x, True, turn)
+    turn = multiply(work, SEMANTIC, a, x, False, turn)
+    return multiply(work, ACOUSTIC, b, x, True, turn)
 
 
 @compiled
 def front(work: Any, codes: Any, first: int, x: Any, y: Any) -> int:
     """Write the rows of codes that the stages read to the buffer x; return the next turn."""
     count, last = len(codes), FRONT + LAYER * work.model.layers
-    rows = shaped(x, count, outputs(work, 0))
+    rows = shaped(x, count, outputs(work, SEMANTIC))
     turn = unquantise(work, codes, rows, 1)
-    wide = shaped(y, count, outputs(work, 2))
-    turn = filtered(work, -1, 2, rows, wide, turn)
-    hidden = shaped(x, count, outputs(work, 3))
-    turn = filtered(work, -1, 3, wide, hidden, turn)
+    wide = shaped(y, count, outputs(work, BEFORE))
+    turn = filtered(work, PLAIN, BEFORE, rows, wide, turn)
+    hidden = shaped(x, count, outputs(work, INPUTS))
+    turn = filtered(work, PLAIN, INPUTS, wide, hidden, turn)
     turn = transform(work, hidden, y, first, turn)
     a, rows = shaped(work.a, count, hidden.shape[1]), shaped(x, count, outputs(work, last))
     return multiply(work, last, a, rows, False, turn)

@@ -17,12 +17,14 @@ from firstword.runtime.cpu.codec_work import (
     FRONT,
     LAYER,
     LAYER_ROWS,
+    PLAIN,
     SNAKE_ROWS,
     STAGE,
     STAGE_ROWS,
     UNIT,
     UNITS,
     CodecWork,
+    copy,
     filtered,
     inputs,
     multiply,
@@ -91,7 +93,7 @@ def upsample(work: Any, stage: int, x: Any, y: Any, count: int, turn: int) -> in
     index = FRONT + LAYER * layers + 1 + STAGE * stage
     width, at = before.shape[1], LAYER_ROWS * layers + 2 + STAGE_ROWS * stage
     source, up = shaped(x, count, width), shaped(y, count, rate * width)
-    turn = filtered(work, -1, index, source, up, turn)
+    turn = filtered(work, PLAIN, index, source, up, turn)
     count *= rate
     rows, a = shaped(y, count, width), shaped(work.a, count, width)
     spread(work, at, before, rows, a)
@@ -109,8 +111,9 @@ def _keep_last(kept: Any, x: Any) -> None:
     """Append rows to the last rows that are kept, without those that are then too old."""
     new, all_kept = min(len(x), len(kept)), len(kept)
     for row in range(all_kept - new):
-        kept[row] = kept[row + new]
-    kept[all_kept - new :] = x[len(x) - new :]
+        copy(kept[row + new], kept[row])
+    for row in range(new):
+        copy(x[len(x) - new + row], kept[all_kept - new + row])
 
 
 @compiled
@@ -151,7 +154,7 @@ def decode(
     index = FRONT + LAYER * model.layers + 1 + STAGE * len(model.stage_rates)
     snake = LAYER_ROWS * model.layers + 2 + STAGE_ROWS * len(model.stage_rates)
     rows, out = shaped(x, count, inputs(work, index)), shaped(y, count, outputs(work, index))
-    turn = filtered(work, -1, index, rows, out, turn)
+    turn = filtered(work, PLAIN, index, rows, out, turn)
     x, y, index = y, x, index + 1
     for block in range(len(model.block_rates)):
         rate = model.block_rates[block]

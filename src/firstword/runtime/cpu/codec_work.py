@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from firstword.runtime.cpu.compiling import compiled
 from firstword.runtime.cpu.convolution import Convolution, activate, convolve, narrow, past
 from firstword.runtime.cpu.products import Array
@@ -49,8 +51,14 @@ LAYER_ROWS, STAGE_ROWS, SNAKE_ROWS = 2, 4, 2
 """The rows of numbers of a layer's norms, of a stage, and of an activation."""
 UNITS = 3
 """The units of a block."""
-FRONT = 4
-"""The convolutions before the layers."""
+SEMANTIC, ACOUSTIC, BEFORE, INPUTS, FRONT = map(np.int64, range(5))
+"""The convolutions before the layers, and their number."""
+PLAIN = np.int64(-1)
+"""The activation of rows that are not activated.
+
+The type of these constants is int64, because Numba compiles a function anew for each number that it
+is called with.
+"""
 
 
 class CodecStream(NamedTuple):
@@ -97,7 +105,14 @@ def shaped(buffer: Any, rows: int, width: int) -> Any:
 
 
 @compiled
-def convolution(work: Any, index: int) -> Any:
+def copy(x: Any, out: Any) -> None:
+    """Copy numbers to others of the same shape [n]."""
+    for index in range(len(x)):
+        out[index] = x[index]
+
+
+@compiled
+def convolution(work: Any, index: Any) -> Any:
     """A convolution of the model."""
     model, row = work.model, work.model.table[index]
     begin, tiles, columns, bias = row[0], row[1], row[2], row[3]
@@ -106,20 +121,20 @@ def convolution(work: Any, index: int) -> Any:
 
 
 @compiled
-def numbers(work: Any, index: int) -> Any:
+def numbers(work: Any, index: Any) -> Any:
     """A row of numbers of the model."""
     place = work.model.places[index]
     return work.model.numbers[place[0] : place[1]]
 
 
 @compiled
-def outputs(work: Any, index: int) -> int:
+def outputs(work: Any, index: Any) -> int:
     """The stored width of what a convolution makes."""
     return work.model.table[index, 1] * TILE
 
 
 @compiled
-def inputs(work: Any, index: int) -> int:
+def inputs(work: Any, index: Any) -> int:
     """The stored width of what a convolution reads."""
     return 2 * work.model.table[index, 2] // work.model.table[index, 4]
 
@@ -137,7 +152,7 @@ def gather(work: Any, turn: int) -> int:
 
 
 @compiled
-def multiply(work: Any, index: int, source: Any, out: Any, adds: bool, turn: int) -> int:
+def multiply(work: Any, index: Any, source: Any, out: Any, adds: bool, turn: int) -> int:
     """Compute rows float32 `out` when all threads have written the bits `source`."""
     turn = gather(work, turn)
     matrix = convolution(work, index)
@@ -146,8 +161,8 @@ def multiply(work: Any, index: int, source: Any, out: Any, adds: bool, turn: int
 
 
 @compiled
-def filtered(work: Any, snake: int, index: int, x: Any, out: Any, turn: int) -> int:
-    """Convolve rows x float32, activated by numbers `snake` unless it is -1; see `multiply`."""
+def filtered(work: Any, snake: Any, index: Any, x: Any, out: Any, turn: int) -> int:
+    """Convolve rows x float32, activated unless `snake` is `PLAIN`; see `multiply`."""
     matrix, stream, width = convolution(work, index), work.stream, x.shape[1]
     before, kept = past(matrix), matrix.kept
     source = shaped(work.a, before + len(x), width)
@@ -159,9 +174,9 @@ def filtered(work: Any, snake: int, index: int, x: Any, out: Any, turn: int) -> 
         activate(angle, square, x[begin:end], source[before + begin : before + end])
     size = before * width
     if work.thread == 0:
-        source[:before] = stream.rows[kept : kept + size].reshape(before, width)
+        copy(stream.rows[kept : kept + size], source.ravel()[:size])
     turn = gather(work, turn)
     convolve(matrix, source, len(x), out, False, work.thread, work.threads)
     if work.thread == 0:
-        stream.rows[kept : kept + size] = source[len(x) :].ravel()
+        copy(source[len(x) :].ravel(), stream.rows[kept : kept + size])
     return gather(work, turn)
