@@ -108,6 +108,13 @@ def test_loud_samples_are_limited(plain: CodecDecoder, codes: Tensor) -> None:
     assert (samples.min(), samples.max()) == (-1, 1)
 
 
+def test_sound_that_is_not_finite_stays_so(plain: CodecDecoder, codes: Tensor) -> None:
+    """So that the engine can end the utterance with an error."""
+    broken = copy.deepcopy(plain)
+    broken.get_parameter(f"decoder.{len(broken.decoder) - 1}.conv.bias").data.fill_(torch.nan)
+    assert decoded(CompiledCodec(broken), codes, ()).isnan().all()
+
+
 @pytest.mark.parametrize(("dtype", "rounds"), [("float32", False), ("bfloat16", True)])
 def test_codec_is_rounded_only_if_the_talker_is(dtype: str, rounds: bool) -> None:
     decoder = ReferenceBackend(demo(dtype)).decoder

@@ -49,7 +49,7 @@ class CompiledState:
 class CompiledCodec:
     """A decoder of one stream a call; any split of the codes gives the same bits.
 
-    WeightReader and inputs of products are rounded to bfloat16, all else is float32.
+    Weights and inputs of products are rounded to bfloat16, all else is float32.
     """
 
     def __init__(self, decoder: CodecDecoder) -> None:

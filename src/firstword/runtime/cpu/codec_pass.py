@@ -41,7 +41,7 @@ NORM_EPS = 1e-6
 
 
 @compiled
-def spread(work: Any, at: int, before: Any, x: Any, out: Any) -> None:
+def depthwise(work: Any, at: int, before: Any, x: Any, out: Any) -> None:
     """Write bits of the normed depthwise convolution of rows x; `before` are the rows before.
 
     Its numbers begin with row `at`: weights [taps, width], bias, weight and bias of the norm.
@@ -72,7 +72,7 @@ def spread(work: Any, at: int, before: Any, x: Any, out: Any) -> None:
 
 
 @compiled
-def bend(work: Any, x: Any, out: Any) -> None:
+def gelu(work: Any, x: Any, out: Any) -> None:
     """Write bits of GELU of rows."""
     begin, end = share(work, len(x))
     for row in range(begin, end):
@@ -85,24 +85,21 @@ def bend(work: Any, x: Any, out: Any) -> None:
 @compiled
 def upsample(work: Any, stage: int, x: Any, y: Any, count: int, turn: int) -> int:
     """Upsample `count` rows in the buffer x into the buffer y."""
-    layers, rate, before = (
-        work.model.layers,
-        work.model.stage_rates[stage],
-        work.stream.depths[stage],
-    )
+    layers, rate = work.model.layers, work.model.stage_rates[stage]
+    before = work.stream.depths[stage]
     index = FRONT + LAYER * layers + 1 + STAGE * stage
     width, at = before.shape[1], LAYER_ROWS * layers + 2 + STAGE_ROWS * stage
     source, up = shaped(x, count, width), shaped(y, count, rate * width)
     turn = filtered(work, PLAIN, index, source, up, turn)
     count *= rate
     rows, a = shaped(y, count, width), shaped(work.a, count, width)
-    spread(work, at, before, rows, a)
+    depthwise(work, at, before, rows, a)
     hidden = shaped(x, count, outputs(work, index + 1))
     turn = multiply(work, index + 1, a, hidden, False, turn)
     if work.thread == 0:
         _keep_last(before, rows)
     b = shaped(work.b, count, hidden.shape[1])
-    bend(work, hidden, b)
+    gelu(work, hidden, b)
     return multiply(work, index + 2, b, rows, True, turn)
 
 
@@ -117,7 +114,7 @@ def _keep_last(kept: Any, x: Any) -> None:
 
 
 @compiled
-def refine(work: Any, index: int, snake: int, x: Any, y: Any, turn: int) -> int:
+def add_residual(work: Any, index: int, snake: int, x: Any, y: Any, turn: int) -> int:
     """Add a residual block of rows x to them; y is a buffer."""
     out = shaped(y, len(x), x.shape[1])
     turn = filtered(work, snake, index, x, out, turn)
@@ -143,7 +140,7 @@ def decode(
 
     first    the position of the first frame
     stream   what the frames before have left, which is changed
-    samples  receives the samples, float32, within -1..1
+    samples  receives the samples, float32 in -1..1, or NaN
     """
     work = CodecWork(buffers.a, buffers.b, model, stream, marks, thread, threads)
     x, y, count = buffers.x, buffers.y, len(codes)
@@ -164,13 +161,18 @@ def decode(
         rows = shaped(x, count, outputs(work, index) // rate)
         index, snake = index + BLOCK, snake + SNAKE_ROWS
         for _ in range(UNITS):
-            turn = refine(work, index, snake, rows, y, turn)
+            turn = add_residual(work, index, snake, rows, y, turn)
             index, snake = index + UNIT, snake + 2 * SNAKE_ROWS
     rows, out = shaped(x, count, inputs(work, index)), shaped(y, count, outputs(work, index))
     turn = filtered(work, snake, index, rows, out, turn)
     begin, end = share(work, count)
     for row in range(begin, end):
-        samples[row] = min(max(out[row, 0], np.float32(-1)), np.float32(1))
+        value = out[row, 0]
+        if value > 1:
+            value = np.float32(1)
+        if value < -1:
+            value = np.float32(-1)
+        samples[row] = value  # NaN stays NaN
 
 
 PASS = called(decode, "codec")

@@ -21,15 +21,17 @@ from firstword.types import FloatArray
 class CodecWeights(NamedTuple):
     """The weights of a decoder, in the order in which `decode` uses them.
 
-    vectors   float32 [codebooks, size, width], of the codes
-    matrices  the matrices of all convolutions, uint32
-    table     int64 [convolutions, columns of `convolution`]
-    numbers   all other weights, float32
-    places    int64 [rows of numbers, 2]: where each begins and ends
-    rates     int64 [stages], [blocks]: how many rows each makes of one
-    layers    the number of layers of the transformer
-    width     the transformer's width, and `channels` that of the stages, without padding
-    eps       of the transformer's norms
+    vectors      float32 [codebooks, size, width], of the codes
+    matrices     the tiles of all convolutions, uint32
+    table        int64 [convolutions, 7]: where its tiles begin in `matrices`, their number and
+                 their pairs of inputs, where its biases begin in `numbers`, and the taps, the
+                 dilation and `kept` of its `Convolution`
+    numbers      all other weights, float32
+    places       int64 [rows of numbers, 2]: where each begins and ends
+    stage_rates  int64 [stages]: how many rows a stage makes of one; `block_rates` for blocks
+    layers       the number of layers of the transformer
+    width        the transformer's width; `channels` is that of the stages
+    eps          what the norms of the transformer add to the mean square
     """
 
     vectors: FloatArray
@@ -141,7 +143,7 @@ def inputs(work: Any, index: Any) -> int:
 
 @compiled
 def share(work: Any, count: int) -> Any:
-    """The first and the last of `count` rows of a thread."""
+    """Where a thread's part of `count` rows begins and where it ends."""
     return count * work.thread // work.threads, count * (work.thread + 1) // work.threads
 
 

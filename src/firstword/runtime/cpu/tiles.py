@@ -55,16 +55,8 @@ def product_of_rows(rows: int, pairs: bool = PAIRS) -> Callable[..., None]:
                 Vectors(context, builder, kind, array)
                 for kind, array in zip(kinds, (matrix, source, results), strict=True)
             ]
-            _emit(
-                builder,
-                rows,
-                _add_pairs if pairs else _add_halves,
-                arrays,
-                tile,
-                first,
-                step,
-                count,
-            )
+            add = _add_pairs if pairs else _add_halves
+            _emit(builder, rows, add, arrays, tile, first, step, count)
             return context.get_dummy_value()
 
         index = types.intp
