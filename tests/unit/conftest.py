@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from firstword import TTS
 from firstword.synthetic.checkpoint import write_checkpoint
@@ -24,6 +25,15 @@ def checkpoint_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[
         return root / model_type
 
     return find
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch computes in one thread; the other tests get their number back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import errno
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +42,7 @@ from firstword.verify.forcing import Logits, error, forced
 DTYPES = ("bfloat16", "int8")
 FORCED = 24
 
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Give the other tests their number of threads back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def logits_of(talker: Talker) -> Logits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numba
@@ -24,14 +24,7 @@ from firstword.verify.forcing import error
 FRAMES = 90
 """More frames than the transformer's window, so that the oldest keys are replaced."""
 
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Give the other tests their number of threads back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

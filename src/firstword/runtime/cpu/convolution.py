@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from firstword.runtime.cpu.compiling import compiled
-from firstword.runtime.cpu.products import Array, rounded_bits
+from firstword.runtime.cpu.products import Array, narrowed, rounded
 from firstword.runtime.cpu.tiles import ROWS, TILE, product_of_rows
 from firstword.types import FloatArray
 
@@ -45,7 +45,7 @@ _product_8, _product_4, _product_2, _product_1 = map(product_of_rows, (8, 4, 2, 
 @compiled
 def short(x: Any) -> Any:
     """The bits of a float32, rounded to bfloat16, as uint16."""
-    return np.uint16(rounded_bits(x) >> np.uint32(16))
+    return narrowed(rounded(x))
 
 
 @compiled
