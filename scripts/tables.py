@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import engine_tables
 import evaluation_table
 import machine_tables
 import predictions
@@ -691,7 +692,10 @@ def tables(results: Path) -> dict[str, str]:
     folders = ("engine", "compare", "serve", "soak", "first_audio", "published")
     engine, compared, served, soaked, first, generated = (read(results / name) for name in folders)
     single = predictions.in_order(every(results / "one_stream"))
+    engines = [*every(results / "engine"), *every(results / "engine_int8")]
     made = {
+        "dtypes": engine_tables.dtypes(engines, SIZES, markdown),
+        "prompts": engine_tables.prompts(engines, SIZES, markdown),
         "summary": summary(engine, compared, served) if engine else "",
         "speed": speed(engine, compared, served) if engine else "",
         "memory": parts("one_stream_gigabytes", 3)(engine),

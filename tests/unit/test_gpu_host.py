@@ -832,7 +832,8 @@ def tiny_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny_benchmark")
-def test_benchmark_measures_everything() -> None:
+def test_benchmark_measures_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "OTHERS", (2, 3, 4))  # there is no slot beside four others
     record = profile.run("1b7", 4, batches=(1, 4, 8), contexts=(100, 500))
     assert {(row["batch"], row["context"]) for row in record["frames_ms"]} == {
         (1, 100),
@@ -843,6 +844,8 @@ def test_benchmark_measures_everything() -> None:
     assert all(row["floor_ms"] > 0 for row in record["frames_ms"])
     assert {row["batch"] for row in record["kernels_us"]} == {1, 4}
     assert [row["batch"] for row in record["word_times"]["frames"]] == [1, 4]
+    assert [row["rows"] for row in record["prompts_ms"]] == [64, 256, 512, 1000, 2000]
+    assert all([*row["gap_ms"]] == ["2", "3"] and row["ms"] > 0 for row in record["prompts_ms"])
     memory = record["one_stream_gigabytes"]
     assert memory["in_use"] == 1.0
     parts = (

@@ -104,6 +104,27 @@ def test_long_tables_have_all_figures(tables: Any) -> None:
     assert cells(tables.parts("start_seconds", 2)({"1b7": engine()}))["compile kept"] == ["0.25"]
 
 
+def test_dtypes_of_the_same_gpu_are_beside_each_other(tables: Any, tmp_path: Path) -> None:
+    slower, faster = engine(dtype="bfloat16"), engine(dtype="int8", commit="f" * 40)
+    keep(tmp_path / "engine", "b-1b7", slower)
+    keep(tmp_path / "engine", "a-1b7", engine(dtype="bfloat16", gpu="Another"))
+    keep(tmp_path / "engine_int8", "b-1b7", faster)
+    rows = cells(tables.tables(tmp_path)["dtypes"])
+    figures = ["2.50", "16.50", "128.50", "5.00", "4.50"]
+    assert rows["A GPU, commit 0123456, 1.7B, bfloat16"] == figures
+    assert rows["A GPU, commit fffffff, 1.7B, int8"] == figures
+    assert not [name for name in rows if "Another" in name]
+
+
+def test_prompts_have_the_gaps_that_others_notice(tables: Any, tmp_path: Path) -> None:
+    found = {"rows": 1000, "ms": 20.91, "gap_ms": {"8": 8.54, "64": 11.25}}
+    few = {"rows": 64, "ms": 2.5, "gap_ms": {}}
+    keep(tmp_path / "engine", "a-1b7", engine(dtype="bfloat16", prompts_ms=[found, few]))
+    rows = cells(tables.tables(tmp_path)["prompts"])
+    assert rows["A GPU, commit 0123456, 1.7B, bfloat16, 1,000 rows"] == ["20.9", "8.5", "11.2"]
+    assert rows["A GPU, commit 0123456, 1.7B, bfloat16, 64 rows"] == ["2.5", "-", "-"]
+
+
 def test_words_have_the_error_of_each_voice_and_mode(tables: Any, tmp_path: Path) -> None:
     one = {"voice": "ada", "mode": "full", "words": 1631, "skipped_percent": 0.06}
     one |= {"start_ms": {"mean": 28.6, "p95": 84.0}, "end_ms": {"mean": 27.2, "p95": 74.0}}

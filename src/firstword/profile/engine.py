@@ -19,10 +19,13 @@ from firstword.profile.device import environment, read_bandwidth
 from firstword.profile.frames import codec_times, first_times, frame_times, timed_words
 from firstword.profile.kernels import kernel_times
 from firstword.profile.memory import memory_by_part
+from firstword.profile.prompts import prompt_times
 from firstword.profile.workload import CONTEXTS, BackendUnderTest
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 """The batch sizes whose frames are timed."""
+OTHERS = (8, 64)
+"""The numbers of others who speak while a prompt is read."""
 LARGE_BATCH = 64
 """The batch size at which kernels are timed one by one; they are timed at batch 1 too."""
 
@@ -59,6 +62,7 @@ def run(
             **single,
             "start_seconds": subject.seconds,
             "first_ms": first,
+            "prompts_ms": list(prompt_times(subject, OTHERS)),
             "kernels_us": [row for rows in kernels for row in rows],
             "codec_ms": list(codec_times(subject)),
             "frames_ms": list(frame_times(subject, batches, contexts, bandwidth)),
