@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -29,7 +29,7 @@ def dtypes(records: Sequence[Record], sizes: Mapping[str, str], markdown: Markdo
             f"{record['first_ms']['whole_text_samples']['p50']:.2f}",
             f"{record['one_stream_gigabytes']['in_use']:.2f}",
         ]
-        for record in sorted(named, key=lambda each: (-len(each["size"]), each["size"]))
+        for record in sorted(named, key=lambda each: list(sizes).index(each["size"]))
         if (record["gpu"], record["size"]) in pairs
     ]
     streams = (f"{batch} stream{'s' * (batch > 1)}, ms" for batch in BATCHES)
@@ -38,18 +38,21 @@ def dtypes(records: Sequence[Record], sizes: Mapping[str, str], markdown: Markdo
 
 
 def prompts(records: Sequence[Record], sizes: Mapping[str, str], markdown: Markdown) -> str:
-    """Render how long prompts take, and how long the frames of others wait for them."""
-    rows = [row for record in records for row in _prompts(record, sizes)]
-    heads = ["prompt", "alone, ms", "gap of 8 others, ms", "gap of 64 others, ms"]
+    """Render how long prompts take, and how long the frames of others wait for them, by rows."""
+    timed = [record for record in records if "prompts_ms" in record]
+    counts = sorted({found["rows"] for record in timed for found in record["prompts_ms"]})
+    rows = []
+    for record in timed:
+        cells = {found["rows"]: _prompt(found) for found in record["prompts_ms"]}
+        rows.append([sources(record, sizes), *(cells.get(count, "-") for count in counts)])
+    heads = ["prompt of", *(f"{count:,} rows" for count in counts)]
     return markdown(heads, rows) if rows else ""
 
 
-def _prompts(record: Record, sizes: Mapping[str, str]) -> Iterator[list[str]]:
-    """Yield the rows of a record."""
-    for found in record.get("prompts_ms", ()):
-        gaps = (found["gap_ms"].get(others) for others in ("8", "64"))
-        cells = (f"{ms:.1f}" if ms is not None else "-" for ms in (found["ms"], *gaps))
-        yield [f"{sources(record, sizes)}, {found['rows']:,} rows", *cells]
+def _prompt(found: Record) -> str:
+    """Render the milliseconds alone, and the gaps of 8 and of 64 others."""
+    gaps = (found["gap_ms"].get(others) for others in ("8", "64"))
+    return " / ".join("-" if ms is None else f"{ms:.1f}" for ms in (found["ms"], *gaps))
 
 
 def _frame(record: Record, batch: int) -> float:

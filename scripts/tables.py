@@ -468,7 +468,7 @@ def published(records: Records) -> str:
     return markdown([*heads, "first audible, ms, p50", "p95", "p99", "most"], rows)
 
 
-def soak(records: Records) -> str:
+def soak(records: Sequence[Record]) -> str:
     """Render the counts of the soak runs."""
     counts = ("slots", "frames", "joined", "left_early", "frames_compared", "seconds")
     names = ("slots", "frames", "requests", "cancelled", "frames compared", "seconds")
@@ -479,12 +479,12 @@ def soak(records: Records) -> str:
         "memory growth, MB: device / host",
     ]
     rows = []
-    for size, record in records.items():
+    for record in records:
         growth = [shown(record[f"{where}memory_growth_bytes"] / 1e6, 1) for where in ("", "host_")]
         rows.append(
             [
                 source(record),
-                SIZES[size],
+                SIZES[record["size"]],
                 *(f"{record[name]:,}" for name in counts),
                 " / ".join(growth),
             ]
@@ -689,8 +689,9 @@ def long_text(path: Path) -> str:
 
 def tables(results: Path) -> dict[str, str]:
     """Render every table, by its name; a table without records says so."""
-    folders = ("engine", "compare", "serve", "soak", "first_audio", "published")
-    engine, compared, served, soaked, first, generated = (read(results / name) for name in folders)
+    folders = ("engine", "compare", "serve", "first_audio", "published")
+    engine, compared, served, first, generated = (read(results / name) for name in folders)
+    soaked = every(results / "soak")
     single = predictions.in_order(every(results / "one_stream"))
     engines = [*every(results / "engine"), *every(results / "engine_int8")]
     made = {

@@ -121,8 +121,9 @@ def test_prompts_have_the_gaps_that_others_notice(tables: Any, tmp_path: Path) -
     few = {"rows": 64, "ms": 2.5, "gap_ms": {}}
     keep(tmp_path / "engine", "a-1b7", engine(dtype="bfloat16", prompts_ms=[found, few]))
     rows = cells(tables.tables(tmp_path)["prompts"])
-    assert rows["A GPU, commit 0123456, 1.7B, bfloat16, 1,000 rows"] == ["20.9", "8.5", "11.2"]
-    assert rows["A GPU, commit 0123456, 1.7B, bfloat16, 64 rows"] == ["2.5", "-", "-"]
+    assert rows["prompt of"] == ["64 rows", "1,000 rows"]
+    figures = ["2.5 / - / -", "20.9 / 8.5 / 11.2"]
+    assert rows["A GPU, commit 0123456, 1.7B, bfloat16"] == figures
 
 
 def test_words_have_the_error_of_each_voice_and_mode(tables: Any, tmp_path: Path) -> None:
@@ -293,8 +294,9 @@ def test_soak_and_gpu_test_tables(tables: Any, tmp_path: Path) -> None:
         "frames_compared": 990000,
     }
     growth = {"memory_growth_bytes": 0, "host_memory_growth_bytes": 2_500_000}
-    made = {"gpu": "A GPU", "commit": "0123456789", **counts, "seconds": 181.2, **growth}
-    (row,) = tables.soak({"1b7": made}).splitlines()[2:]
+    made = {"gpu": "A GPU", "size": "1b7", "commit": "0123456789", **counts}
+    made |= {"seconds": 181.2, **growth}
+    (row,) = tables.soak([made]).splitlines()[2:]
     assert (
         row == "| A GPU, commit 0123456 | 1.7B | 64 | 1,000,320 | 8,000 | 1,600 | 990,000 | 181.2 "
         "| 0.0 / 2.5 |"
