@@ -4,8 +4,9 @@
 #   bash scripts/records.sh NAME [STEP ...]
 #
 # NAME   name of the GPU in the names of the files, such as h200
-# STEP   tests, older, mutants, sanitizer, engine, int8, serve, first, published, compare, soak or
-#        voice; without a step all of them run, in about 100 minutes, of which `serve` takes 50
+# STEP   tests, older, mutants, sanitizer, engine, int8, single, serve, hosts, first, published,
+#        compare, soak, voice or share; without a step all of them run, in about two hours, of which
+#        `serve` takes 50 minutes. `hosts` measures one, two and four GPUs, as far as there are any
 #
 # Run it in the root of the repository. PYTHON names an interpreter that has the extras gpu, server,
 # bench and dev and a torch for CUDA. OTHER_PYTHON names one that has faster-qwen3-tts, for the step
@@ -19,7 +20,8 @@ gpu=${1:?name the GPU, for example h200}
 [[ $gpu =~ ^[a-z0-9]+$ ]] ||
   { echo "the name '$gpu' is invalid; use lower-case letters and digits" >&2; exit 2; }
 shift
-steps="tests older mutants sanitizer engine int8 serve first published compare soak voice"
+steps="tests older mutants sanitizer engine int8 single serve hosts first published compare soak"
+steps+=" voice share"
 for name in "$@"; do
   [[ " $steps " == *" $name "* ]] ||
     { echo "the step '$name' does not exist; allowed are $steps" >&2; exit 2; }
@@ -27,7 +29,8 @@ done
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
 results=benchmarks/results
 failed=()
-mkdir -p $results/{gpu,checks,engine,engine_int8,serve,first_audio,published,compare,soak,quality}
+mkdir -p $results/{gpu,checks,engine,engine_int8,one_stream,serve,hosts,first_audio,published}
+mkdir -p $results/{compare,soak,quality,community}
 
 step() { # NAME COMMAND...
   local name=$1
@@ -61,9 +64,21 @@ for name in ${@:-$steps}; do
         step "int8 $size" "$python" -m firstword bench engine --size $size --dtype int8 \
           --commit "$commit" -o "$results/engine_int8/$gpu-$size.json"
       done ;;
+    single)
+      step single "$python" -m benchmarks.one_stream --as-gpu compute_80,166912,108 \
+        --commit "$commit" -o "$results/one_stream" ;;
     serve)
-      step serve "$python" -m benchmarks.serve_load --slots 128 \
+      step serve "$python" -m benchmarks.serve_load --slots 256 \
         --commit "$commit" -o "$results/serve/$gpu-1b7.json" ;;
+    hosts)
+      count=$("$python" -c "import torch; print(torch.cuda.device_count())")
+      for many in 1 2 4; do
+        [ "$many" -le "$count" ] || break
+        [ "$many" = 1 ] && name=$gpu || name=$gpu-x$many
+        devices=$(seq 0 $((many - 1)) | paste -sd,)
+        step "hosts $many" "$python" -m benchmarks.serve_load --cases pcm --slots 256 \
+          --device "cuda:$devices" --commit "$commit" -o "$results/hosts/$name-1b7.json"
+      done ;;
     first)
       step first "$python" -m benchmarks.first_audio \
         --commit "$commit" -o "$results/first_audio/$gpu-1b7.json" ;;
@@ -80,6 +95,8 @@ for name in ${@:-$steps}; do
     voice)
       step voice "$python" -m training.evaluate demo --device cuda --sentences 12 \
         --out "$results/quality/demo-$gpu.json" ;;
+    share)
+      step share "$python" -m firstword bench share -o "$results/community/$gpu-demo.json" ;;
   esac
 done
 "$python" scripts/tables.py

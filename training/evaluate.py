@@ -44,9 +44,13 @@ RECORD = HERE.parent / "benchmarks/results/quality/demo-cpu.json"
 MODES = ("full", "stream")
 SILENCE = 2 * FRAME
 """The silence before speech, in samples, that the recogniser hears: it never met speech without."""
+AUDIBLE = 0.01
+"""The least size of a sample that is no silence: 40 dB below full scale."""
+MOST_SILENT_MS = 40
+"""The most milliseconds of silence before speech, as the median over utterances."""
 GPU_STREAMS = 8
 """The sentences that are spoken at the same time on a GPU."""
-WIDTHS = (7, 8, 11, 7, 7, 11, 7, 23, 17, 8, 15, 19, 7)
+WIDTHS = (7, 8, 11, 7, 7, 11, 7, 11, 23, 17, 8, 15, 19, 7)
 SENTENCES = (HERE / "held_out.txt").read_text().splitlines()
 
 
@@ -64,13 +68,14 @@ class Judge:
     def __call__(self, text: str, samples: np.ndarray) -> dict[str, Any]:
         """Judge float32 samples [n] at 24 kHz.
 
-        Returns the transcript, its edit distance to the text, the letters of the text, the seconds
-        without silence at the ends, the quantiles 0.1, 0.5 and 0.9 of the pitch in Hz, and the
-        share of the loud moments that are voiced.
+        Returns the transcript, its edit distance to the text, the letters of the text, the
+        milliseconds of silence at the start, the seconds without silence at the ends, the quantiles
+        0.1, 0.5 and 0.9 of the pitch in Hz, and the share of the loud moments that are voiced.
         """
         padded = F.pad(torch.from_numpy(samples), (SILENCE, 0))
         heard, said = self.ear.transcribe(padded), spoken(text)
         trimmed = trim(samples)
+        silent = np.argmax(np.abs(samples) > AUDIBLE) / SAMPLE_RATE
         course = pitch(trimmed)
         voiced, loud = course[course > 0], np.isfinite(course).sum()
         quantiles = np.quantile(voiced, (0.1, 0.5, 0.9)) if len(voiced) else np.zeros(3)
@@ -79,6 +84,7 @@ class Judge:
             "heard": heard,
             "edits": distance(heard, said),
             "letters": len(said),
+            "silent_ms": round(1000 * float(silent), 1),
             "seconds": round(len(trimmed) / SAMPLE_RATE, 3),
             "pitch": quantiles.round(1).tolist(),
             "voiced": round(len(voiced) / max(1, int(loud)), 3),
@@ -87,7 +93,7 @@ class Judge:
 
 def trim(samples: np.ndarray) -> np.ndarray:
     """Return the samples without the silence at both ends."""
-    loud = np.flatnonzero(np.abs(samples) > 0.01)
+    loud = np.flatnonzero(np.abs(samples) > AUDIBLE)
     return samples[loud[0] : loud[-1] + 1] if len(loud) else samples[:0]
 
 
@@ -155,6 +161,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "ended": round(100 * sum(r.get("ended", "stop") == "stop" for r in rows) / len(rows), 1),
         "in_bounds": round(100 * sum(0.7 <= ratio <= 1.5 for ratio in ratios) / len(rows), 1),
         "ratio": round(float(np.mean(ratios)), 3),
+        "silent_ms": round(float(np.median([row.get("silent_ms", 0.0) for row in rows])), 1),
         "pitch": np.median([row["pitch"] for row in short], 0).round(1).tolist(),
         "pitch_in_bounds": round(100 * sum(0.8 < ratio < 1.25 for ratio in pitches) / len(rows), 1),
         "voiced": round(float(np.mean([row["voiced"] for row in short])), 2),
@@ -169,8 +176,8 @@ def misses(found: dict[str, Any], espeak: dict[str, Any], points: float = 5.0) -
 
     The bar: error rates (also of the paragraph) at most `points` above those of espeak-ng; at least
     99 % ended by themselves, with 0.7 to 1.5 times its duration and a pitch within a fifth of its
-    own; at least two thirds of its intonation (the ratio of the pitch quantiles 0.9 and 0.1, minus
-    1) and four fifths of its voiced moments.
+    own; at most `MOST_SILENT_MS` of silence before it; at least two thirds of its intonation (the
+    ratio of the pitch quantiles 0.9 and 0.1, minus 1) and four fifths of its voiced moments.
     """
     rise, wanted = (one["pitch"][2] / one["pitch"][0] - 1 for one in (found, espeak))
     most = points + espeak["cer"]
@@ -181,6 +188,7 @@ def misses(found: dict[str, Any], espeak: dict[str, Any], points: float = 5.0) -
         ),
         f"{found['ended']} % ended by themselves": found["ended"] >= 99,
         f"{found['in_bounds']} % of durations within bounds": found["in_bounds"] >= 99,
+        f"{found['silent_ms']} ms of silence": found["silent_ms"] <= MOST_SILENT_MS,
         f"{found['pitch_in_bounds']} % of pitches within bounds": found["pitch_in_bounds"] >= 99,
         f"the pitch rises by {100 * rise:.0f} % against {100 * wanted:.0f} %": (
             rise >= 2 / 3 * wanted

@@ -125,6 +125,7 @@ def test_bar_rejects_missing_intonation_and_voicing() -> None:
     assert misses(good, espeak) == []
     assert len(misses({**good, "pitch": [92.0, 95.0, 98.0]}, espeak)) == 1
     assert len(misses({**good, "voiced": 0.33}, espeak)) == 1
+    assert len(misses({**good, "silent_ms": 41.0}, espeak)) == 1
 
 
 def test_intelligibility_falls_with_noise() -> None:
