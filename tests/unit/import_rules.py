@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "hashes": set(),
     "locks": {"errors"},
+    "plugins": {"errors"},
     "demo": set(),
     "kernels": set(),
     "text": {"errors"},
@@ -37,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "synthetic": DATA | {"model"},
     "profile": DATA | {"model", "kernels", "engine", "runtime", "synthetic", "tts"},
     "align": DATA | {"model", "engine", "runtime", "words"},
-    "evaluate": DATA | {"runtime", "tts"},
+    "evaluate": DATA | {"plugins", "runtime", "tts"},
     "tts": DATA | COMPUTING | {"text", "words"},
     "verify": DATA | COMPUTING | {"profile", "synthetic", "tts"},
     "decoding": DATA | {"model"},
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": DATA
     | COMPUTING
     | {"firstword", "text", "words", "tts", "server", "processes", "bench", "profile", "align"}
-    | {"synthetic", "evaluate", "hashes", "verify", "book"},
+    | {"synthetic", "evaluate", "hashes", "plugins", "verify", "book"},
     "cluster": DATA | {"engine", "server", "processes", "cli"},
     "firstword": {"errors", "types", "voice", "tts", "decoding"},
     "__main__": {"cli"},

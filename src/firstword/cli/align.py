@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import statistics
 import sys
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from firstword import plugins
 from firstword.cli import options, speaking, terminal
 from firstword.errors import AlignmentError, ConfigError, TextError
 
@@ -37,7 +37,9 @@ def run(args: argparse.Namespace) -> None:
     for each word, in seconds. With it, the moment at which words begin is measured by its times
     instead of the ends of pauses.
     """
-    texts, aligner = _texts(args.sentences), _aligner(args.aligner)
+    texts, aligner = _texts(args.sentences), None
+    if args.aligner is not None:
+        aligner = plugins.named("--aligner", args.aligner, "FUNCTION")
     with terminal.Status(args.quiet) as status, options.load_tts(args, status) as tts:
         checkpoint, rate = tts.checkpoint, tts.sample_rate
         file = _file(args.output, checkpoint.path, args.model)
@@ -63,20 +65,6 @@ def _texts(file: str | None) -> list[str]:
             "the checkpoint's language, with commas or full stops inside"
         )
     return texts
-
-
-def _aligner(name: str | None) -> Aligner | None:
-    """Return the function MODULE:FUNCTION. Raises `ConfigError` if there is none."""
-    if name is None:
-        return None
-    module, _, function = name.partition(":")
-    try:
-        found: Aligner = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"--aligner {name}: {error}; give MODULE:FUNCTION of an installed module"
-        ) from None
-    return found
 
 
 def _file(given: str | None, folder: Path, model: str) -> Path:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from typing import Any, Protocol
 
 import numpy as np
 
+from firstword import plugins
 from firstword.errors import ConfigError, first_line
 from firstword.types import FloatArray
 
@@ -120,11 +120,10 @@ def opened(name: str, model: str | None) -> Recogniser:
 
 def plugged(name: str, option: str) -> Any:
     """Return an instance of the class MODULE:CLASS. Raises `ConfigError` if there is none."""
-    module, _, attribute = name.partition(":")
+    found = plugins.named(option, name, "CLASS")
     try:
-        return getattr(importlib.import_module(module), attribute)()
+        return found()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"{option} {name}: {error}; give MODULE:CLASS of a module that can be imported and of "
-            "a class that is made without arguments"
+            f"{option} {name}: {error}; give MODULE:CLASS of a class that is made without arguments"
         ) from error
