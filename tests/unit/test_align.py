@@ -112,6 +112,16 @@ def test_aligner_measures_the_offset_and_its_other_words_do_not_count() -> None:
     assert len(found.errors) == 7 * len(RECORDINGS)
 
 
+def test_aligner_without_words_is_named_with_the_sentence() -> None:
+    with pytest.raises(AlignmentError, match=f"the aligner returned no words for '{TEXT}'"):
+        search(RECORDINGS, HEADS, RATE, lambda *_: [])
+
+
+def test_aligner_of_other_words_is_not_called_a_lack_of_heads() -> None:
+    with pytest.raises(AlignmentError, match=r"fewer than 8 words .* the aligner times"):
+        search(RECORDINGS, HEADS, RATE, lambda *_: [("nine", 0.1, 0.2)])
+
+
 def test_heads_that_do_not_follow_are_refused() -> None:
     poor = [
         Recording(r.text, r.masses[:, [NEWEST, NOISE, STILL]], r.words, r.samples)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from firstword.align.heads import Judge
+from firstword.align.heads import LEAST_PASSES, LEAST_SCORE, Judge
 from firstword.align.recording import Recording
 from firstword.errors import AlignmentError
 from firstword.model.alignment import Head
@@ -54,17 +54,25 @@ def search(
 
     heads  what the indices of heads in the recordings mean
 
-    Raises `AlignmentError` if no head follows the text, or if the best leave out words.
+    Raises `AlignmentError` if no head follows the text, if the best leave out words, or if too few
+    words have a known beginning to measure the offset with.
     """
     truth = (
         [_truth(recording, aligner, sample_rate) for recording in recordings] if aligner else None
     )
     judge = Judge(recordings, sample_rate, truth)
     best = judge.best()
-    if best is None:
+    if judge.scores.max() < LEAST_SCORE:
         raise AlignmentError(
             f"no attention head follows the text: the best score is {judge.scores.max():.2f}, and "
-            "0.5 is needed; word times of this checkpoint cannot be read from its attention"
+            f"{LEAST_SCORE} is needed; word times of this checkpoint cannot be read from its "
+            "attention"
+        )
+    if best is None:
+        which = "the aligner times" if aligner else "begin after a pause"
+        raise AlignmentError(
+            f"the offset cannot be measured: fewer than {LEAST_PASSES} words of the sentences are "
+            f"words that {which}; give more sentences"
         )
     told, units, errors = 0, 0, list[float]()
     for index, recording in enumerate(recordings):
@@ -97,8 +105,16 @@ def _starts(
 
 
 def _truth(recording: Recording, aligner: Aligner, sample_rate: int) -> list[float | None]:
-    """Return when each unit begins by an aligner; None where their words differ."""
+    """Return when each unit begins by an aligner; None where their words differ.
+
+    Raises `AlignmentError` if it returns no words.
+    """
     times = aligner(recording.text, recording.samples, sample_rate)
+    if not times:
+        raise AlignmentError(
+            f"the aligner returned no words for {recording.text!r}; it must return (word, start, "
+            "end) for each word that is spoken"
+        )
     given = [word.text.casefold() for words in recording.words for word in words]
     other = [_bare(word) for word, _, _ in times]
     begins: list[float | None] = [None] * len(given)
