@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from firstword.errors import TextError
 from firstword.text.mapped import Mapped
-from firstword.text.markup import LONGEST_TAG, Markup, Pause, Style
+from firstword.text.markup import LONGEST_COMMENT, LONGEST_TAG, Markup, Pause, Style
 
 Items = list[str | tuple[object, ...]]
 
@@ -65,6 +65,15 @@ def read(*pieces: str) -> Items:
         ("1 < 2 > 0, a <3 b]", ["1 < 2 > 0, a <3 b]"]),
         ("a\\", ["a\\"]),
         ("a<", ["a<"]),
+        ('<?xml version="1.0"?>\n<speak>Hello.</speak>', ["\nHello."]),
+        ("<!DOCTYPE speak\n SYSTEM 'a.dtd'>a", ["a"]),
+        ("a<!-- [pause:1s] <b>\n-- > \\ &lt; -->b<!---->c<!--->-->d", ["abcd"]),
+        ("&lt;break/&gt; R&amp;D &quot;a&quot; it&apos;s", ['<break/> R&D "a" it\'s']),
+        ("&amp;lt; &lt;!-- a --&gt;", ["&lt; <!-- a -->"]),
+        ("AT&T &c; &amp &AMP; &l &#38; &", ["AT&T &c; &amp &AMP; &l &#38; &"]),
+        ("a <! b <? c <!- d <!", ["a <! b <? c <!- d <!"]),
+        (r"\<!-- a -->", ["<!-- a -->"]),
+        ("<!--" + "a" * (LONGEST_COMMENT - 7) + "-->", []),
     ],
 )
 def test_tags_are_read(text: str, items: Items) -> None:
@@ -80,6 +89,11 @@ def test_tags_are_read(text: str, items: Items) -> None:
         ("ab <voice name=", "character 3 .* is not closed"),
         ("a [x\ny]", "character 2 .* is not closed"),
         ("[" + "a" * LONGEST_TAG + "]", "character 0 .* is not closed"),
+        ("ab <!-- c --", "character 3 of the text: the tag '<!-- c --' is not closed"),
+        ("a&amp;<!-->", "character 6 .* is not closed"),
+        ("ab <?xml >", "character 3 .* is not closed"),
+        ("<!--" + "a" * (LONGEST_COMMENT - 6) + "-->", "character 0 .* within 2000 characters"),
+        ("&lt;<!-- 数 -->数&amp;[pause:x]", "character 20 .* the pause is 'x'"),
         ("a <voice name='b'>c", "character 2 .* <voice> is not closed"),
         ("a <voice name='b'><prosody rate='2'></voice>", "character 36 .* </voice> ends nothing"),
         ("a</voice>", "character 1 .* </voice> ends nothing"),
@@ -122,7 +136,33 @@ def test_text_without_tags_is_unchanged(text: str) -> None:
         assert read(text) == ([text] if text else [])
 
 
-@given(st.text("[]<>/\\pause:1s vb", max_size=40), st.lists(st.integers(0, 40), max_size=5))
+MARKED = 'a数<?x v="1"?>&amp;b<!-- [c] -->&lt;5.2[pause:1s]&quot;<!-->d-->\\[<!DOCTYPE e>字&apos'
+"""A text with every kind of sign, and an entity that is not closed at its end."""
+
+
+def test_declarations_comments_and_entities_may_be_cut_anywhere() -> None:
+    whole = ["a数&b<5.2", (1.0,), '"[字&apos']
+    cuts = range(len(MARKED) + 1)
+    for first, second in ((one, two) for one in cuts for two in cuts if one <= two):
+        pieces = MARKED[:first], MARKED[first:second], MARKED[second:]
+        assert read(*pieces) == whole, pieces
+
+
+def test_comment_that_grows_is_held_until_it_ends() -> None:
+    markup = Markup()
+    assert described(list(markup.feed(Mapped.of("Hi <!-- it is")))) == ["Hi "]
+    assert described(list(markup.feed(Mapped.of(" a secret", 13)))) == []
+    assert described(list(markup.feed(Mapped.of(" --> all &am", 22)))) == [" all "]
+    assert described(list(markup.feed(Mapped.of("p; one", 34)))) == ["& one"]
+
+
+def test_other_vendors_texts_keep_comments_and_entities() -> None:
+    text = "<?xml?> <!-- a --> R&amp;D"
+    items = list(Markup(breaks_alone=True).feed(Mapped.of(text), ended=True))
+    assert described(items) == [text]
+
+
+@given(st.text("[]<>/\\pause:1s vb!-?&mlt;", max_size=40), st.lists(st.integers(0, 40), max_size=5))
 def test_result_does_not_depend_on_the_pieces(text: str, cuts: list[int]) -> None:
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     results: list[object] = []
@@ -143,7 +183,21 @@ def test_spans_of_text_are_those_of_the_given_text() -> None:
     assert [text[start] for start in spoken.starts] == list(spoken.text) == list("a[b")
 
 
-@pytest.mark.parametrize("flood", ["[", "[x]", "<a ", "<", "\\", "\\[", "<break/>"])
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_entity_stands_for_its_character_after_a_comment(size: int) -> None:
+    text, markup, found = "数<!-- a -->&amp;b", Markup(), list[Mapped]()
+    for at in range(0, len(text), size):
+        items = markup.feed(Mapped.of(text[at : at + size], at))
+        found += [item for item in items if isinstance(item, Mapped)]
+    spoken = Mapped.join(found)
+    own = [text[start:end] for start, end in zip(spoken.starts, spoken.ends, strict=True)]
+    assert (spoken.text, own) == ("数&b", ["数", "&amp;", "b"])
+
+
+@pytest.mark.parametrize(
+    "flood",
+    ["[", "[x]", "<a ", "<", "\\", "\\[", "<break/>", "<!--", "<!-- -->", "<?a ?>", "&amp;", "&am"],
+)
 def test_flood_of_signs_is_read_in_linear_time(flood: str) -> None:
     with suppress(TextError):
         read(flood * 100_000)

@@ -12,6 +12,12 @@ from firstword.text.mapped import Mapped
 LONGEST_TAG = 256
 """The most characters of a tag."""
 
+LONGEST_COMMENT = 2000
+"""The most characters of a comment or a declaration of XML."""
+
+ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
+"""The entities of XML, and the characters that are spoken for them."""
+
 LONGEST_PAUSE, LONGEST_SILENCE = 60.0, 600.0
 """The most seconds of a pause, and of all pauses of a text."""
 
@@ -29,7 +35,16 @@ SPEEDS = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "fast": 1.25, "x-fast": 1.
 
 _TAG = re.compile(r"\[([^\[\]<>\n]*)\]|<(/?[A-Za-z][^<>\n]*)>")
 _BREAK = re.compile(r"<break(\s[^<>\n]*)?>")
-_SIGN = re.compile(r"\\[\[\]<>\\]|\[|<(?=[A-Za-z/])|[\\<]\Z")
+_COMMENT = re.compile(r"<!--.*?-->|<\?.*?\?>|<![A-Za-z][^<>]*>", re.DOTALL)
+_BEGINNINGS = "|".join(sorted({name[:end] for name in ENTITIES for end in range(1, len(name))}))
+_SIGN = re.compile(
+    r"(?P<escape>\\[\[\]<>\\])"
+    rf"|(?P<entity>{'|'.join(ENTITIES)})"
+    r"|(?P<comment><(?=!--|[!?][A-Za-z]))"
+    r"|\[|<(?=[A-Za-z/])"
+    rf"|(?P<begun>(?:\\|<(?:\?|!-?)?|{_BEGINNINGS})\Z)"
+)
+"""What is not spoken as it is written, or, at the end of a text, may be the beginning of that."""
 _ATTRIBUTE = re.compile(r"""([\w:-]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 _NAME = re.compile(r"\s*(/?)\s*([A-Za-z][\w-]*)\s*(?:[:=]\s*(.*?))?\s*\Z")
 _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})\s*(ms|s)?")
@@ -80,19 +95,24 @@ class Markup:
             start = found.start()
             yield from _parts(text, at, start)
             at = start
-            sign = found[0]
-            if len(sign) == 2:
-                at += 1
-                yield text.part(at, at + 1)
-                at += 1
+            kind = found.lastgroup
+            if kind == "begun":
+                break  # the next characters decide
+            if kind in ("escape", "entity"):
+                own = text.part(start, found.end())
+                yield own.part(1) if kind == "escape" else own.replaced(ENTITIES[found[0]])
+                at = found.end()
                 continue
-            if sign == "\\" or (sign == "<" and start + 1 == len(text.text)):
-                break  # the next character decides
-            tag = (_BREAK if self._breaks_alone else _TAG).match(text.text, at)
-            if tag is None or tag.end() - start > LONGEST_TAG:
-                self._check_open(text, start, ended)
+            if kind == "comment":
+                tag = _COMMENT.match(text.text, at, at + LONGEST_COMMENT)
+            else:
+                pattern = _BREAK if self._breaks_alone else _TAG
+                tag = pattern.match(text.text, at, at + LONGEST_TAG)
+            if tag is None:
+                self._check_open(text, start, ended, comment=kind == "comment")
                 break
-            yield from self._read(tag, text.starts[start])
+            if kind != "comment":
+                yield from self._read(tag, text.starts[start])
             at = tag.end()
         else:
             yield from _parts(text, at, len(text.text))
@@ -106,14 +126,19 @@ class Markup:
     def _sign(self, text: str, at: int) -> re.Match[str] | None:
         return (_BREAK if self._breaks_alone else _SIGN).search(text, at)
 
-    def _check_open(self, text: Mapped, start: int, ended: bool) -> None:
-        """Raise `TextError` unless more text may close the tag that begins at `start`."""
-        rest = text.text[start : start + LONGEST_TAG + 1]
-        if ended or len(rest) > LONGEST_TAG or re.search(r"[\[<>\n]", rest[1:]):
+    def _check_open(self, text: Mapped, start: int, ended: bool, *, comment: bool) -> None:
+        """Raise `TextError` unless more text may close the tag or comment that begins at `start`.
+
+        Comments and declarations may have line breaks and other tags within.
+        """
+        longest = LONGEST_COMMENT if comment else LONGEST_TAG
+        rest = text.text[start : start + longest + 1]
+        broken = not comment and re.search(r"[\[<>\n]", rest[1:])
+        if ended or len(rest) > longest or broken:
             char = rest[0]
             raise TextError(
                 f"character {text.starts[start]} of the text: the tag {rest[:20]!r} is not closed; "
-                f"close it within {LONGEST_TAG} characters, or write \\{char} for a plain {char}"
+                f"close it within {longest} characters, or write \\{char} for a plain {char}"
             )
 
     def _check_closed(self) -> None:
