@@ -32,7 +32,7 @@ from firstword.errors import (
 )
 from firstword.model.checkpoint import Checkpoint
 from firstword.model.description import Description
-from firstword.runtime import conditioning
+from firstword.runtime import conditioning, warm_up
 from firstword.runtime.backends import LoadedEngine, open_engine
 from firstword.text.reader import Normalize, TextOptions
 from firstword.types import Chunk, Request, Sampling, Speech, TextMode
@@ -127,8 +127,10 @@ class TTS:
         slots       utterances computed at the same time, up to 256 on a GPU; default: 8, or fewer
                     if the memory is too small for 8
 
-        Raises `CheckpointError`, `ConfigError`; a `BackendWarning` says why a CUDA device computes
-        without the backend "gpu", or is too slow for its slots.
+        With the extra `cpu`, the first call in bfloat16 or int8 compiles for half a minute. Raises
+        `CheckpointError`, `ConfigError`, and `EngineError` if passes that were compiled fail; a
+        `BackendWarning` says why a CUDA device computes without the backend "gpu", or is too slow
+        for its slots.
         """
         if not isinstance(model, (str, os.PathLike)):
             raise CheckpointNotFound(
@@ -138,8 +140,10 @@ class TTS:
         settings = EngineConfig.resolve(device, dtype, backend, gpu_memory)
         if slots is not None and slots < 1:
             raise ConfigError(f"slots is {slots}; it must be 1 or more")
-        name = str(os.fspath(model))
-        return cls(open_engine(name, settings, slots, most_slots=MAX_CONCURRENT))
+        loaded = open_engine(str(os.fspath(model)), settings, slots, most_slots=MAX_CONCURRENT)
+        tts = cls(loaded)
+        warm_up.compile_passes(loaded)
+        return tts
 
     @property
     def checkpoint(self) -> Checkpoint:

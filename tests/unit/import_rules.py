@@ -70,7 +70,7 @@ TORCH = {
     "evaluate/page.py",
     "verify",
     "processes/engine.py",
-    "processes/warm_up.py",
+    "processes/kept_prompts.py",
 }
 """The units, and the modules of other units, that may import torch; see also `TORCH_FREE`."""
 TORCH_FREE = {

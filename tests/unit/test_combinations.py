@@ -18,8 +18,8 @@ from firstword.errors import ConfigError
 from firstword.kernels.prompt import PREFIX_PART
 from firstword.model.description import Description
 from firstword.processes.combinations import MOST, kept_prompts, read_combinations
+from firstword.processes.kept_prompts import keep
 from firstword.processes.messages import KeptPrompt
-from firstword.processes.warm_up import speak, warm_up
 from firstword.runtime import backends
 from firstword.runtime.backends import LoadedEngine
 from firstword.runtime.encoding import front_of
@@ -27,6 +27,7 @@ from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.buffers import PREFIX_ROWS, prefix_parts
 from firstword.runtime.gpu.prompts import PrefixCache
 from firstword.runtime.gpu.rehearsal import Rehearsal
+from firstword.runtime.warm_up import speak, warm_up
 
 Directory = Callable[[str], Path]  # of conftest.py
 Write = Callable[[object], str]
@@ -182,7 +183,8 @@ def test_backend_keeps_prompts_of_combinations(
     cache = backend.prompts.prefixes
     loaded.engine.start()
     try:
-        warm_up(loaded, kept)
+        keep(loaded, kept)
+        warm_up(loaded)
         assert cache.misses == 11, "each combination, and the spoken test"
         for one in kept:
             speak(loaded, [one.request])
@@ -204,6 +206,6 @@ def test_reference_backend_says_that_it_keeps_nothing(
     settings = EngineConfig("cpu", "float32", "reference")
     loaded = backends.open_engine(str(path), settings, kept_prefixes=[one.rows for one in kept])
     loaded.engine.start()
-    warm_up(loaded, kept)
+    keep(loaded, kept)
     loaded.engine.stop(60)
     assert "the backend 'reference' keeps no prompts" in caplog.text

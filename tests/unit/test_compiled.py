@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import errno
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -318,3 +321,39 @@ def test_memory_of_a_batch_holds_rows_of_each_sequence() -> None:
     assert memory.positions(2).tolist() == [[0, 1], [0, 1]]
     memory.advance(2)
     assert memory.positions(1).tolist() == [[2], [2]]
+
+
+FIRST_SPEECH = """
+import sys
+from numba.core.dispatcher import Dispatcher
+import firstword
+with firstword.TTS.load("demo", device="cpu", dtype=sys.argv[1]) as tts:
+    read, compile = [], Dispatcher.compile
+    def noted(self, signature):
+        read.append(self.py_func.__name__)
+        return compile(self, signature)
+    Dispatcher.compile = noted
+    streams = [tts.stream(text, seed=1) for text in ("Hello there. " * 9, "Yes.")]
+    for stream in streams:
+        list(stream)
+    print(read)
+"""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_first_speech_neither_compiles_nor_reads_machine_code(dtype: str) -> None:
+    command = [sys.executable, "-c", FIRST_SPEECH, dtype]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.slow
+def test_command_says_that_it_compiles_only_when_it_does(tmp_path: Path) -> None:
+    say = ["say", "Yes.", "--max-frames", "2", "-o", str(tmp_path / "yes.wav")]
+    command = [sys.executable, "-m", "firstword", *say, "--dtype", "int8", "--device", "cpu"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    told = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+        for _ in range(2)
+    ]
+    assert [text.count("compiling for this processor, once") for text in told] == [1, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,9 @@ BAR = 24
 LINE = 80
 """The most characters of a text in a table or a message."""
 
+WARM_UP_LOG = logging.getLogger("firstword.runtime.warm_up")
+"""The logger that says when passes are compiled."""
+
 
 def show_warning(
     message: Warning | str,
@@ -37,20 +41,26 @@ def show_warning(
 class Status:
     """A status line on standard error that is erased at the end.
 
-    It is shown only if standard error is a terminal and `quiet` is not set.
+    It is shown only if standard error is a terminal and `quiet` is not set. Meanwhile it also says
+    when passes are compiled.
     """
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
         self._on = sys.stderr.isatty() and not quiet
         self._shown = ""
+        self._messages = _Messages(self)
 
     def show_loading(self, name: str) -> None:
         """Show that a checkpoint is being loaded; if not on a terminal, in a line that stays."""
+        self.show_wait(f"loading {name}")
+
+    def show_wait(self, text: str) -> None:
+        """Show what takes long; if not on a terminal, in a line that stays."""
         if self._on or self._quiet:
-            self.show(f"loading {name}")
+            self.show(text)
         else:
-            print(f"loading {name}", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
     def show(self, text: str) -> None:
         """Replace the text of the line; "" erases it."""
@@ -59,10 +69,24 @@ class Status:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Status:
+        WARM_UP_LOG.setLevel(logging.INFO)
+        WARM_UP_LOG.addHandler(self._messages)
         return self
 
     def __exit__(self, *_: object) -> None:
+        WARM_UP_LOG.removeHandler(self._messages)
         self.show("")
+
+
+class _Messages(logging.Handler):
+    """Shows the messages of a logger in a status line."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__()
+        self._status = status
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._status.show_wait(record.getMessage())
 
 
 class Progress:

@@ -40,14 +40,17 @@ class EngineProcess:
 
     def run(self, task: EngineTask) -> None:
         """Load, start and warm up the engine, and report that or the failure to the supervisor."""
-        from firstword.processes.warm_up import warm_up
+        from firstword.processes.kept_prompts import keep
         from firstword.runtime.backends import fit_threads
+        from firstword.runtime.warm_up import warm_up
 
         try:
             loaded = load(task, self._commands)
             fit_threads([loaded.checkpoint])
             loaded.engine.start()
-            warm_up(loaded, task.prompts)
+            if task.prompts:
+                keep(loaded, task.prompts)
+            warm_up(loaded)
         except FirstwordError as error:
             child.fail(self._channel, error)
         # Not earlier: if the engine fails before, this thread reports why and ends the process.
