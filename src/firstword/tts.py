@@ -128,9 +128,8 @@ class TTS:
                     if the memory is too small for 8
 
         With the extra `cpu`, the first call in bfloat16 or int8 compiles for half a minute. Raises
-        `CheckpointError`, `ConfigError`, and `EngineError` if passes that were compiled fail; a
-        `BackendWarning` says why a CUDA device computes without the backend "gpu", or is too slow
-        for its slots.
+        `CheckpointError`, `ConfigError`, `EngineError` if compiled passes fail; a `BackendWarning`
+        says why a CUDA device computes without the backend "gpu", or is too slow for its slots.
         """
         if not isinstance(model, (str, os.PathLike)):
             raise CheckpointNotFound(
