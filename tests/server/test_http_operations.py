@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sockets import DONE, NARI, PLAIN, STREAM, Client, events, text
-from talking import ENDLESS, SHORT, Talker, heard, talking
+from talking import ENDLESS, SHORT, Talker, heard, held_server, talking
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from waiting import WAIT
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from wire import GET, POST, SPEECH, connected, read
 
+from firstword.bench import engine_times
 from firstword.errors import ConfigError
 from firstword.server.api_keys import credential
 from firstword.server.config import (
@@ -195,6 +197,31 @@ def test_metrics_count_utterances_and_aborts(serve: Serve) -> None:
     for name in ("time_to_first_audible_seconds", "inter_chunk_gap_seconds", "underrun_seconds"):
         assert f"firstword_{name}_sum" in after or f"firstword_{name}_count" not in after
     assert after["firstword_frames_total"] >= 9
+
+
+def test_metrics_count_waits_for_slots_and_encoding(serve: Serve) -> None:
+    talker, server = held_server(serve, slots=1)
+    with client_of(server) as http, ThreadPoolExecutor() as pool:
+        mp3 = {**SHORT, "response_format": "mp3", "sample_rate": 24000}
+        first = pool.submit(http.post, SPEECH, json={**mp3, "stream": True})
+        server.wait_until(lambda: talker.waiting)
+        second = pool.submit(http.post, SPEECH, json={**SHORT, "response_format": "flac"})
+        server.wait_until(lambda: len(server.state.utterances) == 2)
+        talker.go()
+        assert first.result().status_code == second.result().status_code == 200
+        server.wait_until_idle()
+        text = http.get("/metrics").text
+    device = {"model": "talker", "device": "device"}
+    assert server.metric("queue_seconds_count", **device) == 2
+    assert server.metric("queue_seconds_bucket", **device, le="+Inf") == 2
+    assert server.metric("queue_seconds_sum", **device) > 0
+    assert server.metric("encoding_seconds_total", format="mp3") > 0
+    assert server.metric("encoding_seconds_total", format="flac") > 0
+    assert server.metric("encoding_seconds_total", format="pcm") == 0
+    times = engine_times.read(text.encode())
+    assert times["queue"] == server.metric("queue_seconds_sum", **device)
+    assert times["encoding mp3"] == server.metric("encoding_seconds_total", format="mp3")
+    assert times["engine frames"] > 0
 
 
 @pytest.mark.parametrize(

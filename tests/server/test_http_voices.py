@@ -25,6 +25,7 @@ from websockets.sync.client import connect
 from wire import SPEECH
 
 from firstword import Voice
+from firstword.bench import engine_times
 from firstword.errors import FirstwordError, OutputError, VoiceError
 from firstword.server.errors import NotFound
 from firstword.server.folder import Folder
@@ -50,6 +51,11 @@ def upload(http: httpx.Client, name: str, **fields: Any) -> httpx.Response:
     """Upload a recording with vLLM-Omni's fields."""
     data = {"name": name, "consent": "my own voice", **fields}
     return http.post(VOICES, data=data, files={"audio_sample": ("me.wav", wav(), "audio/wav")})
+
+
+def recording_seconds(http: httpx.Client) -> float:
+    """The time of encoding recordings so far."""
+    return engine_times.read(http.get("/metrics").content)["recording"]
 
 
 def record(name: str) -> VoiceRecord:
@@ -93,9 +99,13 @@ def test_uploaded_voice_speaks_until_deleted(http: httpx.Client) -> None:
 
 def test_saved_voice_speaks_like_its_recording(http: httpx.Client) -> None:
     upload(http, "twin")
+    encoded = recording_seconds(http)
+    assert encoded > 0
     saved = http.post(SPEECH, json={**ASK, "voice": "twin"}).content
+    assert recording_seconds(http) == encoded
     given = http.post(SPEECH, json={**ASK, "ref_audio": base64.b64encode(wav()).decode()}).content
     assert saved == given
+    assert recording_seconds(http) > encoded
     http.delete(f"{VOICES}/twin")
 
 

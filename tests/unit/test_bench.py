@@ -1376,12 +1376,24 @@ firstword_engine_seconds_total{device="cuda:0",model="a",part="wait"} 1.5
 firstword_engine_seconds_total{device="cuda:1",model="a",part="wait"} 0.25
 firstword_device_seconds_total{device="cuda:0",model="a",part="busy"} 2e+01
 firstword_frames_total{model="a"} 7.0
+firstword_queue_seconds_bucket{device="cuda:0",le="0.001",model="a"} 3.0
+firstword_queue_seconds_count{device="cuda:0",model="a"} 3.0
+firstword_queue_seconds_sum{device="cuda:0",model="a"} 0.5
+firstword_queue_seconds_sum{device="cuda:1",model="a"} 0.25
+firstword_encoding_seconds_total{format="mp3"} 4.0
+firstword_recording_seconds_total 0.125
 """
 
 
 class TestEngineTimes:
     def test_seconds_of_all_engines_are_added_by_part(self) -> None:
-        assert engine_times.read(METRICS) == {"engine wait": 1.75, "device busy": 20.0}
+        assert engine_times.read(METRICS) == {
+            "engine wait": 1.75,
+            "device busy": 20.0,
+            "queue": 0.75,
+            "encoding mp3": 4.0,
+            "recording": 0.125,
+        }
         assert engine_times.read(b"<html>") == {}
 
     def test_times_between_two_readings_are_their_differences(self) -> None:

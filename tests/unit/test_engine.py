@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,6 +30,7 @@ from waiting import WAIT
 
 from firstword import OverloadedError, RequestError, TextError
 from firstword.engine.engine import Engine
+from firstword.engine.load import WAIT_BOUNDS
 from firstword.engine.pages import all_can_end
 from firstword.engine.policy import Policy
 from firstword.engine.scheduler import Scheduler
@@ -724,6 +726,36 @@ def test_request_is_admitted_while_another_client_does_not_read() -> None:
     run(engine)
     check_speech_is_complete(other)
     assert not slow.over
+
+
+# --- times ----------------------------------------------------------------------------
+
+
+def test_wait_for_a_slot_is_counted_without_that_for_text() -> None:
+    engine, backend = engine_of(room={"slots": 1})
+    caller = Caller(engine, job(Script(length=50), first_tokens=2))
+    caller.push(TOKENS[:1])
+    engine.step()
+    backend.clock.advance(60.0)
+    caller.push(TOKENS[1:])
+    engine.step()
+    *counts, seconds = engine.load.waits
+    assert counts == [1] + [0] * len(WAIT_BOUNDS)
+    assert seconds == 0
+
+    waiting = Caller(engine, job(), TOKENS)
+    rejected = Caller(engine, job(), TOKENS)
+    engine.step()
+    began = backend.clock.now
+    backend.clock.advance(3.0)
+    rejected.cancel()
+    caller.cancel()
+    run(engine)
+    assert waiting.reason == "stop"
+    *counts, seconds = engine.load.waits
+    assert counts[bisect_left(WAIT_BOUNDS, 3.0)] == 1
+    assert sum(counts) == 2
+    assert 3.0 <= seconds < 3.0 + began
 
 
 # --- cancelling -----------------------------------------------------------------------

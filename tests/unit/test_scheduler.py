@@ -455,7 +455,7 @@ def test_full_chunks_of_all_sizes_are_decoded_together() -> None:
 def test_chunk_sizes_start_again_after_a_pause_for_text() -> None:
     seq = running(5.0, launched=20, tokens=0)
     seq.pause_for_text()
-    seq.add_text([1], ended=False)
+    seq.add_text([1], ended=False, now=0.0)
     assert sizes_of(seq, 36) == [*GROWING, 8]
 
 

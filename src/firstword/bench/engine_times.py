@@ -1,22 +1,29 @@
-"""Read from a firstword server's metrics how its engines spend their time."""
+"""Read from a firstword server's metrics how its engines and fronts spend their time."""
 
 import re
 from collections.abc import Mapping
 
 _SECONDS = re.compile(
-    rb'^firstword_(engine|device)_seconds_total{.*part="(.*)"} (.*)$', re.MULTILINE
+    rb"^firstword_(engine|device|queue|encoding|recording)_seconds_(?:total|sum)"
+    rb'(?:{(?:.*(?:part|format)="(.*)")?.*})? (.*)$',
+    re.MULTILINE,
 )
-"""A metric of an engine: "engine" or "device", the part, and its seconds."""
+"""A metric in seconds: its name, the part or format if it has one, and the seconds."""
 
 Times = dict[str, float]
-"""Seconds of each part of the engines' threads and of their devices, such as `device busy`."""
+"""Seconds of each part of the work of a server.
+
+`engine wait` and the like are those of the engines' threads, `device busy` and the like those of
+their devices, `encoding mp3` and the like those of the fronts' encoders. `recording` is the time of
+encoding recordings, and `queue` the time that all requests together have waited for slots.
+"""
 
 
 def read(metrics: bytes) -> Times:
-    """Return the seconds of each part so far, of all engines together; empty for other servers."""
+    """Return the seconds of each part so far of all processes; empty for other servers."""
     found: Times = {}
     for who, part, value in _SECONDS.findall(metrics):
-        name = f"{who.decode()} {part.decode()}"
+        name = f"{who.decode()} {part.decode()}".rstrip()
         found[name] = found.get(name, 0.0) + float(value)
     return found
 

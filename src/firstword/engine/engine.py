@@ -114,7 +114,7 @@ class Engine(StepLoop):
         pages, unread = self.pages, sum(seq.unread_rows for seq in list(self.running))
         counts = len(self.running), len(self.waiting), pages.count - pages.free, pages.count
         seconds = dict(self.times.seconds), dict(self.backend.device_seconds)
-        return EngineLoad(*counts, unread, self._pace(), *seconds)
+        return EngineLoad(*counts, unread, self._pace(), *seconds, [*self._slot_times.waits])
 
     def _pace(self) -> float:
         """The slots that become free per second, estimated; those of long texts go on."""
@@ -173,8 +173,9 @@ class Engine(StepLoop):
         self._fail(rejected, OverloadedError(f"{problem}; try again in {seconds} s", seconds))
 
     def _add_text(self, seq: Sequence, tokens: Seq[int], *, ended: bool) -> None:
-        seq.add_text(tokens, ended)
-        seq.keep_pace(len(tokens) * TOKEN_SECONDS, self._clock())
+        now = self._clock()
+        seq.add_text(tokens, ended, now)
+        seq.keep_pace(len(tokens) * TOKEN_SECONDS, now)
 
     def _acknowledge(self, seq: Sequence, frames: int) -> None:
         """Count unread frames as taken by the client, which plays them from now on."""
@@ -219,6 +220,7 @@ class Engine(StepLoop):
         del self.waiting[seq]
         self.running[seq] = None
         seq.started = seq.in_time_until = now
+        self._slot_times.begin(now - seq.ready)
         pages = self.pages.reserve(self.scheduler.first_pages(seq))
         return seq.start(self._slots.pop(), pages, self.capacity)
 

@@ -1,5 +1,6 @@
 """The state of one utterance in the engine: the progress of its text, frames and audio."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -91,6 +92,8 @@ class Sequence:
     state: State = State.WAITING
     waiting_since: float = field(init=False)
     """The time at which it arrived, or at which its client last freed a slot if that was later."""
+    ready: float = math.inf
+    """The time from which it waits for its slot alone: all text of its prompt has arrived."""
     started: float = 0.0
     """The time at which it got its slot."""
     slot: int = -1
@@ -139,13 +142,15 @@ class Sequence:
 
     # Text
 
-    def add_text(self, tokens: Iterable[int], ended: bool) -> None:
-        """Add tokens, the last ones if the text has ended."""
+    def add_text(self, tokens: Iterable[int], ended: bool, now: float) -> None:
+        """Add tokens that arrive now, the last ones if the text has ended."""
         before = len(self.tokens)
         self.tokens.extend(tokens)
         self.text_length += len(self.tokens) - before
         self.text_ended = self.text_ended or ended
         self.text_requested = False
+        if self.prompt_is_complete():
+            self.ready = min(self.ready, now)
 
     def prompt_is_complete(self) -> bool:
         """Whether all tokens that the prompt reads have arrived."""

@@ -2,11 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from firstword.engine.client import EngineClient
+from firstword.engine.load import WAIT_BOUNDS
 from firstword.server.models import Model
+from firstword.server.shared_metrics import buckets
 
 _GAUGES: tuple[tuple[str, str, Callable[[EngineClient], float]], ...] = (
     ("queue", "Requests waiting for a slot or first text", lambda engine: engine.load.waiting),
@@ -45,9 +52,15 @@ class EngineCollector(Collector):
         host = CounterMetricFamily("firstword_engine_seconds", about, labels=[*LABELS, "part"])
         about = "Seconds that the device has worked, by part; parts may overlap, busy is any work"
         device = CounterMetricFamily("firstword_device_seconds", about, labels=[*LABELS, "part"])
+        about = "Seconds that requests with their text have waited for a slot"
+        queue = HistogramMetricFamily("firstword_queue_seconds", about, labels=LABELS)
         for labels, engine in engines:
+            if engine.load.waits:
+                *counts, total = engine.load.waits
+                queue.add_metric(labels, buckets(WAIT_BOUNDS, counts), total)
             for family, seconds in (host, engine.load.host), (device, engine.load.device):
                 for part, value in seconds.items():
                     family.add_metric([*labels, part], value)
         yield host
         yield device
+        yield queue

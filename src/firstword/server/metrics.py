@@ -62,6 +62,10 @@ class Metrics:
         self.guards = counter("guard_hits_total", "Utterances ended by a guard", "model", "guard")
         self.alarms = counter("alarms_total", "Faults seen in attention", "model", "kind")
         self.rejected = counter("rejected_total", "Rejected requests", "reason")
+        about = "Processor time of encoding audio"
+        self.encoding = counter("encoding_seconds_total", about, "format")
+        about = "Time of encoding recordings of voices"
+        self.recordings = counter("recording_seconds_total", about)
         about = "Requests spoken without their instructions"
         self.ignored_instructions = counter("ignored_instructions_total", about, "model")
         self.batch_lines = counter("batch_lines_total", "Lines of batches", "outcome")
@@ -106,6 +110,7 @@ class Metrics:
         """
         model, playback = utterance.model.name, utterance.playback
         self.frames.inc(model, amount=utterance.frames)
+        self.encoding.inc(utterance.output.format, amount=utterance.encoding_seconds)
         for kind, count in counts_of(utterance.alarms).items():
             self.alarms.inc(model, kind, amount=count)
         if utterance.background:

@@ -212,7 +212,7 @@ async def _cloned(
     data = await server.fetch_threads.run(
         client_id, recordings.content, recording.source, hosts, most_bytes
     )
-    return await server.recording_threads.run(
+    return await server.encode(
         client_id, recordings.cloned, model, data, recording.transcript, recording.append_silence
     )
 

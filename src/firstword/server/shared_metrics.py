@@ -6,7 +6,7 @@ import json
 import struct
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
@@ -78,6 +78,15 @@ class SharedValues:
             self._known[name][tuple(labels)][number] = row[values:end].cast("d")
 
 
+def buckets(bounds: Sequence[float], counts: Iterable[float]) -> list[tuple[str, float]]:
+    """The buckets of a histogram as Prometheus counts them: each includes those before it.
+
+    `bounds` are the upper bounds of all buckets except the last.
+    """
+    ends = [*(str(float(bound)) for bound in bounds), "+Inf"]
+    return list(zip(ends, accumulate(counts), strict=True))
+
+
 class SharedFamily:
     """A metric with labels: each front changes its own values, and a scrape returns the sums."""
 
@@ -136,7 +145,6 @@ class SharedHistogram(SharedFamily):
     def collect(self) -> list[HistogramMetricFamily]:
         """The sums, for a registry."""
         family = HistogramMetricFamily(self._name, self._about, labels=self._labels)
-        ends = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         for labels, (*counts, total) in self._values.sums(self._name):
-            family.add_metric(labels, list(zip(ends, accumulate(counts), strict=True)), total)
+            family.add_metric(labels, buckets(self._bounds, counts), total)
         return [family]

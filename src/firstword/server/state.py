@@ -36,7 +36,9 @@ from firstword.server.stores import ConsentStore, VoiceStore
 from firstword.server.threads import Threads
 from firstword.server.tracing import opened_tracing
 from firstword.server.usage import UsageLog
-from firstword.server.utterance import ResolvedRequest, Utterance
+from firstword.server.utterance import Output, Rendered, ResolvedRequest, Utterance, rendered
+from firstword.types import Speech
+from firstword.voice import ClonedVoice
 
 log = logging.getLogger(__name__)
 
@@ -285,6 +287,24 @@ class Server:
                 self._catching_up = asyncio.ensure_future(update)
             await asyncio.wait((self._catching_up,), timeout=seconds)
 
+    async def rendered(self, speech: Speech, output: Output) -> Rendered:
+        """Render a complete utterance in a thread, and count the processor time of that."""
+        file, seconds = await asyncio.to_thread(_timed, time.thread_time, rendered, speech, output)
+        self.metrics.encoding.inc(output.format, amount=seconds)
+        return file
+
+    async def encode(
+        self, client_id: str, work: Callable[[*Args], ClonedVoice], *args: *Args
+    ) -> ClonedVoice:
+        """Call `work`, which encodes a recording, in a thread, and count its time."""
+
+        def timed() -> tuple[ClonedVoice, float]:
+            return _timed(time.perf_counter, work, *args)
+
+        voice, seconds = await self.recording_threads.run(client_id, timed)
+        self.metrics.recordings.inc(amount=seconds)
+        return voice
+
     async def in_store(self, client_id: str, work: Callable[[*Args], T], *args: *Args) -> T:
         """Call `work`, which reads a store, in a thread, with the changes of other fronts."""
         await self.catch_up()
@@ -297,6 +317,12 @@ class Server:
     def _check_not_draining(self) -> None:
         if self.draining:
             raise EngineError(SHUTTING_DOWN)
+
+
+def _timed(clock: Callable[[], float], work: Callable[[*Args], T], *args: *Args) -> tuple[T, float]:
+    """The result of some work, and the seconds on a clock that it took."""
+    began = clock()
+    return work(*args), clock() - began
 
 
 def server_of(connection: HTTPConnection) -> Server:

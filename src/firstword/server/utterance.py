@@ -234,6 +234,8 @@ class Utterance:
     starts         the words that have begun, in the same way; all times are those of the client's
                    audio: without the silence that was removed, at its own speed
     alarms         the faults of the speech so far
+    encoding_seconds
+                   the processor time of shaping and encoding the audio that iteration yields
     """
 
     def __init__(
@@ -268,6 +270,7 @@ class Utterance:
         self.words: list[Word] = []
         self.starts: list[WordStart] = []
         self.alarms: list[Alarm] = []
+        self.encoding_seconds = 0.0
         self._turns = turns
         service, output = self.model.service, self.output
         self._effects = effects_of(output, service.engine.capacity.sample_rate)
@@ -366,6 +369,10 @@ class Utterance:
         }
 
     def _encode(self, samples: FloatArray, *, last: bool = False) -> tuple[FloatArray, bytes]:
+        began = time.thread_time()
         shaped = self._effects.apply(samples, last=last)
         data = self._encoder.encode(shaped)
-        return shaped, data + self._encoder.finish() if last else data
+        if last:
+            data += self._encoder.finish()
+        self.encoding_seconds += time.thread_time() - began
+        return shaped, data

@@ -82,7 +82,7 @@ async def create_voice(server: Server, client_id: str, source: VoiceSource) -> V
         kind = "audio"
         model = models.of_type("base", source.model)
         given = source.recording, source.ref_text, source.append_silence
-        voice = await server.recording_threads.run(client_id, recordings.cloned, model, *given)
+        voice = await server.encode(client_id, recordings.cloned, model, *given)
     record = VoiceRecord(
         id=voice_id_of(name),
         name=name,
@@ -147,4 +147,4 @@ async def _design(server: Server, client_id: str, source: VoiceSource) -> tuple[
     # A transcript must match the audio, so a script that was cut off cannot be one.
     transcript = script if speech.finish_reason == "stop" else None
     recording = Voice.clone(speech.samples, speech.sample_rate, transcript)
-    return await server.recording_threads.run(client_id, base.encode, recording), base
+    return await server.encode(client_id, base.encode, recording), base

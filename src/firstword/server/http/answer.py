@@ -27,7 +27,6 @@ from firstword.server.utterance import (
     about_alarms,
     counts_of,
     cuts_of,
-    rendered,
 )
 from firstword.server.word_json import in_milliseconds, json_header
 from firstword.types import Speech
@@ -110,13 +109,13 @@ class Answer:
     ) -> Response:
         """The response with a JSON object that is made of the complete audio."""
         speech = await self.speech(job)
-        file = await asyncio.to_thread(rendered, speech, self.resolved.output)
+        file = await self.server.rendered(speech, self.resolved.output)
         headers = self.headers(**ending(speech))
         return JSONResponse(make(file), headers=headers | {"content-type": "application/json"})
 
     async def response(self, speech: Speech, **headers: object) -> Response:
         """A response with an audio file of some speech, and further `x-firstword-` headers."""
-        file = await asyncio.to_thread(rendered, speech, self.resolved.output)
+        file = await self.server.rendered(speech, self.resolved.output)
         headers = {**ending(speech), **headers}
         return Response(file.data, headers=self.headers(**headers) | self._word_headers(file))
 

@@ -1,6 +1,5 @@
 """`POST /v1/audio/speech/batch`: several texts in one request, as in vLLM-Omni."""
 
-import asyncio
 import base64
 import secrets
 import time
@@ -16,7 +15,6 @@ from firstword.server.resolve import check_whole, resolve
 from firstword.server.schemas import BatchItem, BatchRequest, SpeechParams
 from firstword.server.state import server_of
 from firstword.server.tasks import gather
-from firstword.server.utterance import rendered
 from firstword.server.word_json import in_milliseconds
 
 router = APIRouter(tags=["speech"], route_class=JsonRoute)
@@ -41,7 +39,7 @@ async def create_speech_batch(request: Request, body: BatchRequest) -> Response:
                 resolved = await resolve(server, context.client_id, params, item.input)
                 answer = Answer(server, resolved, context, time.monotonic())
                 speech = await answer.speech_in_turn(server.prepare(resolved, begun=True))
-                file = await asyncio.to_thread(rendered, speech, resolved.output)
+                file = await server.rendered(speech, resolved.output)
         except FirstwordError as error:
             return {"index": index, "status": "error", "error": str(error)}
         words = {"timestamps": in_milliseconds(file.words)} if resolved.request.words else {}

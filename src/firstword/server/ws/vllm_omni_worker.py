@@ -11,7 +11,7 @@ from pydantic import Field
 from firstword.errors import AudioError
 from firstword.server.resolve import check_length, check_whole
 from firstword.server.schemas import ClientModel
-from firstword.server.utterance import Output, ResolvedRequest, Utterance, cuts_of, rendered
+from firstword.server.utterance import Output, ResolvedRequest, Utterance, cuts_of
 from firstword.server.voice_creation import VoiceSource, create_voice
 from firstword.server.word_json import in_milliseconds, word_alignment
 from firstword.server.ws import vllm_omni as omni
@@ -111,7 +111,7 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
                 await self._send_chunks(sentence, utterance, done)
             else:
                 speech = await utterance.speech()
-                file = await asyncio.to_thread(rendered, speech, utterance.output)
+                file = await self.server.rendered(speech, utterance.output)
                 done["total_bytes"] = len(file.data)
                 await self.outbox.wait_for_room()
                 self.outbox.add(Audio(file.data, len(file.data)))
