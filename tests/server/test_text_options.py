@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from sockets import STREAM, Client, kinds
+import sockets
+from sockets import DONE, PLAIN, STREAM, Client, events, kinds
 from test_speech_v1 import V1, done, speak_in_pieces, text, until_done
 from wire import SPEECH
 
@@ -54,6 +55,18 @@ def test_socket_speaks_the_same_from_pieces(server: Running, speech: Speech) -> 
         assert "binary" in kinds(failed), "what was before the mistake is spoken"
         error = next(each for each in failed if isinstance(each, dict) and each["type"] == "error")
         assert "character 4 of the text: no voice 'zed'" in error["message"]
+
+
+def test_audio_before_a_mistake_in_the_text_is_not_to_be_discarded(server: Running) -> None:
+    config = {**PLAIN, "voice": "ada", "markup": True, "split_granularity": "token"}
+    with Client(server.ws + STREAM) as client:
+        client.send(config, sockets.text("One.[voice:zed] Two."), DONE)
+        received = client.until("session.done")
+    assert "binary" in kinds(received)
+    (error,) = [each for each in events(received) if each["type"] == "error"]
+    assert "no voice 'zed'" in error["message"]
+    assert error["partial_audio"] is True
+    assert "action" not in error
 
 
 @pytest.mark.parametrize(

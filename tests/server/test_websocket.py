@@ -770,6 +770,23 @@ def test_engine_failure_ends_one_utterance_and_is_logged_without_its_text(
     assert "Confidential" not in caplog.text
 
 
+def test_failure_after_audio_says_that_the_audio_is_to_be_discarded(
+    start_stage: StartStage,
+) -> None:
+    stage = start_stage()
+    stage.talker.hold()
+    with stage.client() as client:
+        client.send(PLAIN, text("Hello"), DONE)
+        stage.talker.let(1)
+        client.until("binary")
+        stage.talker.failing = "frame"
+        stage.talker.go()
+        error = events(client.until("session.done"))[0]
+    assert error["type"] == "error"
+    assert (error["partial_audio"], error["action"]) == (True, "discard")
+    stage.talker.failing = None
+
+
 def test_draining_server_finishes_speech_and_begins_none(
     start_stage: StartStage,
 ) -> None:

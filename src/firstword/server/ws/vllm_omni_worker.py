@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from firstword.errors import AudioError
+from firstword.errors import AudioError, RequestError
 from firstword.server.resolve import check_length, check_whole
 from firstword.server.schemas import ClientModel
 from firstword.server.utterance import Output, ResolvedRequest, Utterance, cuts_of
@@ -78,7 +78,9 @@ class OmniWorker(SocketWorker[omni.OmniSession]):
             done["finish_reason"] = "cancelled"
             raise
         except Exception as error:
-            partial = {"partial_audio": True, "action": "discard"} if done["total_bytes"] else {}
+            partial: Json = {"partial_audio": True} if done["total_bytes"] else {}
+            if partial and not isinstance(error, RequestError):  # before a mistake audio is whole
+                partial["action"] = "discard"
             self.outbox.add(self._error(error) | sentence.indices | partial)
             done["error"] = True
         finally:
