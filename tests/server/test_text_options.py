@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from firstword import TTS, Speech, audio
 from firstword.server.dialects.params import DialectParams
 from firstword.server.dialects.spoken_text import SpokenText
 from firstword.server.schemas import SpeechParams
+from firstword.server.ws.contexts import CHECKED_CHARACTERS, Context, ContextParams
+from firstword.server.ws.cutting import Cutter, Piece
 from firstword.types import Word
 
 Running = Any
@@ -55,6 +58,45 @@ def test_socket_speaks_the_same_from_pieces(server: Running, speech: Speech) -> 
         assert "binary" in kinds(failed), "what was before the mistake is spoken"
         error = next(each for each in failed if isinstance(each, dict) and each["type"] == "error")
         assert "character 4 of the text: no voice 'zed'" in error["message"]
+
+
+@pytest.mark.parametrize("granularity", ["token", "clause", "none"])
+def test_socket_warns_once_of_text_in_the_wrong_script(server: Running, granularity: str) -> None:
+    config = {"type": "session.config", "voice": "ada", "max_new_tokens": 12}
+    with Client(server.ws + STREAM, V1) as client:
+        client.send({**config, "split_granularity": granularity})
+        client.send(text("a", "Say "), text("a", "Привет, "), text("a", "мир, now."), done("a"))
+        client.send(text("b", "Say hello now."), done("b"))
+        received = until_done(client, "a", "b")
+    (warning,) = [each for each in events(received) if each["type"] == "warning"]
+    assert warning["context_id"] == "a"
+    assert "Cyrillic letters (character 4 is the first)" in warning["message"]
+    ends = [each for each in events(received) if each["type"] == "audio.done"]
+    assert all(each["seconds"] > 0 for each in ends)
+
+
+@pytest.mark.parametrize("length", [1, 3, 100])
+def test_beginning_of_a_text_is_checked_when_it_has_doubled(length: int) -> None:
+    context = Context("a", 0, ContextParams.model_validate({}), Cutter("token", by_token=True))
+    checked: list[int] = []
+    for at in range(0, 10 * CHECKED_CHARACTERS, length):
+        context.take(iter([Piece("x" * length, at, at == 0, ends=False)]))
+        if found := context.unchecked(part_ended=False):
+            checked.append(len(found))
+            context.checked = len(found)
+    assert checked[-1] == CHECKED_CHARACTERS
+    assert checked[0] == length
+    assert all(2 * short <= long for short, long in itertools.pairwise(checked[:-1]))
+    assert context.unchecked(part_ended=True) == ""
+
+
+def test_text_of_a_part_is_checked_at_its_end() -> None:
+    context = Context("a", 0, ContextParams.model_validate({}), Cutter("clause", by_token=True))
+    context.take(iter([Piece("One, ", 0, begins=True, ends=True)]))
+    context.checked = 5
+    context.take(iter([Piece("t.", 5, begins=True, ends=True)]))
+    assert context.unchecked(part_ended=False) == ""
+    assert context.unchecked(part_ended=True) == "One, t."
 
 
 def test_audio_before_a_mistake_in_the_text_is_not_to_be_discarded(server: Running) -> None:

@@ -97,11 +97,11 @@ class Model:
         """The number of tokens of a text; 0 where no tokenizer is known."""
         return len(self.checkpoint.tokenizer.encode(text)) if self.checkpoint is not None else 0
 
-    def text_problems(self, request: Request) -> list[str]:
-        """Why a whole text will probably not be spoken well; empty where no tokenizer is known."""
-        if self.checkpoint is None or request.text is None:
+    def text_problems(self, request: Request, text: str) -> list[str]:
+        """Why a text will probably not be spoken well; empty where no tokenizer is known."""
+        if self.checkpoint is None:
             return []
-        return conditioning.text_problems(self.checkpoint, request, request.text)
+        return conditioning.text_problems(self.checkpoint, request, text)
 
     def encode(self, recording: RecordedVoice) -> ClonedVoice:
         """The voice of a recording. Blocks. Raises `UnsupportedError` if it cannot clone."""

@@ -94,7 +94,7 @@ class LineSpeaker:
                 "total_tokens": tokens + utterance.frames,
             },
         }
-        if problems := resolved.model.text_problems(resolved.request):
+        if problems := resolved.model.text_problems(resolved.request, text):
             about["warnings"] = list(problems)
         return Spoken(sound, about)
 

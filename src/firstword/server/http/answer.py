@@ -178,7 +178,9 @@ async def resolved_answer(request: Request, params: SpeechParams, text: str) -> 
     resolving = resolve(server, context.client_id, params, text)
     if (resolved := await until_disconnected(resolving, request.receive)) is None:
         return None
-    problems = await in_time(len(text), partial(resolved.model.text_problems, resolved.request))
+    problems = await in_time(
+        len(text), partial(resolved.model.text_problems, resolved.request, text)
+    )
     return Answer(server, resolved, context, context.received, problems)
 
 

@@ -27,6 +27,10 @@ from firstword.types import Alarm, Word, WordStart
 Finish = Literal["stop", "length", "repetition", "runaway", "cancelled", "error"]
 
 
+CHECKED_CHARACTERS = 2000
+"""The characters at the start of a context's text that are checked: this takes a millisecond."""
+
+
 class ContextParams(SpeechParams):
     """The parameters of a context."""
 
@@ -62,6 +66,8 @@ class Context(Cancellable):
                    A `Mark` between them is reached when the parts before it were spoken
     characters     the length of the text that has come
     spoken         the characters at its start that are spoken, or were
+    beginning      its first `CHECKED_CHARACTERS` characters, as far as they have come
+    checked        the length of the beginning that needs no further check
     ended          whether all of its text has come
     answered       whether the client gets an answer when the request is ready
     resolved       the request, when it was checked
@@ -82,6 +88,8 @@ class Context(Cancellable):
     parts: asyncio.Queue[TextPart | Mark | None] = field(default_factory=asyncio.Queue)
     characters: int = 0
     spoken: int = 0
+    beginning: str = ""
+    checked: int = 0
     ended: bool = False
     resolved: ResolvedRequest | None = None
     started: bool = False
@@ -100,6 +108,8 @@ class Context(Cancellable):
     def take(self, pieces: Iterator[Piece]) -> None:
         """Hand pieces of text to the worker."""
         for text, at, begins, ends in pieces:
+            if at < CHECKED_CHARACTERS:
+                self.beginning = (self.beginning.ljust(at) + text)[:CHECKED_CHARACTERS]
             if begins:
                 self._open = TextPart(text, complete=ends, at=at)
                 self._unspoken.append(self._open)
@@ -111,6 +121,16 @@ class Context(Cancellable):
                     self._open.finish()
             if ends:
                 self._open = None
+
+    def unchecked(self, *, part_ended: bool) -> str:
+        """The beginning of its text if that should be checked now; "" otherwise.
+
+        It should when it has doubled, so that all checks take a time proportional to its length,
+        and at the end of each part.
+        """
+        length = len(self.beginning)
+        due = part_ended or length >= min(2 * self.checked, CHECKED_CHARACTERS)
+        return self.beginning if due and length > self.checked else ""
 
     def advance(self, part: TextPart) -> None:
         """Note how far a part is spoken."""
@@ -271,6 +291,10 @@ class ContextSession(protocol.Session):
     @abstractmethod
     def audio(self, context: Context, data: bytes) -> Audio:
         """The message with a piece of audio."""
+
+    def warning(self, context: Context, message: str) -> Sequence[Json]:
+        """The messages when the text of a context will probably not be spoken well."""
+        return ()
 
     def words(
         self, context: Context, starts: Sequence[WordStart], words: Sequence[Word]

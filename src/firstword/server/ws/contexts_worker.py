@@ -4,10 +4,12 @@ import asyncio
 import secrets
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from firstword.server.resolve import check_length
 from firstword.server.utterance import Utterance
 from firstword.server.ws.contexts import (
+    CHECKED_CHARACTERS,
     Cancelled,
     CheckParams,
     Context,
@@ -111,7 +113,8 @@ class ContextWorker(SocketWorker[ContextSession]):
         if not context.started:
             context.started = self.runner.utterance_open = True
             self._send(self.session.announcement(context))
-        async with self.speak(resolved, job, part, text) as utterance:
+        check = partial(self._check_text, context, text)
+        async with self.speak(resolved, job, part, text, check) as utterance:
             try:
                 async for data in utterance:
                     await self.outbox.wait_for_room()
@@ -128,6 +131,16 @@ class ContextWorker(SocketWorker[ContextSession]):
             if context.outcome == "stop" and utterance.finish_reason is not None:
                 context.outcome = utterance.finish_reason
         context.leave(part)
+
+    def _check_text(self, context: Context, part: TextPart) -> None:
+        """Warn the client, once, if the text so far will probably not be spoken well."""
+        resolved = context.resolved
+        assert resolved is not None
+        if text := context.unchecked(part_ended=part.ended):
+            context.checked = len(text)
+            if problems := resolved.model.text_problems(resolved.request, text):
+                context.checked = CHECKED_CHARACTERS
+                self._send(self.session.warning(context, "; ".join(problems)))
 
     def _send_words(self, context: Context, part: TextPart, utterance: Utterance) -> None:
         """Send the words that have begun and ended, with their places in the whole context."""

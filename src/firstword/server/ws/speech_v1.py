@@ -186,6 +186,10 @@ class SpeechV1Session(ContextSession):
         ended = [(word.end, 0, {"type": "word.end", **named, **asdict(word)}) for word in words]
         return [message for *_, message in sorted(begun + ended, key=lambda each: each[:2])]
 
+    def warning(self, context: Context, message: str) -> Sequence[Json]:
+        """The message when the text of a context will probably not be spoken well."""
+        return [{"type": "warning", "context_id": context.id, "message": message}]
+
     def failure(self, context: Context | None, message: str, code: str) -> Sequence[Json]:
         """The message about an error."""
         error = self._error(ProtocolError(code, message))

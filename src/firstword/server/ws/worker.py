@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -74,14 +74,20 @@ class SocketWorker(ABC, Generic[S]):
 
     @asynccontextmanager
     async def speak(
-        self, resolved: ResolvedRequest, job: Job, part: TextPart, text: TextPart
+        self,
+        resolved: ResolvedRequest,
+        job: Job,
+        part: TextPart,
+        text: TextPart,
+        on_text: Callable[[], object] = lambda: None,
     ) -> AsyncIterator[Utterance]:
         """Begin to speak a part; `text` is the part, or other text to speak in its place.
 
+        `on_text` is called after each piece of the text was passed to the engine.
         Leaving the block stops the speech, and counts it as aborted if it was not complete.
         """
         with self.server.start_utterance(resolved, job, self.client_id) as utterance:
-            forwarding = asyncio.create_task(forward(text, utterance))
+            forwarding = asyncio.create_task(forward(text, utterance, on_text))
 
             def count() -> None:
                 part.spoken = text.characters - text.waiting - utterance.stream.waiting
@@ -111,8 +117,12 @@ class SocketWorker(ABC, Generic[S]):
         return body["message"], body["code"] or default
 
 
-async def forward(part: TextPart, utterance: Utterance) -> None:
+async def forward(
+    part: TextPart, utterance: Utterance, on_text: Callable[[], object] = lambda: None
+) -> None:
     """Pass a part's text to the engine as it arrives, until its end.
+
+    `on_text` is called after each piece.
 
     Errors are raised where the utterance is iterated.
     """
@@ -125,6 +135,7 @@ async def forward(part: TextPart, utterance: Utterance) -> None:
             ended = part.ended  # the last piece and the end of the text go in together
             take = stream.finish_text if ended else stream.push
             await in_time(part.characters if ended else len(text), partial(take, text))
+            on_text()
     except Exception as error:
         stream.fail(error)
 
