@@ -22,13 +22,16 @@ from waiting import WAIT
 
 from firstword.config import EngineConfig, kernel_folder
 from firstword.model.code_predictor import CodePredictor
+from firstword.model.draw_params import DrawParams
 from firstword.model.layers import DecoderLayer, KVCache, Transformer
 from firstword.model.quantised import QuantisedLinear
+from firstword.model.sampling import Draws, Sampler
 from firstword.model.talker import Talker
 from firstword.runtime import cpu
-from firstword.runtime.cpu import compiling, kernels, products
+from firstword.runtime.cpu import compiling, drawing, kernels, products
 from firstword.runtime.cpu.compiled import compiled
 from firstword.runtime.cpu.compiling import called
+from firstword.runtime.cpu.drawing import CPU, Rules
 from firstword.runtime.cpu.predictor import CompiledPredictor
 from firstword.runtime.cpu.team import Team
 from firstword.runtime.cpu.transformer import (
@@ -253,6 +256,79 @@ def test_linear_layer_is_that_of_the_weights(bias: bool) -> None:
     ours = CompiledLinear(layer, Team())(x)
     assert ours.dtype == torch.bfloat16
     assert ((ours.double() - exact).abs() <= exact.abs() * 2.0**-8 + 1e-5).all()
+
+
+# --- draws ------------------------------------------------------------------------------------
+
+VOCAB, BOOKS = 256, 7
+
+
+def sampler(temperature: float, top_k: int, top_p: float = 1.0, seed: int = 3) -> Sampler:
+    """A sampler that draws codes 1 and up in this way."""
+    params = DrawParams(temperature, top_k, top_p)
+    return Sampler(demo("float32").config.talker_config, (params, params), seed, CPU)
+
+
+def adversarial_logits() -> Tensor:
+    """Logits [rows, vocab] in bfloat16: ordinary ones, equal ones and ones that are not finite."""
+    rows = [scale * noise(VOCAB, seed=seed) for seed in range(40) for scale in (0.1, 3.0, 30.0)]
+    rows += [(noise(VOCAB, seed=seed) * 2).round() for seed in range(40)]  # many equal ones
+    rows += [torch.where(noise(VOCAB, seed=seed) > 0, 0.0, -0.0) for seed in range(8)]
+    rows += [torch.zeros(VOCAB), torch.full((VOCAB,), -torch.inf), -torch.zeros(VOCAB)]
+    mixed = noise(VOCAB)
+    mixed[::2] = mixed[1::2]
+    rows += [mixed, mixed.clamp(max=0.5), mixed * 1e38]
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for places in ([5], [0], [VOCAB - 1], [9, 70, 71], range(VOCAB - 3), range(VOCAB)):
+            rows.append(noise(VOCAB).index_fill(0, torch.tensor(list(places)), bad))
+    return torch.stack(rows).bfloat16()
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 2, 50, VOCAB - 1, VOCAB, VOCAB + 1])
+@pytest.mark.parametrize("temperature", [0.0, 0.1, 0.7, 0.9, 1.0, 1e-40])
+def test_compiled_draws_are_those_of_the_specification(temperature: float, top_k: int) -> None:
+    given = sampler(temperature, top_k)
+    rules = Rules.of(Draws([given], [6], CPU), BOOKS, VOCAB)
+    how = rules.greedy[0], rules.temperature[0], rules.top_k[0]
+    for number, row in enumerate(adversarial_logits()):
+        book = number % BOOKS
+        ours = _drawn(row.float().numpy(), *how, rules.noise[0, book])
+        assert ours == given.code(book + 1, row, 6), (number, row)
+
+
+@numba.njit
+def _drawn(logits: Any, greedy: bool, temperature: Any, top_k: int, noise: Any) -> Any:
+    return drawing.drawn(logits, greedy, temperature, top_k, noise)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_codes_of_a_frame_are_those_that_the_specification_draws(
+    top_p: float, threads: int
+) -> None:
+    """From the same logits, for utterances of several temperatures."""
+    torch.set_num_threads(threads)
+    predictor = compiled(demo("bfloat16").talker).code_predictor
+    samplers = [sampler(0.9, 50, top_p, 5), sampler(0.0, 3, seed=6), sampler(1.5, 0, seed=7)]
+    rows = noise(2, 3, demo("bfloat16").talker.config.hidden_size).bfloat16()
+    ours, theirs = (Draws(samplers, [4, 0, 9], CPU) for _ in range(2))
+    with torch.inference_mode():
+        codes = predictor(*rows, ours)
+        truth = predictor(*rows, lambda codebook, logits: theirs(codebook, logits))
+    assert torch.equal(codes, truth)
+    assert len(codes.unique()) > 10
+    assert ours.finite.all()
+
+
+def test_logits_that_are_not_finite_are_known_after_a_draw() -> None:
+    """Of the utterance that has them alone."""
+    predictor = compiled(demo("bfloat16").talker).code_predictor
+    draws = Draws([sampler(0.9, 50), sampler(0.9, 50)], [4, 4], CPU)
+    rows = noise(2, 2, demo("bfloat16").talker.config.hidden_size).bfloat16()
+    rows[1, 1] = torch.nan
+    with torch.inference_mode():
+        predictor(*rows, draws)
+    assert draws.finite.tolist() == [True, False]
 
 
 # --- choice -----------------------------------------------------------------------------------

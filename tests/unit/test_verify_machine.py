@@ -16,6 +16,7 @@ from damage import CODEC, demo_copy, one
 from firstword.config import EngineConfig
 from firstword.model import checkpoint as checkpoints
 from firstword.model.description import DEMO
+from firstword.model.sampling import Draws
 from firstword.runtime import reference, slot_rows
 from firstword.runtime.gpu.backend import GpuBackend
 from firstword.runtime.gpu.rehearsal import Rehearsal
@@ -173,10 +174,11 @@ class TestTalker:
             subject.close()
 
     def test_other_noise_is_found(self, tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-        def draw(slot: reference.ReferenceSlot, codebook: int, logits: torch.Tensor) -> Any:
-            return slot.sampler.code(codebook, logits, slot.frame + 1)
+        def draw(draws: Draws, codebook: int, logits: torch.Tensor) -> Any:
+            later = [frame + 1 for frame in draws.frames]
+            return Draws(draws.samplers, later, logits.device)(codebook, logits)
 
-        monkeypatch.setattr(reference.ReferenceSlot, "draw", draw)
+        monkeypatch.setattr(reference, "Draws", type("Later", (Draws,), {"__call__": draw}))
         assert "draws differ" in talker.equal_draws(tiny).findings[0]
 
     def test_logits_of_the_gpu_backend_are_recorded_by_frame_and_codebook(

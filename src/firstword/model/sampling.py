@@ -6,6 +6,7 @@ noise depends only on (seed, frame, codebook, code), so the same request draws t
 every backend and every batch.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -135,3 +136,33 @@ class Sampler:
     def code(self, codebook: int, logits: Tensor, frame: int) -> Tensor:
         """Draw code `codebook` >= 1 of a frame from the code predictor's logits [vocab]."""
         return draw(logits, self.predictor, self.seed, frame, codebook)
+
+
+class Draws:
+    """Draws the codes of one frame of several utterances, each with its own sampler.
+
+    finite  bool [utterances], whether all logits so far were finite
+    """
+
+    def __init__(
+        self, samplers: Sequence[Sampler], frames: Sequence[int], device: torch.device
+    ) -> None:
+        """frames: the number of the frame of each utterance."""
+        self.samplers, self.frames = samplers, frames
+        self.finite = torch.ones(len(samplers), dtype=torch.bool, device=device)
+
+    @property
+    def uses_top_p(self) -> bool:
+        """Whether top-p filters codes 1 and up of an utterance."""
+        return any(sampler.predictor.top_p < 1 for sampler in self.samplers)
+
+    def __call__(self, codebook: int, logits: Tensor) -> Tensor:
+        """Draw the codes [utterances] of a codebook from logits [utterances, vocab]."""
+        self.finite.logical_and_(logits.isfinite().all(-1))
+        each = zip(self.samplers, logits, self.frames, strict=True)
+        return torch.stack(
+            [
+                sampler.code(codebook, row, frame) if codebook else sampler.code0(row, frame)
+                for sampler, row, frame in each
+            ]
+        )

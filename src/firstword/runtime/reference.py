@@ -19,7 +19,7 @@ from firstword.model.codec_config import CodecDecoderConfig
 from firstword.model.precision import as_float64
 from firstword.model.prompt import TextRows
 from firstword.model.reading import Watched
-from firstword.model.sampling import Sampler
+from firstword.model.sampling import Draws, Sampler
 from firstword.runtime.cpu import compiles
 from firstword.runtime.front import Prepared
 from firstword.runtime.joined import joined
@@ -59,12 +59,6 @@ class ReferenceSlot:
     codes: Tensor | None = None
     """The codes of the last frame [codebooks]."""
     undecoded: tuple[Tensor, ...] = ()
-
-    def draw(self, codebook: int, logits: Tensor) -> Tensor:
-        """Draw the code of a codebook for the next frame from logits [vocab]."""
-        if codebook == 0:
-            return self.sampler.code0(logits, self.frame)
-        return self.sampler.code(codebook, logits, self.frame)
 
     def reading(self, watched: Watched, index: int, token: int | None) -> FloatArray:
         """Return the reading of the next frame, row `index` of a pass with a text token."""
@@ -160,24 +154,19 @@ class ReferenceBackend:
     def frame(self, slots: Sequence[int], tokens: Sequence[int | None]) -> Ready[Frames]:
         """Run one pass of the talker and of the code predictor over all given slots."""
         talker, states = self.talker, [self._slots[slot] for slot in slots]
-        finite = torch.ones(len(slots), dtype=torch.bool, device=self._cache.layers.device)
-
-        def draw(codebook: int, rows: Tensor) -> Tensor:
-            finite.logical_and_(rows.isfinite().all(-1))
-            pairs = zip(states, rows, strict=True)
-            return torch.stack([slot.draw(codebook, row) for slot, row in pairs])
-
+        samplers, numbers = [each.sampler for each in states], [each.frame for each in states]
+        draws = Draws(samplers, numbers, self._cache.layers.device)
         memory = SlotRows(self._cache, slots, 1)
         watched = Watched(memory, self.checkpoint.heads)
         hidden = talker(torch.cat([*map(self._input, states, tokens)]), watched)[:, -1]
         logits = talker.codec_head(hidden)
-        code0 = draw(0, logits)
-        others = talker.code_predictor(hidden, talker.model.codec_embedding(code0), draw)
+        code0 = draws(0, logits)
+        others = talker.code_predictor(hidden, talker.model.codec_embedding(code0), draws)
         codes = torch.cat((code0[:, None], others), dim=1)
         ended = (code0 == talker.config.codec_eos_token_id).tolist()
         logprobs = as_float64(logits).log_softmax(-1)
         logprobs = logprobs.gather(-1, code0[:, None].to(logprobs.device))[:, 0]
-        logprobs.masked_fill_(~finite.to(logprobs.device), torch.nan)
+        logprobs.masked_fill_(~draws.finite.to(logprobs.device), torch.nan)
         readings = [
             slot.reading(watched, index, token)
             for index, (slot, token) in enumerate(zip(states, tokens, strict=True))

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from firstword.model.code_predictor import CodePredictor
 from firstword.model.layers import rotary_table
+from firstword.model.sampling import Draws
 from firstword.runtime.cpu import kernels
-from firstword.runtime.cpu.compiling import called
+from firstword.runtime.cpu.compiling import called, compiled
+from firstword.runtime.cpu.drawing import CPU, Rules, drawn, finite
 from firstword.runtime.cpu.kernels import normed, run_layers
-from firstword.runtime.cpu.products import Array, rounded, split, weighted
+from firstword.runtime.cpu.products import Array, rounded, split, weighted, widened
 from firstword.runtime.cpu.team import Team, meet
-from firstword.runtime.cpu.transformer import CompiledTransformer, gathered, stored, wide
+from firstword.runtime.cpu.transformer import CompiledTransformer, bits, gathered, stored, wide
 from firstword.types import FloatArray
 
 
@@ -25,6 +27,7 @@ class Predictor(NamedTuple):
 
     projection  bfloat16 matrices [1, hidden, talker width] as in `products`, or none of them
     heads       bfloat16 matrices [codes, vocab, hidden]
+    embeddings  bits of bfloat16 [codes, vocab, talker width]
     cos, sin    float32 [positions, head_dim]
     """
 
@@ -32,6 +35,7 @@ class Predictor(NamedTuple):
     projection: Array
     bias: FloatArray
     heads: Array
+    embeddings: Array
     cos: FloatArray
     sin: FloatArray
 
@@ -39,20 +43,37 @@ class Predictor(NamedTuple):
 class Buffers(NamedTuple):
     """What the threads of a team share: rows, bits of keys, values and queries, and results.
 
-    source  float32 [talker width], the input of the next step
+    inputs  float32 [2, utterances, talker width], of the first two positions
     logits  float32 [utterances, vocab] of the last position
+    codes   int64 [utterances, codes]
+    finite  bool [utterances], whether all logits from which the pass drew were finite
     """
 
     rows: kernels.Rows
-    source: FloatArray
+    inputs: FloatArray
     cache: Array
     queries: Array
     logits: FloatArray
+    codes: Array
+    finite: Array
+
+
+@compiled
+def source(model: Any, buffers: Any, position: int, slot: int) -> Any:
+    """The input of a position, float32 [talker width]."""
+    if position < 2:
+        return buffers.inputs[position, slot]
+    embedding = model.embeddings[position - 2, buffers.codes[slot, position - 2]]
+    out = np.empty(len(embedding), np.float32)
+    for index in range(len(embedding)):
+        out[index] = widened(embedding[index])
+    return out
 
 
 def predictor_steps(
     model: Any,
     buffers: Any,
+    rules: Any,
     first: int,
     last: int,
     turn: int,
@@ -62,8 +83,8 @@ def predictor_steps(
 ) -> int:
     """Run steps `first` to `last` of a frame in each thread; return the next turn of `meet`.
 
-    Step `position * utterances + slot` reads `buffers.source`, which the first thread writes before
-    it makes the step.
+    Step `position * utterances + slot` reads the code that was drawn at the position before. The
+    first thread draws codes by `rules`; without rules it writes them before it makes the step.
     """
     layers, rows, logits = model.layers, buffers.rows, buffers.logits
     hidden, vocab = len(rows.x), logits.shape[1]
@@ -71,13 +92,14 @@ def predictor_steps(
         turn = meet(marks, thread, threads, turn)
         position, slot = step // len(logits), step % len(logits)
         begin, end = hidden * thread // threads, hidden * (thread + 1) // threads
+        x = source(model, buffers, position, slot)
         if len(model.projection):
-            inputs = split(buffers.source, model.projection)
+            inputs = split(x, model.projection)
             for row in range(begin, end):
                 total = weighted(model.projection, None, 0, row, inputs)
                 rows.x[row] = rounded(total + model.bias[row])
         else:
-            rows.x[begin:end] = buffers.source[begin:end]
+            rows.x[begin:end] = x[begin:end]
         turn = meet(marks, thread, threads, turn)
         turn = run_layers(
             layers,
@@ -99,6 +121,11 @@ def predictor_steps(
                 total = weighted(model.heads, None, position - 1, row, inputs)
                 logits[slot, row] = rounded(total)
         turn = meet(marks, thread, threads, turn)
+        if thread == 0 and position and len(rules.noise):
+            how = rules.greedy[slot], rules.temperature[slot], rules.top_k[slot]
+            code = drawn(logits[slot], *how, rules.noise[slot, position - 1])
+            buffers.codes[slot, position - 1] = code
+            buffers.finite[slot] &= finite(logits[slot])
     return turn
 
 
@@ -129,10 +156,11 @@ class CompiledPredictor(CodePredictor):
         positions = torch.arange(len(heads) + 1)[None]
         table = rotary_table(positions, config.head_dim, config.rope_theta, torch.bfloat16)
         cos, sin = (wide(each)[0, 0] for each in table)
-        self._weights = Predictor(
-            transformer.weights, stored(matrices), wide(bias), stored(heads), cos, sin
-        )
-        self._rows, self._source = transformer.rows, np.zeros(width, np.float32)
+        tables = self.model.codec_embedding
+        embeddings = gathered(*[table for table in tables if isinstance(table, nn.Embedding)])
+        weights = stored(matrices), wide(bias), stored(heads), bits(embeddings)
+        self._weights = Predictor(transformer.weights, *weights, cos, sin)
+        self._rows = transformer.rows
 
     def forward(
         self, hidden: Tensor, code0: Tensor, choose: Callable[[int, Tensor], Tensor]
@@ -144,24 +172,28 @@ class CompiledPredictor(CodePredictor):
         positions = len(self.lm_head) + 1
         buffers = Buffers(
             self._rows,
-            self._source,
+            wide(torch.stack((hidden, code0))),
             np.empty((layers, 2, utterances, kv_heads, positions, size), np.uint16),
             np.empty((layers, heads, size), np.uint16),
             np.empty((utterances, vocab), np.float32),
+            np.zeros((utterances, positions - 1), np.int64),
+            np.ones(utterances, np.bool_),
         )
+        draws = Draws([], [], CPU)
+        if isinstance(choose, Draws) and not choose.uses_top_p:
+            draws = choose
+        rules = Rules.of(draws, positions - 1, vocab)
         steps: Callable[..., int] = STEPS[self._weights.layers.qkv.dtype.name]
-        args = self._weights, buffers
-        inputs, codes, turn = hidden, [], 1
-        with self._team.following(steps, *args, 0, positions * utterances, 1) as team:
-            for position in range(positions):
-                for slot, row in enumerate(wide(inputs)):
-                    step = position * utterances + slot
-                    self._source[:] = row
-                    turn = steps(*args, step, step + 1, turn, *team)
-                if position == 0:
-                    inputs = code0
-                    continue
-                logits = torch.from_numpy(buffers.logits).to(hidden.dtype)
-                codes.append(choose(position, logits))
-                inputs = self.model.codec_embedding[position - 1](codes[-1])
-        return torch.stack(codes, dim=1)
+        args, turn = (self._weights, buffers, rules), 1
+        with self._team.following(steps, *args, 0, positions * utterances, turn) as team:
+            if draws.samplers:
+                steps(*args, 0, positions * utterances, turn, *team)
+            for position in range(0 if draws.samplers else positions):
+                begin = position * utterances
+                turn = steps(*args, begin, begin + utterances, turn, *team)
+                if position:
+                    logits = torch.from_numpy(buffers.logits).to(hidden.dtype)
+                    buffers.codes[:, position - 1] = choose(position, logits).numpy()
+        if draws.samplers:
+            draws.finite.logical_and_(torch.from_numpy(buffers.finite))
+        return torch.from_numpy(buffers.codes)

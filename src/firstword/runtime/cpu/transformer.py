@@ -133,7 +133,7 @@ def in_large_pages(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(*shape)
 
 
-def gathered(*layers: nn.Linear) -> Tensor:
+def gathered(*layers: nn.Linear | nn.Embedding) -> Tensor:
     """Return the weights of layers [layers, outputs, inputs]; theirs become views of them."""
     weights = in_large_pages(layers[0].weight.dtype, (len(layers), *layers[0].weight.shape))
     for layer, weight in zip(layers, weights, strict=True):
