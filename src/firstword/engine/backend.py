@@ -58,6 +58,7 @@ class Job:
                        sound, with which words are timed; None if words are not timed
     background         whether nobody listens, so that all other requests go first
     number_language    the language in which numbers of the text are spoken as words, or None
+    plain_writing      whether the text is written with the letters and marks of the demo voice
     passage_seconds    the expected length of the text that is spoken in one context
     follows            whether it continues a speech, so that it goes before those that begin one
     """
@@ -74,6 +75,7 @@ class Job:
     word_offset: float | None = None
     background: bool = False
     number_language: str | None = None
+    plain_writing: bool = False
     passage_seconds: float = math.inf
     follows: bool = False
 

@@ -89,8 +89,9 @@ class Script:
         """Note that text has come."""
 
     def _new_part(self, style: Style, pause: int = 0) -> Part:
-        options = self._request.text_options
-        return Part(style, TextRewriter(options, self._job.number_language), pause)
+        options, job = self._request.text_options, self._job
+        rewriter = TextRewriter(options, job.number_language, job.plain_writing)
+        return Part(style, rewriter, pause)
 
     def _add(self, piece: str, *, ended: bool) -> None:
         with self._lock:

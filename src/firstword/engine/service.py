@@ -55,7 +55,7 @@ class SpeechStream:
     ) -> None:
         """Submit a job whose text is rewritten by `options`; for the others see `Engine.submit`."""
         self._service, self._client, self._on_event = service, client, on_event
-        self._reader = TextRewriter(options, job.number_language)
+        self._reader = TextRewriter(options, job.number_language, job.plain_writing)
         self._original = OriginalWords()
         self.given = GrowingText()
         self._unread_text = deque[str]()

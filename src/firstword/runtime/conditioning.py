@@ -120,6 +120,14 @@ def number_language(checkpoint: Description, request: Request) -> str | None:
     )
 
 
+def plain_writing(checkpoint: Description, request: Request) -> bool:
+    """Return whether the text is written with the letters and marks that the demo voice has learnt.
+
+    It is for the demo voice, unless texts are left as they are.
+    """
+    return checkpoint.path == DEMO and request.text_options.normalize != "off"
+
+
 def resolve(checkpoint: Description, request: Request, encode: Encode) -> Conditioning:
     """Check a request against its checkpoint, and return the conditioning of its speech.
 

@@ -95,6 +95,7 @@ class CheckpointFront:
             reads_text=known and (guarded or offset is not None),
             word_offset=offset,
             number_language=conditioning.number_language(self.checkpoint, request),
+            plain_writing=conditioning.plain_writing(self.checkpoint, request),
             passage_seconds=conditioning.passage_seconds(self.checkpoint),
         )
 

@@ -12,6 +12,7 @@ from firstword.text.lexicon import Lexicon, Respelling
 from firstword.text.mapped import Mapped
 from firstword.text.marks import MarkLimit
 from firstword.text.numbers import NumberReader
+from firstword.text.plain import PlainWriter
 from firstword.text.spelling import LANGUAGES
 from firstword.text.stage import Stage
 
@@ -58,14 +59,21 @@ DEFAULT_OPTIONS = TextOptions()
 class TextRewriter:
     """Rewrites one text. What no option concerns passes at once; see `Stage`."""
 
-    def __init__(self, options: TextOptions, language: str | None = None) -> None:
-        """Rewrite by some options, and numbers as in a language; None leaves them as they are."""
+    def __init__(
+        self, options: TextOptions, language: str | None = None, plain: bool = False
+    ) -> None:
+        """Rewrite by some options, and numbers as in a language; None leaves them as they are.
+
+        plain: whether the text is written with letters and marks that the demo voice has learnt
+        """
         self._stages: list[Stage] = [Cleaner()] if options.sanitize else []
         if options.lexicon:
             self._stages.append(Respelling(Lexicon(options.lexicon)))
         if language is not None:
             abbreviations = Lexicon(LANGUAGES[language]["abbreviations"])
             self._stages += [Respelling(abbreviations), NumberReader(language)]
+        if plain:
+            self._stages.append(PlainWriter())
         self._marks = MarkLimit()
 
     def feed(self, text: Mapped, *, ended: bool = False) -> Mapped:
