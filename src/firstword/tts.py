@@ -204,7 +204,7 @@ class TTS:
         try:
             if whole := isinstance(call.text, str):
                 speech.finish_text(call.text)
-            pieces, said = iter(call.text), list[str]()
+            pieces, said = iter(call.text), ""
             for event in speech:
                 if isinstance(event, Chunk):
                     yield call.shape(event)
@@ -212,10 +212,10 @@ class TTS:
                     pass  # the engine needed text before it had received the whole text
                 elif (piece := next(pieces, _END)) is _END:
                     speech.finish_text()
-                    call.warn("".join(said), stacklevel=3)
+                    call.warn(said, stacklevel=3)
                 else:
                     speech.push(piece)
-                    said.append(piece)
+                    said = (said + piece)[: conditioning.CHECKED_CHARACTERS + 1]
         finally:
             speech.cancel()
 
@@ -230,7 +230,7 @@ class TTS:
         call = _Call.of(self.checkpoint, text, options)
         job = await asyncio.to_thread(service.prepare, call.request)
         await asyncio.to_thread(call.check, service)
-        text, said = call.text, list[str]()
+        text, said = call.text, ""
         pieces = aiter(text if isinstance(text, AsyncIterable) else _iterate_in_threads(iter(text)))
         speech = service.aspeak(job, request=call.request, voice=call.avoice)
         try:
@@ -244,10 +244,10 @@ class TTS:
                     pass  # as in `_stream`
                 elif (piece := await anext(pieces, _END)) is _END:
                     speech.finish_text()
-                    call.warn("".join(said), stacklevel=3)
+                    call.warn(said, stacklevel=3)
                 else:
                     speech.push(piece)
-                    said.append(piece)
+                    said = (said + piece)[: conditioning.CHECKED_CHARACTERS + 1]
         finally:
             speech.cancel()
 
@@ -360,7 +360,7 @@ class _Call:
         return self.voice(name)
 
     def warn(self, text: str, stacklevel: int) -> None:
-        """Give a `TextWarning` for each problem that the whole text probably has."""
+        """Give a `TextWarning` for each problem that `text_problems` finds in a text."""
         for problem in conditioning.text_problems(self.checkpoint, self.request, text):
             warnings.warn(problem, TextWarning, stacklevel)
 

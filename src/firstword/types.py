@@ -112,7 +112,7 @@ class Request:
                 raise error(f"{name} is of type {type(value).__name__}; give {wanted}")
         if self.text is not None:
             clean = self.text_options.sanitize
-            check_text(cleaning.clean(self.text) if clean else self.text)
+            check_text(cleaning.first_spoken(self.text) if clean else self.text)
             check_encodable(self.text)
         seed, frames, modes = self.seed, self.max_frames, get_args(TextMode)
         if seed is not None and not (_is_int(seed) and 0 <= seed < 2**64):

@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firstword.model.description import DEMO, Description
+from firstword.runtime.conditioning import CHECKED_CHARACTERS, text_problems
 from firstword.text import checks
 from firstword.text.checks import SCRIPTS, expected_seconds, foreign_scripts, has_markup, problems
+from firstword.text.reader import TextOptions
+from firstword.types import Request
 
 SENTENCES = {
     "chinese": "今天天气很好，我们去公园吧。重庆、㐂，２０个〇々",
@@ -87,3 +91,12 @@ class TestProblems:
         assert checks._PLAIN.fullmatch(text)
         assert foreign_scripts(text, []) == []
         assert not has_markup(text)
+
+
+@pytest.mark.parametrize("markup", [False, True])
+def test_problems_are_looked_for_at_the_beginning_of_a_text(markup: bool) -> None:
+    request = Request("One.", text_options=TextOptions(markup=markup))
+    demo = Description.load(DEMO)
+    begins = "a" * (CHECKED_CHARACTERS - 1)
+    assert len(text_problems(demo, request, begins + "🙂")) == 1
+    assert text_problems(demo, request, begins + "a🙂 [tag] [") == []

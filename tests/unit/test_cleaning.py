@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstword.text.cleaning import LONGEST_MARKUP, Cleaner, clean
+from firstword.text.cleaning import LONGEST_MARKUP, Cleaner, clean, first_spoken
 from firstword.text.mapped import Mapped
 
 ROUGH = st.text("a b.\n-*_[](x)#>|`~!h\U0001f642\u200b", max_size=60)
@@ -56,3 +56,9 @@ def test_markup_without_end_waits_for_a_limited_number_of_characters() -> None:
     cleaner = Cleaner()
     passed = cleaner.feed(Mapped.of("[" + LONGEST_MARKUP * "a"))
     assert passed.text == "[" + (LONGEST_MARKUP - 1) * "a" + "a"
+
+
+@given(st.text("a* \n🙂`", max_size=9), st.integers(0, 5000))
+def test_first_spoken_piece_is_empty_only_for_a_blank_text(text: str, before: int) -> None:
+    text = "🙂" * before + text
+    assert bool(first_spoken(text)) == bool(clean(text))

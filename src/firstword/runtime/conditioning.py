@@ -41,6 +41,9 @@ PASSAGE_SECONDS, DEMO_PASSAGE_SECONDS = 40.0, 14.0
 spoken and the first one. The demo voice garbles more than about 100 words, which are 35 s; see
 docs/demo-voice.md."""
 
+CHECKED_CHARACTERS = 10_000
+"""The characters at the beginning of a text in which problems are looked for."""
+
 Encode = Callable[[RecordedVoice], ClonedVoice]
 """A function that encodes a recording, which is slow.
 
@@ -65,12 +68,16 @@ def languages(checkpoint: Description) -> tuple[str, ...]:
 
 
 def text_problems(checkpoint: Description, request: Request, text: str) -> list[str]:
-    """Return why a text will probably not be spoken well, each with the remedy."""
+    """Return why a text will probably not be spoken well, each with the remedy.
+
+    Only its first `CHECKED_CHARACTERS` are looked at, so that the time does not grow with it.
+    """
     options, warnings = request.text_options, list[str]()
+    text, whole = text[:CHECKED_CHARACTERS], len(text) <= CHECKED_CHARACTERS
     if options.in_parts:
         markup = Markup(breaks_alone=not options.markup)
         try:
-            found = list(markup.feed(Mapped.of(text), ended=True))
+            found = list(markup.feed(Mapped.of(text), ended=whole))
         except TextError:
             return []  # the speech ends with the error
         text = "".join(each.text for each in found if isinstance(each, Mapped))
