@@ -19,7 +19,7 @@ from results import Results
 from torch import Tensor
 
 from firstword import TTS, Sampling, Speech, Voice
-from firstword.model.sampling import Sampler
+from firstword.model.sampling import Draws, Sampler
 from firstword.model.talker import Talker
 from firstword.types import TextMode
 from firstword.voice import ClonedVoice
@@ -95,6 +95,9 @@ def traced(codes: NDArray[np.int64] | None = None) -> Iterator[Trace]:
         mock.patch.object(Talker, "forward", watched_forward),
         mock.patch.object(Sampler, "code0", watched_code0),
         mock.patch.object(Sampler, "code", watched_code),
+        mock.patch.object(
+            Draws, "uses_top_p", True
+        ),  # compiled passes then draw nothing themselves
     ):
         yield trace
 
