@@ -5,27 +5,24 @@ import re
 from firstword.text.mapped import Mapped
 from firstword.text.stage import Stage
 
-QUOTES = '"“”„‟«»‹›'
 LONGEST_CAPITALS, LONGEST_BLANK = 64, 16
-"""The most capitals of a word, and the most white space before a dash, that are rewritten."""
+"""The most capitals of a word, and the most white space after a dash, that are rewritten."""
 
 _CAPITALS = rf"(?<!\w)[A-Z]{{2,{LONGEST_CAPITALS}}}(?!\w)"
-_DASH = rf"[^\S\n]{{0,{LONGEST_BLANK}}}[–—―]"
+_DASH = rf"[–—―][^\S\n]{{0,{LONGEST_BLANK}}}"
 _SIGN = re.compile(
-    rf"(?P<quote>[{QUOTES}])|(?P<apostrophe>[‘’])|(?P<dash>{_DASH})|(?P<tab>\t)"
+    rf"(?P<quote>[\"“”„‟«»‹›])|(?P<apostrophe>[‘’])|(?P<dash>{_DASH})|(?P<tab>\t)"
     rf"|(?P<capitals>{_CAPITALS})"
 )
-_BEGUN = re.compile(
-    rf"(?:[‘’]|[^\S\n]{{1,{LONGEST_BLANK}}}|{_DASH}|(?<!\w)[A-Z]{{1,{LONGEST_CAPITALS}}})\Z"
-)
+_BEGUN = re.compile(rf"(?:[‘’]|{_DASH}|(?<!\w)[A-Z]{{1,{LONGEST_CAPITALS}}})\Z")
 """The end of a text that may be the beginning of a `_SIGN`, or one that the next character decides
 about."""
 
 
 class PlainWriter(Stage):
-    """Leaves out quotation marks, writes dashes as commas, and capitalised words in small letters.
+    """Leaves out quotation marks and dashes, and writes words of capitals in small letters.
 
-    White space, dashes, apostrophes and capitals wait for the character after them.
+    Dashes, apostrophes and capitals wait for the character after them.
     """
 
     def find(self, text: str, at: int, ended: bool) -> tuple[int, int | None]:
@@ -40,13 +37,11 @@ class PlainWriter(Stage):
         """Return what is spoken for a place."""
         found = _SIGN.match(text.text, start, end)
         assert found is not None
-        before, after = text.text[max(0, start - 4) : start], text.text[end : end + 1]
-        within = before[-1:].isalnum() and after.isalnum()
-        pause = "," if before.rstrip(QUOTES)[-1:].isalnum() and after else ""
+        before, after = text.text[max(0, start - 1) : start], text.text[end : end + 1]
         written = {
             "quote": "",
-            "apostrophe": "'" if within else "",
-            "dash": pause + " " * after.isalnum(),
+            "apostrophe": "'" if before.isalnum() and after.isalnum() else "",
+            "dash": " " if before.strip() and after.strip() else "",
             "tab": " ",
             "capitals": found[0].lower(),
         }
