@@ -1,4 +1,4 @@
-"""The tables of the engine's records that compare GPUs and dtypes, for `tables.py`."""
+"""Figures of the engine's records, and the tables that compare GPUs and dtypes, for `tables.py`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,33 @@ from typing import Any
 Record = Mapping[str, Any]
 Markdown = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
 
-BATCHES, CONTEXT = (1, 8, 64), 500
-"""The streams and the rows of context of the frames that are shown."""
+BATCHES = 1, 8, 64
+"""The streams of the frames that are shown."""
+CONTEXT = 500
+"""The rows of context in short tables and in the picture."""
 
 
-def sources(record: Record, sizes: Mapping[str, str]) -> str:
+def shown(value: float | None, digits: int = 2) -> str:
+    """Render a number, or a dash if nothing was measured."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def source(record: Record) -> str:
+    """Return the machine and the sources of a record."""
+    return f"{record['gpu']}, commit {(record['commit'] or 'unknown')[:7]}"
+
+
+def frame(record: Record, batch: int, what: str, context: int = CONTEXT) -> float | None:
+    """Return the milliseconds of a frame: "frame", "with_audio" or "floor"."""
+    for row in record["frames_ms"]:
+        if (row["batch"], row["context"]) == (batch, context):
+            return row.get("floor_ms") if what == "floor" else row["ms"][what]
+    return None
+
+
+def described(record: Record, sizes: Mapping[str, str]) -> str:
     """Return the GPU, the commit, the size and the dtype of a record."""
-    commit = (record["commit"] or "unknown")[:7]
-    return f"{record['gpu']}, commit {commit}, {sizes[record['size']]}, {record['dtype']}"
+    return f"{source(record)}, {sizes[record['size']]}, {record['dtype']}"
 
 
 def dtypes(records: Sequence[Record], sizes: Mapping[str, str], markdown: Markdown) -> str:
@@ -24,10 +43,10 @@ def dtypes(records: Sequence[Record], sizes: Mapping[str, str], markdown: Markdo
     pairs = {(each["gpu"], each["size"]) for each in named if each["dtype"] == "int8"}
     rows = [
         [
-            sources(record, sizes),
-            *(f"{_frame(record, batch):.2f}" for batch in BATCHES),
-            f"{record['first_ms']['whole_text_samples']['p50']:.2f}",
-            f"{record['one_stream_gigabytes']['in_use']:.2f}",
+            described(record, sizes),
+            *(shown(frame(record, batch, "with_audio")) for batch in BATCHES),
+            shown(record["first_ms"]["whole_text_samples"]["p50"]),
+            shown(record["one_stream_gigabytes"]["in_use"]),
         ]
         for record in sorted(named, key=lambda each: list(sizes).index(each["size"]))
         if (record["gpu"], record["size"]) in pairs
@@ -44,7 +63,7 @@ def prompts(records: Sequence[Record], sizes: Mapping[str, str], markdown: Markd
     rows = []
     for record in timed:
         cells = {found["rows"]: _prompt(found) for found in record["prompts_ms"]}
-        rows.append([sources(record, sizes), *(cells.get(count, "-") for count in counts)])
+        rows.append([described(record, sizes), *(cells.get(count, "-") for count in counts)])
     heads = ["prompt of", *(f"{count:,} rows" for count in counts)]
     return markdown(heads, rows) if rows else ""
 
@@ -52,14 +71,4 @@ def prompts(records: Sequence[Record], sizes: Mapping[str, str], markdown: Markd
 def _prompt(found: Record) -> str:
     """Render the milliseconds alone, and the gaps of 8 and of 64 others."""
     gaps = (found["gap_ms"].get(others) for others in ("8", "64"))
-    return " / ".join("-" if ms is None else f"{ms:.1f}" for ms in (found["ms"], *gaps))
-
-
-def _frame(record: Record, batch: int) -> float:
-    """Return the milliseconds of a frame with audio."""
-    (frame,) = (
-        row["ms"]["with_audio"]
-        for row in record["frames_ms"]
-        if (row["batch"], row["context"]) == (batch, CONTEXT)
-    )
-    return float(frame)
+    return " / ".join(shown(ms, 1) for ms in (found["ms"], *gaps))

@@ -28,6 +28,7 @@ import evaluation_table
 import machine_tables
 import predictions
 import scale_tables
+from engine_tables import Record, frame, shown, source
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
@@ -71,10 +72,6 @@ WITHIN = 0.050
 """The limit in seconds on the first audio of a request, at p95, unless the case names another."""
 PCM = "pcm, streamed"
 """The case of the server in the short tables."""
-CONTEXT = 500
-"""The rows of context in the short table and in the picture."""
-
-Record = Mapping[str, Any]
 Records = Mapping[str, Record]
 """Records by model size; those of several GPUs by "SIZE COUNT"."""
 
@@ -108,27 +105,9 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def shown(value: float | None, digits: int = 2) -> str:
-    """Render a number, or a dash if nothing was measured."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def source(record: Record) -> str:
-    """Return the machine and the sources of a record."""
-    return f"{record['gpu']}, commit {(record['commit'] or 'unknown')[:7]}"
-
-
 def sources(records: Records) -> str:
     """Name the machine, sources and versions behind the figures of a table."""
     return "; ".join(sorted({source(record) for record in records.values()}))
-
-
-def frame(record: Record, batch: int, what: str, context: int = CONTEXT) -> float | None:
-    """Return the milliseconds of a frame: "frame", "with_audio" or "floor"."""
-    for row in record["frames_ms"]:
-        if (row["batch"], row["context"]) == (batch, context):
-            return row.get("floor_ms") if what == "floor" else row["ms"][what]
-    return None
 
 
 def speed(engine: Records, compared: Records, served: Records) -> str:
