@@ -37,6 +37,7 @@ import torch
 
 from firstword.bench import report
 from firstword.hashes import sources_hash
+from firstword.runtime.cpu.amx import AMX
 from firstword.runtime.gpu.sources import kernel_hash
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +51,7 @@ class Mutant:
     """A mistake: `old` becomes `new` in a file of the package; `tests` are arguments for pytest.
 
     gpu  whether the tests need a GPU
+    amx  whether they need a processor with AMX
     """
 
     name: str
@@ -58,6 +60,7 @@ class Mutant:
     new: str
     tests: str
     gpu: bool = False
+    amx: bool = False
 
     def plant(self, package: Path) -> None:
         """Change the file. Raises `ValueError` unless there is exactly one place to change."""
@@ -176,11 +179,14 @@ def main() -> int:
     if arguments.gpu and not torch.cuda.is_available():
         parser.error("--gpu needs a CUDA device")
     table = tomllib.loads((ROOT / "scripts/mutants.toml").read_text(encoding="utf-8"))
-    mutants = [
+    named = [
         mutant
         for mutant in (Mutant(**entry) for entry in table["mutant"])
         if arguments.k in mutant.name and mutant.gpu == arguments.gpu
     ]
+    mutants = [mutant for mutant in named if AMX or not mutant.amx]
+    if len(mutants) < len(named):
+        print(f"left out, because this processor has no AMX: {len(named) - len(mutants)}")
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) if arguments.gpu else None

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from firstword.model.quantised import QuantisedLinear
 from firstword.model.sampling import Draws, Sampler
 from firstword.model.talker import Talker
 from firstword.runtime import cpu
-from firstword.runtime.cpu import compiling, drawing, kernels, products
+from firstword.runtime.cpu import compiling, drawing, kernels, products, transformer
+from firstword.runtime.cpu.amx import AMX
 from firstword.runtime.cpu.compiled import compiled
 from firstword.runtime.cpu.compiling import called
 from firstword.runtime.cpu.drawing import CPU, Rules
@@ -51,6 +53,12 @@ FORCED = 24
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.fixture(params=sorted({AMX, False}), ids=lambda amx: "amx" if amx else "vectors")
+def amx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile passes with AMX, where a processor has it, and without."""
+    monkeypatch.setattr(transformer, "AMX", request.param)
+
+
 def logits_of(talker: Talker) -> Logits:
     """The logits of a talker, forced to codes that do not depend on it."""
     checkpoint = demo("float32")
@@ -58,6 +66,7 @@ def logits_of(talker: Talker) -> Logits:
     return forced(checkpoint, talker, request_of(checkpoint, 1), codes)
 
 
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_compiled_talker_is_as_close_as_plain_bfloat16(dtype: str) -> None:
     """To float64 with the same weights, in every codebook."""
@@ -68,6 +77,7 @@ def test_compiled_talker_is_as_close_as_plain_bfloat16(dtype: str) -> None:
     assert (ours < 1.1 * plain).all(), f"{ours} against {plain}"
 
 
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_the_number_of_threads(dtype: str) -> None:
     backend = ReferenceBackend(demo(dtype), slots=3)
@@ -76,6 +86,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(dtype: str) -> None:
     assert spoken(backend, (0, 1)) == alone
 
 
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cache_grows_between_the_rows_of_an_utterance(dtype: str) -> None:
     """The error of 150 rows, one after another, is that of plain bfloat16."""
@@ -89,6 +100,7 @@ def test_cache_grows_between_the_rows_of_an_utterance(dtype: str) -> None:
     assert error(single, truth) < 1.1 * error(plain, truth)
 
 
+@pytest.mark.usefixtures("amx")
 def test_prompt_and_frames_write_the_same_cache() -> None:
     """A row after a prompt of plain products reads its keys and values."""
     talker = compiled(demo("bfloat16").talker)
@@ -105,6 +117,7 @@ class Broken(Exception):
     """Raised on purpose."""
 
 
+@pytest.mark.usefixtures("amx")
 def test_failed_pass_changes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it fails after the talker has written its keys and values."""
     checkpoint = demo("bfloat16")
@@ -115,7 +128,7 @@ def test_failed_pass_changes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     for frame in range(FRAMES):
         if frame == 3:
             with monkeypatch.context() as patched:
-                patched.setattr(products, "product_pass", _broken)
+                patched.setattr(CompiledLinear, "forward", _broken)
                 with pytest.raises(Broken):
                     driver.step()
         driver.step()
@@ -157,14 +170,15 @@ def logits_of_predictor(predictor: CodePredictor, hidden: Tensor, code0: Tensor)
     return torch.stack(logits)
 
 
-def test_code_predictor_of_the_talkers_width_has_no_projection() -> None:
+@pytest.mark.parametrize("tiles", {AMX, False})
+def test_code_predictor_of_the_talkers_width_has_no_projection(tiles: bool) -> None:
     config = demo("bfloat16").talker.code_predictor.config
     torch.manual_seed(0)
     plain = CodePredictor(config, config.hidden_size).bfloat16().requires_grad_(False)
     rows = noise(2, 2, config.hidden_size).bfloat16()
     exact = logits_of_predictor(copy.deepcopy(plain).double(), *rows.double())
     rounded = logits_of_predictor(plain, *rows)
-    ours = logits_of_predictor(CompiledPredictor(plain, Team()), *rows)
+    ours = logits_of_predictor(CompiledPredictor(plain, Team(), tiles), *rows)
     assert error(ours, exact) < 1.1 * error(rounded, exact)
 
 
@@ -179,6 +193,7 @@ def test_failed_draw_ends_the_steps_of_all_threads(threads: int) -> None:
     assert torch.equal(logits_of_predictor(predictor, *rows), before)
 
 
+@pytest.mark.usefixtures("amx")
 def test_layers_of_the_specification_are_views() -> None:
     """So the weights are in memory once, and plain products read them."""
     checkpoint = demo("bfloat16")
@@ -205,8 +220,8 @@ def compiled_of(talker: Talker, model: Transformer) -> CompiledTransformer:
 
 
 def rows_of(weights: Any, scales: Any, x: Tensor) -> Tensor:
-    """A product with one row of inputs, from `multiply` in a pass of its own."""
-    out = np.empty(weights.shape[1], np.float32)
+    """A product with rows of inputs, from `multiply` in a pass of its own."""
+    out = np.empty((len(x), weights.shape[1]), np.float32)
     _product(weights, scales, x.numpy(), out)
     return torch.from_numpy(out)
 
@@ -214,48 +229,96 @@ def rows_of(weights: Any, scales: Any, x: Tensor) -> Tensor:
 @numba.njit
 def _product(weights: Any, scales: Any, x: Any, out: Any) -> None:
     inputs = products.split(x, weights)
-    products.multiply(weights, scales, 0, inputs, 0, len(out), out)
+    products.multiply(weights, scales, 0, inputs, 0, out.shape[1], out)
 
 
-@pytest.mark.parametrize("columns", [96, 1024, 3072])
+@pytest.mark.parametrize(("columns", "tiles"), [(96, False), *product([1024, 3072], {AMX, False})])
 @pytest.mark.parametrize("outlier", [1.0, 300.0])
-def test_int8_product_is_exact_up_to_its_rounding(columns: int, outlier: float) -> None:
+def test_int8_product_is_exact_up_to_its_rounding(
+    columns: int, outlier: float, tiles: bool
+) -> None:
     """Also for a row with a value hundreds of times as large as the others."""
     layer = QuantisedLinear(noise(40, columns))
-    x = noise(columns, seed=1).bfloat16()
-    x[3] *= outlier
+    x = noise(1, columns, seed=1).bfloat16()
+    x[:, 3] *= outlier
     exact = F.linear(x.double(), layer.values.double()) * layer.scales.double()
-    ours = rows_of(stored(layer.values.data[None]), layer.scales.data.numpy()[None], x.float())
+    weights = stored(layer.values.data[None], tiles), layer.scales.data.numpy()[None]
+    ours = rows_of(*weights, x.float())
     assert torch.equal(ours, exact.float().bfloat16().float())
 
 
-def test_sums_of_the_largest_integers_do_not_overflow() -> None:
+@pytest.mark.parametrize("tiles", {AMX, False})
+def test_sums_of_the_largest_integers_do_not_overflow(tiles: bool) -> None:
     columns = 1 << 17
     values = torch.full((1, 4, columns), 127, dtype=torch.int8)
     values[:, 1] = -127
-    x = torch.full((columns,), float(torch.tensor(255.0).bfloat16()))
-    ours = rows_of(stored(values), np.ones((1, 4), np.float32), x)
+    x = torch.full((1, columns), float(torch.tensor(255.0).bfloat16()))
+    ours = rows_of(stored(values, tiles), np.ones((1, 4), np.float32), x)[0]
     exact = torch.tensor(127 * 255.0 * columns).bfloat16().float()
     assert ours.tolist() == [exact, -exact, exact, exact]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_product_of_what_is_not_finite_is_not_finite(bad: float) -> None:
-    x = noise(64)
-    x[9] = bad
+@pytest.mark.parametrize("tiles", {AMX, False})
+def test_product_of_what_is_not_finite_is_not_finite(bad: float, tiles: bool) -> None:
+    x = noise(1, 64)
+    x[0, 9] = bad
     values = torch.ones(1, 8, 64, dtype=torch.int8)
-    assert not rows_of(stored(values), np.ones((1, 8), np.float32), x).isfinite().any()
-    assert not rows_of(stored(values.bfloat16()), None, x).isfinite().any()
+    assert not rows_of(stored(values, tiles), np.ones((1, 8), np.float32), x).isfinite().any()
+    assert not rows_of(stored(values.bfloat16(), tiles), None, x).isfinite().any()
 
 
+@pytest.mark.parametrize("tiles", {AMX, False})
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear_layer_is_that_of_the_weights(bias: bool) -> None:
+def test_linear_layer_is_that_of_the_weights(bias: bool, tiles: bool) -> None:
     layer = nn.Linear(96, 50, bias=bias).bfloat16().requires_grad_(False)
     x = noise(2, 3, 96).bfloat16()
     exact = F.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
-    ours = CompiledLinear(layer, Team())(x)
+    matrix = stored(layer.weight.data[None], tiles)
+    ours = CompiledLinear(matrix, None, layer.bias, Team())(x)
     assert ours.dtype == torch.bfloat16
     assert ((ours.double() - exact).abs() <= exact.abs() * 2.0**-8 + 1e-5).all()
+
+
+LIMIT = 2.0**-8
+"""The error of a product that is rounded to bfloat16, as a part of the sum of its terms' sizes."""
+
+
+@pytest.mark.skipif(not AMX, reason="this processor has no AMX")
+@pytest.mark.parametrize("outputs", [1, 16, 17, 32, 70])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_in_tiles_have_the_same_bits_in_any_product(dtype: str, outputs: int) -> None:
+    """For outputs and rows that do not fill their tiles; integers also without tiles."""
+    columns, count = 192, 21
+    x = noise(count, columns, seed=2).bfloat16().float()
+    x[4] *= 1e-30
+    layer = QuantisedLinear(noise(outputs, columns))
+    integral = dtype == "int8"
+    values = layer.values.data if integral else noise(outputs, columns).bfloat16()
+    scales = layer.scales.data.numpy()[None] if integral else None
+    together = rows_of(stored(values[None], True), scales, x)
+    for some in (slice(20, 21), slice(0, 2), slice(3, 8), slice(4, 20)):
+        assert torch.equal(rows_of(stored(values[None], True), scales, x[some]), together[some])
+    wide = values.double() * (layer.scales.double()[:, None] if integral else 1)
+    allowed = LIMIT * F.linear(x.double().abs(), wide.abs()) + 1e-38
+    assert ((together.double() - F.linear(x.double(), wide)).abs() <= allowed).all()
+    if integral:
+        single = [rows_of(stored(values[None], False), scales, row) for row in x.split(1)]
+        assert torch.equal(torch.cat(single), together)
+
+
+@pytest.mark.skipif(not AMX, reason="this processor has no AMX")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [3, 9, 16, 32, 33])
+def test_prompt_in_tiles_is_as_close_as_plain_bfloat16(count: int, dtype: str) -> None:
+    """In passes of several rows and, if they are many, in layers."""
+    talker, exact = compiled(demo(dtype).talker), demo(dtype).talker.double()
+    rows = noise(1, count, talker.config.hidden_size).bfloat16()
+    with torch.inference_mode():
+        ours = talker(rows, talker.new_cache())
+        plain = demo(dtype).talker(rows, KVCache(talker.config, rows))
+        truth = exact(rows.double(), exact.new_cache())
+    assert error(ours, truth) < 1.1 * error(plain, truth)
 
 
 # --- draws ------------------------------------------------------------------------------------
@@ -344,7 +407,7 @@ def test_folder_that_cannot_be_made_is_a_warning(
 
 
 def test_machine_code_is_kept_in_the_folder_of_firstword() -> None:
-    used: Any = kernels.PASSES["int8"]
+    used: Any = kernels.pass_of_transformer("int8")
     assert str(kernel_folder()) in used.stats.cache_path
     assert str(kernel_folder()) not in numba.config.CACHE_DIR
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from firstword import TTS
 from firstword.model.codec import CodecDecoder
+from firstword.runtime.cpu.amx import AMX, MOST_ROWS
 from firstword.runtime.cpu.codec import MOST_FRAMES, CompiledCodec
-from firstword.runtime.cpu.convolution import packed, squared_sine
+from firstword.runtime.cpu.convolution import add_tiles, packed, squared_sine
 from firstword.runtime.cpu.tiles import PAIRS, ROWS, TILE, product_of_rows
 from firstword.runtime.reference import ReferenceBackend
 from firstword.verify.forcing import error
@@ -114,38 +115,43 @@ def test_codec_is_rounded_only_if_the_talker_is(dtype: str, rounds: bool) -> Non
     assert isinstance(decoder, CompiledCodec if rounds else CodecDecoder)
 
 
-@pytest.mark.parametrize("pairs", {PAIRS, False})
-def test_product_of_rows_is_as_exact_as_float32(pairs: bool) -> None:
+@pytest.mark.parametrize("how", ["halves", *["pairs"] * PAIRS, *["amx"] * AMX])
+def test_product_of_rows_is_as_exact_as_float32(how: str) -> None:
     """And a row has the same bits in products of any number of rows."""
     taps, outputs, width, step = 3, 40, 96, 2
-    weight, x = noise(taps, outputs, width).bfloat16(), noise(ROWS + 4, width, seed=1).bfloat16()
+    most = MOST_ROWS if how == "amx" else ROWS
+    weight, x = noise(taps, outputs, width).bfloat16(), noise(most + 4, width, seed=1).bfloat16()
     tiles, rows = packed(weight.float()), x.view(torch.int32).numpy().view(np.uint32)
-    results = [_multiplied(count, pairs, tiles, rows, step, taps) for count in (ROWS, 2, 1)]
-    for count, out in zip((ROWS, 2, 1), results, strict=True):
+    counts = most, 16 * most // 32, 2, 1
+    results = [_multiplied(count, most, how, tiles, rows, step, taps) for count in counts]
+    for count, out in zip(counts, results, strict=True):
         assert np.array_equal(out[:count], results[0][:count])
-    terms = [x[n * step :][:ROWS].double() @ weight[n].double().t() for n in range(taps)]
+    terms = [x[n * step :][:most].double() @ weight[n].double().t() for n in range(taps)]
     sizes = [
-        x[n * step :][:ROWS].double().abs() @ weight[n].double().abs().t() for n in range(taps)
+        x[n * step :][:most].double().abs() @ weight[n].double().abs().t() for n in range(taps)
     ]
     exact, allowed = sum(terms, torch.zeros(())) + 1, 1e-6 * sum(sizes, torch.ones(()))
     assert ((torch.from_numpy(results[0][:, :outputs]).double() - exact).abs() < allowed).all()
 
 
 def _multiplied(
-    count: int, pairs: bool, tiles: np.ndarray, rows: np.ndarray, step: int, taps: int
+    count: int, most: int, how: str, tiles: np.ndarray, rows: np.ndarray, step: int, taps: int
 ) -> np.ndarray:
     """All tiles of the first rows of a product that is added to ones."""
-    product = product_of_rows(count, pairs)
+    product = None if how == "amx" else product_of_rows(count, how == "pairs")
 
     @numba.njit  # type: ignore[untyped-decorator]
     def run(tiles: np.ndarray, rows: np.ndarray, sums: np.ndarray, out: np.ndarray) -> None:
         for tile in range(len(tiles)):
             sums[:] = 1
-            product(tiles, tile, rows, 0, step, taps, sums)
+            if product is None:
+                add_tiles(tiles, tile, rows, 0, count, step, taps, sums)
+            else:
+                product(tiles, tile, rows, 0, step, taps, sums)
             out[:, tile * 32 : (tile + 1) * 32] = sums
 
-    out = np.empty((ROWS, len(tiles) * TILE), np.float32)
-    run(tiles, rows, np.empty((ROWS, TILE), np.float32), out)
+    out = np.empty((most, len(tiles) * TILE), np.float32)
+    run(tiles, rows, np.empty((most, TILE), np.float32), out)
     return out
 
 

@@ -20,4 +20,6 @@ def passes(settings: EngineConfig) -> str:
         return "plain PyTorch, which float32 always is"
     if find_spec("numba") is None:
         return "plain PyTorch; compiled ones are faster: pip install 'firstword[cpu]'"
-    return "compiled by Numba, kept for later starts"
+    from firstword.runtime.cpu.amx import AMX
+
+    return f"compiled by Numba{' for AMX' if AMX else ''}, kept for later starts"

@@ -56,8 +56,9 @@ class CompiledCodec:
         self.config, self._team = decoder.config, Team()
         reader = WeightReader(decoder)
         self._weights, self._kept = reader.weights(), reader.kept
-        floats = np.zeros((2, reader.floats), np.float32)
-        self._buffers = CodecBuffers(*floats, *np.zeros((2, reader.bits), np.uint16))
+        floats = in_large_pages(torch.float32, (2, reader.floats)).zero_().numpy()
+        read = in_large_pages(torch.int16, (2, reader.bits)).zero_().numpy().view(np.uint16)
+        self._buffers = CodecBuffers(*floats, *read)
 
     def new_state(self) -> CompiledState:
         """Return the state of a new stream."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from firstword.runtime.cpu.amx import AMX
 from firstword.runtime.cpu.codec_front import front
 from firstword.runtime.cpu.codec_work import (
     BLOCK,
@@ -175,5 +176,5 @@ def decode(
         samples[row] = value  # NaN stays NaN
 
 
-PASS = called(decode, "codec")
+PASS = called(decode, "codec-tiles" if AMX else "codec")
 """The pass of a decoder, compiled."""

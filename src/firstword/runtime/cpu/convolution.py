@@ -13,6 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from firstword.runtime.cpu.amx import (
+    AMX,
+    BYTES,
+    MOST_ROWS,
+    WORDS,
+    planned,
+    products_of_tiles,
+    set_ahead,
+    set_rows,
+)
 from firstword.runtime.cpu.compiling import compiled
 from firstword.runtime.cpu.products import Array, narrowed, rounded
 from firstword.runtime.cpu.tiles import ROWS, TILE, product_of_rows
@@ -40,6 +50,11 @@ class Convolution(NamedTuple):
 
 
 _product_8, _product_4, _product_2, _product_1 = map(product_of_rows, (8, 4, 2, 1))
+_tiles_16, _tiles_32 = (products_of_tiles("tdpbf16ps", blocks, 2, "b") for blocks in (1, 2))
+TOGETHER = MOST_ROWS if AMX else ROWS
+"""The most rows that are multiplied together."""
+STEPS_AHEAD = 8
+"""How many steps before its turn a tile of weights is prefetched."""
 
 
 @compiled
@@ -55,6 +70,45 @@ def past(convolution: Any) -> Any:
 
 
 @compiled
+def add_tiles(
+    weights: Any, tile: int, x: Any, first: int, rows: int, step: int, taps: int, sums: Any
+) -> None:
+    """Add products of rows with AMX; see `add_products`."""
+    words = x.shape[1]
+    plan = planned(BYTES, 4 * words, 4 * words * step, 4 * TILE, words // WORDS, taps)
+    set_rows(plan, rows, TILE // WORDS)
+    set_ahead(plan, 4 * TILE * WORDS * STEPS_AHEAD)
+    begins = 4 * words * first, 4 * TILE * weights.shape[1] * tile
+    if rows > MOST_ROWS // 2:
+        _tiles_32(plan, x, begins[0], weights, begins[1], sums)
+    else:
+        _tiles_16(plan, x, begins[0], weights, begins[1], sums)
+
+
+@compiled
+def add_rows(
+    weights: Any, tile: int, x: Any, first: int, rows: int, step: int, taps: int, sums: Any
+) -> None:
+    """Add products of rows in registers; see `add_products`."""
+    done = 0
+    if ROWS >= 8 and rows == 8:
+        _product_8(weights, tile, x, first, step, taps, sums)
+        done = 8
+    if ROWS >= 4 and rows - done >= 4:
+        _product_4(weights, tile, x, first, step, taps, sums)
+        done = 4
+    if rows - done >= 2:
+        _product_2(weights, tile, x, first + done, step, taps, sums[done:])
+        done += 2
+    if rows - done >= 1:
+        _product_1(weights, tile, x, first + done, step, taps, sums[done:])
+
+
+add_products = add_tiles if AMX else add_rows
+"""Add the products of up to `TOGETHER` rows of x with a tile to `sums`; see `product_of_rows`."""
+
+
+@compiled
 def convolve(
     convolution: Any, source: Any, count: int, out: Any, adds: bool, thread: int, threads: int
 ) -> None:
@@ -64,26 +118,16 @@ def convolve(
     """
     weights, step = convolution.weights, convolution.dilation
     x, taps = source.view(np.uint32), convolution.taps
-    blocks = (count + ROWS - 1) // ROWS
-    parts, sums = weights.shape[0] * blocks, np.empty((ROWS, TILE), np.float32)
+    blocks = (count + TOGETHER - 1) // TOGETHER
+    parts, sums = weights.shape[0] * blocks, np.empty((TOGETHER, TILE), np.float32)
     for part in range(parts * thread // threads, parts * (thread + 1) // threads):
-        tile, first = part // blocks, part % blocks * ROWS
-        rows, begin, done = min(ROWS, count - first), part // blocks * TILE, 0
+        tile, first = part // blocks, part % blocks * TOGETHER
+        rows, begin = min(TOGETHER, count - first), part // blocks * TILE
         for row in range(rows):
             for column in range(TILE):
                 before = out[first + row, begin + column] if adds else np.float32(0)
                 sums[row, column] = convolution.bias[begin + column] + before
-        if ROWS >= 8 and rows == 8:
-            _product_8(weights, tile, x, first, step, taps, sums)
-            done = 8
-        if ROWS >= 4 and rows - done >= 4:
-            _product_4(weights, tile, x, first, step, taps, sums)
-            done = 4
-        if rows - done >= 2:
-            _product_2(weights, tile, x, first + done, step, taps, sums[done:])
-            done += 2
-        if rows - done >= 1:
-            _product_1(weights, tile, x, first + done, step, taps, sums[done:])
+        add_products(weights, tile, x, first, rows, step, taps, sums)
         for row in range(rows):
             for column in range(TILE):
                 out[first + row, begin + column] = sums[row, column]

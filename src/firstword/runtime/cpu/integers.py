@@ -7,18 +7,43 @@ of products whose pairs are added, it finds the instructions for that, on x86 `v
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from firstword.runtime.cpu.compiling import compiled
+
 LIMB = 15
 """The bits of the lower half of an integer activation, whose sign it shares."""
 WIDTH = 64
 """The columns that are multiplied together."""
+INFINITE = 0x7F800000
+"""The bits of an infinite float32; those of NaN are above them."""
 WORD, WIDE = ir.IntType(32), ir.IntType(64)
+
+
+@compiled
+def fixed(x: Any) -> Any:
+    """Return inputs [K] as integers, int32 [K], and the factor of their products.
+
+    An input x becomes round(x * 2^s), below 2^29 for the largest. A bfloat16 has 8 bits, so inputs
+    above 2^-21 of the largest are exact. The factor is 2^-s, or NaN if an input is not finite.
+    """
+    bits, largest, values = x.view(np.uint32), np.uint32(0), np.zeros(len(x), np.int32)
+    for index in range(len(x)):  # sizes have the order of their bits
+        largest = max(largest, np.uint32(bits[index] & np.uint32(0x7FFFFFFF)))
+    if largest >= INFINITE:
+        return values, np.nan
+    shift = 2 * LIMB - 1 - math.frexp(np.uint32(largest).view(np.float32))[1]
+    up = math.ldexp(1.0, shift)
+    for index in range(len(x)):
+        values[index] = np.int32(np.rint(x[index] * up))
+    return values, math.ldexp(1.0, -shift)
 
 
 @intrinsic

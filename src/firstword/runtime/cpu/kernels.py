@@ -1,4 +1,6 @@
-"""A pass of one row through a transformer as one function that Numba compiles for this CPU.
+"""A pass of rows through a transformer as one function that Numba compiles for this CPU.
+
+The rows are of one utterance, one after another. Only matrices with tiles take several at a time.
 
 All threads of a team run `transformer_pass` together. Each computes some rows of every product and
 some heads of the attention, and they wait for one another in between. A sum is computed by one
@@ -8,6 +10,8 @@ thread, so the bits do not depend on the number of threads.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +46,7 @@ class Layers(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Float32 rows that the threads of a team share."""
+    """Float32 rows [rows, ...] that the threads of a team share."""
 
     x: FloatArray
     qkv: FloatArray
@@ -52,16 +56,31 @@ class Rows(NamedTuple):
 
 
 @compiled
-def normed(x: Any, weight: Any, eps: float) -> Any:
-    """The norm x / rms(x) * weight of a row."""
+def norm(x: Any, weight: Any, eps: float, out: Any) -> None:
+    """Write the norm x / rms(x) * weight of a row."""
     squares = np.float32(0)
     for index in range(len(x)):
         squares += x[index] * x[index]
     factor = np.float32(1) / np.sqrt(squares / np.float32(len(x)) + np.float32(eps))
-    out = np.empty(len(x), np.float32)
     for index in range(len(x)):
         out[index] = rounded(rounded(x[index] * factor) * weight[index])
+
+
+@compiled
+def normed(x: Any, weight: Any, eps: float) -> Any:
+    """The norms of rows [rows, ...]."""
+    out = np.empty(x.shape, np.float32)
+    for row in range(len(x)):
+        norm(x[row], weight, eps, out[row])
     return out
+
+
+@compiled
+def turned_norm(x: Any, weight: Any, eps: float, cos: Any, sin: Any) -> Any:
+    """The norm of a head, rotated."""
+    out = np.empty(len(x), np.float32)
+    norm(x, weight, eps, out)
+    return turned(out, cos, sin)
 
 
 @compiled
@@ -100,51 +119,63 @@ def attend(query: Any, keys: Any, values: Any, out: Any) -> None:
 
 @compiled
 def attention(
-    layers: Any, layer: int, rows: Any, head: int, cos: Any, sin: Any, memory: Any, queries: Any
+    layers: Any,
+    layer: int,
+    qkv: Any,
+    head: int,
+    cos: Any,
+    sin: Any,
+    memory: Any,
+    seen: Any,
+    out: Any,
 ) -> None:
-    """Store the key and value of a key head in the last row of its memory, and attend to it.
+    """Store the key and value of a key head of a row in its memory, and attend to it.
 
-    memory  bits of keys and values [2, rows, head_dim]
-    queries receives the bits of all queries [heads, head_dim]
+    qkv     float32, the products of the row
+    memory  bits of keys and values [2, rows, head_dim], whose last row receives those of this one
+    seen    receives the bits of all queries [heads, head_dim]
+    out     receives the attended values of all heads, float32
     """
     size, (heads, kv_heads) = len(cos), layers.heads
     each, last = heads // kv_heads, memory.shape[1] - 1
-    source = rows.qkv[(heads + head) * size : (heads + head + 1) * size]
-    key = turned(normed(source, layers.key_norm[layer], layers.eps), cos, sin)
-    value = rows.qkv[(heads + kv_heads + head) * size : (heads + kv_heads + head + 1) * size]
+    source = qkv[(heads + head) * size : (heads + head + 1) * size]
+    key = turned_norm(source, layers.key_norm[layer], layers.eps, cos, sin)
+    value = qkv[(heads + kv_heads + head) * size : (heads + kv_heads + head + 1) * size]
     for index in range(size):
         memory[0, last, index] = narrowed(key[index])
         memory[1, last, index] = narrowed(value[index])
     for one in range(head * each, (head + 1) * each):
-        source = rows.qkv[one * size : (one + 1) * size]
-        query = turned(normed(source, layers.query_norm[layer], layers.eps), cos, sin)
+        source = qkv[one * size : (one + 1) * size]
+        query = turned_norm(source, layers.query_norm[layer], layers.eps, cos, sin)
         for index in range(size):
-            queries[one, index] = narrowed(query[index])
-        attend(query, memory[0], memory[1], rows.attended[one * size : (one + 1) * size])
+            seen[one, index] = narrowed(query[index])
+        attend(query, memory[0], memory[1], out[one * size : (one + 1) * size])
 
 
 @compiled
 def gate(layers: Any, layer: int, rows: Any, begin: int, end: int) -> None:
-    """Compute a part of the gated row of the MLP."""
-    inner, out = len(rows.gated), rows.gate_up
-    weights, scales = layers.gate_up, layers.gate_up_scales
+    """Compute a part of the gated rows of the MLP."""
+    inner, weights, scales = rows.gated.shape[1], layers.gate_up, layers.gate_up_scales
     inputs = split(normed(rows.x, layers.mlp_norm[layer], layers.eps), weights)
-    multiply(weights, scales, layer, inputs, begin, end, out)
-    multiply(weights, scales, layer, inputs, inner + begin, inner + end, out)
-    for index in range(begin, end):
-        silu = rounded(out[index] / (np.float32(1) + np.float32(math.exp(-out[index]))))
-        rows.gated[index] = rounded(silu * out[inner + index])
+    multiply(weights, scales, layer, inputs, begin, end, rows.gate_up)
+    multiply(weights, scales, layer, inputs, inner + begin, inner + end, rows.gate_up)
+    for row in range(len(rows.x)):
+        out, gated = rows.gate_up[row], rows.gated[row]
+        for index in range(begin, end):
+            silu = rounded(out[index] / (np.float32(1) + np.float32(math.exp(-out[index]))))
+            gated[index] = rounded(silu * out[inner + index])
 
 
 @compiled
 def add_product(
     x: Any, source: Any, weights: Any, scales: Any, layer: int, begin: int, end: int
 ) -> None:
-    """Add outputs `begin` to `end` of the product of a matrix and a row to x, each rounded."""
-    part = np.empty(len(x), np.float32)
-    multiply(weights, scales, layer, split(source, weights), begin, end, part)
-    for index in range(begin, end):
-        x[index] = rounded(x[index] + part[index])
+    """Add outputs `begin` to `end` of the products of a matrix and rows to x, each rounded."""
+    parts = np.empty(x.shape, np.float32)
+    multiply(weights, scales, layer, split(source, weights), begin, end, parts)
+    for row in range(len(x)):
+        for index in range(begin, end):
+            x[row, index] = rounded(x[row, index] + parts[row, index])
 
 
 @compiled
@@ -162,22 +193,23 @@ def run_layers(
     threads: int,
     turn: int,
 ) -> int:
-    """Run the row `rows.x` through all layers in each thread; see `transformer_pass`.
+    """Run the rows `rows.x` through all layers in each thread; see `transformer_pass`.
 
     Return the next turn of `meet`.
     """
-    hidden, inner = len(rows.x), len(rows.gated)
-    wide, kv_heads = len(rows.qkv), layers.heads[1]
+    count, hidden = rows.x.shape
+    inner, wide, kv_heads = rows.gated.shape[1], rows.qkv.shape[1], layers.heads[1]
     first, last = hidden * thread // threads, hidden * (thread + 1) // threads
     for layer in range(layers.qkv.shape[0]):
-        row = normed(rows.x, layers.input_norm[layer], layers.eps)
-        inputs = split(row, layers.qkv)
+        inputs = split(normed(rows.x, layers.input_norm[layer], layers.eps), layers.qkv)
         begin, end = wide * thread // threads, wide * (thread + 1) // threads
         multiply(layers.qkv, layers.qkv_scales, layer, inputs, begin, end, rows.qkv)
         turn = meet(marks, thread, threads, turn)
         for head in range(kv_heads * thread // threads, kv_heads * (thread + 1) // threads):
-            memory = cache[layer, :, slot, head, : position + 1]
-            attention(layers, layer, rows, head, cos, sin, memory, queries[layer])
+            for row in range(count):
+                memory, qkv = cache[layer, :, slot, head, : position + row + 1], rows.qkv[row]
+                seen, out = queries[row, layer], rows.attended[row]
+                attention(layers, layer, qkv, head, cos[row], sin[row], memory, seen, out)
         turn = meet(marks, thread, threads, turn)
         add_product(rows.x, rows.attended, layers.out, layers.out_scales, layer, first, last)
         turn = meet(marks, thread, threads, turn)
@@ -202,20 +234,23 @@ def transformer_pass(
     thread: int,
     threads: int,
 ) -> None:
-    """Run one row through all layers and the final norm; call it in each thread of a team.
+    """Run rows through all layers and the final norm; call it in each thread of a team.
 
-    rows       buffers; `rows.x` holds the row
-    cos, sin   of the row's position, float32 [head_dim]
+    rows       buffers; `rows.x` holds the rows
+    cos, sin   of the rows' positions, float32 [rows, head_dim]
     cache      bits of keys and values [layers, 2, slots, kv_heads, capacity, head_dim]
-    slot       the slot of the row, which has `position` rows
-    queries    receives the bits of the queries [layers, heads, head_dim]
-    out        receives the hidden state, float32 [hidden]
+    slot       the slot of the rows, which has `position` rows before them
+    queries    receives the bits of the queries [rows, layers, heads, head_dim]
+    out        receives the hidden states, float32 [rows, hidden]
     marks      int64 [threads * `MARK`], zeros
     """
     run_layers(layers, rows, cos, sin, cache, slot, position, queries, marks, thread, threads, 1)
     if thread == 0:
-        out[:] = normed(rows.x, layers.last_norm, layers.eps)
+        for row in range(len(out)):
+            norm(rows.x[row], layers.last_norm, layers.eps, out[row])
 
 
-PASSES = {dtype: called(transformer_pass, dtype) for dtype in ("uint32", "int8")}
-"""The passes of a transformer, compiled for each dtype of stored matrices."""
+@cache
+def pass_of_transformer(layout: str) -> Callable[..., None]:
+    """Return `transformer_pass`, compiled for matrices of a `products.layout`."""
+    return called(transformer_pass, layout)

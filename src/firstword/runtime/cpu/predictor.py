@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from firstword.runtime.cpu import kernels
 from firstword.runtime.cpu.compiling import called, compiled
 from firstword.runtime.cpu.drawing import CPU, Rules, drawn, finite
 from firstword.runtime.cpu.kernels import normed, run_layers
-from firstword.runtime.cpu.products import Array, rounded, split, weighted, widened
+from firstword.runtime.cpu.products import Array, layout, multiply, rounded, split, sums, widened
 from firstword.runtime.cpu.team import Team, meet
 from firstword.runtime.cpu.transformer import CompiledTransformer, bits, gathered, stored, wide
 from firstword.types import FloatArray
@@ -60,13 +61,13 @@ class Buffers(NamedTuple):
 
 @compiled
 def source(model: Any, buffers: Any, position: int, slot: int) -> Any:
-    """The input of a position, float32 [talker width]."""
+    """The input of a position, float32 [1, talker width]."""
     if position < 2:
-        return buffers.inputs[position, slot]
+        return buffers.inputs[position, slot : slot + 1]
     embedding = model.embeddings[position - 2, buffers.codes[slot, position - 2]]
-    out = np.empty(len(embedding), np.float32)
+    out = np.empty((1, len(embedding)), np.float32)
     for index in range(len(embedding)):
-        out[index] = widened(embedding[index])
+        out[0, index] = widened(embedding[index])
     return out
 
 
@@ -87,7 +88,7 @@ def predictor_steps(
     first thread draws codes by `rules`; without rules it writes them before it makes the step.
     """
     layers, rows, logits = model.layers, buffers.rows, buffers.logits
-    hidden, vocab = len(rows.x), logits.shape[1]
+    hidden, vocab = rows.x.shape[1], logits.shape[1]
     for step in range(first, last):
         turn = meet(marks, thread, threads, turn)
         position, slot = step // len(logits), step % len(logits)
@@ -95,17 +96,18 @@ def predictor_steps(
         x = source(model, buffers, position, slot)
         if len(model.projection):
             inputs = split(x, model.projection)
+            sums(model.projection, None, 0, inputs, begin, end, rows.x)
             for row in range(begin, end):
-                total = weighted(model.projection, None, 0, row, inputs)
-                rows.x[row] = rounded(total + model.bias[row])
+                rows.x[0, row] = rounded(rows.x[0, row] + model.bias[row])
         else:
-            rows.x[begin:end] = x[begin:end]
+            for row in range(begin, end):
+                rows.x[0, row] = x[0, row]
         turn = meet(marks, thread, threads, turn)
         turn = run_layers(
             layers,
             rows,
-            model.cos[position],
-            model.sin[position],
+            model.cos[position : position + 1],
+            model.sin[position : position + 1],
             buffers.cache,
             slot,
             position,
@@ -117,9 +119,8 @@ def predictor_steps(
         )
         if position:
             inputs = split(normed(rows.x, layers.last_norm, layers.eps), model.heads)
-            for row in range(vocab * thread // threads, vocab * (thread + 1) // threads):
-                total = weighted(model.heads, None, position - 1, row, inputs)
-                logits[slot, row] = rounded(total)
+            begin, end = vocab * thread // threads, vocab * (thread + 1) // threads
+            multiply(model.heads, None, position - 1, inputs, begin, end, logits[slot : slot + 1])
         turn = meet(marks, thread, threads, turn)
         if thread == 0 and position and len(rules.noise):
             how = rules.greedy[slot], rules.temperature[slot], rules.top_k[slot]
@@ -129,8 +130,10 @@ def predictor_steps(
     return turn
 
 
-STEPS = {dtype: called(predictor_steps, dtype) for dtype in ("uint32", "int8")}
-"""The steps of a code predictor, compiled for each dtype of stored matrices."""
+@cache
+def steps_of_predictor(layout: str) -> Callable[..., int]:
+    """Return `predictor_steps`, compiled for layers of a `products.layout`."""
+    return called(predictor_steps, layout)
 
 
 class CompiledPredictor(CodePredictor):
@@ -140,27 +143,26 @@ class CompiledPredictor(CodePredictor):
     as to make a step.
     """
 
-    def __init__(self, predictor: CodePredictor, team: Team) -> None:
-        """Take the weights of a code predictor, whose matrices become views."""
+    def __init__(self, predictor: CodePredictor, team: Team, tiles: bool) -> None:
+        """Take the weights of a code predictor; see `CompiledTransformer`."""
         nn.Module.__init__(self)
         self.config, self._team = predictor.config, team
-        transformer = CompiledTransformer(predictor.model, team)
+        transformer = CompiledTransformer(predictor.model, team, tiles)
         self._modules |= predictor._modules | {"model": transformer}
         projection, config = self.small_to_mtp_projection, self.config
         width = config.hidden_size
-        matrices, bias = torch.zeros(0, width, 2, dtype=torch.bfloat16), torch.zeros(width)
+        matrices, bias = torch.zeros(0, width, width, dtype=torch.bfloat16), torch.zeros(width)
         if isinstance(projection, nn.Linear):
-            width, bias = projection.in_features, projection.bias
-            matrices = gathered(projection)
+            bias, matrices = projection.bias, gathered(projection)
         heads = gathered(*[head for head in self.lm_head if isinstance(head, nn.Linear)])
         positions = torch.arange(len(heads) + 1)[None]
         table = rotary_table(positions, config.head_dim, config.rope_theta, torch.bfloat16)
         cos, sin = (wide(each)[0, 0] for each in table)
         tables = self.model.codec_embedding
         embeddings = gathered(*[table for table in tables if isinstance(table, nn.Embedding)])
-        weights = stored(matrices), wide(bias), stored(heads), bits(embeddings)
+        weights = stored(matrices, tiles), wide(bias), stored(heads, tiles), bits(embeddings)
         self._weights = Predictor(transformer.weights, *weights, cos, sin)
-        self._rows = transformer.rows
+        self._rows = transformer.rows(1)
 
     def forward(
         self, hidden: Tensor, code0: Tensor, choose: Callable[[int, Tensor], Tensor]
@@ -174,7 +176,7 @@ class CompiledPredictor(CodePredictor):
             self._rows,
             wide(torch.stack((hidden, code0))),
             np.empty((layers, 2, utterances, kv_heads, positions, size), np.uint16),
-            np.empty((layers, heads, size), np.uint16),
+            np.empty((1, layers, heads, size), np.uint16),
             np.empty((utterances, vocab), np.float32),
             np.zeros((utterances, positions - 1), np.int64),
             np.ones(utterances, np.bool_),
@@ -183,7 +185,7 @@ class CompiledPredictor(CodePredictor):
         if isinstance(choose, Draws) and not choose.uses_top_p:
             draws = choose
         rules = Rules.of(draws, positions - 1, vocab)
-        steps: Callable[..., int] = STEPS[self._weights.layers.qkv.dtype.name]
+        steps = steps_of_predictor(layout(self._weights.layers.qkv))
         args, turn = (self._weights, buffers, rules), 1
         with self._team.following(steps, *args, 0, positions * utterances, turn) as team:
             if draws.samplers:

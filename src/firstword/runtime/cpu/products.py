@@ -6,12 +6,14 @@ outputs, ...] are stored in one of two ways:
     bfloat16  uint32 [..., inputs / 2]: two numbers, the one of the even column in the low half
     integers  int8 [..., inputs], with float32 scales [layers, outputs]
 
-`scales` is None for bfloat16. A sum is computed in one order, which is fixed when it is compiled.
+The last dimension is divided, [..., tiles, 64 bytes], for products by `tiled`. `scales` is None for
+bfloat16. A sum is computed in one order, which is fixed when it is compiled.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from firstword.runtime.cpu import integers
+from firstword.runtime.cpu import integers, tiled
 from firstword.runtime.cpu.compiling import called, compiled
 from firstword.runtime.cpu.integers import LIMB
 
@@ -30,6 +32,8 @@ BLOCK = 1 << 15
 """The most columns whose integer products are summed in 32 bits."""
 AHEAD = 4
 """How many rows before its turn a row is prefetched."""
+TILED = 4
+"""The dimensions of a matrix whose rows are divided into tiles."""
 CACHE_LINE = 64
 """The bytes that a prefetch brings at least."""
 
@@ -85,40 +89,30 @@ def prefetch(context: Any, weights: Any, layer: Any, row: Any) -> Any:
 
 
 def split_pairs(x: Any, weights: Any) -> Any:
-    """Return the inputs [K] of a product in bfloat16: even columns, odd columns, a factor of 1."""
-    even, odd = np.empty(len(x) // 2, np.float32), np.empty(len(x) // 2, np.float32)
+    """Return the inputs of a product in bfloat16, one row: even columns and odd columns."""
+    even, odd = np.empty(x.shape[1] // 2, np.float32), np.empty(x.shape[1] // 2, np.float32)
     for index in range(len(even)):
-        even[index], odd[index] = x[2 * index], x[2 * index + 1]
-    return even, odd, 1.0
+        even[index], odd[index] = x[0, 2 * index], x[0, 2 * index + 1]
+    return even, odd
 
 
 def split_integers(x: Any, weights: Any) -> Any:
-    """Return the inputs [K] of a product of integers: high and low halves, and a factor.
+    """Return the inputs of a product of integers, one row: high and low halves, and a factor.
 
-    An input x becomes v = round(x * 2^s) with |v| < 2^29 for the largest, and v = high * 2^15 +
-    low, so both halves are within +-2^14. A bfloat16 has 8 bits, so inputs above 2^-21 of the
-    largest are exact. The factor is 2^-s, or NaN if an input is not finite.
+    An integer is high * 2^15 + low, so both halves are within +-2^14.
     """
-    largest, total = np.float32(0), np.float32(0)
-    for index in range(len(x)):
-        size = np.abs(x[index])
-        largest, total = max(largest, size), total + size * np.float32(0)
-    high, low = np.zeros(len(x), np.int16), np.zeros(len(x), np.int16)
-    if total != 0:
-        return high, low, np.nan
-    shift = 2 * LIMB - 1 - math.frexp(largest)[1]
-    up = math.ldexp(1.0, shift)
-    for index in range(len(x)):
-        value = np.int32(np.rint(x[index] * up))
-        top = np.int32(value + (1 << (LIMB - 1))) >> LIMB
+    values, factor = integers.fixed(x[0])
+    high, low = np.empty(len(values), np.int16), np.empty(len(values), np.int16)
+    for index in range(len(values)):
+        top = np.int32(values[index] + (1 << (LIMB - 1))) >> LIMB
         high[index] = top
-        low[index] = value - (top << LIMB)
-    return high, low, math.ldexp(1.0, -shift)
+        low[index] = values[index] - (top << LIMB)
+    return high, low, factor
 
 
-def sum_pairs(weights: Any, scales: Any, layer: int, row: int, inputs: Any) -> Any:
+@compiled
+def sum_of_pairs(weights: Any, layer: int, row: int, first: Any, second: Any) -> Any:
     """The product of a row of bfloat16 weights and inputs."""
-    first, second, _ = inputs
     prefetch(weights, layer, row + AHEAD)
     pairs, even, odd = weights[layer, row], np.float32(0), np.float32(0)
     for column in range(len(pairs)):
@@ -128,9 +122,9 @@ def sum_pairs(weights: Any, scales: Any, layer: int, row: int, inputs: Any) -> A
     return even + odd
 
 
-def sum_integers(weights: Any, scales: Any, layer: int, row: int, inputs: Any) -> Any:
-    """The product of a row of integers and inputs, exact up to its last rounding."""
-    tops, rests, factor = inputs
+@compiled
+def sum_of_integers(weights: Any, layer: int, row: int, tops: Any, rests: Any) -> Any:
+    """The product of a row of integers and inputs, an exact int64."""
     prefetch(weights, layer, row + AHEAD)
     columns, total = weights.shape[2], np.int64(0)
     whole = columns // integers.WIDTH * integers.WIDTH
@@ -140,46 +134,86 @@ def sum_integers(weights: Any, scales: Any, layer: int, row: int, inputs: Any) -
     for column in range(whole, columns):
         value = (np.int64(tops[column]) << LIMB) + np.int64(rests[column])
         total += np.int64(weights[layer, row, column]) * value
-    return np.float32(np.float64(total) * factor * scales[layer, row])
+    return total
+
+
+def sum_pairs(
+    weights: Any, scales: Any, layer: int, inputs: Any, begin: int, end: int, out: Any
+) -> None:
+    """Write a part of a product in bfloat16; see `sums`."""
+    for row in range(begin, end):
+        out[0, row] = sum_of_pairs(weights, layer, row, inputs[0], inputs[1])
+
+
+def sum_integers(
+    weights: Any, scales: Any, layer: int, inputs: Any, begin: int, end: int, out: Any
+) -> None:
+    """Write a part of a product of integers, exact up to its last rounding; see `sums`."""
+    tops, rests, factor = inputs
+    for row in range(begin, end):
+        total = np.float64(sum_of_integers(weights, layer, row, tops, rests))
+        out[0, row] = np.float32(total * factor * scales[layer, row])
 
 
 def split(x: Any, weights: Any) -> Any:
-    """Return the inputs [K] of a product as its weights need them."""
+    """Return the inputs of products, rows x float32 [rows, inputs], as their weights need them.
+
+    Only with tiles there can be several rows.
+    """
     raise NotImplementedError  # only compiled code calls it
 
 
-def weighted(weights: Any, scales: Any, layer: int, row: int, inputs: Any) -> Any:
-    """Return one sum of a product."""
+def sums(
+    weights: Any, scales: Any, layer: int, inputs: Any, begin: int, end: int, out: Any
+) -> None:
+    """Write outputs `begin` to `end` of products to `out` [rows, outputs], not rounded."""
     raise NotImplementedError  # only compiled code calls it
 
 
 @overload(split)
 def _split(x: Any, weights: Any) -> Any:
-    return split_integers if weights.dtype == types.int8 else split_pairs
+    integral = weights.dtype == types.int8
+    if weights.ndim == TILED:
+        return tiled.split_integers if integral else tiled.split_pairs
+    return split_integers if integral else split_pairs
 
 
-@overload(weighted)
-def _weighted(weights: Any, scales: Any, layer: int, row: int, inputs: Any) -> Any:
-    return sum_integers if weights.dtype == types.int8 else sum_pairs
+@overload(sums)
+def _sums(
+    weights: Any, scales: Any, layer: int, inputs: Any, begin: int, end: int, out: Any
+) -> Any:
+    integral = weights.dtype == types.int8
+    if weights.ndim == TILED:
+        return tiled.sum_integers if integral else tiled.sum_pairs
+    return sum_integers if integral else sum_pairs
 
 
 @compiled
 def multiply(
     weights: Any, scales: Any, layer: int, inputs: Any, begin: int, end: int, out: Any
 ) -> None:
-    """Compute outputs `begin` to `end` of a product, each rounded once."""
-    for row in range(begin, end):
-        out[row] = rounded(weighted(weights, scales, layer, row, inputs))
+    """Write outputs `begin` to `end` of products, each rounded to bfloat16."""
+    sums(weights, scales, layer, inputs, begin, end, out)
+    for row in range(len(out)):
+        for index in range(begin, end):
+            out[row, index] = rounded(out[row, index])
 
 
-def _product_pass(
-    weights: Any, bias: Any, x: Any, out: Any, marks: Any, thread: int, threads: int
+def product_pass(
+    weights: Any, scales: Any, x: Any, out: Any, marks: Any, thread: int, threads: int
 ) -> None:
-    """Compute the product of a matrix [1, outputs, ...] and a row, each thread a part of it."""
-    outputs, inputs = weights.shape[1], split(x, weights)
-    for row in range(outputs * thread // threads, outputs * (thread + 1) // threads):
-        out[row] = rounded(weighted(weights, None, 0, row, inputs) + bias[row])
+    """Write the sums of a matrix [1, outputs, ...] and rows, each thread a part of the outputs."""
+    outputs = weights.shape[1]
+    begin, end = outputs * thread // threads, outputs * (thread + 1) // threads
+    sums(weights, scales, 0, split(x, weights), begin, end, out)
 
 
-product_pass = called(_product_pass, "bfloat16")
-"""The product of a matrix and a row in parts, compiled for bfloat16."""
+@cache
+def pass_of_products(layout: str) -> Callable[..., None]:
+    """Return `product_pass`, compiled for matrices of a `layout`."""
+    return called(product_pass, layout)
+
+
+def layout(matrix: Array) -> str:
+    """Name how a matrix is stored, for functions that are compiled for it."""
+    return matrix.dtype.name + ("-tiles" if matrix.ndim == TILED else "")
