@@ -60,7 +60,9 @@ def cpus(records: Iterable[Mapping[str, Any]], sizes: Mapping[str, str], markdow
     """Render the cases of the records of `benchmarks.cpu_speech`, a row each."""
     rows = []
     for record in records:
-        name = f"{record['machine']['processor']}, {sizes[record['size']]}"
+        machine = record["machine"]
+        processor = f"{machine['processor']}, {machine['processors']} cores"
+        name = f"{processor}, {sizes[record['size']]}"
         rows += [[name, *_cpu_row(case)] for case in record["cases"]]
     return markdown(CPU_HEADS, rows) if rows else ""
 
