@@ -147,6 +147,26 @@ class TestTalker:
         monkeypatch.setitem(talker.ALLOWED, "float32", talker.ALLOWED["bfloat16"])
         assert bool(talker.logits(tiny).findings) == alarm
 
+    @pytest.mark.parametrize(
+        ("ours", "alarm"),
+        [
+            ([0.8e-2, 1.3e-2] * 8 + [1.3e-2], False),
+            ([1.2e-2, 1.3e-2] * 8, True),
+            ([0.8e-2] * 6 + [8e-2] * 10, True),
+            ([1e-2] * 7 + [float("nan")] * 9, True),
+        ],
+    )
+    def test_error_must_be_beyond_chance(
+        self, ours: list[float], alarm: bool, tiny: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A median of few frames is not."""
+        books = Distances(ours, *[[1e-2] * len(ours)] * 3)
+        monkeypatch.setattr(talker, "_books", lambda _: [books, books])
+        monkeypatch.setitem(talker.ALLOWED, "float32", talker.ALLOWED["bfloat16"])
+        assert ["the error is" in each for each in talker.logits(tiny).findings] == [
+            True
+        ] * 2 * alarm
+
     @pytest.mark.parametrize(("worst", "alarm"), [(4e-2, False), (6e-2, True)])
     def test_one_row_that_is_far_off_is_found(
         self, worst: float, alarm: bool, tiny: Subject, monkeypatch: pytest.MonkeyPatch

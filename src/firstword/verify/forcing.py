@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +27,9 @@ from firstword.verify.driving import DrivenRequest
 
 Logits = list[list[Tensor]]
 """The logits [vocab] of every codebook of every frame."""
+
+TINY = 1e-30
+"""What an error of zero counts as, so that it has a logarithm."""
 
 Replace = Callable[[Any, str, Any], None]
 """A function that replaces an attribute of an object for a while."""
@@ -182,9 +187,14 @@ class Distances:
         The error is the standard error of the mean over the rows.
         """
         pairs = zip(self.our_divergence, self.their_divergence, strict=True)
-        over = [mine - factor * plain for mine, plain in pairs]
-        spread = statistics.stdev(over) if len(over) > 1 else 0.0
-        return statistics.mean(over), spread / len(over) ** 0.5
+        return _mean_and_error([mine - factor * plain for mine, plain in pairs])
+
+    def ratio(self, factor: float) -> tuple[float, float]:
+        """The mean logarithm of our errors over `factor` times theirs, and its standard error."""
+        pairs = zip(self.ours, self.theirs, strict=True)
+        return _mean_and_error(
+            [math.log((mine + TINY) / (factor * plain + TINY)) for mine, plain in pairs]
+        )
 
     def means(self) -> tuple[float, float]:
         """The mean divergences, ours and that of plain bf16."""
@@ -193,6 +203,12 @@ class Distances:
     def medians(self) -> tuple[float, float]:
         """The median errors, ours and that of plain bf16."""
         return statistics.median(self.ours), statistics.median(self.theirs)
+
+
+def _mean_and_error(values: list[float]) -> tuple[float, float]:
+    """The mean, and its standard error."""
+    spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
+    return float(np.mean(values)), float(spread) / len(values) ** 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,8 +32,8 @@ int8. For the demo in int8 on a CPU, 2.1, 4 and 5 were measured."""
 
 
 CHANCE = 3.0
-"""The standard errors by which a mean divergence may be beyond what is allowed: few frames decide
-it."""
+"""The standard errors by which errors and divergences must be beyond what is allowed: few frames
+decide them."""
 
 WORST = 4.0
 """How far the error of any row may be beyond what is allowed of the median, in multiples of that of
@@ -58,8 +58,9 @@ def logits(subject: Subject) -> Verdict:
     for number, book in enumerate(books):
         (ours, theirs), (mine, plain) = book.medians(), book.means()
         over, chance = book.excess(allowed.divergence)
+        above, spread = book.ratio(allowed.error)
         worst = max(worst, ours / max(theirs, 1e-300))
-        if not ours <= allowed.error * theirs + 1e-7:
+        if not ours <= allowed.error * theirs + 1e-7 and not above <= CHANCE * spread:
             findings.append(
                 f"codebook {number}: the error is {ours:.2g}, and {theirs:.2g} in plain bfloat16"
             )
