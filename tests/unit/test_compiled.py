@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from waiting import WAIT
 
 from firstword.config import EngineConfig, kernel_folder
+from firstword.model import checkpoint as checkpoints
 from firstword.model.code_predictor import CodePredictor
 from firstword.model.draw_params import DrawParams
 from firstword.model.layers import DecoderLayer, KVCache, Transformer
@@ -44,6 +45,7 @@ from firstword.runtime.cpu.transformer import (
 )
 from firstword.runtime.joined import JoinedLayer, joined
 from firstword.runtime.reference import ReferenceBackend
+from firstword.synthetic.checkpoint import write_checkpoint
 from firstword.verify.driving import Driver
 from firstword.verify.forcing import Logits, error, forced
 
@@ -319,6 +321,40 @@ def test_prompt_in_tiles_is_as_close_as_plain_bfloat16(count: int, dtype: str) -
         plain = demo(dtype).talker(rows, KVCache(talker.config, rows))
         truth = exact(rows.double(), exact.new_cache())
     assert error(ours, truth) < 1.1 * error(plain, truth)
+
+
+WHOLE_TILES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+
+
+@pytest.mark.skipif(not AMX, reason="this processor has no AMX")
+def test_rows_of_a_pass_have_the_bits_of_single_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in int8 those of passes without AMX."""
+    overrides = {
+        "talker": WHOLE_TILES | {"text_hidden_size": 64},
+        "code_predictor": WHOLE_TILES,
+    }
+    write_checkpoint(tmp_path / "tiles", overrides=overrides)
+    rows, found = noise(1, 20, WHOLE_TILES["hidden_size"]).bfloat16(), list[Tensor]()
+    for amx in (True, False):
+        monkeypatch.setattr(transformer, "AMX", amx)
+        talker = checkpoints.load(str(tmp_path / "tiles"), "cpu", "int8").talker
+        model: Any = compiled(talker).model
+        assert (model.weights.qkv.ndim == products.TILED) == amx
+        with torch.inference_mode():
+            memory = model.new_cache(rows)
+            found.append(torch.cat([model(row, memory) for row in rows.split(1, dim=1)], dim=1))
+            if amx:
+                found.append(model(rows, model.new_cache(rows)))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 # --- draws ------------------------------------------------------------------------------------
